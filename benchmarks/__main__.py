@@ -1,0 +1,137 @@
+"""The command line of `scripts/bench`: makes environments, measures, prints, writes if asked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from benchmarks import alone, report
+from benchmarks.data import SUBJECT, TRUTH, WORKLOADS, Workload
+from benchmarks.environments import PEERS, PENSTOCK, install
+from benchmarks.machine import OtherWork
+from benchmarks.processes import unwind_on_signals
+from benchmarks.rounds import Choir, Result, measure
+
+ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = {
+    "resume": ("Resume", alone.resume),
+    "memory": ("Memory", alone.memory),
+    "import": ("Import", alone.importing),
+}
+COMMANDS = {
+    "data": "the pipelines beside their peers, interleaved, as ratios",
+    "resume": "time to go on from a saved state",
+    "memory": "memory of a shuffle over a huge memory-mapped file",
+    "import": "time of `import penstock`",
+    "all": "everything above",
+}
+NAMES = [workload.name for workload in WORKLOADS]
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the user asked for; nonsense ends the program with a usage message."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measures penstock beside tf.data, Grain, torch's DataLoader and bare NumPy, "
+        "each in its own environment under .bench/ (made when missing).",
+        epilog="The exit status is 1 when a program fails or penstock misses a ratio it owes.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        _describe(name, commands.add_parser(name, help=text, description=text))
+    chosen = parser.parse_args(words)
+    _refuse_nonsense(parser, chosen)
+    return chosen
+
+
+def _describe(name: str, parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(workloads=[], peers=[], rounds=None)
+    if name == "data":
+        listed = f"of {', '.join(NAMES)} (default: all)"
+        parser.add_argument("workloads", nargs="*", metavar="workload", help=listed)
+        only = f"only these, by comma, of {', '.join(PEERS)}"
+        parser.add_argument("--peers", type=lambda text: text.split(","), help=only)
+    if name in ("data", "all"):
+        often = "how often each peer runs (default 5, with --quick 2)"
+        parser.add_argument("--rounds", type=int, help=often)
+    parser.add_argument("--quick", action="store_true", help="less of all: a look, not a claim")
+    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
+
+
+def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    for name in chosen.workloads:
+        if name not in NAMES:
+            parser.error(f"data: no workload {name!r}; there are {', '.join(NAMES)}")
+    for name in chosen.peers:
+        if name not in PEERS:
+            parser.error(f"--peers: no peer {name!r}; there are {', '.join(PEERS)}")
+    if chosen.rounds is not None and chosen.rounds < 1:
+        parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
+    if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
+        parser.error("--write: only for complete runs; leave out workloads, --quick and --peers")
+
+
+def missing_peers(wanted: set[str]) -> dict[str, str]:
+    """Installs what is needed; answers why each absent peer is absent."""
+    environments = dict.fromkeys(PEERS[name].environment for name in PEERS if name in wanted)
+    problems = {environment: install(environment) for environment in environments}
+    missing = {}
+    for peer in PEERS.values():
+        if problem := problems.get(peer.environment):
+            missing[peer.name] = problem
+            print(f"{peer.label} is missing: {problem}", flush=True)
+    return missing
+
+
+def data(chosen: argparse.Namespace) -> bool:
+    """Runs the workloads, prints each as it is done; answers whether penstock owes nothing."""
+    rounds = chosen.rounds or (2 if chosen.quick else 5)
+    peers = {*chosen.peers, SUBJECT, TRUTH} if chosen.peers else set(PEERS)
+    measured: list[tuple[Workload, list[Result]]] = []
+    missing, others = missing_peers(peers), OtherWork()
+    with Choir(missing) as choir:
+        for workload in WORKLOADS:
+            if workload.name in (chosen.workloads or NAMES):
+                results = measure(choir, workload.only(peers), rounds, chosen.quick)
+                measured.append((workload, results))
+                print(report.terminal(workload, results), flush=True)
+    around = report.circumstances(others, choir.versions)
+    print(around)
+    if chosen.write:
+        report.write_section("Pipelines", f"{around}\n\n{report.data_section(measured, rounds)}")
+    return not any(report.failed(results) for _, results in measured)
+
+
+def probe(name: str, chosen: argparse.Namespace) -> bool:
+    """One of the measurements of penstock alone."""
+    heading, run = ALONE[name]
+    if problem := install(PENSTOCK):
+        print(f"penstock is missing: {problem}")
+        return False
+    others = OtherWork()
+    try:
+        table, well = run(chosen.quick)
+    except alone.ProbeError as failure:
+        print(failure)
+        return False
+    around = report.circumstances(others, {})
+    print(report.columns(table), around, sep="\n", flush=True)
+    if chosen.write:
+        body = (around, str(run.__doc__), report.markdown(table))
+        report.write_section(heading, "\n\n".join(body))
+    return well
+
+
+def main() -> int:
+    chosen = arguments()
+    unwind_on_signals()
+    names = ("data", *ALONE) if chosen.command == "all" else (chosen.command,)
+    well = [data(chosen) if name == "data" else probe(name, chosen) for name in names]
+    return 0 if all(well) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("\nscripts/bench: interrupted")

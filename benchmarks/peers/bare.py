@@ -1,0 +1,147 @@
+"""The workloads as bare NumPy loops that do just that and nothing else: the limit, and the truth.
+
+Where the workload hands a Python function single elements, the loop calls it on NumPy scalars.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import material
+from benchmarks.peers.serve import serve
+
+
+class Loop:
+    """A generator function as something that can be iterated again and again."""
+
+    def __init__(self, generate: Callable[[], Iterator[Any]]) -> None:
+        self.generate = generate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.generate()
+
+
+def spans(n: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, size):
+        yield start, min(start + size, n)
+
+
+def range_batch(n: int) -> Iterable[Any]:
+    return Loop(lambda: (np.arange(start, end) for start, end in spans(n, 1024)))
+
+
+def map_(n: int) -> Iterable[Any]:
+    def square(x: Any) -> Any:
+        return x * x
+
+    def generate() -> Iterator[Any]:
+        for start, end in spans(n, 1024):
+            yield np.array([square(x) for x in np.arange(start, end)])
+
+    return Loop(generate)
+
+
+def map_vectorized(n: int) -> Iterable[Any]:
+    def generate() -> Iterator[Any]:
+        for start, end in spans(n, 1024):
+            x = np.arange(start, end)
+            yield x * x
+
+    return Loop(generate)
+
+
+def filter_(n: int) -> Iterable[Any]:
+    def wanted(x: Any) -> Any:
+        return x % 3 == 0
+
+    def generate() -> Iterator[Any]:
+        kept: list[Any] = []
+        for start, end in spans(n, 1024):
+            kept += [x for x in np.arange(start, end) if wanted(x)]
+            if len(kept) >= 1024:
+                yield np.array(kept[:1024])
+                del kept[:1024]
+        if kept:
+            yield np.array(kept)
+
+    return Loop(generate)
+
+
+def shuffle(n: int) -> Iterable[Any]:
+    def generate() -> Iterator[Any]:
+        random = np.random.default_rng()
+        buffer = list(range(min(n, 10_000)))
+        out: list[int] = []
+        for start, end in spans(n - len(buffer), 1024):
+            draws = random.integers(len(buffer), size=end - start).tolist()
+            fresh_ones = range(len(buffer) + start, len(buffer) + end)
+            for slot, fresh in zip(draws, fresh_ones, strict=True):
+                out.append(buffer[slot])
+                buffer[slot] = fresh
+            if len(out) >= 1024:
+                yield np.array(out[:1024])
+                del out[:1024]
+        rest = np.array(out + random.permutation(buffer).tolist())
+        yield from (rest[start:end] for start, end in spans(len(rest), 1024))
+
+    return Loop(generate)
+
+
+def rows(n: int) -> Iterable[Any]:
+    features, labels = material.rows(n)
+
+    def generate() -> Iterator[Any]:
+        order = np.random.default_rng().permutation(n)
+        for start, end in spans(n, 256):
+            index = order[start:end]
+            yield features.take(index, axis=0), labels.take(index)
+
+    return Loop(generate)
+
+
+def images(n: int) -> Iterable[Any]:
+    pixels = material.images(n)
+
+    def generate() -> Iterator[Any]:
+        order = np.random.default_rng().permutation(n)
+        for start, end in spans(n, 64):
+            yield pixels.take(order[start:end], axis=0)
+
+    return Loop(generate)
+
+
+def one_by_one(n: int) -> Iterable[Any]:
+    return Loop(lambda: iter(np.arange(n)))
+
+
+def padded_batch(n: int) -> Iterable[Any]:
+    flat, starts, ends = material.tokens(n)
+
+    def generate() -> Iterator[Any]:
+        for start, end in spans(n, 64):
+            lists = [flat[starts[i] : ends[i]] for i in range(start, end)]
+            out = np.zeros((end - start, max(map(len, lists))), flat.dtype)
+            for row, values in zip(out, lists, strict=True):
+                row[: len(values)] = values
+            yield out
+
+    return Loop(generate)
+
+
+PROGRAMS = {
+    "range_batch": range_batch,
+    "map": map_,
+    "map_vectorized": map_vectorized,
+    "filter": filter_,
+    "shuffle": shuffle,
+    "rows": rows,
+    "images": images,
+    "one_by_one": one_by_one,
+    "padded_batch": padded_batch,
+}
+
+if __name__ == "__main__":
+    serve(PROGRAMS)

@@ -1,0 +1,90 @@
+"""The child's side of the conversation: one line of words in, one line of JSON out.
+
+`check PROGRAM N` iterates once and answers what came out; `run PROGRAM N SECONDS` iterates, whole
+passes at a time, for at least so long, and answers the mean seconds of a pass. Whatever a library
+prints goes to stderr: standard output belongs to the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+Program = Callable[[int], Iterable[Any]]
+WIDE = {"i": np.int64, "u": np.int64, "f": np.float64}
+
+
+class Server:
+    """Holds the one pipeline in use: its data is let go when the next program is asked for."""
+
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        self.programs = programs
+        self.current: tuple[str, int] | None = None
+        self.pipeline: Iterable[Any] = ()
+
+    def answer(self, words: list[str]) -> dict[str, Any]:
+        match words:
+            case ["check", name, n]:
+                return contents(self.build(name, int(n)))
+            case ["run", name, n, seconds]:
+                return timed(self.build(name, int(n)), float(seconds))
+        raise ValueError(f"serve: expected check PROGRAM N or run PROGRAM N SECONDS, got {words}")
+
+    def build(self, name: str, n: int) -> Iterable[Any]:
+        if self.current != (name, n):
+            self.current, self.pipeline = None, ()
+            self.pipeline = self.programs[name](n)
+            self.current = (name, n)
+        return self.pipeline
+
+
+def timed(pipeline: Iterable[Any], seconds: float) -> dict[str, Any]:
+    """Whole passes over the pipeline, each with a fresh iterator, until `seconds` have gone by."""
+    passes, items = 0, 0
+    start = perf_counter()
+    while (elapsed := perf_counter() - start) < seconds or not passes:
+        for _ in pipeline:
+            items += 1
+        passes += 1
+    return {"seconds": elapsed / passes, "items": items / passes}
+
+
+def contents(pipeline: Iterable[Any]) -> dict[str, Any]:
+    """What one pass yields, in numbers that no order of the elements changes."""
+    items = elements = cells = total = 0
+    for item in pipeline:
+        leaves = [np.asarray(leaf) for leaf in leaves_of(item)]
+        items += 1
+        elements += len(leaves[0]) if leaves[0].ndim else 1
+        cells += sum(leaf.size for leaf in leaves)
+        total += sum(int(leaf.sum(dtype=WIDE[leaf.dtype.kind])) for leaf in leaves)
+    return {"items": items, "elements": elements, "cells": cells, "sum": total}
+
+
+def leaves_of(item: Any) -> list[Any]:
+    if not isinstance(item, tuple | list):
+        return [item]
+    return [leaf for part in item for leaf in leaves_of(part)]
+
+
+def serve(programs: Mapping[str, Program], *distributions: str) -> None:
+    """Answers until standard input ends; the versions of `distributions` are its first words."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    server = Server(programs)
+    versions = {name: version(name) for name in (*distributions, "numpy")}
+    print(json.dumps({"versions": {"python": platform.python_version()} | versions}), file=answers)
+    for line in sys.stdin:
+        try:
+            reply = server.answer(line.split())
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        print(json.dumps(reply), file=answers)

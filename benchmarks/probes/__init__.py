@@ -1,0 +1,1 @@
+"""Measurements of penstock alone; each module runs in its environment and prints JSON."""

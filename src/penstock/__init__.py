@@ -1,0 +1,109 @@
+"""Input for model training: the tf.data language on NumPy.
+
+`penstock.data.Dataset` is where to begin; `import penstock as tf` runs ported code.
+
+>>> import penstock
+>>> [batch.tolist() for batch in penstock.data.Dataset.range(5).map(lambda x: x * x).batch(2)]
+[[0, 1], [4, 9], [16]]
+"""
+
+from penstock import data, errors, experimental, io, random
+from penstock.element import dtypes
+from penstock.element.dtypes import (
+    DType,
+    as_dtype,
+    bool,
+    complex64,
+    complex128,
+    double,
+    float16,
+    float32,
+    float64,
+    half,
+    int8,
+    int16,
+    int32,
+    int64,
+    string,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from penstock.element.ragged import Ragged
+from penstock.element.spec import (
+    OptionalSpec,
+    RaggedTensorSpec,
+    TensorShape,
+    TensorSpec,
+    TypeSpec,
+)
+from penstock.shim import (
+    cast,
+    constant,
+    function,
+    ones,
+    print,
+    range,
+    reduce_mean,
+    reduce_sum,
+    shape,
+    square,
+    zeros,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "data",
+    "errors",
+    "experimental",
+    "io",
+    "random",
+    "Ragged",
+    "OptionalSpec",
+    "RaggedTensorSpec",
+    "TensorShape",
+    "TensorSpec",
+    "TypeSpec",
+    "DType",
+    "as_dtype",
+    "dtypes",
+    "bfloat16",
+    "bool",
+    "complex64",
+    "complex128",
+    "double",
+    "float16",
+    "float32",
+    "float64",
+    "half",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "string",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "cast",
+    "constant",
+    "function",
+    "ones",
+    "print",
+    "range",
+    "reduce_mean",
+    "reduce_sum",
+    "shape",
+    "square",
+    "zeros",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> DType:
+    """`bfloat16` comes from a package that loads when it is first needed."""
+    if name == "bfloat16":
+        return as_dtype(name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,0 +1,39 @@
+"""What users hold: `Dataset` and its readers, iterators, options; `experimental` is beside them."""
+
+from penstock.data import experimental
+from penstock.data.arguments import AUTOTUNE
+from penstock.data.dataset import Dataset
+from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from penstock.element.spec import DatasetSpec, IteratorSpec
+from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
+from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY
+from penstock.plan.options import (
+    AutotuneOptions,
+    DistributeOptions,
+    OptimizationOptions,
+    Options,
+    ServiceOptions,
+    ThreadingOptions,
+)
+
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "Dataset",
+    "FixedLengthRecordDataset",
+    "TFRecordDataset",
+    "TextLineDataset",
+    "Iterator",
+    "NumpyIterator",
+    "DatasetSpec",
+    "IteratorSpec",
+    "Options",
+    "AutotuneOptions",
+    "DistributeOptions",
+    "OptimizationOptions",
+    "ServiceOptions",
+    "ThreadingOptions",
+    "experimental",
+]

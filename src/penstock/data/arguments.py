@@ -1,0 +1,245 @@
+"""Arguments of the public calls: each is checked at the call, and comes out as the plan needs it.
+
+Every check takes `where`, the call as the user wrote it, which opens the message. A value of the
+wrong type is an `InvalidTypeError`, a missing or impossible one an `InvalidArgumentError`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.dtypes import DType, as_dtype
+from penstock.element.ragged import Ragged
+from penstock.element.spec import TypeSpec
+from penstock.element.values import as_element
+from penstock.errors import InvalidArgumentError, InvalidTypeError, NotADatasetError, OpError
+from penstock.plan import seeds
+from penstock.plan.nodes import Data, Node, Slices
+
+AUTOTUNE = -1
+
+_INT64 = np.iinfo(np.int64)
+
+
+def typed(value: Any) -> str:
+    """A value and its type, as messages show them."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def integer(where: str, name: str, value: Any, at_least: int | None = None) -> int:
+    """An integer of 64 bits; a bool counts as one, a float does not."""
+    if value is None:
+        raise InvalidArgumentError(f"{where}: {name} must be an integer, got None")
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
+        raise InvalidArgumentError(f"{where}: {name} must be one integer, got {typed(value)}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(f"{where}: {name} must be an integer, got {typed(value)}") from None
+    if not _INT64.min <= number <= _INT64.max:
+        raise InvalidArgumentError(f"{where}: {name} must fit into 64 bits, got {number}")
+    if at_least is not None and number < at_least:
+        raise InvalidArgumentError(f"{where}: {name} must be at least {at_least}, got {number}")
+    return number
+
+
+def range_end(where: str, name: str, value: Any) -> int:
+    """An integer that is Python's or an int64: a range does not guess how to widen others."""
+    if isinstance(value, np.integer) and value.dtype != np.int64:
+        raise InvalidArgumentError(
+            f"{where}: {name} must be an int64, got an {value.dtype}; convert it with int()"
+        )
+    return integer(where, name, value)
+
+
+def boolean(where: str, name: str, value: Any) -> bool:
+    """True or False, and nothing that merely could be taken for it."""
+    if value is None:
+        raise InvalidArgumentError(f"{where}: {name} must be True or False, got None")
+    if isinstance(value, np.ndarray) and value.dtype == bool and value.ndim == 0:
+        return bool(value)
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidTypeError(f"{where}: {name} must be True or False, got {typed(value)}")
+    return bool(value)
+
+
+def flag(where: str, name: str, value: Any) -> bool:
+    """True or False; None is False."""
+    return value is not None and boolean(where, name, value)
+
+
+def number(where: str, name: str, value: Any, kind: DType) -> Any:
+    """One number as a NumPy scalar of the dtype `kind`; a float is no integer."""
+    if kind.is_integer:
+        return kind.dtype.type(integer(where, name, value))
+    if not kind.is_floating or not isinstance(value, int | float | np.integer | np.floating):
+        raise InvalidTypeError(f"{where}: {name} must be a {kind.name}, got {typed(value)}")
+    return kind.dtype.type(value)
+
+
+def parallelism(where: str, name: str, value: Any) -> int | None:
+    """How many calls at once: None for one after the other, AUTOTUNE to have it found out."""
+    if value is None:
+        return None
+    number = integer(where, name, value)
+    if number < 1 and number != AUTOTUNE:
+        raise InvalidArgumentError(
+            f"{where}: {name} must be at least 1, or AUTOTUNE (-1), got {number}"
+        )
+    return number
+
+
+def determinism(where: str, value: Any) -> bool | None:
+    return None if value is None else boolean(where, "deterministic", value)
+
+
+def seed(where: str, value: Any, name: str = "seed") -> int:
+    """A seed; one is drawn where none is given."""
+    return seeds.draw() if value is None else integer(where, name, value)
+
+
+def text(where: str, name: str, value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str):
+        raise InvalidTypeError(f"{where}: {name} must be a string, got {typed(value)}")
+    return value
+
+
+def path(where: str, name: str, value: Any) -> str:
+    """The path of one file or folder."""
+    if value is None:
+        raise InvalidArgumentError(f"{where}: {name} must be a path, got None")
+    if not isinstance(value, str | bytes | os.PathLike):
+        raise InvalidTypeError(
+            f"{where}: {name} must be a str, bytes or os.PathLike, got {typed(value)}"
+        )
+    return os.fsdecode(value)
+
+
+def paths(where: str, name: str, value: Any) -> list[bytes]:
+    """The names in a path, a list (of lists) of them or an array, in order, as elements hold them.
+
+    >>> paths("f", "filenames", ["a", [b"b"]])
+    [b'a', b'b']
+    """
+    if value is None:
+        raise InvalidArgumentError(f"{where}: {name} must be file names, got None")
+    if isinstance(value, str | bytes | os.PathLike):
+        return [os.fsencode(value)]
+    if isinstance(value, np.ndarray):
+        value = value.ravel().tolist()
+    if not isinstance(value, list | tuple):
+        raise InvalidTypeError(f"{where}: {name} must be file names, got {typed(value)}")
+    return [one for item in value for one in paths(where, name, item)]
+
+
+def compression(where: str, value: Any) -> str | None:
+    """How saved elements are packed: None or "GZIP"."""
+    name = "NONE" if value is None else text(where, "compression", value)
+    if name not in ("", "NONE", "GZIP"):
+        raise InvalidArgumentError(f'{where}: compression must be "GZIP" or None, got {name!r}')
+    return "GZIP" if name == "GZIP" else None
+
+
+def plan_of(where: str, name: str, value: Any) -> Node:
+    """The plan of a dataset."""
+    if not is_dataset(value):
+        raise NotADatasetError(f"{where}: {name} must be a Dataset, got {typed(value)}")
+    node: Node = value.__plan__
+    return node
+
+
+def is_dataset(value: Any) -> bool:
+    return hasattr(type(value), "__plan__")
+
+
+def plans_of(where: str, name: str, values: Any) -> list[Node]:
+    """The plans of a list of datasets that is not empty."""
+    if not isinstance(values, Sequence):
+        raise InvalidTypeError(f"{where}: {name} must be a list of datasets, got {typed(values)}")
+    if not values:
+        raise InvalidArgumentError(f"{where}: {name} must not be empty")
+    return [plan_of(where, f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
+def dtype(where: str, name: str, value: Any) -> DType:
+    try:
+        return as_dtype(value)
+    except TypeError as error:
+        message = str(error).removeprefix("penstock: ")
+        raise InvalidTypeError(f"{where}: {name}: {message}") from None
+
+
+def signature(where: str, value: Any, name: str = "output_signature") -> Any:
+    """A structure of specs."""
+    for leaf in nest.flatten(value)[0]:
+        if not isinstance(leaf, TypeSpec):
+            raise InvalidTypeError(
+                f"{where}: {name} must hold specs such as TensorSpec, got {typed(leaf)}"
+            )
+    return value
+
+
+def element(where: str, value: Any, convert: Callable[[Any], Any] = as_element) -> Any:
+    """A structure of values, converted; with `as_value` as `convert`, one value."""
+    try:
+        return convert(value)
+    except OpError as error:
+        raise type(error)(f"{where}: {error.message.removeprefix('penstock: ')}") from None
+
+
+def single(where: str, value: Any) -> Data:
+    """One element, as data of a plan."""
+    return Data(Chunk.of([element(where, value)], where))
+
+
+def rows(where: str, value: Any) -> Data:
+    """The rows of arrays of one length, as data of a plan."""
+    leaves, tree = nest.flatten(element(where, value))
+    lengths = {len(leaf) for leaf in leaves if leaf is not None and _sliceable(where, leaf)}
+    if not lengths:
+        raise InvalidArgumentError(f"{where}: there is nothing to slice in {typed(value)}")
+    if len(lengths) > 1:
+        raise InvalidArgumentError(
+            f"{where}: all components must have as many rows, got {sorted(lengths)}"
+        )
+    (length,) = lengths
+    columns = [[None] * length if leaf is None else _read_only(leaf) for leaf in leaves]
+    return Data(Chunk(tree, columns, length))
+
+
+def _read_only(leaf: Any) -> Any:
+    """A view that cannot be written to: elements share memory with the user's own array."""
+    if isinstance(leaf, Ragged):
+        return Ragged(_read_only(leaf.values), leaf.row_splits)
+    view = leaf.view()
+    view.flags.writeable = False
+    return view
+
+
+def _sliceable(where: str, leaf: Any) -> bool:
+    if isinstance(leaf, Ragged) or (isinstance(leaf, np.ndarray) and leaf.ndim):
+        return True
+    raise InvalidArgumentError(
+        f"{where}: needs arrays with at least one dimension, got {typed(leaf)}; "
+        "use from_tensors for a single element"
+    )
+
+
+def names(where: str, name: str, value: Any) -> Slices:
+    """A plan of file names that were given one by one."""
+    return Slices(texts(paths(where, name, value)))
+
+
+def texts(values: Iterable[bytes]) -> Data:
+    column = np.array([*values, b""], object)[:-1]
+    return Data(Chunk(nest.LEAF, [column], len(column)))

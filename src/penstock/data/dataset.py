@@ -1,0 +1,1255 @@
+"""`Dataset`: a description of elements and of what is done to them, and the language to write it.
+
+A dataset is an immutable wrapper of a plan. Each method checks its arguments, builds a node and
+returns a new dataset; nothing is computed before somebody iterates. Sections follow the families.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.data import padding, resampling, structures, tracing
+from penstock.data.arguments import AUTOTUNE
+from penstock.data.buckets import Buckets, filled
+from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.data.weights import checked_weights, pick
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
+from penstock.element.values import as_value
+from penstock.engine import specs
+from penstock.engine.access import Reader, access
+from penstock.engine.calls import Calls
+from penstock.engine.context import Context, Environment
+from penstock.engine.formats import files, saved
+from penstock.engine.lower import open_plan
+from penstock.engine.specs import known_spec
+from penstock.engine.streams.elementwise import check_state
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    OutOfRangeError,
+    UnimplementedError,
+)
+from penstock.plan import codec, nodes, seeds, show
+from penstock.plan.functions import Function, checked
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
+from penstock.plan.optimize import prepare
+from penstock.plan.options import Options
+
+SHARD_HINT = -1
+"""Stands for both arguments of `shard` where a strategy is to fill them in."""
+
+DEFAULT_CYCLE = 2
+"""How many datasets `interleave` opens at once: a constant, for one order on every machine."""
+
+_SAVED_AT_ONCE = 1024
+
+Call = Callable[..., Any]
+
+
+class Dataset:
+    """Elements, and how they are made: lazy, immutable, typed by `element_spec`.
+
+    Every method is that of TensorFlow's `tf.data.Dataset`, with its arguments and defaults; `name`
+    is accepted everywhere and changes nothing. Functions are Python and get NumPy values; an
+    element that is a tuple is handed to them as separate arguments.
+
+    >>> ds = Dataset.range(10).filter(lambda x: x % 3 != 0).map(lambda x: x * x).batch(4)
+    >>> print(*ds)
+    [ 1  4 16 25] [49 64]
+    """
+
+    def __init__(self, plan: Node) -> None:
+        if not isinstance(plan, Node):
+            raise InvalidTypeError(
+                f"Dataset: needs a plan, got {check.typed(plan)}; "
+                "use Dataset.from_tensor_slices, Dataset.range or another source"
+            )
+        self._plan = plan
+        self._iterations = itertools.count()
+
+    # Sources
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """One element: `tensors` itself.
+
+        Args:
+            tensors: A value, or a structure (tuples, dicts, dataclasses) of them; a list is an
+                array.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.from_tensors([1, 2, 3]))
+        [1 2 3]
+        """
+        data = check.single("Dataset.from_tensors", tensors)
+        if all(leaf is None for leaf in nest.flatten(tensors)[0]):
+            raise InvalidArgumentError(
+                f"Dataset.from_tensors: needs at least one value, got {tensors!r}"
+            )
+        return Dataset(nodes.Tensors(data))
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """The rows of arrays: element i is row i of every component.
+
+        Args:
+            tensors: An array, or a structure of arrays with as many rows. A list is an array.
+            name: Accepted, without meaning.
+
+        >>> for element in Dataset.from_tensor_slices(([1, 2], ["a", "b"])):
+        ...     print(*element)
+        1 b'a'
+        2 b'b'
+        """
+        return Dataset(nodes.Slices(check.rows("Dataset.from_tensor_slices", tensors)))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Iterable[Any]],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Sequence[Any] | None = None,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """What a Python generator yields; it is started anew for every iteration.
+
+        Args:
+            generator: A function that returns something to iterate over.
+            output_types: The dtypes of an element, where no `output_signature` is given.
+            output_shapes: The shapes that go with `output_types`; unknown if None.
+            args: Arguments for `generator`; they arrive as NumPy values.
+            output_signature: The structure of specs that every element fits.
+            name: Accepted, without meaning.
+
+        >>> def count(stop):
+        ...     yield from range(stop)
+        >>> print(*Dataset.from_generator(count, np.int64, args=(3,)))
+        0 1 2
+        """
+        where = "Dataset.from_generator"
+        if not callable(generator):
+            raise InvalidTypeError(f"{where}: needs a function, got {check.typed(generator)}")
+        signature = structures.generator_signature(
+            where, output_types, output_shapes, output_signature
+        )
+        if not isinstance(args, list | tuple | None):
+            raise InvalidTypeError(f"{where}: args must be a tuple, got {check.typed(args)}")
+        values = tuple(check.element(where, value, as_value) for value in args or ())
+        return Dataset(nodes.Generator(checked(where, generator, len(values)), values, signature))
+
+    @staticmethod
+    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+        """Numbers in equal steps, with the arguments of Python's `range`.
+
+        Args:
+            args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`.
+            output_type: The dtype of the elements.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(5, 1, -2))
+        5 3
+        """
+        where = "Dataset.range"
+        if not 1 <= len(args) <= 3:
+            raise InvalidArgumentError(
+                f"{where}: takes (stop), (start, stop) or (start, stop, step), got {args}"
+            )
+        given = {1: (0, *args, 1), 2: (*args, 1), 3: args}[len(args)]
+        start, stop, step = (
+            check.range_end(where, label, value)
+            for label, value in zip(("start", "stop", "step"), given, strict=True)
+        )
+        if step == 0:
+            raise InvalidArgumentError(f"{where}: step must not be 0")
+        dtype = check.dtype(where, "output_type", output_type)
+        return Dataset(nodes.Range(start, stop, step, dtype))
+
+    @staticmethod
+    def counter(
+        start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None
+    ) -> Dataset:
+        """Numbers in equal steps, without end.
+
+        >>> print(*Dataset.counter(0.5, 0.25, np.float32).take(3))
+        0.5 0.75 1.0
+        """
+        where = "Dataset.counter"
+        kind = check.dtype(where, "dtype", dtype)
+        first, stride = (
+            check.number(where, label, value, kind)
+            for label, value in (("start", start), ("step", step))
+        )
+        return Dataset(nodes.Counter(first, stride, kind))
+
+    @staticmethod
+    def random(
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Random integers of int64 in [0, 2**32), without end.
+
+        Args:
+            seed: The same seed gives the same numbers.
+            rerandomize_each_iteration: Whether every iteration draws others.
+            name: Accepted, without meaning.
+
+        >>> a, b = (list(Dataset.random(seed=4).take(3)) for _ in range(2))
+        >>> a == b
+        True
+        """
+        where = "Dataset.random"
+        again = check.flag(where, "rerandomize_each_iteration", rerandomize_each_iteration)
+        return Dataset(nodes.Random(check.seed(where, seed), again))
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The names of the files that match one or several patterns.
+
+        Args:
+            file_pattern: A pattern with `*`, `?` or `[...]`, or a list of them.
+            shuffle: Whether they come in random order (the default), or sorted.
+            seed: The seed of that order.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.list_files(__file__.replace("dataset.py", "data[r-t]*.py")))
+        b'...dataset.py'
+        """
+        where = "Dataset.list_files"
+        mixed = shuffle is None or check.boolean(where, "shuffle", shuffle)
+        found = files.expand(check.paths(where, "file_pattern", file_pattern), where)
+        names = nodes.FileNames(check.texts(map(os.fsencode, found)))
+        if not mixed:
+            return Dataset(names)
+        return Dataset(nodes.Shuffle(names, len(found), check.seed(where, seed)))
+
+    @staticmethod
+    def load(
+        path: Any,
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Call | None = None,
+        wait: bool = False,
+    ) -> Dataset:
+        """The elements that `save` wrote.
+
+        Args:
+            path: The folder.
+            element_spec: What an element looks like; by default as it was saved.
+            compression: As it was given to `save`.
+            reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
+            wait: Accepted, without meaning.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Dataset.range(3).save(folder)
+        ...     print(*Dataset.load(folder))
+        0 1 2
+        """
+        where = "Dataset.load"
+        folder = check.path(where, "path", path)
+        packing = check.compression(where, compression)
+        info = saved.describe(folder, packing)
+        spec = info.spec
+        if element_spec is not None:
+            spec = check.signature(where, element_spec, "element_spec")
+        if reader_func is None:
+            return Dataset(nodes.Saved(folder, info.shards, spec, info.count, packing))
+        parts = [
+            Dataset(nodes.Saved(folder, (shard,), spec, UNKNOWN, packing)) for shard in info.shards
+        ] or [Dataset(nodes.Saved(folder, (), spec, 0, packing))]
+        function = checked(where, reader_func, 1)
+        made = function.call(Dataset(nodes.Slices(Data(Chunk(nest.LEAF, [parts], len(parts))))))
+        tracing.check_dataset(where, function, made)
+        return Dataset(made._plan)
+
+    # Elementwise
+
+    def map(
+        self,
+        map_func: Call,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        name: str | None = None,
+        *,
+        vectorized: bool = False,
+        random: bool = False,
+        seed: int | None = None,
+        output_signature: Any = None,
+    ) -> Dataset:
+        """A function of every element.
+
+        The function runs once per element and iteration, in order unless `deterministic` is False.
+        It may run on a few more elements when `element_spec` is asked for; an `output_signature`
+        avoids that.
+
+        Args:
+            map_func: Gets the element (a tuple as separate arguments) and returns a new one.
+            num_parallel_calls: How many calls at once, in threads; AUTOTUNE finds a number.
+            deterministic: Whether parallel calls keep the order; by default the options decide.
+            synchronous: True keeps the calls in the caller's thread; not with num_parallel_calls.
+            use_unbounded_threadpool: Accepted, without meaning.
+            name: Accepted, without meaning.
+            vectorized: Whether the function gets and gives whole columns, with a leading axis
+                over many elements.
+            random: Whether the function gets, as its last argument, a `numpy.random.Generator` that
+                depends on the seed, the epoch and the number of the element alone.
+            seed: The seed for `random`.
+            output_signature: What the results look like, for `element_spec`.
+
+        >>> print(*Dataset.range(3).map(lambda x: x * 10))
+        0 10 20
+        """
+        where = "Dataset.map"
+        parallel = check.parallelism(where, "num_parallel_calls", num_parallel_calls)
+        if synchronous and parallel is not None:
+            raise InvalidArgumentError(
+                f"{where}: synchronous and num_parallel_calls={parallel} exclude each other"
+            )
+        if vectorized and random:
+            raise InvalidArgumentError(f"{where}: vectorized and random exclude each other")
+        if seed is not None and not random:
+            raise InvalidArgumentError(f"{where}: seed={seed} needs random=True")
+        if output_signature is not None:
+            output_signature = check.signature(where, output_signature)
+        return Dataset(
+            nodes.Map(
+                self._plan,
+                tracing.of_elements(where, map_func, self._plan, more=int(bool(random))),
+                parallel,
+                check.determinism(where, deterministic),
+                check.boolean(where, "vectorized", vectorized),
+                check.seed(where, seed) if random else None,
+                output_signature,
+            )
+        )
+
+    def filter(self, predicate: Call, name: str | None = None) -> Dataset:
+        """The elements for which `predicate` is True.
+
+        >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 0))
+        0 2 4
+        """
+        function = tracing.predicate("Dataset.filter", predicate, self._plan)
+        return Dataset(nodes.Filter(self._plan, function))
+
+    def take_while(self, predicate: Call, name: str | None = None) -> Dataset:
+        """The elements before the first for which `predicate` is False.
+
+        >>> print(*Dataset.range(6).take_while(lambda x: x < 3))
+        0 1 2
+        """
+        function = tracing.predicate("Dataset.take_while", predicate, self._plan)
+        return Dataset(nodes.TakeWhile(self._plan, function))
+
+    def flat_map(self, map_func: Call, name: str | None = None) -> Dataset:
+        """The elements of the datasets that `map_func` makes, one dataset after the other.
+
+        >>> print(*Dataset.range(4).flat_map(Dataset.range))
+        0 0 1 0 1 2
+        """
+        function = tracing.of_datasets("Dataset.flat_map", map_func, self._plan)
+        return Dataset(nodes.FlatMap(self._plan, function))
+
+    def interleave(
+        self,
+        map_func: Call,
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that `map_func` makes, several datasets in turn.
+
+        Args:
+            map_func: Gets an element and returns a dataset.
+            cycle_length: How many datasets are open at once; 2 if not given, on every machine.
+            block_length: How many elements each gives when it is its turn; 1 if not given.
+            num_parallel_calls: How many datasets are read at once, in threads.
+            deterministic: Whether parallel calls keep the order; by default the options decide.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(3).interleave(lambda x: Dataset.range(10 * x, 10 * x + 2)))
+        0 10 1 11 20 21
+        """
+        where = "Dataset.interleave"
+        cycle = check.parallelism(where, "cycle_length", cycle_length)
+        block = 1 if block_length is None else block_length
+        return Dataset(
+            nodes.Interleave(
+                self._plan,
+                tracing.of_datasets(where, map_func, self._plan),
+                DEFAULT_CYCLE if cycle in (None, AUTOTUNE) else cycle,
+                check.integer(where, "block_length", block, at_least=1),
+                check.parallelism(where, "num_parallel_calls", num_parallel_calls),
+                check.determinism(where, deterministic),
+            )
+        )
+
+    def scan(self, initial_state: Any, scan_func: Call, name: str | None = None) -> Dataset:
+        """A function of a state and of every element that gives a new state and a new element.
+
+        Args:
+            initial_state: A value or structure; its dtypes stay, its shapes may change.
+            scan_func: Gets (state, element) and returns (state, element).
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(5).scan(np.int64(0), lambda s, x: (s + x, s + x)))
+        0 1 3 6 10
+        """
+        where = "Dataset.scan"
+        initial = check.single(where, initial_state)
+        state = initial.chunk.elements()[0]
+        function = tracing.scanner(where, scan_func, self._plan, state)
+        return Dataset(nodes.Scan(self._plan, initial, function))
+
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+        """The elements that can be made; those that fail are dropped.
+
+        Args:
+            log_warning: Whether each drop is logged (logger `penstock`).
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.from_tensor_slices([b"1", b"?", b"3"]).map(int).ignore_errors())
+        1 3
+        """
+        log = check.boolean("Dataset.ignore_errors", "log_warning", log_warning)
+        return Dataset(nodes.IgnoreErrors(self._plan, log))
+
+    def rejection_resample(
+        self,
+        class_func: Call,
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Pairs (class, element), drawn such that classes come in the proportions `target_dist`.
+
+        Args:
+            class_func: Gets an element and returns the number of its class.
+            target_dist: The proportions to reach, one per class.
+            initial_dist: The proportions that the elements come in; estimated if None.
+            seed: The seed of the drawing.
+            name: Accepted, without meaning.
+
+        >>> ds = Dataset.range(1000).rejection_resample(lambda x: x % 10 // 9, [0.5, 0.5], seed=1)
+        >>> 0.4 < np.mean([number for number, _ in ds]) < 0.6
+        np.True_
+        """
+        where = "Dataset.rejection_resample"
+        target = resampling.distribution(where, "target_dist", target_dist)
+        labelled = self._labelled(checked(where, class_func))
+        if initial_dist is None:
+            estimate = resampling.Estimate(target)
+            weighed = labelled.scan(estimate.initial, estimate)
+        else:
+            initial = resampling.distribution(where, "initial_dist", initial_dist)
+            if len(initial) != len(target):
+                raise InvalidArgumentError(
+                    f"{where}: target_dist has {len(target)} classes, initial_dist {len(initial)}"
+                )
+            chances = resampling.acceptance(target, initial)
+            weighed = labelled.map(functools.partial(resampling.weigh, chances))
+        words = nodes.Random(check.seed(where, seed), rerandomize=True)
+        drawn = Dataset.zip(weighed, Dataset(words)).filter(resampling.accepted)
+        result = drawn.map(resampling.unweighed)
+        if self._plan.cardinality == INFINITE:
+            return Dataset(nodes.AssertCardinality(result._plan, INFINITE))
+        return result
+
+    def _labelled(self, class_func: Function) -> Dataset:
+        @functools.wraps(class_func.call)
+        def labelled(*parts: Any) -> tuple[Any, Any]:
+            return class_func.call(*parts), parts[0] if len(parts) == 1 else parts
+
+        return self.map(labelled)
+
+    # Batching
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements stacked, `batch_size` at a time.
+
+        Args:
+            batch_size: How many elements make a batch.
+            drop_remainder: Whether a last, smaller batch is left out.
+            num_parallel_calls: How many batches are made at once, in threads.
+            deterministic: Whether parallel calls keep the order; by default the options decide.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(5).batch(2))
+        [0 1] [2 3] [4]
+        """
+        where = "Dataset.batch"
+        return Dataset(
+            nodes.Batch(
+                self._plan,
+                check.integer(where, "batch_size", batch_size, at_least=1),
+                check.boolean(where, "drop_remainder", drop_remainder),
+                check.parallelism(where, "num_parallel_calls", num_parallel_calls),
+                check.determinism(where, deterministic),
+            )
+        )
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements padded to a common shape and stacked.
+
+        Args:
+            batch_size: How many elements make a batch.
+            padded_shapes: The shape to pad to, per component; None, or None for a dimension,
+                stands for the largest in the batch.
+            padding_values: The value to pad with, per component or one for all; 0 or "" if None.
+            drop_remainder: Whether a last, smaller batch is left out.
+            name: Accepted, without meaning.
+
+        >>> ds = Dataset.range(1, 4).map(lambda x: np.full(x, x))
+        >>> print(*ds.padded_batch(3))
+        [[1 0 0]
+         [2 2 0]
+         [3 3 3]]
+        """
+        where = "Dataset.padded_batch"
+        size = check.integer(where, "batch_size", batch_size, at_least=1)
+        shapes: tuple[TensorShape, ...] | None = None
+        values: tuple[Any, ...] | None = None
+        given = padded_shapes is not None or padding_values is not None
+        spec = _spec_of(self._plan) if given else known_spec(self._plan)
+        if spec is not None:
+            padding.check_paddable(where, spec, padded_shapes is not None)
+        if padded_shapes is not None:
+            shapes = padding.padded_shapes(where, padded_shapes, spec)
+        if padding_values is not None:
+            values = padding.padding_values(where, padding_values, spec)
+        drop = check.boolean(where, "drop_remainder", drop_remainder)
+        return Dataset(nodes.PaddedBatch(self._plan, size, drop, shapes=shapes, values=values))
+
+    def ragged_batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        row_splits_dtype: Any = np.int64,
+        name: str | None = None,
+    ) -> Dataset:
+        """Consecutive elements stacked; where shapes are not known they become a `Ragged`.
+
+        Args:
+            batch_size: How many elements make a batch.
+            drop_remainder: Whether a last, smaller batch is left out.
+            row_splits_dtype: int64 or int32.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(1, 4).map(lambda x: np.full(x, x)).ragged_batch(2))
+        <Ragged [[1], [2, 2]]> <Ragged [[3, 3, 3]]>
+        """
+        where = "Dataset.ragged_batch"
+        return Dataset(
+            nodes.RaggedBatch(
+                self._plan,
+                check.integer(where, "batch_size", batch_size, at_least=1),
+                check.boolean(where, "drop_remainder", drop_remainder),
+                row_splits=check.dtype(where, "row_splits_dtype", row_splits_dtype),
+            )
+        )
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """The rows of every element, one by one.
+
+        >>> print(*Dataset.range(5).batch(2).unbatch())
+        0 1 2 3 4
+        """
+        rows = _leading_dimension("Dataset.unbatch", self._plan)
+        return Dataset(nodes.Unbatch(self._plan, rows))
+
+    def rebatch(
+        self, batch_size: Any, drop_remainder: bool = False, name: str | None = None
+    ) -> Dataset:
+        """The rows of every element, batched anew.
+
+        Args:
+            batch_size: How many rows make a batch, or a list of sizes to go through in turn.
+            drop_remainder: Whether a last, smaller batch is left out.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(8).batch(4).rebatch([2, 1, 1]))
+        [0 1] [2] [3] [4 5] [6] [7]
+        """
+        where = "Dataset.rebatch"
+        given = batch_size if isinstance(batch_size, list | tuple | np.ndarray) else [batch_size]
+        sizes = tuple(check.integer(where, "batch_size", one, at_least=0) for one in given)
+        if not sizes:
+            raise InvalidArgumentError(f"{where}: batch_size must not be an empty list")
+        drop = check.boolean(where, "drop_remainder", drop_remainder)
+        rows = _leading_dimension(where, self._plan)
+        static = bool(rows and sizes[0] and len(set(sizes)) == 1 and rows % sizes[0] == 0)
+        return Dataset(nodes.Rebatch(nodes.Unbatch(self._plan), sizes, drop, static))
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Datasets of `size` elements; each component becomes a dataset of its own.
+
+        Args:
+            size: How many elements are in a window.
+            shift: How far the next window begins; `size` if None.
+            stride: The distance between two elements of a window.
+            drop_remainder: Whether windows that are not full are left out.
+            name: Accepted, without meaning.
+
+        >>> [list(map(int, window)) for window in Dataset.range(4).window(3, shift=1)]
+        [[0, 1, 2], [1, 2, 3], [2, 3], [3]]
+        """
+        where = "Dataset.window"
+        return Dataset(
+            nodes.Window(
+                self._plan,
+                check.integer(where, "size", size, at_least=1),
+                check.integer(where, "shift", size if shift is None else shift, at_least=1),
+                check.integer(where, "stride", stride, at_least=1),
+                check.boolean(where, "drop_remainder", drop_remainder),
+            )
+        )
+
+    def group_by_window(
+        self,
+        key_func: Call,
+        reduce_func: Call,
+        window_size: int | None = None,
+        window_size_func: Call | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Windows of elements with one key, each reduced to a dataset whose elements come out.
+
+        Args:
+            key_func: Gets an element and returns its key, an int64.
+            reduce_func: Gets a key and the dataset of a window, and returns a dataset.
+            window_size: How many elements fill a window.
+            window_size_func: Gets a key and returns the size of its windows.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(7).group_by_window(lambda x: x % 2, lambda k, d: d.batch(2), 2))
+        [0 2] [1 3] [4 6] [5]
+        """
+        where = "Dataset.group_by_window"
+        if (window_size is None) == (window_size_func is None):
+            raise InvalidArgumentError(
+                f"{where}: needs window_size or window_size_func, one of the two"
+            )
+        size: int | Function
+        if window_size_func is None:
+            size = check.integer(where, "window_size", window_size)
+        else:
+            size = checked(where, window_size_func, 1)
+        key, reduce = tracing.grouping(
+            where, key_func, reduce_func, self._plan, Dataset.from_tensors
+        )
+        return Dataset(nodes.GroupByWindow(self._plan, key, reduce, size))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Call,
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Padded batches of elements whose lengths are similar.
+
+        Args:
+            element_length_func: Gets an element and returns its length.
+            bucket_boundaries: The lengths at which a new bucket begins.
+            bucket_batch_sizes: The batch size of each bucket, one more than there are boundaries.
+            padded_shapes: As for `padded_batch`.
+            padding_values: As for `padded_batch`.
+            pad_to_bucket_boundary: Whether unknown dimensions are padded to the longest length
+                that the bucket can hold.
+            no_padding: Whether batches are stacked as they are.
+            drop_remainder: Whether smaller batches are left out.
+            name: Accepted, without meaning.
+
+        >>> ds = Dataset.range(1, 5).map(lambda x: np.full(x, x))
+        >>> print(*ds.bucket_by_sequence_length(len, [3], [2, 2]), sep=", ")
+        [[1 0]
+         [2 2]], [[3 3 3 0]
+         [4 4 4 4]]
+        """
+        buckets = Buckets.checked(bucket_boundaries, bucket_batch_sizes)
+        length = checked("Dataset.bucket_by_sequence_length", element_length_func)
+        plan, told = self._plan, known_spec(self._plan) is not None
+
+        @functools.wraps(element_length_func)
+        def bucket(*parts: Any) -> int:
+            return buckets.number(length.call(*parts))
+
+        def batches(number: Any, window: Dataset) -> Dataset:
+            size = buckets.size_of(number)
+            if no_padding:
+                return window.batch(size, drop_remainder)
+            shapes = padded_shapes
+            if pad_to_bucket_boundary:
+                longest = buckets.longest(number)
+                shapes = filled(shapes, _spec_of(plan), told, longest)
+            return window.padded_batch(size, shapes, padding_values, drop_remainder)
+
+        return self.group_by_window(bucket, batches, window_size_func=buckets.size_of)
+
+    # Ordering
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements in random order: none comes more than `buffer_size` - 1 places too early.
+
+        Args:
+            buffer_size: From how many elements the next one is drawn; UNKNOWN_CARDINALITY for all.
+            seed: The same seed gives the same orders.
+            reshuffle_each_iteration: Whether every iteration, and every repetition, has an order
+                of its own.
+            name: Accepted, without meaning.
+
+        >>> sorted(map(int, Dataset.range(5).shuffle(5, seed=1)))
+        [0, 1, 2, 3, 4]
+        """
+        where = "Dataset.shuffle"
+        buffer = check.integer(where, "buffer_size", buffer_size)
+        if buffer < 1 and buffer != UNKNOWN:
+            raise InvalidArgumentError(
+                f"{where}: buffer_size must be at least 1, or UNKNOWN_CARDINALITY (-2) for all, "
+                f"got {buffer}"
+            )
+        again = reshuffle_each_iteration is None or check.boolean(
+            where, "reshuffle_each_iteration", reshuffle_each_iteration
+        )
+        buffer = sys.maxsize if buffer == UNKNOWN else buffer
+        return Dataset(nodes.Shuffle(self._plan, buffer, check.seed(where, seed), again))
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """The elements again, `count` times; None or a negative number: for ever.
+
+        >>> print(*Dataset.range(2).repeat(3))
+        0 1 0 1 0 1
+        """
+        times = INFINITE if count is None else check.integer("Dataset.repeat", "count", count)
+        return Dataset(nodes.Repeat(self._plan, max(times, INFINITE)))
+
+    # Counting
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """The first `count` elements; a negative number: all.
+
+        >>> print(*Dataset.range(9).take(2))
+        0 1
+        """
+        number = check.integer("Dataset.take", "count", count)
+        return Dataset(self._plan if number < 0 else nodes.Take(self._plan, number))
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """All but the first `count` elements; a negative number: none is left.
+
+        >>> print(*Dataset.range(4).skip(2))
+        2 3
+        """
+        number = check.integer("Dataset.skip", "count", count)
+        return Dataset(nodes.Take(self._plan, 0) if number < 0 else nodes.Skip(self._plan, number))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Every `num_shards`-th element, from number `index` on.
+
+        >>> print(*Dataset.range(7).shard(3, 1))
+        1 4
+        """
+        where = "Dataset.shard"
+        shards = check.integer(where, "num_shards", num_shards)
+        number = check.integer(where, "index", index)
+        if (shards, number) != (SHARD_HINT, SHARD_HINT):
+            check.integer(where, "num_shards", shards, at_least=1)
+            if not 0 <= number < shards:
+                raise InvalidArgumentError(
+                    f"{where}: index must be from 0 to {shards - 1} with {shards} shards, "
+                    f"got {number}"
+                )
+        return Dataset(nodes.Shard(self._plan, shards, number))
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """Pairs of a number, from `start` on, and an element.
+
+        >>> [(int(i), x) for i, x in Dataset.from_tensor_slices(["a", "b"]).enumerate(1)]
+        [(1, b'a'), (2, b'b')]
+        """
+        first = check.integer("Dataset.enumerate", "start", start)
+        return Dataset(nodes.Enumerate(self._plan, first))
+
+    def unique(self, name: str | None = None) -> Dataset:
+        """Every value once, where it comes first; for integers and strings.
+
+        >>> print(*Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique())
+        1 37 2
+        """
+        spec = known_spec(self._plan)
+        if spec is not None:
+            structures.check_unique("Dataset.unique", spec)
+        return Dataset(nodes.Unique(self._plan))
+
+    # Merging
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """One element of each dataset, in the structure that the datasets are given in.
+
+        >>> [tuple(map(int, pair)) for pair in Dataset.zip(Dataset.range(2), Dataset.range(5, 9))]
+        [(0, 5), (1, 6)]
+        """
+        where = "Dataset.zip"
+        if bool(args) == (datasets is not None):
+            raise InvalidTypeError(f"{where}: needs datasets, either as arguments or by keyword")
+        given = (args[0] if len(args) == 1 else args) if args else datasets
+        leaves, tree = nest.flatten(given)
+        for leaf in leaves:
+            if isinstance(leaf, list):
+                raise InvalidTypeError(f"{where}: a list is not a structure; use a tuple")
+        parts = tuple(check.plan_of(where, "every part", leaf) for leaf in leaves)
+        if not parts:
+            raise InvalidArgumentError(f"{where}: needs at least one dataset, got {given!r}")
+        return Dataset(parts[0] if tree == nest.LEAF else nodes.Zip(parts, tree))
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """The elements of this dataset, then those of another.
+
+        >>> print(*Dataset.range(2).concatenate(Dataset.range(7, 9)))
+        0 1 7 8
+        """
+        where = "Dataset.concatenate"
+        other = check.plan_of(where, "dataset", dataset)
+        structures.check_alike(where, [self._plan, other])
+        return Dataset(nodes.Concatenate(self._plan, other))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
+    ) -> Dataset:
+        """Elements of several datasets, each time from the one that `choice_dataset` names.
+
+        Args:
+            datasets: What to choose from.
+            choice_dataset: Numbers (int64) of datasets.
+            stop_on_empty_dataset: Whether the end of one is the end of all; if not, choices of a
+                dataset that has ended are skipped.
+
+        >>> ones, twos = Dataset.from_tensors(1).repeat(), Dataset.from_tensors(2).repeat()
+        >>> print(*Dataset.choose_from_datasets([ones, twos], Dataset.range(2).repeat(2)))
+        1 2 1 2
+        """
+        where = "Dataset.choose_from_datasets"
+        parts = check.plans_of(where, "datasets", datasets)
+        choice = check.plan_of(where, "choice_dataset", choice_dataset)
+        spec = known_spec(choice)
+        if spec is not None:
+            structures.check_choice(where, spec)
+        structures.check_alike(where, parts)
+        stop = check.boolean(where, "stop_on_empty_dataset", stop_on_empty_dataset)
+        return Dataset(nodes.Choose(choice, tuple(parts), stop))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Any = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+    ) -> Dataset:
+        """Elements of several datasets, each time from one drawn at random.
+
+        Args:
+            datasets: What to draw from; each keeps its own order.
+            weights: How likely each is: a list of floats, or a dataset of them. Equal if None.
+            seed: The seed of the drawing.
+            stop_on_empty_dataset: Whether the end of one is the end of all.
+            rerandomize_each_iteration: Whether every iteration draws anew.
+
+        >>> a, b = Dataset.range(3), Dataset.range(10, 13)
+        >>> sorted(map(int, Dataset.sample_from_datasets([a, b], seed=1)))
+        [0, 1, 2, 10, 11, 12]
+        """
+        where = "Dataset.sample_from_datasets"
+        parts = check.plans_of(where, "datasets", datasets)
+        stop = check.boolean(where, "stop_on_empty_dataset", stop_on_empty_dataset)
+        again = check.flag(where, "rerandomize_each_iteration", rerandomize_each_iteration)
+        key = check.seed(where, seed)
+        choice: Node
+        if check.is_dataset(weights):
+            words = Dataset(nodes.Random(key, again))
+            choice = Dataset.zip(weights, words).map(pick)._plan
+        else:
+            shares = checked_weights(where, weights, len(parts))
+            parts = [part for part, share in zip(parts, shares, strict=True) if share > 0] or [
+                nodes.Take(parts[0], 0)
+            ]
+            if len(parts) == 1:
+                return Dataset(parts[0])
+            choice = nodes.Choices(tuple(share for share in shares if share > 0), key, again)
+        structures.check_alike(where, parts)
+        return Dataset(nodes.Choose(choice, tuple(parts), stop))
+
+    # Buffering
+
+    def prefetch(self, buffer_size: int | None, name: str | None = None) -> Dataset:
+        """The elements, made in the background, up to `buffer_size` ahead of the consumer.
+
+        Args:
+            buffer_size: How many; AUTOTUNE (or None) finds a number, 0 makes none ahead.
+            name: Accepted, without meaning.
+
+        >>> print(*Dataset.range(3).prefetch(2))
+        0 1 2
+        """
+        where = "Dataset.prefetch"
+        size = AUTOTUNE if buffer_size is None else check.integer(where, "buffer_size", buffer_size)
+        if size < AUTOTUNE:
+            raise InvalidArgumentError(
+                f"{where}: buffer_size must be at least 0, or AUTOTUNE (-1), got {size}"
+            )
+        return Dataset(nodes.Prefetch(self._plan, size))
+
+    def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
+        """The elements, kept once the first complete pass has made them.
+
+        Args:
+            filename: Where to keep them; in memory if empty.
+            name: Accepted, without meaning.
+
+        >>> ds = Dataset.range(2).map(lambda x: print("made", x) or x).cache()
+        >>> print(*ds, *ds)
+        made 0
+        made 1
+        0 1 0 1
+        """
+        file = check.path("Dataset.cache", "filename", filename)
+        return Dataset(nodes.Cache(self._plan, file, nodes.Store()))
+
+    def snapshot(
+        self,
+        path: Any,
+        compression: str | None = "AUTO",
+        reader_func: Call | None = None,
+        shard_func: Call | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements, kept in a folder once the first complete pass has made them.
+
+        Args:
+            path: The folder.
+            compression: "AUTO", "GZIP", "NONE" or None.
+            reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
+            shard_func: Gets an element and returns the number of its shard.
+            name: Accepted, without meaning.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ds = Dataset.range(3).snapshot(folder)
+        ...     print(*ds, *ds)
+        0 1 2 0 1 2
+        """
+        where = "Dataset.snapshot"
+        return Dataset(
+            nodes.Snapshot(
+                self._plan,
+                check.path(where, "path", path),
+                check.compression(where, None if compression == "AUTO" else compression),
+                None if reader_func is None else checked(where, reader_func, 1),
+                None if shard_func is None else tracing.of_elements(where, shard_func, self._plan),
+            )
+        )
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """The elements, with options for the whole plan; where two set one option, the later wins.
+
+        >>> options = Options(deterministic=False)
+        >>> Dataset.range(3).with_options(options).options().deterministic
+        False
+        """
+        if not isinstance(options, Options):
+            raise InvalidTypeError(
+                f"Dataset.with_options: options must be an Options, got {check.typed(options)}"
+            )
+        return Dataset(nodes.WithOptions(self._plan, options.frozen()))
+
+    # Results
+
+    def __iter__(self) -> Iterator:
+        return Iterator(self._plan, ENVIRONMENT, next(self._iterations))
+
+    def as_numpy_iterator(self) -> NumpyIterator:
+        """An iterator whose elements hold nothing but NumPy values and bytes.
+
+        >>> list(Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
+        [b'a', b'b']
+        """
+        structures.check_numpy("Dataset.as_numpy_iterator", known_spec(self._plan))
+        return NumpyIterator(iter(self), structures.plain)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._slice(index)
+        number = check.integer("Dataset[...]", "an index", index)
+        count = self._plan.cardinality
+        if number < 0:
+            number += self._length(f"Dataset[{number}]")
+        if number < 0 or 0 <= count <= number:
+            raise OutOfRangeError(f"Dataset[{index}]: there are {count} elements")
+        if self._plan.blocked is not None:
+            raise UnimplementedError(
+                f"Dataset[{index}]: this plan has no random access ({self._plan.blocked}); "
+                "iterate over it, or index before that step"
+            )
+        return self._reader(range(number, number + 1), (0,)).elements()[0]
+
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        return access(self._plan, _spec_of)
+
+    def _slice(self, part: slice) -> Dataset:
+        where = f"Dataset[{part.start or ''}:{part.stop if part.stop is not None else ''}]"
+        step = 1 if part.step is None else check.integer(where, "step", part.step, at_least=1)
+        start, stop = (
+            None if end is None else check.integer(where, "an index", end)
+            for end in (part.start, part.stop)
+        )
+        if (start or 0) < 0 or (stop or 0) < 0:
+            start, stop, _ = slice(start, stop).indices(self._length(where))
+        result = self if not start else self.skip(start)
+        if stop is not None:
+            result = result.take(max(0, stop - (start or 0)))
+        return result if step == 1 else result.shard(step, 0)
+
+    def _length(self, where: str) -> int:
+        count = self._plan.cardinality
+        if count == INFINITE:
+            raise InvalidTypeError(f"{where}: the dataset is infinite, so it has no length")
+        if count == UNKNOWN:
+            raise InvalidTypeError(
+                f"{where}: the length is not known before all elements are made; count them with "
+                "reduce, or tell it with data.experimental.assert_cardinality"
+            )
+        return count
+
+    def __len__(self) -> int:
+        return self._length("len(Dataset)")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def cardinality(self, name: str | None = None) -> np.int64:
+        """How many elements: a number, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+
+        >>> print(Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality())
+        3 -1
+        """
+        return np.int64(self._plan.cardinality)
+
+    @property
+    def element_spec(self) -> Any:
+        """What an element looks like.
+
+        Where only a function can tell, it is called on the first two elements and, if their shapes
+        are not fully known, on a shortened one: up to three calls per operator, once.
+
+        >>> Dataset.range(5).batch(2).element_spec
+        TensorSpec(shape=(None,), dtype=tf.int64, name=None)
+        """
+        return _spec_of(self._plan)
+
+    def reduce(self, initial_state: Any, reduce_func: Call, name: str | None = None) -> Any:
+        """The state after all elements.
+
+        Args:
+            initial_state: A value or structure; its dtypes stay, its shapes may change.
+            reduce_func: Gets (state, element) and returns the next state.
+            name: Accepted, without meaning.
+
+        >>> print(Dataset.range(5).reduce(np.int64(0), lambda state, x: state + x))
+        10
+        """
+        where = "Dataset.reduce"
+        calls = Calls("reduce", checked(where, reduce_func, 2))
+        state = check.element(where, initial_state)
+        with contextlib.closing(iter(self)) as elements:
+            for number, element in enumerate(elements):
+                state = check_state(calls.where, state, calls.plain(number, state, element))
+        return state
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The element of a dataset that has exactly one.
+
+        >>> print(Dataset.range(5).batch(5).get_single_element())
+        [0 1 2 3 4]
+        """
+        with contextlib.closing(iter(self.take(2))) as elements:
+            found = list(elements)
+        if len(found) != 1:
+            many = "none" if not found else "more than one"
+            raise InvalidArgumentError(
+                f"Dataset.get_single_element: there must be exactly one element, there is {many}"
+            )
+        return found[0]
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """What a function makes of this dataset.
+
+        >>> print(*Dataset.range(9).apply(lambda ds: ds.take(2)))
+        0 1
+        """
+        where = "Dataset.apply"
+        if not callable(transformation_func):
+            raise InvalidTypeError(
+                f"{where}: needs a function, got {check.typed(transformation_func)}"
+            )
+        made = transformation_func(self)
+        tracing.check_dataset(where, Function(transformation_func), made)
+        return made
+
+    def save(
+        self,
+        path: Any,
+        compression: str | None = None,
+        shard_func: Call | None = None,
+        checkpoint_args: Any = None,
+    ) -> None:
+        """Writes all elements into a folder, for `load`; what was there before is replaced.
+
+        Args:
+            path: The folder.
+            compression: None, "NONE" or "GZIP".
+            shard_func: Gets an element and returns the number of its shard.
+            checkpoint_args: Not supported.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Dataset.range(3).save(folder, compression="GZIP")
+        ...     print(*Dataset.load(folder, compression="GZIP"))
+        0 1 2
+        """
+        where = "Dataset.save"
+        if checkpoint_args is not None:
+            raise UnimplementedError(
+                f"{where}: checkpoint_args is not supported; save the state of an iterator"
+            )
+        folder = check.path(where, "path", path)
+        packing = check.compression(where, compression)
+        shard = None
+        if shard_func is not None:
+            calls = Calls("save", tracing.of_elements(where, shard_func, self._plan))
+            numbers = itertools.count()
+            shard = lambda element: int(calls.one(element, next(numbers)))  # noqa: E731
+        with contextlib.closing(self._chunks()) as chunks:
+            saved.write(folder, chunks, self.element_spec, packing, shard)
+
+    def _chunks(self) -> Generator[Chunk, None, None]:
+        context = Context(
+            ENVIRONMENT, (next(self._iterations),), seeds.draw(), nodes.options_of(self._plan)
+        )
+        stream = open_plan(prepare(self._plan), None, context)
+        try:
+            while True:
+                yield stream.pull(_SAVED_AT_ONCE)
+        except StopIteration:
+            return
+        finally:
+            stream.close()
+
+    def options(self) -> Options:
+        """The options of the whole plan; they cannot be changed, only overridden by `with_options`.
+
+        >>> print(Dataset.range(3).options().deterministic)
+        None
+        """
+        return nodes.options_of(self._plan).frozen()
+
+    def fingerprint(self) -> np.uint64:
+        """A number that is the same for the same plan, in every process.
+
+        >>> Dataset.range(5).fingerprint() == Dataset.range(5).fingerprint()
+        np.True_
+        """
+        return np.uint64(codec.fingerprint(self._plan))
+
+    def explain(self) -> str:
+        """The plan, the optimised plan, and which parts have random access, as a text.
+
+        >>> "batch" in Dataset.range(5).batch(2).explain()
+        True
+        """
+        return show.explain(self._plan)
+
+    @property
+    def __plan__(self) -> Node:
+        return self._plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Dataset, (self._plan,)
+
+    def __leaf_spec__(self) -> TypeSpec:
+        return DatasetSpec(self.element_spec)
+
+    def __repr__(self) -> str:
+        spec = known_spec(self._plan)
+        shown = "" if spec is None else f" element_spec={spec}"
+        return f"<Dataset {self._plan.label}{shown}>"
+
+
+def _spec_of(plan: Node) -> Any:
+    return specs.spec_of(plan, ENVIRONMENT)
+
+
+ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of)
+"""What the engine is told of the world: that plans are seen as datasets."""
+
+
+def _leading_dimension(where: str, plan: Node) -> int | None:
+    spec = known_spec(plan)
+    return None if spec is None else structures.leading_dimension(where, spec)

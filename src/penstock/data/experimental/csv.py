@@ -1,0 +1,234 @@
+"""CSV files: rows as tuples (`CsvDataset`), or as batches of named columns (`make_csv_dataset`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.data.arguments import AUTOTUNE
+from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.experimental.columns import Table
+from penstock.data.readers import reading, records
+from penstock.element.dtypes import DType, as_dtype
+from penstock.element.spec import TensorSpec
+from penstock.engine.formats import files
+from penstock.engine.formats.csv import ENCODING, Field, convert_row
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Map
+
+_KINDS = ("int32", "int64", "float32", "float64", "string")
+
+
+class CsvDataset(Dataset):
+    """The rows of CSV files, as tuples.
+
+    Args:
+        filenames: A path, a list or array of paths, or a dataset of them.
+        record_defaults: One per column: a dtype for a required column, a value (or a list of
+            one) to take where a field is empty.
+        compression_type: None, "GZIP" or "ZLIB".
+        buffer_size: How many bytes to read at once.
+        header: Whether the first line of each file is left out.
+        field_delim: What stands between two fields.
+        use_quote_delim: Whether double quotes may enclose a field.
+        na_value: What stands for an empty field, besides nothing.
+        select_cols: The columns to read, by number, in order.
+        exclude_cols: The columns not to read, by number.
+        name: Accepted, without meaning.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.csv")
+    ...     _ = path.write_text("x,y\\n1,a\\n,b\\n")
+    ...     for x, y in CsvDataset(path, [[7], [""]], header=True):
+    ...         print(x, y)
+    1 b'a'
+    7 b'b'
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        record_defaults: Sequence[Any],
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        header: bool = False,
+        field_delim: str = ",",
+        use_quote_delim: bool = True,
+        na_value: str = "",
+        select_cols: Sequence[int] | None = None,
+        exclude_cols: Sequence[int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = "CsvDataset"
+        if select_cols is not None and exclude_cols is not None:
+            raise InvalidArgumentError(f"{where}: select_cols and exclude_cols exclude each other")
+        options = (
+            *reading(where, compression_type, buffer_size),
+            ("field_delim", check.text(where, "field_delim", field_delim)),
+            ("use_quote_delim", check.boolean(where, "use_quote_delim", use_quote_delim)),
+            ("header", check.boolean(where, "header", header)),
+        )
+        fields = tuple(field_of(where, default) for default in record_defaults)
+        convert = functools.partial(
+            row_of,
+            fields,
+            check.text(where, "na_value", na_value),
+            _columns(where, "select_cols", select_cols),
+            _columns(where, "exclude_cols", exclude_cols),
+        )
+        spec = tuple(TensorSpec((), field.dtype) for field in fields)
+        rows = records(where, "csv", filenames, options)
+        super().__init__(Map(rows, Function(convert), signature=spec))
+
+
+def field_of(where: str, default: Any) -> Field:
+    """A column, from its dtype (it is required) or its default value."""
+    if isinstance(default, DType | np.dtype | type):
+        kind, value, required = check.dtype(where, "record_defaults", default), None, True
+    else:
+        array = np.asarray(check.element(f"{where}: record_defaults", default))
+        if array.size > 1:
+            raise InvalidArgumentError(
+                f"{where}: record_defaults must hold dtypes or single values, got {default!r}"
+            )
+        kind, required = as_dtype(array.dtype), array.size == 0
+        value = None if required else array.item()
+    if kind.name not in _KINDS:
+        raise InvalidTypeError(
+            f"{where}: record_defaults must be one of {', '.join(_KINDS)}, got {kind.name}"
+        )
+    return Field(kind.dtype, value, required)
+
+
+def _columns(where: str, name: str, columns: Sequence[int] | None) -> tuple[int, ...] | None:
+    if columns is None:
+        return None
+    numbers = tuple(check.integer(where, name, one, at_least=0) for one in columns)
+    if any(b <= a for a, b in pairwise(numbers)):
+        raise InvalidArgumentError(f"{where}: {name} must rise, got {list(numbers)}")
+    return numbers
+
+
+def row_of(
+    fields: tuple[Field, ...],
+    na_value: str,
+    select: tuple[int, ...] | None,
+    exclude: tuple[int, ...] | None,
+    row: Sequence[bytes],
+) -> tuple[Any, ...]:
+    """The element of one row."""
+    texts = [field.decode(*ENCODING) for field in row]
+    if exclude is not None:
+        select = tuple(i for i in range(len(row)) if i not in exclude)
+    return convert_row(texts, fields, na_value, select, "CsvDataset")
+
+
+def make_csv_dataset(
+    file_pattern: Any,
+    batch_size: int,
+    column_names: Sequence[str] | None = None,
+    column_defaults: Sequence[Any] | None = None,
+    label_name: str | None = None,
+    select_columns: Sequence[Any] | None = None,
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    na_value: str = "",
+    header: bool = True,
+    num_epochs: int | None = None,
+    shuffle: bool = True,
+    shuffle_buffer_size: int = 10000,
+    shuffle_seed: int | None = None,
+    prefetch_buffer_size: int | None = None,
+    num_parallel_reads: int | None = None,
+    sloppy: bool = False,
+    num_rows_for_inference: int | None = 100,
+    compression_type: str | None = None,
+    ignore_errors: bool = False,
+    encoding: str = "utf-8",
+) -> Dataset:
+    """Batches of rows, as dicts from column names to arrays; with a label, pairs of both.
+
+    Args:
+        file_pattern: A pattern, or a list of patterns or names.
+        batch_size: How many rows make a batch.
+        column_names: The names of the columns; by default the header's.
+        column_defaults: As `CsvDataset.record_defaults`; by default found from the first rows.
+        label_name: The column that is the label.
+        select_columns: The columns to read, by name or number.
+        field_delim: What stands between two fields.
+        use_quote_delim: Whether double quotes may enclose a field.
+        na_value: What stands for an empty field, besides nothing.
+        header: Whether the files begin with a header.
+        num_epochs: How often the rows are repeated; for ever if None.
+        shuffle: Whether files and rows come in random order.
+        shuffle_buffer_size: From how many rows the next is drawn.
+        shuffle_seed: The seed of that order.
+        prefetch_buffer_size: How many batches to prepare ahead; AUTOTUNE if None.
+        num_parallel_reads: How many files to read at once, in turn.
+        sloppy: Whether the order may depend on which file is faster.
+        num_rows_for_inference: How many rows to look at for the dtypes; all if None.
+        compression_type: None, "GZIP" or "ZLIB".
+        ignore_errors: Whether rows that cannot be read are left out.
+        encoding: "utf-8".
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "a.csv")
+    ...     _ = path.write_text("x,y\\n1,a\\n2,b\\n")
+    ...     print(*make_csv_dataset(str(path), 2, num_epochs=1, shuffle=False))
+    {'x': array([1, 2], dtype=int32), 'y': array([b'a', b'b'], dtype=object)}
+    """
+    where = "make_csv_dataset"
+    if encoding != "utf-8":
+        raise InvalidArgumentError(f'{where}: encoding must be "utf-8", got {encoding!r}')
+    found = files.expand(check.paths(where, "file_pattern", file_pattern), where)
+    grammar: dict[str, Any] = {"field_delim": field_delim, "use_quote_delim": use_quote_delim}
+    table = Table(where, found, grammar | {"compression": compression_type}, header, na_value)
+    columns = table.columns(column_names, column_defaults, select_columns, num_rows_for_inference)
+    if label_name is not None and label_name not in columns.names:
+        raise InvalidArgumentError(
+            f"{where}: label_name must be one of the columns {columns.names}, got {label_name!r}"
+        )
+    rows = functools.partial(
+        CsvDataset,
+        record_defaults=columns.defaults,
+        compression_type=compression_type,
+        header=header,
+        na_value=na_value,
+        select_cols=columns.numbers,
+        **grammar,
+    )
+    ds = Dataset.from_tensor_slices(found)
+    if shuffle:
+        ds = ds.shuffle(len(found), shuffle_seed)
+    ds = _read(ds, rows, num_parallel_reads, sloppy)
+    ds = ds.ignore_errors() if ignore_errors else ds
+    if shuffle:
+        ds = ds.shuffle(shuffle_buffer_size, shuffle_seed)
+    ds = ds if num_epochs == 1 else ds.repeat(num_epochs)
+    ds = ds.batch(batch_size, drop_remainder=num_epochs is None)
+    named = ds.map(functools.partial(by_name, tuple(columns.names), label_name))
+    return named.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+
+
+def _read(names: Dataset, rows: Any, parallel: int | None, sloppy: bool) -> Dataset:
+    if parallel is None:
+        return names.flat_map(rows)
+    cycle = DEFAULT_CYCLE if parallel == AUTOTUNE else parallel
+    return names.interleave(rows, cycle, 1, parallel, deterministic=not sloppy)
+
+
+def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> Any:
+    """Columns as a dict, the label beside it."""
+    features = dict(zip(names, columns, strict=True))
+    if label_name is None:
+        return features
+    label = features.pop(label_name)
+    return features, label

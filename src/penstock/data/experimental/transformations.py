@@ -1,0 +1,294 @@
+"""Free functions beside `Dataset`: transformations for `Dataset.apply`, and a few results.
+
+Those that merely repeat a method are here for code that was written with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.data.dataset import Dataset
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.optional import Optional
+from penstock.element.spec import TensorSpec
+from penstock.element.values import zeros
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from penstock.plan.nodes import AssertCardinality, Data, Slices
+
+Transformation = Callable[[Dataset], Dataset]
+
+
+def cardinality(dataset: Dataset) -> np.int64:
+    """How many elements: `Dataset.cardinality`.
+
+    >>> int(cardinality(Dataset.range(3)))
+    3
+    """
+    return dataset.cardinality()
+
+
+def assert_cardinality(expected_cardinality: int) -> Transformation:
+    """Tells how many elements there are; if there are not, iterating ends with an error.
+
+    >>> ds = Dataset.range(9).filter(lambda x: x > 4)
+    >>> len(ds.apply(assert_cardinality(4)))
+    4
+    """
+    count = check.integer("assert_cardinality", "expected_cardinality", expected_cardinality)
+    return lambda dataset: Dataset(
+        AssertCardinality(check.plan_of("assert_cardinality", "dataset", dataset), count)
+    )
+
+
+def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> Transformation:
+    """Adds elements of zeros until there are `cardinality`, and a mask that tells them apart.
+
+    Args:
+        cardinality: How many elements there are to be.
+        mask_key: The key of the mask; elements must be dicts.
+
+    >>> ds = Dataset.from_tensor_slices({"a": [1, 2]}).apply(pad_to_cardinality(3))
+    >>> [(int(x["a"]), bool(x["valid"])) for x in ds]
+    [(1, True), (2, True), (0, False)]
+    """
+    where = "pad_to_cardinality"
+    wanted = check.integer(where, "cardinality", cardinality)
+
+    def apply(dataset: Dataset) -> Dataset:
+        count = int(dataset.cardinality())
+        if count < 0:
+            raise InvalidArgumentError(
+                f"{where}: the number of elements must be known, got {count}"
+            )
+        if count > wanted:
+            raise InvalidArgumentError(f"{where}: there are {count} elements already, not {wanted}")
+        spec = dataset.element_spec
+        if not isinstance(spec, Mapping):
+            raise InvalidArgumentError(f"{where}: elements must be dicts, got {spec}")
+        masked = dataset.map(
+            lambda element: element | {mask_key: np.True_},
+            output_signature=dict(spec) | {mask_key: TensorSpec((), np.bool_)},
+        )
+        nothing = nest.map_structure(zeros, spec) | {mask_key: np.False_}
+        return masked.concatenate(Dataset.from_tensors(nothing).repeat(wanted - count))
+
+    return apply
+
+
+def at(dataset: Dataset, index: int) -> Any:
+    """The element at an index, for datasets with random access.
+
+    >>> print(at(Dataset.range(5).batch(2), 1))
+    [2 3]
+    """
+    number = check.integer("at", "index", index)
+    if number < 0:
+        raise OutOfRangeError(f"at: index must be at least 0, got {number}")
+    return dataset[number]
+
+
+def get_single_element(dataset: Dataset) -> Any:
+    """The element of a dataset that has exactly one.
+
+    >>> print(get_single_element(Dataset.from_tensors(7)))
+    7
+    """
+    return dataset.get_single_element()
+
+
+def get_structure(dataset_or_iterator: Any) -> Any:
+    """What an element looks like: `element_spec`.
+
+    >>> get_structure(Dataset.range(3))
+    TensorSpec(shape=(), dtype=tf.int64, name=None)
+    """
+    return dataset_or_iterator.element_spec
+
+
+def get_next_as_optional(iterator: Any) -> Optional:
+    """The next element of an iterator, or an empty `Optional` at its end.
+
+    >>> bool(get_next_as_optional(iter(Dataset.range(1))).has_value())
+    True
+    """
+    optional: Optional = iterator.get_next_as_optional()
+    return optional
+
+
+def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
+    """A dataset of given elements, which are any structures of one kind.
+
+    >>> print(*from_list([(1, b"a"), (2, b"b")]).map(lambda x, y: x))
+    1 2
+    """
+    where = "from_list"
+    if not isinstance(elements, list):
+        raise InvalidTypeError(f"{where}: needs a list of elements, got {check.typed(elements)}")
+    if not elements:
+        raise InvalidArgumentError(f"{where}: needs at least one element")
+    converted = [check.element(where, element) for element in elements]
+    return Dataset(Slices(Data(Chunk.of(converted, where))))
+
+
+def Counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802
+    """Numbers in equal steps, without end: `Dataset.counter`."""
+    return Dataset.counter(start, step, dtype)
+
+
+def RandomDataset(  # noqa: N802
+    seed: int | None = None, rerandomize_each_iteration: bool | None = None
+) -> Dataset:
+    """Random integers without end: `Dataset.random`."""
+    return Dataset.random(seed, rerandomize_each_iteration)
+
+
+def dense_to_ragged_batch(
+    batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
+) -> Transformation:
+    """`Dataset.ragged_batch`, for `apply`.
+
+    >>> ds = Dataset.range(1, 3).map(lambda x: np.full(x, x))
+    >>> print(*ds.apply(dense_to_ragged_batch(2)))
+    <Ragged [[1], [2, 2]]>
+    """
+    return lambda dataset: dataset.ragged_batch(batch_size, drop_remainder, row_splits_dtype)
+
+
+def unbatch() -> Transformation:
+    """`Dataset.unbatch`, for `apply`."""
+    return lambda dataset: dataset.unbatch()
+
+
+def unique() -> Transformation:
+    """`Dataset.unique`, for `apply`."""
+    return lambda dataset: dataset.unique()
+
+
+def ignore_errors(log_warning: bool = False) -> Transformation:
+    """`Dataset.ignore_errors`, for `apply`."""
+    return lambda dataset: dataset.ignore_errors(log_warning)
+
+
+def enumerate_dataset(start: int = 0) -> Transformation:
+    """`Dataset.enumerate`, for `apply`."""
+    return lambda dataset: dataset.enumerate(start)
+
+
+def take_while(predicate: Callable[..., Any]) -> Transformation:
+    """`Dataset.take_while`, for `apply`."""
+    return lambda dataset: dataset.take_while(predicate)
+
+
+def scan(initial_state: Any, scan_func: Callable[..., Any]) -> Transformation:
+    """`Dataset.scan`, for `apply`."""
+    return lambda dataset: dataset.scan(initial_state, scan_func)
+
+
+def snapshot(
+    path: Any,
+    compression: str | None = "AUTO",
+    reader_func: Callable[..., Any] | None = None,
+    shard_func: Callable[..., Any] | None = None,
+) -> Transformation:
+    """`Dataset.snapshot`, for `apply`."""
+    return lambda dataset: dataset.snapshot(path, compression, reader_func, shard_func)
+
+
+def group_by_window(
+    key_func: Callable[..., Any],
+    reduce_func: Callable[..., Any],
+    window_size: int | None = None,
+    window_size_func: Callable[..., Any] | None = None,
+) -> Transformation:
+    """`Dataset.group_by_window`, for `apply`."""
+    return lambda dataset: dataset.group_by_window(
+        key_func, reduce_func, window_size, window_size_func
+    )
+
+
+def bucket_by_sequence_length(
+    element_length_func: Callable[..., Any],
+    bucket_boundaries: Sequence[int],
+    bucket_batch_sizes: Sequence[int],
+    padded_shapes: Any = None,
+    padding_values: Any = None,
+    pad_to_bucket_boundary: bool = False,
+    no_padding: bool = False,
+    drop_remainder: bool = False,
+) -> Transformation:
+    """`Dataset.bucket_by_sequence_length`, for `apply`."""
+    return lambda dataset: dataset.bucket_by_sequence_length(
+        element_length_func,
+        bucket_boundaries,
+        bucket_batch_sizes,
+        padded_shapes,
+        padding_values,
+        pad_to_bucket_boundary,
+        no_padding,
+        drop_remainder,
+    )
+
+
+def rejection_resample(
+    class_func: Callable[..., Any],
+    target_dist: Any,
+    initial_dist: Any = None,
+    seed: int | None = None,
+) -> Transformation:
+    """`Dataset.rejection_resample`, for `apply`."""
+    return lambda dataset: dataset.rejection_resample(class_func, target_dist, initial_dist, seed)
+
+
+def parallel_interleave(
+    map_func: Callable[..., Any],
+    cycle_length: int,
+    block_length: int = 1,
+    sloppy: bool | None = False,
+    buffer_output_elements: int | None = None,
+    prefetch_input_elements: int | None = None,
+) -> Transformation:
+    """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order."""
+    return lambda dataset: dataset.interleave(
+        map_func, cycle_length, block_length, cycle_length, deterministic=not sloppy
+    )
+
+
+def map_and_batch(
+    map_func: Callable[..., Any],
+    batch_size: int,
+    num_parallel_batches: int | None = None,
+    drop_remainder: bool = False,
+    num_parallel_calls: int | None = None,
+) -> Transformation:
+    """`Dataset.map` and then `Dataset.batch`, for `apply`."""
+    return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(
+        batch_size, drop_remainder
+    )
+
+
+def shuffle_and_repeat(
+    buffer_size: int, count: int | None = None, seed: int | None = None
+) -> Transformation:
+    """`Dataset.shuffle` and then `Dataset.repeat`, for `apply`."""
+    return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
+
+
+def save(
+    dataset: Dataset,
+    path: Any,
+    compression: str | None = None,
+    shard_func: Callable[..., Any] | None = None,
+    checkpoint_args: Any = None,
+) -> None:
+    """Writes all elements into a folder: `Dataset.save`."""
+    dataset.save(path, compression, shard_func, checkpoint_args)
+
+
+load = Dataset.load
+choose_from_datasets = Dataset.choose_from_datasets
+sample_from_datasets = Dataset.sample_from_datasets

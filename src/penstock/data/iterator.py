@@ -1,0 +1,209 @@
+"""Iterators: elements one by one, a state at any of them, and what the operators have done.
+
+What the user has been given counts, never what was prefetched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Iterator as PythonIterator
+from operator import length_hint
+from typing import Any
+
+from penstock.element.optional import Optional
+from penstock.engine.context import Context, Environment
+from penstock.engine.lower import open_plan
+from penstock.engine.meters import Meters, Profile
+from penstock.engine.stream import Demand, Marked, Place, State, Stream
+from penstock.errors import InvalidArgumentError, OutOfRangeError
+from penstock.plan.nodes import Node, options_of
+from penstock.plan.optimize import prepare
+from penstock.plan.resume import reseeded, seeds_of, structure
+from penstock.plan.seeds import draw
+
+VERSION = 1
+
+
+class Iterator:
+    """Iterates over a dataset; made by `iter(dataset)`.
+
+    >>> import penstock
+    >>> iterator = iter(penstock.data.Dataset.range(5))
+    >>> next(iterator), next(iterator)
+    (np.int64(0), np.int64(1))
+    >>> state = iterator.state_dict()
+    >>> other = iter(penstock.data.Dataset.range(5))
+    >>> other.load_state_dict(state)
+    >>> list(other)
+    [np.int64(2), np.int64(3), np.int64(4)]
+    """
+
+    def __init__(self, plan: Node, environment: Environment, iteration: int = 0) -> None:
+        self._written = plan
+        self._environment = environment
+        self._iteration = iteration
+        self._key = draw()
+        self._at: State = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._plan = prepare(self._written)
+        self._meters = Meters()
+        self._stream: Stream | None = None
+        self._rows: PythonIterator[Any] = iter(())
+        self._size = 0
+        self._place = Place(self._at)
+        self._demand = Demand()
+        self._closed = False
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._rows)
+        except StopIteration:
+            self._refill()
+            return next(self._rows)
+
+    def _refill(self) -> None:
+        """Pulls the next chunk; StopIteration at the end."""
+        if self._closed:
+            raise StopIteration
+        if self._stream is None:
+            self._open()
+        self._size = 0
+        self._place = self._marked.place()
+        started = time.perf_counter()
+        try:
+            chunk = self._marked.pull(self._demand.limit)
+        except StopIteration:
+            assert self._stream is not None
+            self._place = Place(self._stream.save())
+            self._close_stream()
+            raise
+        except Exception:
+            self._place = self._place.after(1)
+            raise
+        except BaseException:
+            # Interrupted: what the streams were working on is lost, so begin here again.
+            self._stream, self._at = None, self._place.state
+            raise
+        self._demand.record(chunk, time.perf_counter() - started)
+        self._rows = iter(chunk.elements())
+        self._size = len(chunk)
+
+    def _open(self) -> None:
+        context = Context(
+            self._environment,
+            (self._iteration,),
+            self._key,
+            options_of(self._written),
+            self._meters,
+        )
+        self._stream = open_plan(self._plan, self._at, context)
+        self._marked = Marked(self._stream)
+
+    def get_next(self) -> Any:
+        """The next element; `OutOfRangeError` at the end."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("Iterator.get_next: End of sequence") from None
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element as an `Optional`, which is empty at the end."""
+        try:
+            return Optional(next(self), lambda: self.element_spec)
+        except StopIteration:
+            return Optional.empty(lambda: self.element_spec)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._environment.spec(self._written)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iteration is: small, and JSON where no user data is buffered."""
+        return {
+            "version": VERSION,
+            "plan": structure(self._written),
+            "iteration": self._iteration,
+            "key": self._key,
+            "seeds": seeds_of(self._written),
+            "at": self._here().state,
+        }
+
+    def _here(self) -> Place:
+        """The place of what the user will be given next."""
+        return self._place.after(self._size - length_hint(self._rows))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state`, exactly: the same rest of the sequence."""
+        _check(state, self._written)
+        self.close()
+        self._written = reseeded(self._written, state["seeds"])
+        self._iteration, self._key, self._at = state["iteration"], state["key"], state["at"]
+        self._reset()
+
+    def profile(self) -> Profile:
+        """What each operator has done so far; printing it names the bottleneck."""
+        return self._meters.profile(self._plan)
+
+    def close(self) -> None:
+        """Ends the iteration and its threads; twice is fine."""
+        self._place = self._here()
+        self._rows, self._size = iter(()), 0
+        self._close_stream()
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        self._closed = True
+        if stream is not None:
+            stream.close()
+
+    def __enter__(self) -> Iterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Iterator over {self._written.label}>"
+
+
+def _check(state: Any, plan: Node) -> None:
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise InvalidArgumentError(
+            f"Iterator.load_state_dict: not a state that state_dict() of this version made: "
+            f"{state!r:.80}"
+        )
+    if state["plan"] != structure(plan):
+        raise InvalidArgumentError(
+            "Iterator.load_state_dict: the state was saved by another pipeline "
+            f"({state['plan']} instead of {structure(plan)}); build the dataset as it was built "
+            "when the state was saved (prefetch and num_parallel_calls may differ)"
+        )
+
+
+class NumpyIterator:
+    """Elements as plain NumPy values: a ragged value is an object array of rows."""
+
+    def __init__(self, iterator: Iterator, convert: Callable[[Any], Any]) -> None:
+        self._iterator = iterator
+        self._convert = convert
+
+    def __iter__(self) -> NumpyIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._convert(next(self._iterator))
+
+    def next(self) -> Any:
+        return self.__next__()
+
+    def save(self) -> dict[str, Any]:
+        return self._iterator.state_dict()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._iterator.load_state_dict(state)

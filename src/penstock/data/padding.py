@@ -1,0 +1,99 @@
+"""What padded_batch is told, flat and checked: the shape and the value to pad every leaf with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.data.arguments import element, typed
+from penstock.element import nest
+from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec
+from penstock.element.values import spec_of
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+
+def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
+    """Only arrays can be padded, and without `padded_shapes` only those of known rank."""
+    for leaf in nest.flatten(spec)[0]:
+        if not isinstance(leaf, TensorSpec):
+            hint = "flat_map them first" if isinstance(leaf, DatasetSpec) else "use ragged_batch"
+            raise InvalidTypeError(f"{where}: elements must be arrays, got {leaf}; {hint}")
+        if leaf.shape.rank is None and not shapes_given:
+            raise InvalidArgumentError(
+                f"{where}: the rank of {leaf} is unknown; give padded_shapes"
+            )
+
+
+def padded_shapes(where: str, given: Any, spec: Any) -> tuple[TensorShape, ...]:
+    """One shape per leaf, each at least as large as the leaf's own."""
+    leaves, tree = nest.flatten(spec)
+    parts = _parts(where, "padded_shapes", tree, given)
+    return tuple(_shape(where, *pair) for pair in zip(parts, leaves, strict=True))
+
+
+def padding_values(where: str, given: Any, spec: Any) -> tuple[Any, ...]:
+    """One value per leaf; None stands for 0 or the empty string."""
+    leaves, tree = nest.flatten(spec)
+    if nest.flatten(given)[1] == nest.LEAF:
+        parts = [given] * len(leaves)
+    else:
+        parts = _parts(where, "padding_values", tree, given)
+    return tuple(_value(where, *pair) for pair in zip(parts, leaves, strict=True))
+
+
+def _parts(where: str, name: str, tree: nest.Tree, given: Any) -> list[Any]:
+    try:
+        return nest.flatten_up_to(tree, given)
+    except ValueError as error:
+        nested = nest.flatten(given)[1] != nest.LEAF
+        kind = InvalidArgumentError if nested else InvalidTypeError
+        message = f"{where}: {name} must have the structure of the element, got {typed(given)}"
+        raise kind(message) from error
+
+
+def _shape(where: str, given: Any, leaf: TensorSpec) -> TensorShape:
+    try:
+        shape = given if isinstance(given, TensorShape) else _as_shape(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{where}: padded_shapes must hold shapes, got {typed(given)}"
+        ) from error
+    if not _holds(shape, leaf.shape):
+        raise InvalidArgumentError(
+            f"{where}: padded_shapes {shape} cannot hold an element of shape {leaf.shape}"
+        )
+    return shape
+
+
+def _as_shape(given: Any) -> TensorShape:
+    if given is None:
+        return TensorShape(None)
+    # -1 is how a vector says None.
+    dims = np.atleast_1d(np.array(given, object)).tolist()
+    return TensorShape([None if d == -1 else d for d in dims])
+
+
+def _holds(shape: TensorShape, inner: TensorShape) -> bool:
+    if shape.dims is None or inner.dims is None:
+        return True
+    pairs = zip(shape.dims, inner.dims, strict=False)
+    fits = all(a is None or b is None or a >= b for a, b in pairs)
+    return fits and len(shape.dims) == len(inner.dims)
+
+
+def _value(where: str, given: Any, leaf: TensorSpec) -> Any:
+    if given is None:
+        return None
+    value = element(f"{where}: padding_values", given)
+    spec = spec_of(value)
+    if not isinstance(spec, TensorSpec) or spec.shape.rank != 0:
+        raise InvalidArgumentError(
+            f"{where}: padding_values must hold single values, got {typed(given)}"
+        )
+    if spec.dtype != leaf.dtype:
+        raise InvalidTypeError(
+            f"{where}: padding_values must have the dtype of the element, {leaf.dtype.name}, "
+            f"got {given!r} ({spec.dtype.name})"
+        )
+    return value

@@ -1,0 +1,172 @@
+"""Readers: datasets of the records in files, named by a list or by another dataset.
+
+Each is a plan over file names, so a missing or damaged file is an error when it is reached.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from penstock.data import arguments as check
+from penstock.data.arguments import AUTOTUNE
+from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.element.dtypes import string
+from penstock.element.spec import TensorSpec
+from penstock.engine.specs import known_spec
+from penstock.errors import InvalidTypeError
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Interleave, Node, Records
+
+Options = tuple[tuple[str, Any], ...]
+
+
+class TextLineDataset(Dataset):
+    """The lines of text files, without their ends.
+
+    Args:
+        filenames: A path, a list or array of paths, or a dataset of them.
+        compression_type: None, "GZIP" or "ZLIB".
+        buffer_size: How many bytes to read at once.
+        num_parallel_reads: How many files to read at once, a line of each in turn.
+        name: Accepted, without meaning.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "lines.txt")
+    ...     _ = path.write_text("one\\ntwo\\n")
+    ...     print(*TextLineDataset(path))
+    b'one' b'two'
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = "TextLineDataset"
+        options = reading(where, compression_type, buffer_size)
+        super().__init__(records(where, "text", filenames, options, num_parallel_reads))
+
+
+class TFRecordDataset(Dataset):
+    """The records of TFRecord files, their checksums verified.
+
+    Args:
+        filenames: A path, a list or array of paths, or a dataset of them.
+        compression_type: None, "GZIP" or "ZLIB".
+        buffer_size: How many bytes to read at once.
+        num_parallel_reads: How many files to read at once, a record of each in turn.
+        name: Accepted, without meaning.
+
+    >>> import os, tempfile
+    >>> from penstock.io import TFRecordWriter
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "x.tfrecord")
+    ...     with TFRecordWriter(path) as writer:
+    ...         writer.write(b"payload")
+    ...     print(*TFRecordDataset(path))
+    b'payload'
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = "TFRecordDataset"
+        options = reading(where, compression_type, buffer_size)
+        super().__init__(records(where, "tfrecord", filenames, options, num_parallel_reads))
+
+
+class FixedLengthRecordDataset(Dataset):
+    """Records of one length, from binary files.
+
+    Args:
+        filenames: A path, a list or array of paths, or a dataset of them.
+        record_bytes: The length of a record.
+        header_bytes: How many bytes to leave out at the start of each file.
+        footer_bytes: How many bytes to leave out at its end.
+        buffer_size: How many bytes to read at once.
+        compression_type: None, "GZIP" or "ZLIB".
+        num_parallel_reads: How many files to read at once, a record of each in turn.
+        name: Accepted, without meaning.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "data")
+    ...     _ = path.write_bytes(b"HHabcdef")
+    ...     print(*FixedLengthRecordDataset(path, 3, header_bytes=2))
+    b'abc' b'def'
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        record_bytes: int,
+        header_bytes: int | None = None,
+        footer_bytes: int | None = None,
+        buffer_size: int | None = None,
+        compression_type: str | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = "FixedLengthRecordDataset"
+        options = (
+            ("record_bytes", check.integer(where, "record_bytes", record_bytes)),
+            ("header_bytes", check.integer(where, "header_bytes", header_bytes or 0)),
+            ("footer_bytes", check.integer(where, "footer_bytes", footer_bytes or 0)),
+            *reading(where, compression_type, buffer_size),
+        )
+        super().__init__(records(where, "fixed", filenames, options, num_parallel_reads))
+
+
+def reading(where: str, compression_type: Any, buffer_size: Any) -> Options:
+    """The options that every reader has; whether they make sense is seen when a file is opened."""
+    compression = None
+    if compression_type is not None:
+        compression = check.text(where, "compression_type", compression_type)
+    size = None if buffer_size is None else check.integer(where, "buffer_size", buffer_size)
+    return (("compression", compression), ("buffer_size", size))
+
+
+def records(
+    where: str,
+    format: str,
+    filenames: Any,
+    options: Options,
+    parallel: Any = None,
+) -> Node:
+    """The plan of a reader: file after file, or several files in turn."""
+    names = named(where, filenames)
+    calls = check.parallelism(where, "num_parallel_reads", parallel)
+    if calls is None:
+        return Records(names, format, options)
+    one = Function(functools.partial(one_file, format, options))
+    cycle = DEFAULT_CYCLE if calls == AUTOTUNE else calls
+    return Interleave(names, one, cycle, 1, calls)
+
+
+def one_file(format: str, options: Options, filename: bytes) -> Dataset:
+    """The records of one file, for `interleave`."""
+    names = check.names(format, "filename", filename)
+    return Dataset(Records(names, format, options))
+
+
+def named(where: str, filenames: Any) -> Node:
+    """The plan of the file names."""
+    if not check.is_dataset(filenames):
+        return check.names(where, "filenames", filenames)
+    plan = check.plan_of(where, "filenames", filenames)
+    spec = known_spec(plan)
+    if spec is not None and not (
+        isinstance(spec, TensorSpec) and spec.dtype == string and not spec.shape.rank
+    ):
+        raise InvalidTypeError(f"{where}: filenames must hold strings, got a dataset of {spec}")
+    return plan

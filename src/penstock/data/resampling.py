@@ -1,0 +1,81 @@
+"""Drawing elements such that their classes come in given proportions.
+
+An element of class c is kept with a probability proportional to `target[c] / initial[c]`, so that
+the most wanted class is always kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError
+
+Array = np.ndarray[Any, Any]
+
+SMOOTHING = 10
+"""How many elements of every class count as seen before the first one."""
+
+
+def distribution(where: str, name: str, value: Any) -> Array:
+    """Proportions of classes, from any numbers that are not negative."""
+    try:
+        weights: Array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        weights = np.zeros(0)
+    if weights.ndim != 1 or not weights.size or not np.all(weights >= 0) or not weights.sum() > 0:
+        raise InvalidArgumentError(
+            f"{where}: {name} must be a list of proportions, one per class, got {value!r}"
+        )
+    return np.asarray(weights / weights.sum())
+
+
+def acceptance(target: Array, initial: Array) -> Array:
+    """The probability to keep an element, per class.
+
+    >>> acceptance(np.array([0.5, 0.5]), np.array([0.75, 0.25])).round(3).tolist()
+    [0.333, 1.0]
+    """
+    ratio = target / (initial + np.finfo(initial.dtype).tiny)
+    return np.asarray(ratio / ratio.max())
+
+
+class Estimate:
+    """A function for `scan` that learns the initial distribution from the classes it sees."""
+
+    def __init__(self, target: Array) -> None:
+        self.target = target
+        self.initial = np.full(len(target), SMOOTHING, np.int64)
+
+    def __call__(self, seen: Array, labelled: tuple[Any, Any]) -> tuple[Array, tuple[Any, ...]]:
+        number = class_number(labelled[0], len(self.target))
+        seen = seen.copy()
+        seen[number] += 1
+        chance = acceptance(self.target, seen / seen.sum())[number]
+        return seen, (chance, *labelled)
+
+
+def weigh(chances: Array, number: Any, element: Any) -> tuple[Any, ...]:
+    """(chance, class, element) for a chance per class."""
+    return chances[class_number(number, len(chances))], number, element
+
+
+def accepted(weighed: tuple[Any, ...], word: Any) -> bool:
+    """Whether an element is kept, by its chance and a random number below 2**32."""
+    return bool(word < weighed[0] * 2**32)
+
+
+def unweighed(weighed: tuple[Any, ...], word: Any) -> tuple[Any, ...]:
+    """(class, element) again."""
+    return weighed[1:]
+
+
+def class_number(value: Any, classes: int) -> int:
+    """The class of an element as an index."""
+    number = int(value)
+    if not 0 <= number < classes:
+        raise InvalidArgumentError(
+            f"Dataset.rejection_resample: class_func must return 0 to {classes - 1}, got {number}"
+        )
+    return number

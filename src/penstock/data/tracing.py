@@ -1,0 +1,104 @@
+"""Users' functions, checked when the dataset is built.
+
+A function is called here only where that takes nothing but this one call: on the first element of
+a plan that needs no other function and no file. Elsewhere the engine checks while it iterates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.data.arguments import is_dataset, typed
+from penstock.engine.specs import known_spec, trace
+from penstock.engine.streams.batching import check_key
+from penstock.engine.streams.elementwise import check_scan
+from penstock.errors import InvalidArgumentError, NotADatasetError
+from penstock.plan.functions import Function, checked
+from penstock.plan.nodes import Node
+
+Call = Callable[..., Any]
+
+
+def of_elements(where: str, call: Call, plan: Node, more: int = 0) -> Function:
+    """A function of one element, whose components are arguments if it is a tuple.
+
+    `more` arguments follow them.
+    """
+    spec = known_spec(plan)
+    if spec is None:
+        return checked(where, call)
+    return checked(where, call, more + (len(spec) if type(spec) is tuple else 1))
+
+
+def predicate(where: str, call: Call, plan: Node) -> Function:
+    """A function that must give a single bool."""
+    function = of_elements(where, call, plan)
+    found, result = trace(plan, function)
+    if found and not _is_bool(result):
+        raise InvalidArgumentError(
+            f"{where}: {function} must return one True or False, got {typed(result)}"
+        )
+    return function
+
+
+def _is_bool(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and value.dtype == bool
+    return isinstance(value, bool | np.bool_)
+
+
+def of_datasets(where: str, call: Call, plan: Node) -> Function:
+    """A function that must give a dataset."""
+    function = of_elements(where, call, plan)
+    found, result = trace(plan, function)
+    if found:
+        check_dataset(where, function, result)
+    return function
+
+
+def check_dataset(where: str, function: Function, result: Any) -> None:
+    if not is_dataset(result):
+        raise NotADatasetError(f"{where}: {function} must return a Dataset, got {typed(result)}")
+
+
+def scanner(where: str, call: Call, plan: Node, state: Any) -> Function:
+    """A function of (state, element) that must give (state, element)."""
+    function = checked(where, call, 2)
+    whole = _whole(plan)
+    found, result = trace(plan, Function(lambda *parts: call(state, whole(parts))))
+    if found:
+        check_scan(f"{where}: {function}", state, result)
+    return function
+
+
+def _whole(plan: Node) -> Callable[[tuple[Any, ...]], Any]:
+    """The element again, from the arguments that it was handed over as."""
+    if type(known_spec(plan)) is tuple:
+        return lambda parts: parts
+    return lambda parts: parts[0]
+
+
+def grouping(
+    where: str, key: Call, reduce: Call, plan: Node, as_dataset: Callable[[Any], Any]
+) -> tuple[Function, Function]:
+    """The functions of group_by_window: an int64 key of an element, a dataset of a window."""
+    key_function = of_elements(where, key, plan)
+    reduce_function = checked(where, reduce, 2)
+    whole = _whole(plan)
+
+    def first_window(*parts: Any) -> tuple[Any, ...]:
+        found = key(*parts)
+        try:
+            return found, reduce(np.int64(found), as_dataset(whole(parts)))
+        except Exception:  # It fails again, and is reported, when the dataset is iterated over.
+            return (found,)
+
+    found, results = trace(plan, Function(first_window))
+    if found:
+        check_key(f"{where}: {key_function}", results[0])
+    if found and len(results) == 2:
+        check_dataset(where, reduce_function, results[1])
+    return key_function, reduce_function

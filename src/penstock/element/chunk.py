@@ -1,0 +1,183 @@
+"""`Chunk`: n consecutive elements, column by column: the one currency of the engine.
+
+Operators, threads, processes and hosts exchange chunks, so that what an element costs is paid once
+per chunk. A chunk is never changed once it is made; its parts are views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element import columns, nest
+from penstock.element.columns import Array, Column
+from penstock.element.nest import Tree
+from penstock.element.values import as_value, narrow, spec_of_leaf
+from penstock.errors import InvalidArgumentError
+
+_TUPLE = type(())
+
+
+class Chunk:
+    """Elements of one structure; `columns[i]` holds leaf i of all of them.
+
+    >>> chunk = Chunk.of([(np.int64(1), b"a"), (np.int64(2), b"b")])
+    >>> len(chunk), chunk.columns[0], chunk.elements()[1]
+    (2, array([1, 2]), (np.int64(2), b'b'))
+    """
+
+    __slots__ = ("columns", "size", "tree")
+
+    def __init__(self, tree: Tree, columns: list[Column], size: int) -> None:
+        self.tree = tree
+        self.columns = columns
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    @classmethod
+    def of(cls, elements: Sequence[Any], where: str = "Dataset", first: int = 0) -> Chunk:
+        """Elements that came from outside, converted; `where` and `first` go into errors."""
+        built = _build(elements)
+        if built is not None:
+            return cls(*built, len(elements))
+        flat = [nest.flatten(element) for element in elements]
+        tree = flat[0][1]
+        if any(other != tree for _, other in flat):
+            raise _changed(elements, where, first)
+        leaves = [[as_value(leaf) for leaf in row] for row, _ in flat]
+        cols = [list(col) for col in zip(*leaves, strict=True)]
+        if any(len({leaf_kind(leaf) for leaf in col}) > 1 for col in cols):
+            raise _changed(elements, where, first)
+        return cls(tree, [columns.make(col) for col in cols], len(elements))
+
+    @classmethod
+    def join(cls, chunks: Sequence[Chunk]) -> Chunk:
+        """One chunk after the other."""
+        if len(chunks) == 1:
+            return chunks[0]
+        parts = zip(*(chunk.columns for chunk in chunks), strict=True)
+        size = sum(chunk.size for chunk in chunks)
+        return cls(chunks[0].tree, [columns.join(part) for part in parts], size)
+
+    def rows(self, start: int, stop: int) -> Chunk:
+        """The elements from `start` to `stop`, sharing memory."""
+        if start == 0 and stop >= self.size:
+            return self
+        stop = min(stop, self.size)
+        return Chunk(self.tree, [column[start:stop] for column in self.columns], stop - start)
+
+    def take(self, indices: Array) -> Chunk:
+        """The elements at `indices`, gathered."""
+        picked = [columns.take(column, indices) for column in self.columns]
+        return Chunk(self.tree, picked, len(indices))
+
+    def elements(self) -> list[Any]:
+        """The elements as the user sees them."""
+        cols = self.columns
+        if self.tree.is_leaf():
+            return list(cols[0])
+        if self.tree.type is _TUPLE and self.tree.num_nodes == len(cols) + 1 and cols:
+            return list(zip(*cols, strict=True))
+        if not cols:
+            return [nest.unflatten(self.tree, ()) for _ in range(self.size)]
+        return [nest.unflatten(self.tree, row) for row in zip(*cols, strict=True)]
+
+    @property
+    def kind(self) -> tuple[Tree, list[Any]]:
+        """What must be the same for all chunks of a stream: the structure and the dtypes."""
+        return self.tree, [columns.kind(column) for column in self.columns]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(columns.nbytes, self.columns))
+
+
+def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
+    """Structure and columns of values that are all alike, without looking at each as a tree.
+
+    None where they are not, or where a leaf must be converted: then the long way is taken.
+    """
+    kind = type(values[0])
+    if set(map(type, values)) != {kind}:
+        return None
+    if kind is tuple:
+        return _build_parts(nest.tuple_of(len(values[0])), list(map(len, values)), values)
+    if kind is np.ndarray:
+        dtype = values[0].dtype
+        good = dtype.kind not in "OSU" and all(v.dtype == dtype and v.ndim for v in values)
+        return (nest.LEAF, [columns.make(list(values))]) if good else None
+    if kind is dict:
+        return _build_dict(values)
+    if kind in (bool, int, float):
+        column = narrow(np.array(values))
+        # An int that is too long for the others' dtype would be a change of dtype.
+        return (nest.LEAF, [column]) if column.dtype not in (np.int64, object) else None
+    if kind is bytes or (issubclass(kind, np.generic) and kind not in (np.str_, np.bytes_)):
+        return nest.LEAF, [columns.make(list(values))]
+    return None
+
+
+def _build_dict(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
+    keys, tree = nest.keys_of(tuple(values[0]))
+    if any(value.keys() != values[0].keys() for value in values):
+        return None
+    rows = [[value[key] for key in keys] for value in values]
+    return _build_parts(tree, [len(keys)], rows)
+
+
+def _build_parts(
+    tree: Tree, lengths: list[int], values: Sequence[Any]
+) -> tuple[Tree, list[Column]] | None:
+    if not lengths[0] or set(lengths) != {lengths[0]}:
+        return None
+    parts = [_build(part) for part in zip(*values, strict=True)]
+    if any(part is None for part in parts):
+        return None
+    trees, made = zip(*parts, strict=True)
+    return nest.graft(tree, trees), [column for part in made for column in part]
+
+
+def leaf_kind(leaf: Any) -> Any:
+    """What must not change from element to element: the kind of leaf and its dtype."""
+    if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
+        return leaf.dtype
+    return np.dtype(object) if isinstance(leaf, bytes) else type(leaf)
+
+
+def describe(element: Any) -> str:
+    """`(int64, {'a': string})`: the structure and dtypes of an element, in words."""
+
+    def name(leaf: Any) -> str:
+        spec = spec_of_leaf(as_value(leaf))
+        return spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__[:-4].lower()
+
+    leaves, tree = nest.flatten(element)
+    shown = nest.unflatten(tree, [_Bare(name(leaf)) for leaf in leaves])
+    return repr(shown)
+
+
+class _Bare(str):
+    """Prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _changed(elements: Sequence[Any], where: str, first: int) -> Exception:
+    texts = [describe(element) for element in elements]
+    odd = next(i for i, text in enumerate(texts) if text != texts[0])
+    return changed(where, first, texts[0], first + odd, texts[odd])
+
+
+def changed(where: str, first: int, expected: str, ordinal: int, got: str) -> Exception:
+    """The error for a structure or dtype that is not the same for every element."""
+    return InvalidArgumentError(
+        f"{where} returned {expected} for element {first} but {got} for element {ordinal}; "
+        "every element must have the same structure and dtypes"
+    )

@@ -1,0 +1,124 @@
+"""Columns: one leaf of n consecutive elements.
+
+A column is an array with a leading axis of n, a `Ragged` of n rows, or, where leaves differ in
+shape or are no arrays, a list of n leaves. Nobody else looks at which of the three it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError
+
+Array = np.ndarray[Any, Any]
+Column = Array | Ragged | list[Any]
+
+
+def make(leaves: list[Any]) -> Column:
+    """The column of some leaves of one dtype; an array where their shapes agree."""
+    first = leaves[0]
+    if isinstance(first, bytes):
+        column = np.empty(len(leaves), object)
+        column[:] = leaves
+        return column
+    if isinstance(first, np.generic):
+        return np.array(leaves, first.dtype)
+    if type(first) is not np.ndarray:
+        return leaves
+    shape = first.shape
+    if any(leaf.shape != shape for leaf in leaves):
+        return leaves
+    return first[None] if len(leaves) == 1 else np.stack(leaves)
+
+
+def take(column: Column, indices: Array) -> Column:
+    """The rows at `indices`, gathered."""
+    if type(column) is np.ndarray:
+        return column.take(indices, axis=0)
+    if isinstance(column, Ragged):
+        return column.take(indices)
+    return [column[i] for i in indices]
+
+
+def join(columns: Sequence[Column]) -> Column:
+    """One column after the other."""
+    first = columns[0]
+    if len(columns) == 1:
+        return first
+    if all(type(c) is np.ndarray and c.shape[1:] == first.shape[1:] for c in columns):  # type: ignore[union-attr]
+        return np.concatenate(columns)  # type: ignore[arg-type]
+    if all(isinstance(c, Ragged) for c in columns):
+        return Ragged.concat(columns)  # type: ignore[arg-type]
+    return [leaf for column in columns for leaf in column]
+
+
+def kind(column: Column) -> Any:
+    """The dtype, or the type of leaves that have none."""
+    if isinstance(column, list):
+        return getattr(column[0], "dtype", type(column[0]))
+    return column.dtype
+
+
+def nbytes(column: Column) -> int:
+    if isinstance(column, list):
+        return sum(getattr(leaf, "nbytes", 64) for leaf in column)
+    size = int(column.nbytes)
+    if column.dtype.kind == "O" and size:
+        items = column.flat_values if isinstance(column, Ragged) else column.ravel()
+        size += len(items) * len(items[0]) if len(items) else 0
+    return size
+
+
+def stack(column: Column, size: int) -> Column | None:
+    """Rows grouped `size` at a time (a multiple of it is there): each group is one new leaf.
+
+    None where the rows cannot be stacked because their shapes differ.
+    """
+    if type(column) is np.ndarray:
+        return column.reshape(len(column) // size, size, *column.shape[1:])
+    leaves = stack_each(column, [size] * (len(column) // size))
+    if any(leaf is UNSTACKABLE for leaf in leaves):
+        return None
+    return make(leaves)
+
+
+UNSTACKABLE = object()
+
+
+def stack_leaves(leaves: list[Any]) -> Any:
+    """One leaf with a leading axis over `leaves`, or `UNSTACKABLE`."""
+    first = leaves[0]
+    if isinstance(first, Ragged):
+        return Ragged.from_rows(leaves)
+    if first is None:
+        return None
+    column = make(leaves)
+    return column if type(column) is np.ndarray else UNSTACKABLE
+
+
+def stack_each(column: Column, sizes: list[int]) -> list[Any]:
+    """Rows grouped by `sizes`: a list of new leaves, `UNSTACKABLE` where shapes differ."""
+    groups, start = [], 0
+    for size in sizes:
+        part = column[start : start + size]
+        groups.append(stack_leaves(part) if isinstance(part, list) else part)
+        start += size
+    return groups
+
+
+def unstack(column: Column) -> tuple[Column, Array]:
+    """Every leaf cut along its leading axis: the rows of all, and how many each had."""
+    if isinstance(column, Ragged):
+        return column.flat, column.row_lengths
+    if type(column) is np.ndarray and column.ndim > 1:
+        counts = np.full(len(column), column.shape[1])
+        return column.reshape(int(counts.sum()), *column.shape[2:]), counts
+    if not all(isinstance(leaf, Ragged) or np.ndim(leaf) for leaf in column):
+        raise InvalidArgumentError(
+            "Dataset.unbatch: an element is a single value and has no rows; it needs a batch"
+        )
+    return join(list(column)), np.array([len(leaf) for leaf in column])

@@ -1,0 +1,128 @@
+"""Data types: one `DType` per NumPy dtype, named and printed as in TensorFlow.
+
+A dtype compares equal to its NumPy twin; strings are bytes in object arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidTypeError
+
+
+class DType:
+    """A type of leaf, e.g. `int32`; `np.dtype(penstock.int32)` works.
+
+    >>> int32 = as_dtype("int32")
+    >>> int32, int32 == np.int32, as_dtype(str).as_numpy_dtype
+    (tf.int32, True, <class 'object'>)
+    """
+
+    __slots__ = ("dtype", "name")
+
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+        self.name = name
+        self.dtype = dtype
+
+    @property
+    def as_numpy_dtype(self) -> type:
+        return object if self.dtype.kind == "O" else self.dtype.type
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype.kind in "iu"
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype.kind == "f" or self.name == "bfloat16"
+
+    @property
+    def is_bool(self) -> bool:
+        return self.dtype.kind == "b"
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DType):
+            return self.name == other.name
+        try:
+            return as_dtype(other).name == self.name
+        except TypeError:
+            return False
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"tf.{self.name}"
+
+    def __str__(self) -> str:
+        return f"<dtype: '{self.name}'>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_dtype, (self.name,)
+
+
+_NUMBERS = (
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
+).split()
+_BY_NAME = {name: DType(name, np.dtype(name)) for name in _NUMBERS}
+_BY_NAME["bool"] = DType("bool", np.dtype(bool))
+_BY_NAME["string"] = DType("string", np.dtype(object))
+_PYTHON = {int: "int32", float: "float32", bool: "bool", str: "string", bytes: "string"}
+_PYTHON |= {complex: "complex128", object: "string"}
+_ALIASES = {"double": "float64", "half": "float16", "str": "string", "object": "string"}
+
+
+def as_dtype(value: Any) -> DType:
+    """The `DType` for a DType, a NumPy dtype or scalar type, a Python type or a name."""
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, type) and value in _PYTHON:
+        return _BY_NAME[_PYTHON[value]]
+    name = _ALIASES.get(value, value) if isinstance(value, str) else _numpy_name(value)
+    if name == "bfloat16" and name not in _BY_NAME:
+        _BY_NAME[name] = DType(name, _bfloat16())
+    if name not in _BY_NAME:
+        raise InvalidTypeError(
+            f"penstock: {value!r} is not a data type; use one of {', '.join(sorted(_BY_NAME))}"
+        )
+    return _BY_NAME[name]
+
+
+def of_numpy(dtype: np.dtype[Any]) -> DType:
+    """The `DType` of an array's dtype; fast, for arrays that penstock made."""
+    found = _BY_NAME.get(dtype.name)
+    return found if found is not None else as_dtype(dtype)
+
+
+def _numpy_name(value: Any) -> str:
+    try:
+        dtype = np.dtype(value)
+    except TypeError:
+        return ""
+    return "string" if dtype.kind in "OSU" else dtype.name
+
+
+def _bfloat16() -> np.dtype[Any]:
+    import ml_dtypes
+
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def names() -> Iterator[str]:
+    """The names that the front door offers as attributes."""
+    yield from _NUMBERS
+    yield from ("bool", "string", "bfloat16", "double", "half")
+
+
+def __getattr__(name: str) -> DType:
+    if name in _BY_NAME or name in _ALIASES or name == "bfloat16":
+        return as_dtype(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""Indices: which elements are asked for, as a `range` (views) or an array (gathers).
+
+Arithmetic on indices is what take, skip, shard, batch, repeat and shuffle are on random access.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Index = range | Array
+
+
+def array_of(index: Index) -> Array:
+    """`index` as an array."""
+    if isinstance(index, range):
+        return np.arange(index.start, index.stop, index.step)
+    return index
+
+
+def scaled(index: Index, factor: int, offset: int) -> Index:
+    """`index * factor + offset`; a range stays a range."""
+    if isinstance(index, range):
+        if not index:
+            return range(0)
+        first, last = index[0] * factor + offset, index[-1] * factor + offset
+        step = index.step * factor
+        return range(first, last + (1 if step > 0 else -1), step)
+    return index * factor + offset
+
+
+def slice_of(index: range) -> slice:
+    """The slice that picks `index` from a sequence."""
+    stop: int | None = index.stop
+    if index.step < 0 and index.stop < 0:
+        stop = None
+    return slice(index.start, stop, index.step)
+
+
+def groups(index: Index, size: int, length: int) -> tuple[Index, list[int]]:
+    """Of groups of `size` consecutive indices below `length`: all members, and the group sizes."""
+    if isinstance(index, range) and index.step == 1:
+        start, stop = index.start * size, min(index.stop * size, length)
+        full, rest = divmod(stop - start, size)
+        return range(start, stop), [size] * full + ([rest] if rest else [])
+    first = array_of(index) * size
+    members = (first[:, None] + np.arange(size)).ravel()
+    sizes = np.minimum(length - first, size)
+    return members[members < length], sizes.tolist()

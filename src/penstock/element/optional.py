@@ -1,0 +1,55 @@
+"""`Optional`: a value that may be missing, as `get_next_as_optional` gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.element.spec import OptionalSpec
+from penstock.element.values import as_element, spec_of
+from penstock.errors import InvalidArgumentError
+
+_NOTHING = object()
+
+
+class Optional:
+    """An element, or nothing.
+
+    >>> Optional.from_value(3).get_value(), bool(Optional.empty(None).has_value())
+    (np.int32(3), False)
+    """
+
+    __slots__ = ("_spec", "_value")
+
+    def __init__(self, value: Any, element_spec: Any) -> None:
+        self._value = value
+        self._spec = element_spec
+
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        element = as_element(value)
+        return cls(element, spec_of(element))
+
+    @classmethod
+    def empty(cls, element_spec: Any) -> Optional:
+        return cls(_NOTHING, element_spec)
+
+    def has_value(self, name: str | None = None) -> bool:
+        return self._value is not _NOTHING
+
+    def get_value(self, name: str | None = None) -> Any:
+        if self._value is _NOTHING:
+            raise InvalidArgumentError(
+                "Optional.get_value: the given optional does not have a value; "
+                "ask has_value() first"
+            )
+        return self._value
+
+    @property
+    def element_spec(self) -> Any:
+        return self._spec() if callable(self._spec) else self._spec
+
+    def __leaf_spec__(self) -> OptionalSpec:
+        return OptionalSpec(self.element_spec)
+
+    def __repr__(self) -> str:
+        return f"<Optional {self._value if self.has_value() else 'empty'}>"

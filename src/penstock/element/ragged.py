@@ -1,0 +1,150 @@
+"""`Ragged`: rows of different lengths, as flat values and row splits.
+
+Immutable by agreement; a row or a slice of rows shares memory with the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError, OutOfRangeError
+
+Values = "np.ndarray[Any, Any] | Ragged"
+
+
+class Ragged:
+    """Row `i` is `values[row_splits[i]:row_splits[i + 1]]`; values may be ragged again.
+
+    >>> r = Ragged.from_rows([[1], [2, 3], []])
+    >>> len(r), r[1].tolist(), r.to_list(), r.shape
+    (3, [2, 3], [[1], [2, 3], []], (3, None))
+    """
+
+    __slots__ = ("row_splits", "values")
+
+    def __init__(self, values: np.ndarray[Any, Any] | Ragged, row_splits: Any) -> None:
+        self.values = values if isinstance(values, Ragged) else np.asarray(values)
+        self.row_splits = np.asarray(row_splits)
+        if self.row_splits.dtype not in (np.int64, np.int32):
+            self.row_splits = self.row_splits.astype(np.int64)
+
+    @classmethod
+    def from_row_splits(cls, values: Any, row_splits: Any) -> Ragged:
+        """A ragged value from parts that are checked first."""
+        ragged = cls(values, row_splits)
+        splits = ragged.row_splits
+        ends = len(splits) > 0 and splits[0] == 0 and splits[-1] == len(ragged.values)
+        if splits.ndim != 1 or not ends or bool(np.any(np.diff(splits) < 0)):
+            raise InvalidArgumentError(
+                "Ragged.from_row_splits: row_splits must rise from 0 to the number of values "
+                f"({len(ragged.values)}), got {splits.tolist()[:8]}"
+            )
+        return ragged
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Any], dtype: Any = None) -> Ragged:
+        """Rows given as sequences, arrays or ragged values, joined."""
+        if rows and isinstance(rows[0], Ragged):
+            return cls(Ragged.concat(list(rows)), _splits([len(row) for row in rows]))
+        arrays = [np.asarray(row) if len(row) else np.asarray(row, dtype) for row in rows]
+        filled = [array for array in arrays if len(array)]
+        if not filled:
+            flat = arrays[0] if arrays else np.zeros(0, dtype or np.float32)
+        else:
+            flat = np.concatenate(filled) if len(filled) > 1 else filled[0]
+        flat = flat if dtype is None else flat.astype(dtype, copy=False)
+        return cls(flat, _splits([len(array) for array in arrays]))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = np.concatenate([part.row_lengths for part in parts])
+        flat = [part.flat for part in parts]
+        if isinstance(flat[0], Ragged):
+            return cls(Ragged.concat(flat), _splits(lengths))  # type: ignore[arg-type]
+        return cls(np.concatenate(flat), _splits(lengths))  # type: ignore[arg-type]
+
+    @property
+    def flat(self) -> np.ndarray[Any, Any] | Ragged:
+        """The values that the rows really use (a slice keeps the values around it)."""
+        return self.values[int(self.row_splits[0]) : int(self.row_splits[-1])]
+
+    @property
+    def row_lengths(self) -> np.ndarray[Any, Any]:
+        return np.diff(self.row_splits)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    @property
+    def flat_values(self) -> np.ndarray[Any, Any]:
+        flat = self.flat
+        return flat.flat_values if isinstance(flat, Ragged) else flat
+
+    @property
+    def ragged_rank(self) -> int:
+        return 1 + (self.values.ragged_rank if isinstance(self.values, Ragged) else 0)
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        inner = self.values.shape[1:]
+        return (len(self), None, *inner)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.flat.nbytes) + int(self.row_splits.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.row_splits) - 1
+
+    def __getitem__(self, key: int | slice) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            return Ragged(self.values, self.row_splits[start : max(stop, start) + 1])
+        if not -len(self) <= key < len(self):
+            raise OutOfRangeError(f"Ragged[{key}]: there are {len(self)} rows")
+        key %= len(self)
+        return self.values[int(self.row_splits[key]) : int(self.row_splits[key + 1])]
+
+    def take(self, indices: np.ndarray[Any, Any]) -> Ragged:
+        """The rows at `indices`, gathered."""
+        starts = self.row_splits[:-1][indices]
+        splits = _splits(self.row_lengths[indices])
+        within = np.arange(splits[-1]) - np.repeat(splits[:-1], np.diff(splits))
+        where = np.repeat(starts, np.diff(splits)) + within
+        flat = self.values.take(where) if isinstance(self.values, Ragged) else self.values[where]
+        return Ragged(flat, splits)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def to_list(self) -> list[Any]:
+        return [row.to_list() if isinstance(row, Ragged) else row.tolist() for row in self]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """An object array with one array per row."""
+        rows = np.empty(len(self), object)
+        rows[:] = [row.numpy() if isinstance(row, Ragged) else row for row in self]
+        return rows
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ragged) and self.to_list() == other.to_list()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Ragged {self.to_list()}>"
+
+
+def _splits(lengths: Any) -> np.ndarray[Any, Any]:
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return splits

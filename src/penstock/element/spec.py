@@ -1,0 +1,328 @@
+"""Specs: what an element looks like before there is one.
+
+Specs are immutable values that print as TensorFlow's do. A structure of specs (`Spec`) has the
+shape of the element; the functions at the end work on whole structures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.element import dtypes, nest
+from penstock.element.dtypes import DType, as_dtype
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+Dims = tuple[int | None, ...]
+
+
+class TensorShape:
+    """Dimensions, each a number or unknown; `TensorShape(None)` does not know its rank.
+
+    >>> TensorShape([None, 2]), TensorShape(None)
+    (TensorShape([None, 2]), TensorShape(None))
+    """
+
+    __slots__ = ("dims",)
+
+    def __init__(self, dims: Any) -> None:
+        if isinstance(dims, TensorShape):
+            dims = dims.dims
+        elif isinstance(dims, (int, np.integer)):
+            dims = (dims,)
+        self.dims: Dims | None = None if dims is None else tuple(_dimension(d) for d in dims)
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.dims is None else len(self.dims)
+
+    @property
+    def known(self) -> bool:
+        """Whether every dimension is a number."""
+        return self.dims is not None and None not in self.dims
+
+    def is_fully_defined(self) -> bool:
+        return self.known
+
+    def as_list(self) -> list[int | None]:
+        return list(self._known_rank())
+
+    def prepend(self, size: int | None) -> TensorShape:
+        return TensorShape(None if self.dims is None else (size, *self.dims))
+
+    def rest(self) -> TensorShape:
+        """Without the leading dimension."""
+        return TensorShape(None if self.dims is None else self.dims[1:])
+
+    def relax(self, other: TensorShape) -> TensorShape:
+        """The most specific shape that both fit."""
+        if self.dims is None or other.dims is None or len(self.dims) != len(other.dims):
+            return TensorShape(None)
+        pairs = zip(self.dims, other.dims, strict=True)
+        return TensorShape([a if a == b else None for a, b in pairs])
+
+    def fits(self, shape: tuple[int | None, ...]) -> bool:
+        """Whether a value of `shape` may stand where this shape is promised."""
+        if self.dims is None:
+            return True
+        pairs = zip(self.dims, shape, strict=False)
+        return len(self.dims) == len(shape) and all(a is None or a == b for a, b in pairs)
+
+    def _known_rank(self) -> Dims:
+        if self.dims is None:
+            raise InvalidArgumentError("TensorShape: the rank is unknown, so it has no dimensions")
+        return self.dims
+
+    def __iter__(self) -> Iterator[int | None]:
+        return iter(self._known_rank())
+
+    def __len__(self) -> int:
+        return len(self._known_rank())
+
+    def __getitem__(self, key: Any) -> Any:
+        part = self._known_rank()[key]
+        return TensorShape(part) if isinstance(key, slice) else part
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (tuple, list)):
+            other = TensorShape(other)
+        return isinstance(other, TensorShape) and self.dims == other.dims
+
+    def __hash__(self) -> int:
+        return hash(self.dims)
+
+    def __repr__(self) -> str:
+        return f"TensorShape({None if self.dims is None else list(self.dims)})"
+
+    def __str__(self) -> str:
+        return "<unknown>" if self.dims is None else str(self.dims)
+
+
+def _dimension(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, np.integer)) and value >= 0:
+        return int(value)
+    raise InvalidArgumentError(f"TensorShape: a dimension is a number >= 0 or None, got {value!r}")
+
+
+class TypeSpec:
+    """A leaf of a spec. `batch` adds a leading dimension, `unbatch` takes it away."""
+
+    __leaf__ = True
+
+    def batch(self, size: int | None) -> TypeSpec:
+        return self
+
+    def unbatch(self) -> TypeSpec:
+        return self
+
+    def relax(self, other: TypeSpec) -> TypeSpec | None:
+        """The most specific spec that both fit; None if there is none."""
+        return self if self == other else None
+
+    def fits(self, value: Any) -> bool:
+        """Whether `value` is what this spec promises."""
+        raise AssertionError(f"{type(self).__name__} must say what it fits")
+
+    def is_compatible_with(self, value: Any) -> bool:
+        return self.fits(value)
+
+    @property
+    def rows(self) -> int | None:
+        """The leading dimension, if it is known."""
+        return None
+
+
+@dataclass(frozen=True, repr=False)
+class TensorSpec(TypeSpec):
+    """An array of a dtype and a shape.
+
+    >>> TensorSpec([None, 1], np.float32)
+    TensorSpec(shape=(None, 1), dtype=tf.float32, name=None)
+    """
+
+    shape: TensorShape
+    dtype: DType
+    name: str | None
+
+    def __init__(self, shape: Any, dtype: Any = np.float32, name: str | None = None) -> None:
+        object.__setattr__(self, "shape", TensorShape(shape))
+        object.__setattr__(self, "dtype", as_dtype(dtype))
+        object.__setattr__(self, "name", name)
+
+    @classmethod
+    def from_spec(cls, spec: TensorSpec, name: str | None = None) -> TensorSpec:
+        return cls(spec.shape, spec.dtype, name or spec.name)
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+        array = np.asarray(tensor)
+        return cls(array.shape, array.dtype, name)
+
+    def batch(self, size: int | None) -> TensorSpec:
+        return TensorSpec(self.shape.prepend(size), self.dtype)
+
+    def unbatch(self) -> TensorSpec:
+        return TensorSpec(self.shape.rest(), self.dtype)
+
+    def relax(self, other: TypeSpec) -> TypeSpec | None:
+        if not isinstance(other, TensorSpec) or other.dtype != self.dtype:
+            return None
+        return TensorSpec(self.shape.relax(other.shape), self.dtype)
+
+    def fits(self, value: Any) -> bool:
+        if isinstance(value, TensorSpec):
+            return value.dtype == self.dtype and self.shape.fits(value.shape.dims or ())
+        if isinstance(value, (bytes, str)):
+            return self.dtype == dtypes.string and self.shape.fits(())
+        dtype = getattr(value, "dtype", None)
+        return dtype is not None and self.dtype == dtype and self.shape.fits(np.shape(value))
+
+    @property
+    def rows(self) -> int | None:
+        return self.shape.dims[0] if self.shape.dims else None
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self.shape}, dtype={self.dtype!r}, name={self.name!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class RaggedTensorSpec(TypeSpec):
+    """A `Ragged`, or (ragged rank 0) one row of it."""
+
+    shape: TensorShape
+    dtype: DType
+    ragged_rank: int
+    row_splits_dtype: DType
+
+    def __init__(
+        self,
+        shape: Any = None,
+        dtype: Any = np.float32,
+        ragged_rank: int | None = None,
+        row_splits_dtype: Any = np.int64,
+    ) -> None:
+        shape = TensorShape(shape)
+        if ragged_rank is None:
+            ragged_rank = (shape.rank or 2) - 1
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", as_dtype(dtype))
+        object.__setattr__(self, "ragged_rank", ragged_rank)
+        object.__setattr__(self, "row_splits_dtype", as_dtype(row_splits_dtype))
+
+    def batch(self, size: int | None) -> RaggedTensorSpec:
+        return RaggedTensorSpec(
+            self.shape.prepend(size), self.dtype, self.ragged_rank + 1, self.row_splits_dtype
+        )
+
+    def unbatch(self) -> RaggedTensorSpec:
+        rank = max(self.ragged_rank - 1, 0)
+        return RaggedTensorSpec(self.shape.rest(), self.dtype, rank, self.row_splits_dtype)
+
+    def relax(self, other: TypeSpec) -> TypeSpec | None:
+        same = isinstance(other, RaggedTensorSpec) and (
+            (other.dtype, other.ragged_rank) == (self.dtype, self.ragged_rank)
+        )
+        if not same:
+            return None
+        shape = self.shape.relax(other.shape)  # type: ignore[attr-defined]
+        return RaggedTensorSpec(shape, self.dtype, self.ragged_rank, self.row_splits_dtype)
+
+    def fits(self, value: Any) -> bool:
+        if isinstance(value, RaggedTensorSpec):
+            return value.relax(self) is not None
+        rank = getattr(value, "ragged_rank", 0)
+        dtype = getattr(value, "dtype", None)
+        if dtype is None or self.dtype != dtype or rank != self.ragged_rank:
+            return False
+        pairs = zip(self.shape.dims or (), value.shape, strict=False)
+        return all(a is None or b is None or a == b for a, b in pairs)
+
+    @property
+    def rows(self) -> int | None:
+        return self.shape.dims[0] if self.shape.dims else None
+
+    def __repr__(self) -> str:
+        parts = f"{self.shape!r}, {self.dtype!r}, {self.ragged_rank}, {self.row_splits_dtype!r}"
+        return f"RaggedTensorSpec({parts})"
+
+
+@dataclass(frozen=True)
+class NoneTensorSpec(TypeSpec):
+    """The place of a `None`."""
+
+    def fits(self, value: Any) -> bool:
+        return value is None or isinstance(value, NoneTensorSpec)
+
+
+@dataclass(frozen=True, repr=False)
+class DatasetSpec(TypeSpec):
+    """A dataset as an element, as `window` makes them."""
+
+    element_spec: Any
+    dataset_shape: TensorShape = TensorShape(())  # noqa: RUF009 (immutable)
+
+    def relax(self, other: TypeSpec) -> TypeSpec | None:
+        if not isinstance(other, DatasetSpec):
+            return None
+        return DatasetSpec(relax(self.element_spec, other.element_spec))
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, DatasetSpec) or hasattr(value, "__leaf_spec__")
+
+    def __repr__(self) -> str:
+        return f"DatasetSpec({self.element_spec!r}, {self.dataset_shape!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class OptionalSpec(TypeSpec):
+    """An `Optional` of something."""
+
+    value_spec: Any
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, OptionalSpec) or hasattr(value, "has_value")
+
+    def __repr__(self) -> str:
+        return f"OptionalSpec({self.value_spec!r},)"
+
+
+@dataclass(frozen=True, repr=False)
+class IteratorSpec(TypeSpec):
+    """An iterator of elements."""
+
+    element_spec: Any
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, IteratorSpec) or hasattr(value, "get_next")
+
+    def __repr__(self) -> str:
+        return f"IteratorSpec({self.element_spec!r},)"
+
+
+def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
+    """The most specific structure of specs that both fit."""
+    from_first, tree = nest.flatten(first)
+    from_second, other_tree = nest.flatten(second)
+    leaves = []
+    if tree == other_tree:
+        leaves = [a.relax(b) for a, b in zip(from_first, from_second, strict=True)]
+    if tree != other_tree or None in leaves:
+        raise InvalidTypeError(
+            f"{why}: elements must have the same structure and dtypes, got {first} and {second}"
+        )
+    return nest.unflatten(tree, leaves)
+
+
+def fits(spec: Any, value: Any) -> bool:
+    """Whether the element `value` is what `spec` promises."""
+    leaves, tree = nest.flatten(spec)
+    try:
+        values = nest.flatten_up_to(tree, value)
+    except (ValueError, TypeError):
+        return False
+    return all(leaf.fits(v) for leaf, v in zip(leaves, values, strict=True))

@@ -1,0 +1,200 @@
+"""Values: what may stand at a leaf, and how Python's values become it.
+
+A leaf is a NumPy array or scalar, `bytes`, a `Ragged`, `None`, or an object that describes itself
+with `__leaf_spec__` (a dataset, say). Python ints become int32, floats float32, strings bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.element.dtypes import string as string_dtype
+from penstock.element.ragged import Ragged
+from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec, TypeSpec
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+_INT32 = np.iinfo(np.int32)
+
+
+def as_value(value: Any, dtype: Any = None) -> Any:
+    """`value` as a leaf; `dtype` converts it (InvalidTypeError where that loses its kind)."""
+    if dtype is None:
+        return _as_leaf(value)
+    dtype = as_dtype(dtype)
+    if type(value) in _NUMBERS and dtype != string_dtype:
+        return np.asarray(value).astype(dtype.dtype)[()]
+    return convert(_as_leaf(value), dtype, value)
+
+
+def _as_leaf(value: Any) -> Any:
+    kind = type(value)
+    if kind is np.ndarray:
+        return _from_array(value)
+    if isinstance(value, np.generic):
+        return bytes_of(value) if value.dtype.kind in "SU" else value
+    if value is None or kind is bytes or isinstance(value, Ragged) or is_opaque(value):
+        return value
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if isinstance(value, int):
+        return _from_int(value)
+    if isinstance(value, float):
+        return np.float32(value)
+    if isinstance(value, complex):
+        return np.complex128(value)
+    if isinstance(value, (str, bytes)):
+        return bytes_of(value)
+    if isinstance(value, (list, tuple)):
+        return _from_list(value)
+    if hasattr(value, "__array__"):
+        return _from_array(np.asarray(value))
+    raise InvalidArgumentError(
+        f"penstock: a value of type {kind.__name__} cannot be an element; "
+        "use arrays, numbers, strings, or tuples and dicts of them"
+    )
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether `value` is a leaf that describes itself."""
+    return hasattr(type(value), "__leaf_spec__")
+
+
+def bytes_of(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _from_int(value: int) -> Any:
+    if _INT32.min <= value <= _INT32.max:
+        return np.int32(value)
+    try:
+        return np.int64(value)
+    except OverflowError:
+        raise InvalidArgumentError(f"penstock: {value} does not fit into 64 bits") from None
+
+
+def _from_array(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind in "SUO":
+        array = _bytes_array(array)
+    return array if array.ndim else array[()]
+
+
+def _bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    for item in array.flat:
+        if not isinstance(item, (str, bytes)):
+            raise InvalidArgumentError(
+                f"penstock: an object array holds strings only, got {type(item).__name__}"
+            )
+    result = np.empty(array.shape, object)
+    result.ravel()[:] = [bytes_of(item) for item in array.flat]
+    return result
+
+
+def _from_list(value: list[Any] | tuple[Any, ...]) -> Any:
+    """A (nested) list is one array; its numbers are Python's, so small, unless one is NumPy's."""
+    kinds = _kinds(value)
+    if any(issubclass(kind, str | bytes) for kind in kinds):
+        if not all(issubclass(kind, str | bytes) for kind in kinds):
+            raise InvalidArgumentError(f"penstock: {_short(value)} mixes strings and numbers")
+    elif not kinds <= _NUMBERS and not all(_arrayish(kind) for kind in kinds):
+        raise InvalidArgumentError(f"penstock: {_short(value)} cannot be made into an array")
+    try:
+        array = np.array(value)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"penstock: the rows of {_short(value)} differ in length; "
+            "use penstock.Ragged for ragged data, or a tuple for a structure"
+        ) from None
+    return _from_array(narrow(array) if kinds <= _NUMBERS else array)
+
+
+_NUMBERS = {bool, int, float, complex}
+
+
+def _arrayish(kind: type) -> bool:
+    return kind in _NUMBERS or issubclass(kind, np.generic) or hasattr(kind, "__array__")
+
+
+def _kinds(value: Any) -> set[type]:
+    if isinstance(value, (list, tuple)):
+        return set().union(*(_kinds(item) for item in value)) if value else set()
+    return {type(value)}
+
+
+def narrow(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of Python's numbers, in the dtypes that TensorFlow gives them."""
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64:
+        fits = array.size == 0 or (array.min() >= _INT32.min and array.max() <= _INT32.max)
+        return array.astype(np.int32) if fits else array
+    return array
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def convert(leaf: Any, dtype: DType, shown: Any = None) -> Any:
+    """`leaf` in another dtype, where the kinds allow it."""
+    if isinstance(leaf, Ragged):
+        return Ragged(convert(leaf.values, dtype), leaf.row_splits)
+    is_text = isinstance(leaf, bytes) or getattr(leaf, "dtype", np.dtype(int)).kind == "O"
+    if is_text != (dtype == string_dtype) or leaf is None or is_opaque(leaf):
+        what = leaf if shown is None else shown
+        raise InvalidTypeError(f"penstock: {_short(what)} cannot be converted to {dtype.name}")
+    return leaf if is_text else leaf.astype(dtype.dtype, copy=False)
+
+
+def spec_of_leaf(leaf: Any) -> TypeSpec:
+    """The spec of one leaf, as exact as it is."""
+    if isinstance(leaf, bytes):
+        return TensorSpec((), string_dtype)
+    if isinstance(leaf, Ragged):
+        return RaggedTensorSpec(leaf.shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    if leaf is None:
+        return NoneTensorSpec()
+    if is_opaque(leaf):
+        spec: TypeSpec = leaf.__leaf_spec__()
+        return spec
+    return TensorSpec(leaf.shape, of_numpy(leaf.dtype))
+
+
+def as_element(value: Any) -> Any:
+    """A structure with every leaf converted by `as_value`."""
+    leaves, tree = nest.flatten(value)
+    return nest.unflatten(tree, [as_value(leaf) for leaf in leaves])
+
+
+def spec_of(element: Any) -> Any:
+    """The spec of an element."""
+    return nest.map_structure(spec_of_leaf, element)
+
+
+def zeros(spec: TypeSpec, rows: int = 1) -> Any:
+    """A made-up leaf for a spec: zeros, empty strings, unknown dimensions `rows` long."""
+    if isinstance(spec, RaggedTensorSpec):
+        return _zero_ragged(spec, rows)
+    if not isinstance(spec, TensorSpec):
+        return None
+    shape = tuple(rows if d is None else d for d in spec.shape.dims or ())
+    array = np.zeros(shape, spec.dtype.dtype)
+    if spec.dtype == string_dtype:
+        array.fill(b"")
+    return array if shape else array[()]
+
+
+def _zero_ragged(spec: RaggedTensorSpec, rows: int) -> Any:
+    dims = tuple(rows if d is None else d for d in spec.shape.dims or (rows, rows))
+    value: Any = np.zeros(
+        (int(np.prod(dims[: spec.ragged_rank + 1])), *dims[spec.ragged_rank + 1 :])
+    )
+    value = value.astype(spec.dtype.dtype)
+    for depth in range(spec.ragged_rank, 0, -1):
+        count = int(np.prod(dims[:depth]))
+        value = Ragged(value, np.arange(count + 1) * dims[depth])
+    return value

@@ -1,0 +1,1 @@
+"""The engine: a plan becomes chunks. Random access, streams, threads, states, meters."""

@@ -1,0 +1,250 @@
+"""Random access: a plan as a pure function *index -> elements*.
+
+`access(node)` gives the reader of a plan that nothing blocks. A reader gets an index (a `range`
+for views, an array for gathers) and the epoch, and answers with one chunk. It holds no position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.element import columns, nest
+from penstock.element.chunk import Chunk
+from penstock.element.index import Index, array_of, groups, scaled, slice_of
+from penstock.element.values import as_value
+from penstock.engine.calls import Calls
+from penstock.engine.collate import Collate, batched, collate_of
+from penstock.engine.mapped import Mapped, TakeRows
+from penstock.engine.permute import shuffled
+from penstock.errors import InvalidArgumentError
+from penstock.plan.nodes import (
+    INFINITE,
+    AssertCardinality,
+    Batch,
+    Choices,
+    Concatenate,
+    Counter,
+    Enumerate,
+    Map,
+    Node,
+    Prefetch,
+    Random,
+    Range,
+    Repeat,
+    Shard,
+    Shuffle,
+    Skip,
+    Slices,
+    Take,
+    WithOptions,
+    Zip,
+)
+from penstock.plan.seeds import derive, derive_array, generator
+
+Epoch = tuple[int, ...]
+"""Which pass this is: the number of the iteration, then of each repetition around."""
+
+Reader = Callable[[Index, Epoch], Chunk]
+Specs = Callable[[Node], Any]
+
+
+def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
+    """The reader of a plan with random access.
+
+    `specs` tells a plan's spec where one is needed, `take` gathers rows from a column.
+    """
+    read = [access(part, specs, take) for part in node.inputs]
+    match node:
+        case Slices(data):
+            return partial(_slices, data.chunk, Mapped(data.chunk), take)
+        case Range(start, _, step, dtype):
+            if not (dtype.is_integer or dtype.is_floating):
+                raise InvalidArgumentError(
+                    f"Dataset.range: output_type must be a type of numbers, got {dtype.name}"
+                )
+            return partial(_range, start, step, dtype.dtype)
+        case Counter(start, step, dtype):
+            return partial(_counter, start, step, dtype.dtype)
+        case Random(seed, again):
+            return partial(_random, seed, again)
+        case Choices(weights, seed, again):
+            return partial(_choices, np.cumsum(weights) / np.sum(weights), seed, again)
+        case Map():
+            return partial(_map, read[0], node, Calls("map", node.function))
+        case Batch(source, size):
+            collate = collate_of(node, lambda: specs(source))
+            length = source.cardinality if source.cardinality >= 0 else 1 << 62
+            return partial(_batch, read[0], collate, size, length)
+        case Shuffle():
+            return partial(_shuffle, read[0], node)
+        case Repeat(source):
+            return partial(_repeat, read[0], round_length(source), source.by_epoch)
+        case Skip(_, count):
+            return lambda index, epoch: read[0](scaled(index, 1, count), epoch)
+        case Shard(_, shards, offset):
+            return lambda index, epoch: read[0](scaled(index, shards, offset), epoch)
+        case Enumerate(_, start):
+            return partial(_enumerate, read[0], start)
+        case Zip(_, tree):
+            return partial(_zip, read, tree)
+        case Concatenate(first):
+            return partial(_concatenate, read[0], read[1], first.cardinality)
+        case Take() | Prefetch() | WithOptions() | AssertCardinality():
+            return read[0]
+        case _:
+            raise AssertionError(f"{node.label} has no random access: {node.blocked}")
+
+
+def round_length(source: Node) -> int:
+    """How many elements one round of a repeated plan has."""
+    return max(source.cardinality, 1) if source.cardinality != INFINITE else 1 << 62
+
+
+def key_of(seed: int, epoch: Epoch, varies: bool) -> int:
+    """The key of a random operator: the same for every epoch, or another for each."""
+    return derive(seed, *epoch) if varies else derive(seed)
+
+
+def leaf(column: Any) -> Chunk:
+    """A chunk of bare leaves."""
+    return Chunk(nest.LEAF, [column], len(column))
+
+
+def _slices(rows: Chunk, mapped: Mapped, take: TakeRows, index: Index, epoch: Epoch) -> Chunk:
+    if isinstance(index, range):
+        part = slice_of(index)
+        return Chunk(rows.tree, [column[part] for column in rows.columns], len(index))
+    return mapped.gather(rows, index, take)
+
+
+def _range(start: int, step: int, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
+    scale = scaled(index, step, start)
+    if isinstance(scale, range):
+        return leaf(np.arange(scale.start, scale.stop, scale.step, dtype=dtype))
+    return leaf(scale.astype(dtype, copy=False))
+
+
+def _counter(start: Any, step: Any, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
+    return leaf((start + array_of(index) * step).astype(dtype, copy=False))
+
+
+def _random(seed: int, again: bool, index: Index, epoch: Epoch) -> Chunk:
+    words = derive_array(key_of(seed, epoch, again), array_of(index))
+    return leaf((words >> np.uint64(32)).astype(np.int64))
+
+
+def _choices(edges: Any, seed: int, again: bool, index: Index, epoch: Epoch) -> Chunk:
+    words = derive_array(key_of(seed, epoch, again), array_of(index))
+    points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    picked = np.searchsorted(edges, points, side="right")
+    return leaf(np.minimum(picked, len(edges) - 1))
+
+
+def _map(read: Reader, node: Map, calls: Calls, index: Index, epoch: Epoch) -> Chunk:
+    rows = read(index, epoch)
+    numbers = array_of(index)
+    if node.vectorized:
+        return vectorized(calls, rows, int(numbers[0]))
+    elements = rows.elements()
+    results = []
+    for number, element in zip(numbers.tolist(), elements, strict=True):
+        more = () if node.random is None else (generator(node.random, *epoch, number),)
+        results.append(as_result(calls.one(element, number, *more)))
+    return Chunk.of(results, calls.where, int(numbers[0]))
+
+
+def as_result(value: Any) -> Any:
+    """What a function returned, as an element: a list at the top is a tuple."""
+    return tuple(value) if type(value) is list else value
+
+
+def vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
+    """A function of whole columns; it must give back as many rows as it got."""
+    value = nest.unflatten(rows.tree, rows.columns)
+    result = as_result(calls.one(value, ordinal))
+    return columns_of(result, len(rows), calls.where)
+
+
+def columns_of(result: Any, size: int, where: str) -> Chunk:
+    """A structure of columns as a chunk of `size` elements."""
+    from_leaves, tree = nest.flatten(result)
+    made = [as_column(value, size, where) for value in from_leaves]
+    return Chunk(tree, made, size)
+
+
+def as_column(value: Any, size: int, where: str) -> Any:
+    column = as_value(value)
+    rows = len(column) if hasattr(column, "__len__") and np.ndim(column) else None
+    if rows != size:
+        raise InvalidArgumentError(
+            f"{where} was given {size} rows but returned "
+            f"{'a scalar' if rows is None else f'{rows} rows'}; "
+            "with vectorized=True a function gets and gives whole columns"
+        )
+    return column
+
+
+def _batch(
+    read: Reader, collate: Collate, size: int, length: int, index: Index, epoch: Epoch
+) -> Chunk:
+    members, sizes = groups(index, size, length)
+    return batched(collate, read(members, epoch), sizes)
+
+
+def _shuffle(read: Reader, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
+    length = node.cardinality
+    key = key_of(node.seed, epoch, node.reshuffle)
+    order = shuffled(index, length if length >= 0 else None, node.buffer, key)
+    return read(order, epoch)
+
+
+def _repeat(read: Reader, length: int, by_epoch: bool, index: Index, epoch: Epoch) -> Chunk:
+    if isinstance(index, range) and index[0] // length == index[-1] // length:
+        again = index[0] // length
+        return read(scaled(index, 1, -again * length), (*epoch, again))
+    rounds, within = np.divmod(array_of(index), length)
+    if not by_epoch:
+        return read(within, (*epoch, 0))
+    numbers, where = np.unique(rounds, return_inverse=True)
+    order = np.argsort(where, kind="stable")
+    parts = [read(within[where == i], (*epoch, int(n))) for i, n in enumerate(numbers)]
+    return Chunk.join(parts).take(np.argsort(order, kind="stable"))
+
+
+def _enumerate(read: Reader, start: int, index: Index, epoch: Epoch) -> Chunk:
+    return pair(leaf(array_of(scaled(index, 1, start))), read(index, epoch))
+
+
+def pair(numbers: Chunk, rows: Chunk) -> Chunk:
+    """Numbers and elements, side by side."""
+    return beside(nest.PAIR, [numbers, rows])
+
+
+def _zip(readers: list[Reader], tree: nest.Tree, index: Index, epoch: Epoch) -> Chunk:
+    return beside(tree, [read(index, epoch) for read in readers])
+
+
+def beside(tree: nest.Tree, parts: list[Chunk]) -> Chunk:
+    """Chunks of one length, side by side in the structure `tree`."""
+    grafted = nest.graft(tree, tuple(part.tree for part in parts))
+    return Chunk(grafted, [column for part in parts for column in part.columns], len(parts[0]))
+
+
+def _concatenate(first: Reader, second: Reader, length: int, index: Index, epoch: Epoch) -> Chunk:
+    if length < 0 or (max(index[0], index[-1]) < length and isinstance(index, range)):
+        return first(index, epoch)
+    if isinstance(index, range) and min(index[0], index[-1]) >= length:
+        return second(scaled(index, 1, -length), epoch)
+    numbers = array_of(index)
+    early = numbers < length
+    parts = []
+    if early.any():
+        parts.append(first(numbers[early], epoch))
+    if not early.all():
+        parts.append(second(numbers[~early] - length, epoch))
+    order = np.argsort(~early, kind="stable")
+    return Chunk.join(parts).take(np.argsort(order, kind="stable"))

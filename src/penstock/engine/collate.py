@@ -1,0 +1,170 @@
+"""Collating: rows become batches. One function per way of batching, on columns.
+
+A collate function gets rows and the sizes of the batches to make of them; where a batch cannot
+be made it raises `UnstackableError` with the number of batches that come before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.element import columns, nest
+from penstock.element.chunk import Chunk
+from penstock.element.columns import UNSTACKABLE, Column
+from penstock.element.ragged import Ragged
+from penstock.element.spec import RaggedTensorSpec
+from penstock.element.values import zeros
+from penstock.errors import DataLossError, InvalidArgumentError, OpError
+from penstock.plan.nodes import Batch, PaddedBatch, RaggedBatch
+
+Collate = Callable[[Chunk, list[int]], Chunk]
+
+
+class UnstackableError(Exception):
+    """Batch number `index` cannot be made, because of `error`."""
+
+    def __init__(self, index: int, error: OpError) -> None:
+        super().__init__(index, error)
+        self.index = index
+        self.error = error
+
+
+def collate_of(node: Batch, spec: Callable[[], Any]) -> Collate:
+    """How `node` makes batches; `spec` gives its input's spec, if that is needed."""
+    match node:
+        case PaddedBatch():
+            return partial(_padded, node)
+        case RaggedBatch():
+            leaves = nest.flatten(node.spec_from(spec()))[0]
+            return partial(_ragged, node, leaves)
+        case _:
+            return stacked
+
+
+def batched(collate: Collate, rows: Chunk, sizes: list[int]) -> Chunk:
+    """All batches; for callers that cannot keep some for later."""
+    try:
+        return collate(rows, sizes)
+    except UnstackableError as failed:
+        raise failed.error from None
+
+
+def stacked(rows: Chunk, sizes: list[int]) -> Chunk:
+    """Rows under one leading axis."""
+    size = sizes[0]
+    if sizes[-1] == size and len(rows) == size * len(sizes):
+        made = [columns.stack(column, size) for column in rows.columns]
+        if all(column is not None for column in made):
+            return Chunk(rows.tree, made, len(sizes))  # type: ignore[arg-type]
+    return Chunk(rows.tree, [_stack_each(column, sizes) for column in rows.columns], len(sizes))
+
+
+def _stack_each(column: Column, sizes: list[int]) -> Column:
+    leaves = columns.stack_each(column, sizes)
+    for index, leaf in enumerate(leaves):
+        if leaf is UNSTACKABLE:
+            start = sum(sizes[:index])
+            shapes = [np.shape(x) for x in column[start : start + sizes[index]]]
+            odd = next(shape for shape in shapes if shape != shapes[0])
+            raise UnstackableError(
+                index,
+                InvalidArgumentError(
+                    f"Dataset.batch: elements of one batch have shapes {shapes[0]} and {odd}; "
+                    "use padded_batch or ragged_batch"
+                ),
+            )
+    return columns.make(leaves)
+
+
+def _padded(node: PaddedBatch, rows: Chunk, sizes: list[int]) -> Chunk:
+    shapes = node.shapes or (None,) * len(rows.columns)
+    values = node.values or (None,) * len(rows.columns)
+    made: list[Column] = []
+    for column, shape, value in zip(rows.columns, shapes, values, strict=True):
+        dims = None if shape is None else shape.dims
+        made.append(_pad_each(column, sizes, dims, value))
+    return Chunk(rows.tree, made, len(sizes))
+
+
+def _pad_each(column: Column, sizes: list[int], dims: Any, value: Any) -> Column:
+    batches, start = [], 0
+    for index, size in enumerate(sizes):
+        part = column[start : start + size]
+        start += size
+        if type(part) is np.ndarray and (dims is None or dims == part.shape[1:]):
+            batches.append(part)
+        else:
+            batches.append(_pad(list(part), dims, value, index))
+    return columns.make(batches)
+
+
+def _pad(leaves: list[Any], dims: Any, value: Any, index: int) -> Any:
+    leaves = [np.asarray(leaf) for leaf in leaves]
+    largest = tuple(map(max, zip(*(leaf.shape for leaf in leaves), strict=True)))
+    target = tuple(
+        have if want is None else want for have, want in zip(largest, dims or largest, strict=True)
+    )
+    if any(have > want for have, want in zip(largest, target, strict=True)):
+        raise UnstackableError(
+            index,
+            DataLossError(
+                f"Dataset.padded_batch: an element of shape {largest} does not fit into "
+                f"padded_shapes {target}; use larger padded_shapes, or None for the batch's own"
+            ),
+        )
+    dtype = leaves[0].dtype
+    default: Any = b"" if dtype.kind == "O" else 0
+    out = np.full((len(leaves), *target), default if value is None else value, dtype)
+    if len(target) == 1 and dtype.kind != "O":
+        lengths = np.fromiter(map(len, leaves), np.int64, len(leaves))
+        out[np.arange(target[0]) < lengths[:, None]] = np.concatenate(leaves)
+    else:
+        for row, leaf in zip(out, leaves, strict=True):
+            row[tuple(slice(n) for n in leaf.shape)] = leaf
+    return out
+
+
+def _ragged(node: RaggedBatch, specs: list[Any], rows: Chunk, sizes: list[int]) -> Chunk:
+    made: list[Column] = []
+    for column, spec in zip(rows.columns, specs, strict=True):
+        if isinstance(spec, RaggedTensorSpec):
+            made.append(_ragged_each(column, sizes, spec, node.row_splits.dtype))
+        else:
+            made.append(_stack_each(column, sizes))
+    return Chunk(rows.tree, made, len(sizes))
+
+
+def _ragged_each(column: Column, sizes: list[int], spec: Any, splits: Any) -> Column:
+    if splits.kind != "i":
+        raise UnstackableError(
+            0,
+            InvalidArgumentError(
+                f"Dataset.ragged_batch: row_splits_dtype must be int32 or int64, got {splits}"
+            ),
+        )
+    batches: list[Any] = []
+    start = 0
+    for size in sizes:
+        leaves = [_nested(leaf, spec.ragged_rank - 1) for leaf in column[start : start + size]]
+        batches.append(_with_splits(Ragged.from_rows(leaves, zeros(spec).dtype), splits))
+        start += size
+    return batches
+
+
+def _nested(leaf: Any, rank: int) -> Any:
+    """A dense leaf as `rank` levels of ragged rows."""
+    if rank <= 0 or isinstance(leaf, Ragged):
+        return leaf
+    splits = np.arange(leaf.shape[0] + 1) * leaf.shape[1]
+    flat = leaf.reshape(-1, *leaf.shape[2:])
+    return Ragged(_nested(flat, rank - 1), splits)
+
+
+def _with_splits(ragged: Ragged, splits: Any) -> Ragged:
+    values = ragged.values
+    inner = _with_splits(values, splits) if isinstance(values, Ragged) else values
+    return Ragged(inner, ragged.row_splits.astype(splits, copy=False))

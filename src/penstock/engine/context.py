@@ -1,0 +1,49 @@
+"""What a running plan is told about the world around it.
+
+The engine never reaches for the outside: whoever runs it hands down an `Environment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.engine.access import Epoch
+from penstock.engine.meters import Meters
+from penstock.plan.nodes import Node
+from penstock.plan.options import Options
+from penstock.plan.seeds import derive
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The outside world: `wrap` makes the dataset that users' functions see from a plan, `spec`
+    tells a plan's spec, which may take a call of a user's function."""
+
+    wrap: Callable[[Node], Any]
+    spec: Callable[[Node], Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One iteration: its epoch, the key of all that is drawn in it, its options and meters."""
+
+    environment: Environment
+    epoch: Epoch = (0,)
+    key: int = 0
+    options: Options = field(default_factory=Options)
+    meters: Meters = field(default_factory=Meters)
+
+    def repetition(self, number: int) -> Context:
+        return replace(self, epoch=(*self.epoch, number))
+
+    def inside(self, ordinal: int) -> Context:
+        """For a dataset that a function made of element `ordinal`."""
+        key = derive(self.key, *self.epoch, ordinal)
+        return replace(self, epoch=(*self.epoch, ordinal), key=key, meters=self.meters.inner())
+
+    @property
+    def inline(self) -> bool:
+        """Whether everything is to run in the caller's thread."""
+        return self.options.executor == "inline"

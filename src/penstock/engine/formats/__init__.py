@@ -1,0 +1,36 @@
+"""Files to records, one module per format; nothing here knows of plans, chunks or threads.
+
+A new format is a module with a reader that keeps the contract of `records.RecordReader`, and a
+line in the table below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.engine.formats.csv import CsvReader
+from penstock.engine.formats.files import Path
+from penstock.engine.formats.fixed import FixedReader
+from penstock.engine.formats.records import RecordReader
+from penstock.engine.formats.text import TextReader
+from penstock.engine.formats.tfrecord import TFRecordReader
+from penstock.errors import InvalidArgumentError
+
+READERS: dict[str, Callable[..., RecordReader[Any]]] = {
+    "text": TextReader,
+    "tfrecord": TFRecordReader,
+    "fixed": FixedReader,
+    "csv": CsvReader,
+}
+
+
+def open_reader(
+    format: str, path: Path, options: Mapping[str, Any], position: int = 0
+) -> RecordReader[Any]:
+    """A reader of `path` that goes on from `position`; `options` are its other arguments."""
+    if format not in READERS:
+        raise InvalidArgumentError(
+            f"open_reader: format must be one of {sorted(READERS)}, got {format!r}"
+        )
+    return READERS[format](path, position=position, **options)

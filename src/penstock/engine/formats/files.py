@@ -1,0 +1,186 @@
+"""Paths to bytes: opening, creating and finding files, on this machine or behind any fsspec URL.
+
+A path with `://` in it belongs to fsspec, every other one to the local disk. Whatever goes wrong
+leaves this module as one of `penstock.errors`, naming the path and the call it was made for.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, cast
+
+from penstock.engine.formats.inflate import WINDOW_BITS, Inflated
+from penstock.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+    OpError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnimplementedError,
+    UnknownError,
+)
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+DEFAULT_BLOCK = 256 * 1024
+_WRITE_BUFFER = 1024 * 1024
+
+
+def as_path(path: Path, call: str) -> str:
+    """The path as text; bytes that are no text survive the way there and back."""
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{call}: a path must be str, bytes or os.PathLike, got {path!r}"
+        ) from None
+
+
+def block_size(buffer_size: int | None, call: str) -> int:
+    """How many bytes to read at once; None and 0 leave the choice to us."""
+    if buffer_size is not None and buffer_size < 0:
+        raise InvalidArgumentError(f"{call}: buffer_size must be at least 0, got {buffer_size}")
+    return buffer_size or DEFAULT_BLOCK
+
+
+def open_bytes(
+    path: Path,
+    compression: str | None = None,
+    buffer_size: int | None = None,
+    call: str = "open_bytes",
+) -> BinaryIO:
+    """The uncompressed bytes of a file, from its start.
+
+    `read(n)` may give fewer than n bytes; only `b""` is the end.
+    """
+    name = as_path(path, call)
+    block = block_size(buffer_size, call)
+    compression = check_compression(compression, call)
+    file = _opened(name, "rb", 0, call)
+    if not compression:
+        return file
+    return cast(BinaryIO, Inflated(file, compression, name, block, call))
+
+
+def create_bytes(path: Path, call: str) -> BinaryIO:
+    """A new, empty file to write to; it replaces the one that was there."""
+    return _opened(as_path(path, call), "wb", _WRITE_BUFFER, call)
+
+
+def _opened(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
+    with reported(path, call):
+        if "://" in path:
+            return _opened_remote(path, mode)
+        return cast(BinaryIO, open(path, mode, buffering=buffering))
+
+
+def _opened_remote(url: str, mode: str) -> BinaryIO:
+    import fsspec
+
+    file = fsspec.open(url, mode).open()
+    if mode == "rb" and isinstance(file, io.BytesIO):
+        # A `memory://` file is one object for everybody who opens it, with one place to read at.
+        return io.BytesIO(file.getvalue())
+    return cast(BinaryIO, file)
+
+
+def check_compression(compression: str | None, call: str) -> str:
+    """`compression` itself, "" for None."""
+    if compression and compression not in tuple(WINDOW_BITS):
+        raise InvalidArgumentError(
+            f'{call}: compression_type must be "GZIP", "ZLIB", "" or None, got {compression!r}'
+        )
+    return compression or ""
+
+
+def size_of(file: BinaryIO) -> int | None:
+    """The length in bytes, or None where only reading to the end would tell. Moves the file."""
+    try:
+        return file.seek(0, os.SEEK_END) if file.seekable() else None
+    except ValueError:  # A stream that finds out too late that it cannot seek.
+        return None
+
+
+def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") -> list[str]:
+    """All files that match any of the patterns, sorted; one that matches two is there twice.
+
+    `*`, `?` and `[...]` stay within one path component and match hidden files too; a backslash
+    takes a character's meaning away.
+    """
+    if isinstance(patterns, str | bytes | os.PathLike):
+        patterns = [patterns]
+    names = [as_path(pattern, call) for pattern in patterns]
+    found = [path for name in names for path in _matches(name, call)]
+    if not found:
+        wanted = ", ".join(map(repr, names)) or "an empty list of patterns"
+        raise InvalidArgumentError(
+            f"{call}: no file matches {wanted}; check the pattern and the working directory"
+        )
+    return sorted(found, key=os.fsencode)
+
+
+def _matches(pattern: str, call: str) -> list[str]:
+    if "://" in pattern:
+        with reported(pattern, call):
+            return _remote_matches(pattern)
+    if not re.search(r"[*?\[\\]", pattern):
+        return [pattern] if os.path.exists(pattern) else []
+    # A wildcard in the first component: the answers begin with "./", as TensorFlow's do.
+    fixed = re.split(r"[*?\[\\]", pattern, maxsplit=1)[0]
+    rooted = pattern if "/" in fixed else "./" + pattern
+    return glob.glob(_python_pattern(rooted).rstrip("/"), include_hidden=True)
+
+
+def _python_pattern(pattern: str) -> str:
+    """What fnmatch(3) writes `\\*` and `[^a]`, Python's glob writes `[*]` and `[!a]`."""
+    pattern = re.sub(r"\\(.)", lambda escaped: glob.escape(escaped[1]), pattern)
+    return pattern.replace("[^", "[!")
+
+
+def _remote_matches(pattern: str) -> list[str]:
+    from fsspec.core import url_to_fs
+
+    system, inside = url_to_fs(pattern)
+    before, here, after = pattern.partition(inside)
+    names = system.glob(inside)
+    if not here:
+        return [system.unstrip_protocol(name) for name in names]
+    # Spelled as the user did: `memory://a/*` gives `memory://a/b`, a `zip://*::...` its archive.
+    return [f"{before}{name}{after}" for name in names]
+
+
+@contextmanager
+def reported(path: str, call: str) -> Iterator[None]:
+    """Exceptions of the operating system and of fsspec, as ours."""
+    try:
+        yield
+    except OpError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise ResourceExhaustedError(f"{call}: no space is left for {path!r}") from error
+        kind, problem = next(row[1:] for row in _KINDS if isinstance(error, row[0]))
+        raise kind(f"{call}: {path!r} {problem.format(error=error)}") from error
+
+
+_KINDS: tuple[tuple[type[Exception], type[OpError], str], ...] = (
+    (FileNotFoundError, NotFoundError, "does not exist"),
+    (IsADirectoryError, FailedPreconditionError, "is a directory; name the files in it"),
+    (NotADirectoryError, FailedPreconditionError, "leads through a file, not a directory"),
+    (PermissionError, PermissionDeniedError, "may not be opened by this user"),
+    (TimeoutError, DeadlineExceededError, "took too long to answer ({error})"),
+    (ConnectionError, UnavailableError, "cannot be reached ({error})"),
+    (OSError, UnknownError, "failed: {error}"),
+    (ImportError, UnimplementedError, "needs another package: {error}"),
+    (ValueError, InvalidArgumentError, "cannot be opened: {error}"),
+)

@@ -1,0 +1,72 @@
+"""Records of one fixed length, between a header and a footer that are left out.
+
+A file of the wrong length is refused before its first record. How long a compressed file is shows
+only at its end, so there the error comes after its records.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from penstock.engine.formats.files import Path, size_of
+from penstock.engine.formats.records import BlockReader
+from penstock.errors import DataLossError, InvalidArgumentError
+
+
+class FixedReader(BlockReader[bytes]):
+    """`position` is the byte after the last record; 0 stands before the header."""
+
+    call = "FixedLengthRecordDataset"
+
+    def __init__(
+        self,
+        path: Path,
+        record_bytes: int,
+        header_bytes: int = 0,
+        footer_bytes: int = 0,
+        compression: str | None = None,
+        buffer_size: int | None = None,
+        position: int = 0,
+    ) -> None:
+        _check_at_least(1, "record_bytes", record_bytes)
+        _check_at_least(0, "header_bytes", header_bytes)
+        _check_at_least(0, "footer_bytes", footer_bytes)
+        super().__init__(path, compression, buffer_size, position)
+        self._record_bytes = record_bytes
+        self._header_bytes, self._footer_bytes = header_bytes, footer_bytes
+
+    def _cut(self, limit: int) -> list[bytes]:
+        size, rest = self._record_bytes, len(self._buffer) - self._start
+        # What may still turn out to be the footer stays in the buffer.
+        count = min(limit, max(rest - self._footer_bytes, 0) // size)
+        if not count and not self._more and rest != self._footer_bytes:
+            raise DataLossError(self._misfit(self.position + rest))
+        end = self._start + count * size
+        records = [self._buffer[at : at + size] for at in range(self._start, end, size)]
+        self._start = end
+        self.position += count * size
+        return records
+
+    def _go_to(self, file: BinaryIO, position: int) -> None:
+        size = size_of(file)
+        if size is not None:
+            body = size - self._header_bytes - self._footer_bytes
+            if body < 0 or body % self._record_bytes:
+                raise InvalidArgumentError(self._misfit(size))
+            file.seek(0)
+        self.position = position or self._header_bytes
+        super()._go_to(file, self.position)
+
+    def _misfit(self, size: int) -> str:
+        return (
+            f"{self.call}: {self.path!r} has {size} bytes, which is not a header of "
+            f"{self._header_bytes}, records of {self._record_bytes} and a footer of "
+            f"{self._footer_bytes}; check record_bytes, header_bytes and footer_bytes"
+        )
+
+
+def _check_at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise InvalidArgumentError(
+            f"{FixedReader.call}: {name} must be at least {least}, got {value}"
+        )

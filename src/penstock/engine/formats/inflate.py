@@ -1,0 +1,83 @@
+"""Uncompressing GZIP and ZLIB files as they are read.
+
+Everything in front of a damaged place is given out before the error, and a file that ends too soon
+is an error too: a reader never mistakes half a file for a whole one.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from typing import Any, BinaryIO
+
+from penstock.errors import DataLossError
+
+WINDOW_BITS = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
+
+
+class Inflated(io.RawIOBase):
+    """The bytes inside a compressed file; several streams in a row are one, as with `cat`."""
+
+    def __init__(self, file: BinaryIO, compression: str, path: str, block: int, call: str) -> None:
+        self._file, self._block = file, block
+        self._window_bits = WINDOW_BITS[compression]
+        self._inflater = zlib.decompressobj(self._window_bits)
+        self._between_streams = True
+        self._input = b""
+        self._damaged = False
+        self._complaint = f"{call}: {path!r} is not a complete {compression} file"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            return self.readall()
+        if size == 0:
+            return b""
+        while not self._damaged:
+            data = self._input or self._file.read(self._block)
+            if not data and self._between_streams:
+                return b""
+            if output := self._inflate(data, size):
+                return output
+            if not data:
+                break
+        raise DataLossError(
+            f"{self._complaint}; it is damaged, cut short, or compressed in another way"
+        )
+
+    def _inflate(self, data: bytes, size: int) -> bytes:
+        before = self._inflater.copy()
+        try:
+            output = self._inflater.decompress(data, size)
+        except zlib.error:
+            self._damaged = True
+            return _until_damage(before, data)
+        self._between_streams = self._inflater.eof
+        if self._inflater.eof:
+            self._input = self._inflater.unused_data
+            self._inflater = zlib.decompressobj(self._window_bits)
+        else:
+            self._input = self._inflater.unconsumed_tail
+        return output
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _until_damage(inflater: Any, data: bytes) -> bytes:
+    """What a failed call would have given, had it stopped at the last good byte."""
+    output = []
+    for index in range(len(data)):
+        try:
+            output.append(inflater.decompress(data[index : index + 1]))
+        except zlib.error:
+            break
+    return b"".join(output)

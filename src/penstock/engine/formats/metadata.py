@@ -1,0 +1,66 @@
+"""What the folder of a saved dataset says about itself, in one small file, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engine.formats import headers
+from penstock.engine.formats.blocks import crc32c
+from penstock.engine.formats.folders import join, read_small
+from penstock.errors import DataLossError, FailedPreconditionError
+
+METADATA = "snapshot.metadata"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SavedInfo:
+    """A saved dataset: its spec, its shards (files, relative to the folder) and its length.
+
+    `run` is the folder of its files, `replaced` that of the run before it, if one was there.
+    """
+
+    spec: Any
+    shards: tuple[str, ...]
+    count: int
+    compression: str | None = None
+    run: str = ""
+    replaced: str = ""
+
+
+def to_bytes(info: SavedInfo) -> bytes:
+    spec = None if info.spec is None else headers.spec_to_json(info.spec)
+    text = json.dumps(info.__dict__ | {"spec": spec, "version": VERSION}, indent=1).encode()
+    return b"%08x %b" % (crc32c(text), text)
+
+
+def find(path: str, call: str) -> SavedInfo | None:
+    """What a folder holds; None if nothing was (completely) saved there."""
+    data = read_small(join(path, METADATA), call)
+    if data is None:
+        return None
+    try:
+        return _from_bytes(data)
+    except FailedPreconditionError as error:
+        raise FailedPreconditionError(f"{call}: {path!r} cannot be read: {error.message}") from None
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataLossError(
+            f"{call}: {join(path, METADATA)!r} is damaged, or no file of penstock's ({error}); "
+            "delete it, and write the dataset anew"
+        ) from error
+
+
+def _from_bytes(data: bytes) -> SavedInfo:
+    crc, text = data[:8], data[9:]
+    if b"%08x " % crc32c(text) != crc + b" ":
+        raise ValueError("its checksum is wrong")
+    found = json.loads(text)
+    if found.pop("version") != VERSION:
+        raise ValueError("it is of another version")
+    if not all(re.fullmatch(r"\d*", found[run]) for run in ("run", "replaced")):
+        raise ValueError("a run is a number")
+    spec = found["spec"] if found["spec"] is None else headers.spec_from_json(found["spec"])
+    return SavedInfo(**found | {"spec": spec, "shards": tuple(found["shards"])})

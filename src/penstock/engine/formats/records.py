@@ -1,0 +1,126 @@
+"""What every file format offers: records, and a position to go on from.
+
+A reader takes big blocks from its file and cuts them up; it never asks the file for one record.
+It opens its file at the first `read`, so a missing file is an error only when it is reached.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import BinaryIO, ClassVar, Generic, Protocol, TypeVar
+
+from penstock.engine.formats.files import Path, as_path, block_size, open_bytes, reported, size_of
+from penstock.errors import DataLossError, InvalidArgumentError
+
+Record = TypeVar("Record")
+
+
+class RecordReader(Protocol[Record]):
+    """The records of one file, in order."""
+
+    @property
+    def position(self) -> int:
+        """Where to go on from: all records given so far lie before it, all others after."""
+
+    def read(self, limit: int) -> list[Record]:
+        """1 to `limit` records, [] at the end.
+
+        An error comes after all records before it, and ends the reader.
+        """
+
+    def close(self) -> None:
+        """Ends the reader; a second time does nothing."""
+
+
+class BlockReader(ABC, Generic[Record]):
+    """A reader whose subclass only says how to cut records from the front of a buffer.
+
+    `_buffer[_start:]` are the bytes that have been read and not cut; `_more` says whether the file
+    may have others.
+    """
+
+    call: ClassVar[str]
+
+    def __init__(
+        self, path: Path, compression: str | None, buffer_size: int | None, position: int
+    ) -> None:
+        if position < 0:
+            raise InvalidArgumentError(f"{self.call}: position must be at least 0, got {position}")
+        self.path = as_path(path, self.call)
+        self.position = position
+        self._compression = compression
+        self._block = block_size(buffer_size, self.call)
+        self._file: BinaryIO | None = None
+        self._buffer, self._start = b"", 0
+        self._more = True
+        self._ended = False
+
+    @abstractmethod
+    def _cut(self, limit: int) -> list[Record]:
+        """Up to `limit` records that lie complete in the buffer; moves `position` behind them.
+
+        [] asks for more bytes or, when there are no more, means the end. At a damaged record: the
+        records before it, and the error only when it is the first.
+        """
+
+    def read(self, limit: int) -> list[Record]:
+        if limit < 1:
+            raise InvalidArgumentError(f"{self.call}: limit must be at least 1, got {limit}")
+        if self._ended:
+            return []
+        records: list[Record] = []
+        try:
+            while not (records := self._cut(limit)) and self._more:
+                self._fill()
+        finally:
+            if not records:
+                self.close()
+        return records
+
+    def _fill(self) -> None:
+        with reported(self.path, self.call):
+            if self._file is None:
+                self._file = self._open()
+            rest = self._buffer[self._start :]
+            # As much again as there is: a record of any length costs time in proportion to it,
+            # and memory in proportion to the bytes that are really there.
+            block = self._file.read(max(self._block, len(rest)))
+        self._more = bool(block)
+        self._buffer, self._start = rest + block, 0
+
+    def _open(self) -> BinaryIO:
+        file = open_bytes(self.path, self._compression, self._block, self.call)
+        try:
+            self._go_to(file, self.position)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _go_to(self, file: BinaryIO, position: int) -> None:
+        if not position:
+            return
+        size = size_of(file)
+        if size is not None:
+            file.seek(min(position, size))
+            missing = max(position - size, 0)
+        else:
+            missing = _skip(file, position)
+        if missing:
+            raise DataLossError(
+                f"{self.call}: {self.path!r} ends {missing} bytes before position {position}; "
+                "it is not the file that the position was taken from"
+            )
+
+    def close(self) -> None:
+        self._ended, self._more = True, False
+        self._buffer, self._start = b"", 0
+        if self._file is not None:
+            self._file.close()
+
+
+def _skip(file: BinaryIO, count: int) -> int:
+    """Reads `count` bytes away; how many were not there."""
+    while count and (block := file.read(min(count, 1024 * 1024))):
+        count -= len(block)
+    return count

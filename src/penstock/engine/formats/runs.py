@@ -1,0 +1,165 @@
+"""Runs: one writing of elements into a folder, under a number of its own.
+
+Nothing that a reader sees changes before `commit`, so a writer may fail or die anywhere. A run
+removes only what its lock file and the folder's metadata call a run: never anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+from penstock.element.spec import relax
+from penstock.engine.formats import headers, metadata
+from penstock.engine.formats.blocks import check_packing
+from penstock.engine.formats.chunks import ChunkWriter
+from penstock.engine.formats.fitting import fitted, spec_of_chunk
+from penstock.engine.formats.folders import join, open_folder
+from penstock.engine.formats.locks import LockFile
+from penstock.engine.formats.metadata import METADATA, SavedInfo
+from penstock.errors import DataLossError, InvalidArgumentError
+
+SPEC = "dataset_spec.pb"
+"""The spec again: programs written for TensorFlow look whether this file is there."""
+
+Shard = Callable[[Any], int]
+"""Tells the number of the shard that an element goes to."""
+
+_OPEN_FILES = 64
+_SHARDS = 1 << 62
+
+
+class RunWriter:
+    """Writes elements by shards; their spec is checked if it is given, and found out if not."""
+
+    def __init__(
+        self, path: str, compression: str | None, shard: Shard | None, call: str, spec: Any = None
+    ) -> None:
+        self._path, self._call, self._shard = path, call, shard
+        self._declared, self._found = spec, spec
+        self._packing = check_packing(compression, call)
+        if spec is not None:
+            self._check_spec()
+        self._folder = open_folder(path, call)
+        self._remote = "://" in path
+        self._made = self._folder.make("")
+        self._lock = LockFile(join(path, "lockfile"), path, call, self._clean)
+        if not self._remote:
+            self._lock.acquire()
+        self._run, self._pid = self._lock.token, os.getpid()
+        self._writers: dict[int, ChunkWriter] = {}
+        self._open: dict[int, ChunkWriter] = {}
+        self._count = 0
+        self._committed = False
+
+    def _check_spec(self) -> None:
+        try:
+            headers.spec_to_json(self._declared)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{self._call}: {error.message}") from None
+
+    def write(self, chunk: Chunk) -> None:
+        self._note(chunk)
+        if self._shard is None:
+            self._writer(0).write(chunk)
+        else:
+            numbers = np.array([self._number(self._shard(row)) for row in chunk.elements()])
+            for number in np.unique(numbers).tolist():
+                self._writer(number).write(chunk.take(np.flatnonzero(numbers == number)))
+        self._count += len(chunk)
+
+    def _note(self, chunk: Chunk) -> None:
+        if self._declared is not None:
+            fitted(chunk, self._declared, self._call)
+        elif self._found is None:
+            self._found = spec_of_chunk(chunk)
+        else:
+            self._found = relax(self._found, spec_of_chunk(chunk), self._call)
+
+    def _number(self, result: Any) -> int:
+        try:
+            number = operator.index(result)
+        except TypeError:
+            number = -1
+        if not 0 <= number < _SHARDS:
+            raise InvalidArgumentError(
+                f"{self._call}: shard_func must return the number of a shard, an integer of at "
+                f"least 0, got {result!r:.80}"
+            )
+        return number
+
+    def _writer(self, number: int) -> ChunkWriter:
+        """The writer of a shard. Not all files stay open: there may be more shards than handles."""
+        writer = self._writers.get(number)
+        if writer is None:
+            self._folder.make(f"{self._run}/{number:08}.shard")
+            path = join(self._path, self._file(number))
+            writer = self._writers[number] = ChunkWriter(path, self._packing, self._call)
+        self._open.pop(number, None)
+        self._open[number] = writer
+        if len(self._open) > _OPEN_FILES and not self._remote:
+            self._open.pop(next(iter(self._open))).pause()
+        return writer
+
+    def _file(self, number: int) -> str:
+        return f"{self._run}/{number:08}.shard/{0:08}.snapshot"
+
+    def commit(self) -> bool:
+        """Makes this run what readers find; False if somebody took the folder over meanwhile."""
+        for writer in self._writers.values():
+            writer.close()
+        if not self._remote and not self._lock.held():
+            self.abandon()
+            return False
+        before = self._before()
+        shards = tuple(self._file(number) for number in sorted(self._writers))
+        info = SavedInfo(self._found, shards, self._count, self._packing, self._run, before)
+        self._folder.replace(METADATA, metadata.to_bytes(info))
+        self._committed = True
+        if self._found is not None:
+            spec = json.dumps(headers.spec_to_json(self._found)).encode()
+            self._folder.replace(SPEC, spec)
+        self._remove(before)
+        self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        """Lets go of the folder, and of this run unless it was committed; twice is fine."""
+        if os.getpid() != self._pid:
+            return  # A forked child: the run is its parent's.
+        if not self._committed:
+            for writer in self._writers.values():
+                writer.abandon()
+            self._writers = {}
+            self._remove(self._run)
+        self._lock.release()
+        if self._made and not self._committed:
+            with contextlib.suppress(OSError):
+                os.rmdir(self._path)
+
+    def _before(self) -> str:
+        """The run that readers find now."""
+        try:
+            info = metadata.find(self._path, self._call)
+        except DataLossError:
+            return ""
+        return "" if info is None else info.run
+
+    def _remove(self, run: str) -> None:
+        if run:
+            self._folder.remove(run)
+
+    def _clean(self, run: str) -> None:
+        """Removes what a writer left that died before it could do so itself."""
+        if self._before() != run:
+            self._remove(run)
+            return
+        info = metadata.find(self._path, self._call)
+        self._remove("" if info is None else info.replaced)

@@ -1,0 +1,71 @@
+"""Saved datasets: a folder with elements in chunk files, by shards, and what they are.
+
+    snapshot.metadata                  the spec, the run, its shards and counts
+    dataset_spec.pb                    the spec again
+    <run>/<number>.shard/<n>.snapshot  the elements of one shard, a chunk file
+
+What is not in `snapshot.metadata` does not exist for a reader. The names are TensorFlow's, what is
+in the files is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock.element.chunk import Chunk
+from penstock.engine.formats.blocks import check_packing
+from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.fitting import fitted
+from penstock.engine.formats.folders import join
+from penstock.engine.formats.metadata import SavedInfo, find
+from penstock.engine.formats.runs import RunWriter, Shard
+from penstock.errors import AbortedError, NotFoundError
+
+__all__ = ["ChunkWriter", "SavedInfo", "describe", "read", "read_chunks", "write"]
+
+
+def write(
+    path: str, chunks: Iterable[Chunk], spec: Any, compression: str | None, shard: Shard | None
+) -> None:
+    """Saves elements into a folder; what was saved there before is replaced, at the very end."""
+    run = RunWriter(path, compression, shard, "Dataset.save", spec)
+    try:
+        for chunk in chunks:
+            run.write(chunk)
+        if not run.commit():
+            raise AbortedError(
+                f"Dataset.save: somebody else has begun to write {path!r} anew; "
+                "give each its own folder"
+            )
+    finally:
+        run.abandon()
+
+
+def describe(path: str, compression: str | None = None) -> SavedInfo:
+    """What a folder holds; NotFoundError if no dataset was (completely) saved there.
+
+    A wrong `compression` is noticed only when elements are read.
+    """
+    check_packing(compression, "Dataset.load")
+    info = find(path, "Dataset.load")
+    if info is None:
+        raise NotFoundError(
+            f"Dataset.load: {path!r} holds no saved dataset; write one there with Dataset.save"
+        )
+    return info
+
+
+def read(
+    path: str, shards: Iterable[str], compression: str | None, spec: Any, call: str
+) -> Iterator[Chunk]:
+    """The elements of some shards, one after the other; InvalidArgumentError if `spec` is wrong."""
+    for shard in shards:
+        try:
+            for chunk in read_chunks(join(path, shard), compression, call):
+                yield fitted(chunk, spec, f"{call}: {path!r}")
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"{call}: {shard!r} in {path!r} is gone; if the dataset was written anew, "
+                "load it again"
+            ) from error

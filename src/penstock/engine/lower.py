@@ -1,0 +1,273 @@
+"""Lowering: a plan and a state become streams. `open_plan` is the only way to start one.
+
+A plan with random access is opened at a position, all the way down; any other plan gets back the
+states that its operators saved. Prefetching and parallel calls leave no trace in a state.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from penstock.element.chunk import Chunk
+from penstock.engine.access import access, key_of, round_length
+from penstock.engine.collate import collate_of
+from penstock.engine.context import Context
+from penstock.engine.meters import Meter
+from penstock.engine.parallel import Gather, ParallelMapStream, PrefetchStream
+from penstock.engine.stream import State, Stream, discard
+from penstock.engine.streams import (
+    batching,
+    buffering,
+    counting,
+    elementwise,
+    files,
+    interleaving,
+    merging,
+    ordering,
+    sources,
+)
+from penstock.engine.tuning import Budget, Depth, Parallelism, cores
+from penstock.errors import FailedPreconditionError
+from penstock.plan import nodes
+from penstock.plan.nodes import Node
+
+_INNER_AHEAD = 16
+"""How many elements each inner dataset is read ahead, if they are read in parallel."""
+
+
+_GATHER_THREADS = 8
+"""More threads than that do not copy faster."""
+
+
+class Tap(Stream):
+    """Stands behind every operator: counts, times, and knows the position on random access."""
+
+    def __init__(self, stream: Stream, meter: Meter | None, position: int | None) -> None:
+        self.inputs = (stream,)
+        self._stream = stream
+        self._meter = meter
+        self._position = position
+        self._ended = False
+
+    def pull(self, limit: int) -> Chunk:
+        if self._ended:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            chunk = self._stream.pull(limit)
+        except StopIteration:
+            self._ended = True
+            raise
+        except Exception:
+            if self._position is not None:
+                self._position += 1
+            raise
+        if self._position is not None:
+            self._position += len(chunk)
+        if self._meter is not None:
+            self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)
+        return chunk
+
+    def save(self) -> State:
+        return self._stream.save() if self._position is None else self._position
+
+    def warm(self) -> None:
+        self._stream.warm()
+
+
+def open_plan(node: Node, state: State, context: Context) -> Stream:
+    """The streams of a plan, from a state (None: the start)."""
+    if isinstance(state, dict) and "skip" in state:
+        stream = open_plan(node, state["from"], context)
+        discard(stream, state["skip"])
+        return stream
+    if isinstance(node, nodes.WithOptions):
+        return open_plan(node.input, state, context)
+    if isinstance(node, nodes.Shard) and node.shards < 1:
+        raise FailedPreconditionError(
+            "Dataset.shard: SHARD_HINT is filled in when the dataset is distributed with "
+            "AutoShardPolicy.HINT; give the number of shards and the index to iterate here"
+        )
+    meter = context.meters.of(node)
+    if node.blocked is None:
+        return Tap(_at(node, state or 0, context), meter, state or 0)
+    return Tap(_from(node, state, context), meter, None)
+
+
+def _at(node: Node, start: int, context: Context) -> Stream:
+    """A plan with random access, from a position on."""
+    match node:
+        case nodes.Prefetch(source, size):
+            return _prefetch(open_plan(source, start, context), size, context)
+        case _ if node.pure:
+            return _accessed(node, start, context)
+        case nodes.Map(source):
+            return _map(node, open_plan(source, start, context), start, context)
+        case nodes.Batch(source, size):
+            return _batch(node, open_plan(source, start * size, context), context)
+        case nodes.Take(source, count):
+            return counting.TakeStream(open_plan(source, start, context), count - start)
+        case nodes.Skip(source, count):
+            return open_plan(source, start + count, context)
+        case nodes.Repeat(source, count):
+            number, within = divmod(start, round_length(source))
+            return ordering.RepeatStream(_rounds(source, context), count, number, within, True)
+        case nodes.Enumerate(source, first):
+            return counting.EnumerateStream(open_plan(source, start, context), first + start)
+        case nodes.Zip(parts, tree):
+            opened = tuple(open_plan(part, start, context) for part in parts)
+            return merging.ZipStream(opened, tree)
+        case nodes.Concatenate(first, second):
+            opens = [partial(_open, part, context) for part in (first, second)]
+            late = 0 <= first.cardinality <= start
+            position = start - first.cardinality if late else start
+            return merging.ConcatenateStream(opens, int(late), position)
+        case nodes.AssertCardinality(source):
+            return open_plan(source, start, context)
+        case _:
+            return _accessed(node, start, context)
+
+
+def _from(node: Node, state: State, context: Context) -> Stream:
+    """Any other plan, from what its operators saved."""
+    match node:
+        case nodes.Prefetch(source, size):
+            return _prefetch(open_plan(source, state, context), size, context)
+        case nodes.Cache(source, "", store):
+            return buffering.CacheStream(store, partial(_open, source, context), state)
+        case nodes.Cache(source, filename):
+            return files.FileCacheStream(filename, partial(_open, source, context), state)
+        case nodes.Snapshot(source):
+            return files.snapshot(node, source, context, open_plan, state)
+    own, inputs = (None, [None] * len(node.inputs)) if state is None else _parts(state)
+    match node:
+        case nodes.Repeat(source, count):
+            number, produced, done = own or (0, False, False)
+            number = count if done and count >= 0 else number
+            opens = _rounds(source, context)
+            return ordering.RepeatStream(opens, count, number, inputs[0], produced)
+        case nodes.Concatenate(first, second):
+            opens = [partial(_open, part, context) for part in (first, second)]
+            return merging.ConcatenateStream(opens, own or 0, inputs[0])
+        case nodes.Unbatch(source):
+            return batching.UnbatchStream("unbatch", open_plan(source, inputs[0], context), own)
+    streams = tuple(open_plan(i, s, context) for i, s in zip(node.inputs, inputs, strict=True))
+    return _over(node, streams, own, context)
+
+
+def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context) -> Stream:
+    """An operator over open inputs, with its own state."""
+    wrap = context.environment.wrap
+    match node:
+        case nodes.Generator():
+            return sources.GeneratorStream(node, own)
+        case nodes.Records():
+            return sources.RecordsStream(node, streams[0], own)
+        case nodes.Saved():
+            return sources.ChunksStream(partial(files.saved_chunks, node), own)
+        case nodes.Map():
+            return _map(node, streams[0], own, context)
+        case nodes.TakeWhile():
+            return elementwise.TakeWhileStream(node, streams[0], own)
+        case nodes.Filter():
+            return elementwise.FilterStream(node, streams[0], own)
+        case nodes.Interleave():
+            width = _width(node, context)
+            inner = partial(_inner, context, width > 0)
+            key = context.inside(0).key
+            return interleaving.InterleaveStream(node, streams[0], key, inner, width, own)
+        case nodes.Scan():
+            return elementwise.ScanStream(node, streams[0], own)
+        case nodes.IgnoreErrors(_, log_warning):
+            return elementwise.IgnoreErrorsStream(streams[0], log_warning)
+        case nodes.Batch():
+            return _batch(node, streams[0], context)
+        case nodes.Rebatch():
+            return batching.RebatchStream(node, streams[0], own)
+        case nodes.Window():
+            return batching.WindowStream(node, streams[0], wrap, own)
+        case nodes.GroupByWindow():
+            inner = partial(_inner, context, False)
+            return batching.GroupByWindowStream(node, streams[0], wrap, inner, own)
+        case nodes.Shuffle(_, buffer, seed, reshuffle):
+            key = key_of(seed, context.epoch, reshuffle)
+            return ordering.ShuffleStream(streams[0], buffer if buffer > 0 else None, key, own)
+        case nodes.Take(_, count):
+            return counting.TakeStream(streams[0], count if own is None else own)
+        case nodes.Skip(_, count):
+            return counting.SkipStream(streams[0], count if own is None else own)
+        case nodes.Shard(_, shards, index):
+            return counting.ShardStream(streams[0], shards, index, own)
+        case nodes.Enumerate(_, start):
+            return counting.EnumerateStream(streams[0], start if own is None else own)
+        case nodes.Unique():
+            return counting.UniqueStream(streams[0], own)
+        case nodes.AssertCardinality(_, count):
+            return counting.AssertCardinalityStream(streams[0], count, own)
+        case nodes.Zip(_, tree):
+            return merging.ZipStream(streams, tree)
+        case nodes.Choose():
+            return merging.ChooseStream(streams, node.stop_on_empty, own)
+        case _:
+            raise AssertionError(f"no stream for {node.label}")
+
+
+def _open(node: Node, context: Context, state: State) -> Stream:
+    return open_plan(node, state, context)
+
+
+def _rounds(source: Node, context: Context) -> Any:
+    return lambda number, state: open_plan(source, state, context.repetition(number))
+
+
+def _parts(state: State) -> tuple[State, list[State]]:
+    return state["own"], state["inputs"]
+
+
+def _accessed(node: Node, start: int, context: Context) -> Stream:
+    stop = node.cardinality if node.cardinality >= 0 else None
+    gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
+    read = access(node, context.environment.spec, gather)
+    return sources.AccessStream(read, context.epoch, start, stop, node.pure, gather.stop)
+
+
+def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
+    collate = collate_of(node, lambda: context.environment.spec(node.input))
+    return batching.BatchStream(node, source, collate)
+
+
+def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Stream:
+    ordinal, early = own if isinstance(own, list) else (own or 0, [])
+    alone = node.parallel is None or context.inline
+    if node.vectorized or (alone and not early):
+        return elementwise.MapStream(node, source, context.epoch, ordinal)
+    return ParallelMapStream(
+        source,
+        elementwise.map_calls(node, context.epoch),
+        partial(elementwise.arguments, node),
+        Parallelism(node.parallel or 1, Budget.of(context.options)),
+        node.deterministic is not False,
+        (ordinal, early),
+    )
+
+
+def _prefetch(source: Stream, size: int, context: Context) -> Stream:
+    if size == 0 or context.inline:
+        return source
+    return PrefetchStream(source, Depth(size, Budget.of(context.options)))
+
+
+def _width(node: nodes.Interleave, context: Context) -> int:
+    """How many inner datasets are read at once; 0 for one after the other."""
+    if node.parallel is None or context.inline:
+        return 0
+    return Parallelism(node.parallel, Budget.of(context.options)).most + 1
+
+
+def _inner(context: Context, ahead: bool, plan: Node, state: State, ordinal: int) -> Stream:
+    """A dataset inside a dataset."""
+    inside = context.inside(ordinal)
+    stream = open_plan(plan, state, inside)
+    return _prefetch(stream, _INNER_AHEAD, inside) if ahead else stream

@@ -1,0 +1,115 @@
+"""Meters: what each operator of a running plan has done, and which one is in the way.
+
+Meters are fed from outside, by the taps between streams; streams know nothing of them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from penstock.plan.nodes import Node, Prefetch
+
+
+@dataclass
+class Meter:
+    """One operator: elements, bytes and chunks handed on, and the time spent in its pulls."""
+
+    node: Node
+    depth: int = 0
+    elements: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def record(self, elements: int, nbytes: int, seconds: float) -> None:
+        self.elements += elements
+        self.chunks += 1
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+
+@dataclass
+class Meters:
+    """All meters of one iterator, by operator."""
+
+    by_node: dict[int, Meter] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+    recording: bool = True
+
+    def of(self, node: Node) -> Meter | None:
+        if not self.recording:
+            return None
+        return self.by_node.setdefault(id(node), Meter(node))
+
+    def inner(self) -> Meters:
+        """For the datasets inside a dataset: too many and too short-lived to be metered."""
+        return Meters(recording=False)
+
+    def profile(self, plan: Node) -> Profile:
+        rows: list[OperatorProfile] = []
+        self._walk(plan, 0, rows)
+        return Profile(tuple(rows), time.perf_counter() - self.started)
+
+    def _walk(self, node: Node, depth: int, rows: list[OperatorProfile]) -> float:
+        """Adds a row per operator; gives the time that its consumer spent in it."""
+        meter = self.by_node.get(id(node))
+        at = len(rows)
+        below = sum(self._walk(part, depth + (meter is not None), rows) for part in node.inputs)
+        if meter is None:
+            return below
+        waits = isinstance(node, Prefetch)
+        busy = 0.0 if waits else max(meter.seconds - below, 0.0)
+        wait = meter.seconds if waits else min(below, meter.seconds)
+        row = OperatorProfile(
+            node.label, depth, meter.elements, meter.chunks, meter.nbytes, busy, wait
+        )
+        rows.insert(at, row)
+        return meter.seconds
+
+
+@dataclass(frozen=True)
+class OperatorProfile:
+    """One line of a profile; times in seconds."""
+
+    operator: str
+    depth: int
+    elements: int
+    chunks: int
+    nbytes: int
+    busy: float
+    wait: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What an iterator's operators have done so far; prints as a table."""
+
+    operators: tuple[OperatorProfile, ...]
+    seconds: float
+
+    @property
+    def bottleneck(self) -> str:
+        """Which operator is in the way, in words."""
+        if not self.operators:
+            return "nothing has been read yet"
+        root = self.operators[0]
+        waited = root.busy + root.wait
+        if waited < 0.1 * self.seconds:
+            return (
+                f"the consumer: input took {waited:.3f} s of {self.seconds:.3f} s, "
+                "so the pipeline is not in the way"
+            )
+        worst = max(self.operators, key=lambda row: row.busy)
+        share = worst.busy / max(sum(row.busy for row in self.operators), 1e-9)
+        return f"{worst.operator}: {share:.0%} of the work ({worst.busy:.3f} s)"
+
+    def __str__(self) -> str:
+        lines = [f"{'operator':<28}{'elements':>12}{'MB':>10}{'busy s':>10}{'wait s':>10}"]
+        for row in self.operators:
+            name = "  " * row.depth + row.operator
+            size = row.nbytes / 1e6
+            lines.append(
+                f"{name:<28}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
+            )
+        return "\n".join([*lines, f"bottleneck: {self.bottleneck}"])

@@ -1,0 +1,151 @@
+"""Keyed bijections: a shuffle as arithmetic on positions, without memory for what it shuffles.
+
+`shuffled(index, ...)` says which element stands at each position. It is a pure function, so
+whoever computes a position, in whatever order, gets the same answer.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from penstock.element.index import Index, array_of
+from penstock.plan.seeds import derive, derive_array
+
+Array = np.ndarray[Any, Any]
+
+_SMALL = 1 << 6
+_TABLE = 1 << 14
+_ROUNDS = 4
+_MANY = 64
+_STRETCH = 1 << 15
+
+
+def shuffled(index: Index, length: int | None, buffer: int, key: int) -> Array:
+    """The elements at the positions `index` of a shuffle with a window of `buffer`.
+
+    An element never comes more than `buffer - 1` places before its turn. A window that holds
+    everything is one bijection; a smaller one is two layers of blocks, the second laid across
+    the borders of the first, whose sizes add up to the window.
+    """
+    if isinstance(index, range) and index.step == 1 and len(index) >= _MANY:
+        return _consecutive(index, length, buffer, key)
+    positions = array_of(index)
+    if length is not None and buffer >= length:
+        return _block(positions, length, key)
+    first = buffer // 2 + 1
+    second = buffer + 1 - first
+    middle = _layer(positions, length, second, second // 2, derive(key, 2))
+    return _layer(middle, length, first, 0, derive(key, 1))
+
+
+def _consecutive(index: range, length: int | None, buffer: int, key: int) -> Array:
+    """Cut from whole stretches, the last of which are remembered: iteration asks in order."""
+    first, last = index.start // _STRETCH, (index.stop - 1) // _STRETCH
+    parts = [_stretch(number, length, buffer, key) for number in range(first, last + 1)]
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return whole[index.start - first * _STRETCH : index.stop - first * _STRETCH]
+
+
+@lru_cache(maxsize=4)
+def _stretch(number: int, length: int | None, buffer: int, key: int) -> Array:
+    start = number * _STRETCH
+    stop = start + _STRETCH if length is None else min(start + _STRETCH, length)
+    return shuffled(np.arange(start, stop), length, buffer, key)
+
+
+def _layer(positions: Array, length: int | None, size: int, offset: int, key: int) -> Array:
+    """Every block of `size` (the first is shorter by `offset`) permuted in itself."""
+    if size == 1:
+        return positions
+    blocks = (positions + offset) // size
+    first, last = int(blocks.min()), int(blocks.max())
+    if size <= _TABLE and (last - first) * size <= 4 * len(positions):
+        numbers = np.arange(first, last + 1)
+        start = max(first * size - offset, 0)
+        return _span(numbers, length, size, offset, key).take(positions - start)
+    numbers, rows = np.unique(blocks, return_inverse=True)
+    starts, stops = _edges(numbers, length, size, offset)
+    result = np.empty_like(positions)
+    if size <= _SMALL:
+        tables = _tables(stops - starts, size, derive_array(key, numbers))
+        np.add(tables[rows, positions - starts[rows]], starts[rows], out=result)
+        return result
+    for row, block_key in enumerate(derive_array(key, numbers)):
+        here = rows == row
+        local, count = positions[here] - starts[row], int(stops[row] - starts[row])
+        result[here] = _block(local, count, int(block_key)) + starts[row]
+    return result
+
+
+def _edges(numbers: Array, length: int | None, size: int, offset: int) -> tuple[Array, Array]:
+    starts = np.maximum(numbers * size - offset, 0)
+    stops = (numbers + 1) * size - offset
+    return starts, stops if length is None else np.minimum(stops, length)
+
+
+def _span(numbers: Array, length: int | None, size: int, offset: int, key: int) -> Array:
+    """What stands at every position of some consecutive blocks."""
+    starts, stops = _edges(numbers, length, size, offset)
+    keys = derive_array(key, numbers)
+    if size <= _SMALL:
+        tables = _tables(stops - starts, size, keys) + starts[:, None]
+        span: Array = tables[np.arange(size) < (stops - starts)[:, None]]
+        return span
+    blocks = zip(starts.tolist(), stops.tolist(), keys.tolist(), strict=True)
+    return np.concatenate([_table(stop - start, key) + start for start, stop, key in blocks])
+
+
+def _tables(lengths: Array, size: int, keys: Array) -> Array:
+    """Many small permutations at once, one per row, each of its own length."""
+    hashes = derive_array(0, keys[:, None] + np.arange(size, dtype=np.uint64))
+    hashes[np.arange(size) >= lengths[:, None]] = np.iinfo(np.uint64).max
+    return np.argsort(hashes, axis=1, kind="stable")
+
+
+def _block(positions: Array, length: int, key: int) -> Array:
+    """One bijection of `range(length)`."""
+    if length <= _TABLE:
+        return _table(length, key)[positions]
+    return _walk(positions, length, key)
+
+
+@lru_cache(maxsize=16)
+def _table(length: int, key: int) -> Array:
+    """A permutation small enough to write down: positions ranked by their hashes."""
+    return np.argsort(derive_array(key, np.arange(length)), kind="stable")
+
+
+def _walk(positions: Array, length: int, key: int) -> Array:
+    """Mixes within the next power of two, again and again until the result is below `length`."""
+    bits = max((length - 1).bit_length(), 1)
+    kind = np.uint32 if bits <= 32 else np.uint64
+    values = _mix(positions.astype(kind), bits, key)
+    outside = np.flatnonzero(values >= kind(length)) if length < 1 << bits else ()
+    while len(outside):
+        again = _mix(values[outside], bits, key)
+        values[outside] = again
+        outside = outside[again >= kind(length)]
+    return values.astype(np.int64)
+
+
+def _mix(values: Array, bits: int, key: int) -> Array:
+    """A bijection of `range(2**bits)`: odd multiplications and shifted xors undo one by one."""
+    kind = values.dtype.type
+    mask, shift = kind((1 << bits) - 1), kind((bits + 1) // 2)
+    scratch = np.empty_like(values)
+    for factor, term in _rounds(key):
+        values *= kind(factor & int(mask))
+        values += kind(term & int(mask))
+        values &= mask
+        np.right_shift(values, shift, out=scratch)
+        values ^= scratch
+    return values
+
+
+@lru_cache(maxsize=64)
+def _rounds(key: int) -> list[tuple[int, int]]:
+    """An odd factor and a term for every round."""
+    return [(derive(key, i) | 1, derive(key, i, 1)) for i in range(_ROUNDS)]

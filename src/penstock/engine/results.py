@@ -1,0 +1,111 @@
+"""Results of users' functions on their way out: in order, of one structure, failures in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.element.chunk import Chunk, changed, describe
+from penstock.engine.calls import Failed
+from penstock.errors import InvalidArgumentError
+
+
+class Results:
+    """Elements that were made and not handed on yet.
+
+    A structure or dtype that differs from the first element's is a failure of that element.
+    """
+
+    def __init__(self, where: str, ordinal: int = 0) -> None:
+        self.where = where
+        self.ordinal = ordinal
+        self._waiting: list[Any] = []
+        self._failures = 0
+        self._kind: Any = None
+        self._first: tuple[int, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, results: list[Any], failures: int = 0) -> None:
+        """Takes results over; `failures` of them are `Failed`."""
+        self._waiting = self._waiting + results if self._waiting else results
+        self._failures += failures
+
+    def hand_on(self, limit: int) -> Chunk:
+        """The next elements; raises if the next one is a failure."""
+        count = min(limit, self._good())
+        if count == 0:
+            raise self._drop_failed()
+        try:
+            chunk = self._chunk(self._front(count))
+        except InvalidArgumentError:
+            count = self._same(count)
+            if count == 0:
+                raise self._odd() from None
+            chunk = self._chunk(self._front(count))
+        self._waiting = self._waiting[count:] if count < len(self._waiting) else []
+        self.ordinal += count
+        return chunk
+
+    def _front(self, count: int) -> list[Any]:
+        return self._waiting if count == len(self._waiting) else self._waiting[:count]
+
+    def _good(self) -> int:
+        if not self._failures:
+            return len(self._waiting)
+        for index, item in enumerate(self._waiting):
+            if type(item) is Failed:
+                return index
+        return len(self._waiting)
+
+    def _drop_failed(self) -> Exception:
+        self.ordinal += 1
+        self._failures -= 1
+        error: Exception = self._waiting[0].error
+        self._waiting = self._waiting[1:]
+        return error
+
+    def _chunk(self, elements: list[Any]) -> Chunk:
+        chunk = Chunk.of(elements, self.where, self.ordinal)
+        kind = chunk.kind
+        if self._kind is None:
+            self._kind, self._first = kind, (self.ordinal, describe(elements[0]))
+        elif kind != self._kind:
+            raise InvalidArgumentError("changed")
+        return chunk
+
+    def _same(self, count: int) -> int:
+        """How many elements from the front have the structure of the first of all."""
+        if self._first is None:
+            text = _described(self._waiting[0])
+            if text is None:
+                return 0
+            self._first = (self.ordinal, text)
+        expected = self._first[1]
+        same = (_described(element) == expected for element in self._waiting[:count])
+        return next((i for i, good in enumerate(same) if not good), count)
+
+    def _odd(self) -> Exception:
+        """The error of the next element, which cannot be one or is not like the others."""
+        element, ordinal = self._waiting[0], self.ordinal
+        self._waiting = self._waiting[1:]
+        self.ordinal += 1
+        text = _described(element)
+        if text is not None and self._first is not None:
+            return changed(self.where, *self._first, ordinal, text)
+        return InvalidArgumentError(
+            f"{self.where} returned {element!r:.60} for element {ordinal}; an element is made of "
+            "arrays, numbers, strings, tuples and dicts"
+        )
+
+
+def _described(element: Any) -> str | None:
+    try:
+        return describe(element)
+    except InvalidArgumentError:
+        return None
+
+
+def as_results(made: list[Any]) -> list[Any]:
+    """What a function returned, as elements: a list at the top is a tuple."""
+    return [tuple(value) if type(value) is list else value for value in made]

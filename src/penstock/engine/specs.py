@@ -1,0 +1,235 @@
+"""Specs of plans: known without iterating, where need be by calling users' functions on samples.
+
+A function is opaque, so an operator that calls one is asked: on the first two elements of its
+input and, where a dimension of the input is unknown, on the first one shortened there. Shapes
+that differ between the answers are unknown. A spec is found once per operator and kept.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.ragged import Ragged
+from penstock.element.spec import TensorShape, TensorSpec, relax
+from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
+from penstock.element.values import spec_of as spec_of_element
+from penstock.engine.access import access, as_result, vectorized
+from penstock.engine.calls import Calls
+from penstock.engine.context import Context, Environment
+from penstock.engine.lower import open_plan
+from penstock.engine.streams.batching import plan_of
+from penstock.plan import nodes
+from penstock.plan.functions import Function
+from penstock.plan.nodes import OPAQUE, Node
+from penstock.plan.options import Options
+from penstock.plan.seeds import generator, scoped
+
+_TRIED = 1000
+"""How many elements a filter may refuse before a sample is made up."""
+
+
+def known_spec(node: Node) -> Any:
+    """The spec, if it is known without calling a user's function; else None."""
+    if "_spec" not in node.__dict__:
+        inputs = [known_spec(part) for part in node.inputs]
+        told = getattr(node, "signature", None) or getattr(node, "spec", None)
+        if told is None and any(spec is None for spec in inputs):
+            return None
+        spec = node.spec_from(*inputs)
+        if spec is OPAQUE:
+            return None
+        node.__dict__["_spec"] = spec
+    return node.__dict__["_spec"]
+
+
+def spec_of(node: Node, environment: Environment) -> Any:
+    """The spec; calls the user's functions on samples if it must."""
+    spec = known_spec(node)
+    if spec is None:
+        inputs = [spec_of(part, environment) for part in node.inputs]
+        spec = node.spec_from(*inputs)
+        if spec is OPAQUE:
+            spec = _Probe(environment).spec(node, inputs[0])
+        node.__dict__["_spec"] = spec
+    return spec
+
+
+def trace(node: Node, function: Function) -> tuple[bool, Any]:
+    """A function's answer for the first element of `node`, if that costs nothing but this call."""
+    if node.blocked is not None or not node.pure or node.cardinality == 0:
+        return False, None
+    rows = access(node, known_spec)(range(1), (0,))
+    try:
+        return True, Calls("trace", function).one(rows.elements()[0], 0)
+    except Exception:
+        return False, None
+
+
+class _Probe:
+    """Finds the spec of one operator that calls a function."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    def spec(self, node: Node, given: Any) -> Any:
+        samples = self._samples(node.inputs[0]) or [nest.map_structure(zeros, given)]
+        match node:
+            case nodes.Map():
+                return self._of_map(node, samples, given)
+            case nodes.Interleave(_, function):
+                plan = partial(self._plan, node.label, function)
+                return self._tried(lambda x: spec_of(plan(x), self._environment), samples)
+            case nodes.Scan(_, initial, function):
+                return self._of_scan(initial.chunk.elements()[0], function, samples)
+            case nodes.GroupByWindow(_, key, reduce):
+                return self._of_group(key, reduce, samples[0], given)
+            case _:
+                raise AssertionError(f"{node.label} is not opaque")
+
+    def _samples(self, node: Node) -> list[Any]:
+        context = Context(self._environment, options=Options(executor="inline"))
+        stream = open_plan(_light(node), None, replace(context, meters=context.meters.inner()))
+        found: list[Any] = []
+        try:
+            for _ in range(_TRIED):
+                try:
+                    found += stream.pull(2 - len(found)).elements()
+                except StopIteration:
+                    break
+                except Exception:  # Others will do as samples.
+                    continue
+                if len(found) == 2:
+                    break
+        finally:
+            stream.close()
+        return found
+
+    def _of_map(self, node: nodes.Map, samples: list[Any], given: Any) -> Any:
+        calls = Calls("map", node.function)
+        if node.vectorized:
+            rows = vectorized(calls, Chunk.of(samples), 0)
+            return spec_of_rows(rows, given)
+        more = () if node.random is None else (generator(node.random, 0, 0),)
+
+        def answer(sample: Any) -> Any:
+            return spec_of_element(as_element(as_result(calls.one(sample, 0, *more))))
+
+        found = self._tried(answer, samples)
+        if not _has_unknown(given):
+            return found
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return relax(found, answer(_shortened(samples[0], given)))
+        except Exception:
+            return _guessed(found, samples[0], given)
+
+    def _of_scan(self, state: Any, function: Function, samples: list[Any]) -> Any:
+        found = []
+        for number, sample in enumerate(samples):
+            state, output = Calls("scan", function).plain(number, state, sample)
+            state = as_element(state)
+            found.append(spec_of_element(as_element(as_result(output))))
+        return self._relaxed(found)
+
+    def _of_group(self, key: Function, reduce: Function, sample: Any, given: Any) -> Any:
+        number = Calls("group_by_window", key).one(sample, 0)
+        rows = nodes.Slices(nodes.Data(Chunk.of([sample])))
+        rows.__dict__["_spec"] = given  # That of every window, not only of this one.
+        window = self._environment.wrap(rows)
+        made = Calls("group_by_window", reduce).plain(0, np.int64(number), window)
+        return spec_of(plan_of("Dataset.group_by_window: reduce_func", made), self._environment)
+
+    def _plan(self, label: str, function: Function, sample: Any) -> Node:
+        calls = Calls(label, function)
+        with scoped(0):
+            return plan_of(calls.where, calls.one(sample, 0))
+
+    def _tried(self, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
+        """What the answers have in common; an error only if there is no answer at all."""
+        found: list[Any] = []
+        errors: list[Exception] = []
+        for sample in samples:
+            try:
+                found.append(answer(sample))
+            except Exception as error:
+                errors.append(error)
+        if not found:
+            raise errors[0]
+        return self._relaxed(found)
+
+    def _relaxed(self, specs: list[Any]) -> Any:
+        result = specs[0]
+        for spec in specs[1:]:
+            result = relax(result, spec, "Dataset")
+        return result
+
+
+def spec_of_rows(rows: Chunk, given: Any) -> Any:
+    leaves = [spec_of_leaf(as_value(column)).unbatch() for column in rows.columns]
+    return nest.unflatten(rows.tree, leaves)
+
+
+def _light(node: Node) -> Node:
+    """The same elements at first sight, without buffers, threads and files that are filled."""
+    match node:
+        case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
+            return _light(source)
+        case nodes.Repeat(source) | nodes.Snapshot(source) | nodes.WithOptions(source):
+            return _light(source)
+        case nodes.Filter(source, function):
+            return type(node)(nodes.Take(_light(source), _TRIED), function)
+        case _:
+            return node.with_inputs(tuple(_light(part) for part in node.inputs))
+
+
+def _has_unknown(spec: Any) -> bool:
+    return any(None in (_dims(leaf) or ()) for leaf in nest.flatten(spec)[0])
+
+
+def _dims(leaf: Any) -> tuple[int | None, ...] | None:
+    shape = getattr(leaf, "shape", None)
+    return shape.dims if isinstance(shape, TensorShape) else None
+
+
+def _shortened(sample: Any, spec: Any) -> Any:
+    """`sample` with another size in every dimension that is unknown."""
+    return nest.map_structure(_shorten_leaf, spec, sample)
+
+
+def _shorten_leaf(spec: Any, leaf: Any) -> Any:
+    dims = _dims(spec)
+    if dims is None or None not in dims:
+        return leaf
+    if isinstance(leaf, Ragged):
+        return leaf if dims[0] is not None else leaf[: max(len(leaf) - 1, 0)]
+    for axis, size in enumerate(dims):
+        if size is None and leaf.shape[axis] > 1:
+            leaf = np.take(leaf, range(leaf.shape[axis] - 1), axis)
+        elif size is None and leaf.shape[axis] == 1:
+            leaf = np.repeat(leaf, 2, axis)
+    return leaf
+
+
+def _guessed(found: Any, sample: Any, given: Any) -> Any:
+    """Every dimension that is as long as an unknown one of the input is unknown."""
+    sizes = set()
+    for spec, leaf in zip(nest.flatten(given)[0], nest.flatten(sample)[0], strict=True):
+        pairs = zip(_dims(spec) or (), np.shape(leaf), strict=False)
+        sizes |= {have for want, have in pairs if want is None}
+
+    def loosened(spec: Any) -> Any:
+        dims = _dims(spec)
+        if dims is None or not isinstance(spec, TensorSpec):
+            return spec
+        return TensorSpec([None if d in sizes else d for d in dims], spec.dtype)
+
+    return nest.map_structure(loosened, found)

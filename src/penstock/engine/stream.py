@@ -1,0 +1,183 @@
+"""Streams: a sequence of chunks that is pulled, can say where it is, and can be closed.
+
+The contract. `pull(limit)` gives 1 to `limit` elements, as soon as it has some: *a chunk never
+waits* for more than about a millisecond of work. `StopIteration` is the end, and stays the end.
+Any other exception is one element that could not be made: it comes after all elements before it,
+and the next pull goes on behind it. `save()` says where the stream is; opening the same plan with
+that state gives exactly the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from penstock.element.chunk import Chunk
+
+State = Any
+"""A position (int) where the plan has random access; else a dict of plain values."""
+
+BUDGET = 0.001
+"""Seconds of work that may go into a chunk before it is handed on."""
+
+
+class Stream:
+    """One operator at work. Subclasses pull from `inputs` and keep their own state small."""
+
+    inputs: tuple[Stream, ...] = ()
+
+    def pull(self, limit: int) -> Chunk:
+        """1 to `limit` elements, StopIteration at the end."""
+        raise AssertionError(f"{type(self).__name__} must say how to pull")
+
+    def state(self) -> State:
+        """This operator's own part of the state; None if it keeps nothing."""
+        return None
+
+    def input_states(self) -> list[State]:
+        """Where the inputs are, counting only what was handed on."""
+        return [stream.save() for stream in self.inputs]
+
+    def save(self) -> State:
+        return {"own": self.state(), "inputs": self.input_states()}
+
+    def warm(self) -> None:
+        """Somebody will pull soon: what can work ahead may begin."""
+
+    def close(self) -> None:
+        for stream in self.inputs:
+            stream.close()
+
+
+class Place:
+    """A point in a stream: a saved state, and how many elements (or failures) follow it."""
+
+    __slots__ = ("count", "mark")
+
+    def __init__(self, mark: State, count: int = 0) -> None:
+        self.mark = mark
+        self.count = count
+
+    def after(self, count: int) -> Place:
+        return Place(self.mark, self.count + count)
+
+    @property
+    def state(self) -> State:
+        if not self.count:
+            return self.mark
+        if isinstance(self.mark, int):
+            return self.mark + self.count
+        if "skip" in self.mark:
+            return {"from": self.mark["from"], "skip": self.mark["skip"] + self.count}
+        return {"from": self.mark, "skip": self.count}
+
+
+class Marked:
+    """Pulls from a stream and knows the place of everything it pulled.
+
+    Saving a state may be dear (a shuffle's buffer), so marks are set now and then, such that they
+    take at most a twentieth of the time; a place is then some elements behind the last mark.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._place = Place(stream.save())
+        self._cost = 0.0
+        self._marked = time.perf_counter()
+
+    def place(self) -> Place:
+        """The place of what the next pull will give."""
+        started = time.perf_counter()
+        if self._place.count and started - self._marked >= 20 * self._cost:
+            self._place = Place(self.stream.save())
+            self._marked = time.perf_counter()
+            self._cost = self._marked - started
+        return self._place
+
+    def pull(self, limit: int) -> Chunk:
+        try:
+            chunk = self.stream.pull(limit)
+        except StopIteration:
+            raise
+        except Exception:
+            self._place = self._place.after(1)
+            raise
+        self._place = self._place.after(len(chunk))
+        return chunk
+
+
+class Feed:
+    """An operator's input that takes back what was not needed."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._marked = Marked(stream)
+        self._rest: Chunk | None = None
+        self._error: Exception | None = None
+        self.place = self._marked.place()
+        """Where the chunk stood that was pulled last."""
+
+    def pull(self, limit: int) -> Chunk:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._rest is None:
+            self.place = self._marked.place()
+            return self._marked.pull(limit)
+        rest, self.place = self._rest, self._rest_place
+        chunk = rest.rows(0, limit)
+        self._keep(rest.rows(len(chunk), len(rest)) if len(chunk) < len(rest) else None, len(chunk))
+        return chunk
+
+    def unread(self, chunk: Chunk, used: int) -> None:
+        """Takes back the elements of the last chunk behind the first `used`."""
+        rest = chunk.rows(used, len(chunk))
+        self._keep(rest if self._rest is None else Chunk.join([rest, self._rest]), used)
+
+    def unraise(self, error: Exception) -> None:
+        """Takes back the failure that the last pull ended with."""
+        self._error = error
+
+    def _keep(self, rest: Chunk | None, used: int) -> None:
+        self._rest = rest
+        self._rest_place = self.place.after(used)
+
+    def save(self) -> State:
+        if self._error is not None:
+            return self.place.state
+        return self._rest_place.state if self._rest is not None else self._marked.stream.save()
+
+
+class Demand:
+    """How much to ask for: little at first, more while it costs little time and memory."""
+
+    def __init__(self, rows: int = 8192, nbytes: int = 1 << 20, limit: int = 1) -> None:
+        self.rows = rows
+        self.nbytes = nbytes
+        self.limit = limit
+
+    def record(self, chunk: Chunk, seconds: float) -> None:
+        count = len(chunk)
+        fits = min(
+            self.rows,
+            count * self.nbytes // max(chunk.nbytes, 1),
+            int(count * BUDGET / max(seconds, 1e-7)),
+        )
+        self.limit = max(1, min(fits, 2 * max(count, self.limit // 2)))
+
+
+class Source(Protocol):
+    """What can be pulled."""
+
+    def pull(self, limit: int) -> Chunk: ...
+
+
+def discard(stream: Source, count: int) -> int:
+    """Pulls `count` elements (a failed one counts as well); gives how many of them were missing."""
+    while count > 0:
+        try:
+            count -= len(stream.pull(count))
+        except StopIteration:
+            break
+        except Exception:
+            count -= 1
+    return count

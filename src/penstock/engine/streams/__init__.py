@@ -1,0 +1,1 @@
+"""Streams, one file per family of operators; `engine.lower` puts them together."""

@@ -1,0 +1,177 @@
+"""Counting operators: which elements, by their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+from penstock.engine.access import leaf, pair
+from penstock.engine.stream import State, Stream, discard
+from penstock.errors import FailedPreconditionError, InvalidTypeError
+
+
+class TakeStream(Stream):
+    """The first elements."""
+
+    def __init__(self, source: Stream, left: int) -> None:
+        self.inputs = (source,)
+        self._left = left
+
+    def pull(self, limit: int) -> Chunk:
+        if self._left <= 0:
+            raise StopIteration
+        try:
+            chunk = self.inputs[0].pull(min(limit, self._left))
+        except StopIteration:
+            raise
+        except Exception:
+            self._left -= 1
+            raise
+        self._left -= len(chunk)
+        return chunk
+
+    def state(self) -> State:
+        return self._left
+
+
+class SkipStream(Stream):
+    """All but the first elements."""
+
+    def __init__(self, source: Stream, left: int) -> None:
+        self.inputs = (source,)
+        self._left = left
+
+    def pull(self, limit: int) -> Chunk:
+        left, self._left = self._left, 0
+        discard(self.inputs[0], left)
+        return self.inputs[0].pull(limit)
+
+    def state(self) -> State:
+        return self._left
+
+
+class ShardStream(Stream):
+    """Every n-th element."""
+
+    def __init__(self, source: Stream, shards: int, index: int, number: State) -> None:
+        self.inputs = (source,)
+        self._shards = shards
+        self._index = index
+        self._number = number or 0
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            start = (self._index - self._number) % self._shards
+            want = start + (limit - 1) * self._shards + 1
+            try:
+                rows = self.inputs[0].pull(want)
+            except StopIteration:
+                raise
+            except Exception:
+                self._number += 1
+                if start == 0:
+                    raise
+                continue
+            self._number += len(rows)
+            if len(rows) > start:
+                return rows.take(np.arange(start, len(rows), self._shards))
+
+    def state(self) -> State:
+        return self._number
+
+
+class EnumerateStream(Stream):
+    """Pairs of (number, element)."""
+
+    def __init__(self, source: Stream, number: int) -> None:
+        self.inputs = (source,)
+        self._number = number
+
+    def pull(self, limit: int) -> Chunk:
+        try:
+            rows = self.inputs[0].pull(limit)
+        except StopIteration:
+            raise
+        except Exception:
+            self._number += 1
+            raise
+        numbers = np.arange(self._number, self._number + len(rows))
+        self._number += len(rows)
+        return pair(leaf(numbers), rows)
+
+    def state(self) -> State:
+        return self._number
+
+
+class UniqueStream(Stream):
+    """Every value once. It holds the values that it has seen."""
+
+    def __init__(self, source: Stream, seen: State) -> None:
+        self.inputs = (source,)
+        self._seen: dict[Any, None] = dict.fromkeys(seen or ())
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            rows = self.inputs[0].pull(limit)
+            new = []
+            for index, value in enumerate(rows.elements()):
+                key = self._key(value)
+                if key not in self._seen:
+                    self._seen[key] = None
+                    new.append(index)
+            if new:
+                return rows.take(np.array(new))
+
+    def _key(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value
+        if getattr(value, "dtype", None) not in (np.int32, np.int64) or np.ndim(value):
+            raise InvalidTypeError(
+                "Dataset.unique: elements must be single int32, int64 or string values, "
+                f"got {value!r:.60}"
+            )
+        return int(value)
+
+    def state(self) -> State:
+        return list(self._seen)
+
+
+class AssertCardinalityStream(Stream):
+    """The elements, with an error where they are too few or too many."""
+
+    def __init__(self, source: Stream, expected: int, count: State) -> None:
+        self.inputs = (source,)
+        self._expected = expected
+        self._count = count or 0
+
+    def pull(self, limit: int) -> Chunk:
+        if self._count < 0:
+            raise StopIteration
+        left = self._expected - self._count
+        try:
+            rows = self.inputs[0].pull(limit if self._expected < 0 else min(limit, max(left, 1)))
+        except StopIteration:
+            if left > 0:
+                raise self._error(f"has only {self._count}") from None
+            raise
+        except Exception:
+            if self._expected >= 0 and left <= 0:
+                raise self._error("has more") from None
+            self._count += 1
+            raise
+        if self._expected >= 0 and len(rows) > left:
+            raise self._error("has more")
+        self._count += len(rows)
+        return rows
+
+    def _error(self, what: str) -> Exception:
+        self._count = -1
+        return FailedPreconditionError(
+            f"assert_cardinality: expected {self._expected} elements, but the dataset {what}; "
+            "give the true number"
+        )
+
+    def state(self) -> State:
+        return self._count

@@ -1,0 +1,313 @@
+"""Elementwise operators: one element in, one (or none) out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk, leaf_kind
+from penstock.element.values import as_value
+from penstock.engine.access import Epoch, leaf, pair, vectorized
+from penstock.engine.calls import Calls, Failed
+from penstock.engine.results import Results, as_results
+from penstock.engine.stream import BUDGET, Feed, Place, State, Stream
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+from penstock.plan.nodes import Filter, Map, Scan
+from penstock.plan.seeds import generator
+
+log = logging.getLogger("penstock")
+
+
+class MapStream(Stream):
+    """A function of every element, in the caller's thread."""
+
+    def __init__(self, node: Map, source: Stream, epoch: Epoch, ordinal: State) -> None:
+        self.inputs = (source,)
+        self._node = node
+        self._feed = Feed(source)
+        self._calls = map_calls(node, epoch)
+        self._results = Results(self._calls.where, ordinal or 0)
+        self._used = 0
+
+    def pull(self, limit: int) -> Chunk:
+        if self._node.vectorized:
+            return self._columns(limit)
+        if not len(self._results):
+            self._work(self._next(limit))
+        return self._results.hand_on(limit)
+
+    def _next(self, limit: int) -> Chunk:
+        try:
+            return self._feed.pull(limit)
+        except StopIteration:
+            raise
+        except Exception:
+            self._results.ordinal += 1
+            raise
+
+    def _work(self, rows: Chunk) -> None:
+        ordinal = self._results.ordinal
+        made, error = self._calls.many(arguments(self._node, rows, ordinal), ordinal)
+        results = made if type(made and made[0]) is not list else as_results(made)
+        self._used = len(made) + (error is not None)
+        if self._used < len(rows):
+            self._feed.unread(rows, self._used)
+        if error is not None:
+            self._results.add([*results, Failed(error)], failures=1)
+        else:
+            self._results.add(results)
+
+    def _columns(self, limit: int) -> Chunk:
+        rows = self._next(limit)
+        ordinal = self._results.ordinal
+        try:
+            made = vectorized(self._calls, rows, ordinal)
+        except Exception:
+            if len(rows) > 1:
+                # Half of them, until the one is found that the function fails on.
+                self._feed.unread(rows, 0)
+                return self._columns(len(rows) // 2)
+            self._results.ordinal += 1
+            raise
+        self._results.ordinal += len(rows)
+        return made
+
+    def state(self) -> State:
+        return self._results.ordinal
+
+    def input_states(self) -> list[State]:
+        if not len(self._results):
+            return [self._feed.save()]
+        return [self._feed.place.after(self._used - len(self._results)).state]
+
+
+def map_calls(node: Map, epoch: Epoch) -> Calls:
+    if node.random is None:
+        return Calls("map", node.function)
+    return Calls("map", node.function, Seeded(node.function.call, node.random, epoch))
+
+
+def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
+    """What the function is called with: the elements, numbered if it is random."""
+    if node.random is None:
+        return rows
+    return pair(leaf(np.arange(ordinal, ordinal + len(rows))), rows)
+
+
+class Seeded:
+    """A random function as a function of (number, element)."""
+
+    def __init__(self, call: Callable[..., Any], seed: int, epoch: Epoch) -> None:
+        self._call = call
+        self._key = (seed, *epoch)
+
+    def __call__(self, number: Any, element: Any) -> Any:
+        random = generator(*self._key, int(number))
+        if type(element) is tuple:
+            return self._call(*element, random)
+        return self._call(element, random)
+
+
+class FilterStream(Stream):
+    """The elements for which a predicate holds."""
+
+    def __init__(self, node: Filter, source: Stream, ordinal: State) -> None:
+        self.inputs = (source,)
+        self._feed = Feed(source)
+        self._calls = Calls(node.label, node.function)
+        self._ordinal = ordinal or 0
+        self._failed: OpError | None = None
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            if self._failed is not None:
+                error, self._failed = self._failed, None
+                self._ordinal += 1
+                raise error
+            rows = self._next(limit)
+            keep = self._decide(rows)
+            if keep.all():
+                if len(keep):
+                    return rows.rows(0, len(keep))
+            elif keep.any():
+                return rows.rows(0, len(keep)).take(np.flatnonzero(keep))
+
+    def _next(self, limit: int) -> Chunk:
+        try:
+            return self._feed.pull(limit)
+        except StopIteration:
+            raise
+        except Exception:
+            self._ordinal += 1
+            raise
+
+    def _decide(self, rows: Chunk) -> Any:
+        """Which of the first elements pass; the others are taken back."""
+        made, self._failed = self._calls.many(rows, self._ordinal)
+        keep, error = self._flags(made)
+        if error is not None:
+            self._failed = error
+        used = len(keep) + (self._failed is not None)
+        self._failed_at = self._feed.place.after(len(keep))
+        if used < len(rows):
+            self._feed.unread(rows, used)
+        self._ordinal += len(keep)
+        return keep
+
+    def _flags(self, made: list[Any]) -> tuple[Any, OpError | None]:
+        if set(map(type, made)) <= {bool, np.bool_}:
+            return np.array(made, bool), None
+        for index, value in enumerate(made):
+            if not isinstance(value, bool) and not _is_flag(value):
+                error = InvalidArgumentError(
+                    f"{self._calls.where} returned {value!r:.60} for element "
+                    f"{self._ordinal + index}; a predicate must return a single bool"
+                )
+                return np.array(made[:index], bool), error
+        return np.array(made, bool), None
+
+    def state(self) -> State:
+        return self._ordinal
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save() if self._failed is None else self._failed_at.state]
+
+
+def _is_flag(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and dtype == np.bool_ and np.ndim(value) == 0
+
+
+class TakeWhileStream(FilterStream):
+    """The elements before the first for which the predicate does not hold."""
+
+    def __init__(self, node: Filter, source: Stream, state: State) -> None:
+        super().__init__(node, source, None if state is None else state[0])
+        self._ended: bool = state is not None and state[1]
+
+    def pull(self, limit: int) -> Chunk:
+        if self._ended:
+            raise StopIteration
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            self._ordinal += 1
+            raise error
+        rows = self._next(limit)
+        keep = self._decide(rows)
+        passed = int(np.argmin(keep)) if not keep.all() else len(keep)
+        self._ended = passed < len(keep)
+        if passed == 0:
+            return self.pull(limit)
+        return rows.rows(0, passed)
+
+    def state(self) -> State:
+        return [self._ordinal, self._ended]
+
+
+class ScanStream(Stream):
+    """A function of (state, element) that gives (state, element)."""
+
+    def __init__(self, node: Scan, source: Stream, state: State) -> None:
+        self.inputs = (source,)
+        self._feed = Feed(source)
+        self._calls = Calls("scan", node.function)
+        ordinal, self._state = state or (0, node.initial.chunk.elements()[0])
+        self._results = Results(self._calls.where, ordinal)
+        self._begin = self.state()
+
+    def pull(self, limit: int) -> Chunk:
+        if not len(self._results):
+            try:
+                rows = self._feed.pull(limit)
+            except StopIteration:
+                raise
+            except Exception:
+                self._results.ordinal += 1
+                raise
+            self._work(rows)
+        return self._results.hand_on(limit)
+
+    def _work(self, rows: Chunk) -> None:
+        """Calls the function until it fails, or the budget is used up; the rest is kept."""
+        self._begin = self.state()
+        made: list[Any] = []
+        failed: list[Any] = []
+        started = time.perf_counter()
+        for number, element in enumerate(rows.elements(), self._results.ordinal):
+            try:
+                made.append(self._step(element, number))
+            except OpError as error:
+                failed = [Failed(error)]
+                break
+            if time.perf_counter() - started > BUDGET:
+                break
+        used = len(made) + len(failed)
+        if used < len(rows):
+            self._feed.unread(rows, used)
+        self._results.add(as_results(made) + failed, len(failed))
+
+    def _step(self, element: Any, number: int) -> Any:
+        result = self._calls.plain(number, self._state, element)
+        self._state, output = check_scan(self._calls.where, self._state, result)
+        return output
+
+    def state(self) -> State:
+        return [self._results.ordinal, self._state]
+
+    def save(self) -> State:
+        """Where results wait, counted from before them: the state has gone on to the last."""
+        if not len(self._results):
+            return super().save()
+        begin = {"own": self._begin, "inputs": [self._feed.place.state]}
+        return Place(begin, self._results.ordinal - self._begin[0]).state
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save()]
+
+
+def check_scan(where: str, state: Any, result: Any) -> tuple[Any, Any]:
+    """(new state, output), or an error that says what a scan function must give."""
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise InvalidTypeError(f"{where} returned {result!r:.60}; it must return (state, output)")
+    return check_state(where, state, result[0]), result[1]
+
+
+def check_state(where: str, state: Any, new: Any) -> Any:
+    """The new state; its structure and dtypes must be those of the old one."""
+    old_leaves, tree = nest.flatten(state)
+    if type(new) is list:
+        new = tuple(new)
+    leaves = nest.flatten(new)[0]
+    if len(leaves) != len(old_leaves):
+        raise InvalidTypeError(f"{where} changed the structure of its state; got {new!r:.60}")
+    values = [as_value(leaf) for leaf in leaves]
+    for old, value in zip(old_leaves, values, strict=True):
+        if leaf_kind(old) != leaf_kind(value):
+            raise InvalidTypeError(
+                f"{where} changed the dtype of its state from {leaf_kind(old)} to "
+                f"{leaf_kind(value)}; keep it, e.g. with numpy.int64(...) as the initial state"
+            )
+    return nest.unflatten(tree, values)
+
+
+class IgnoreErrorsStream(Stream):
+    """The elements that could be made."""
+
+    def __init__(self, source: Stream, log_warning: bool) -> None:
+        self.inputs = (source,)
+        self._log = log_warning
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            try:
+                return self.inputs[0].pull(limit)
+            except StopIteration:
+                raise
+            except Exception as error:
+                if self._log:
+                    log.warning("Dataset.ignore_errors: dropped an element: %s", error)

@@ -1,0 +1,223 @@
+"""Elements in files: saved datasets, file caches and snapshots.
+
+A cache and a snapshot pass their input through and write it down; what they wrote counts once all
+of it is there. A pass that fails, is closed or is forgotten leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.engine.calls import Calls
+from penstock.engine.context import Context
+from penstock.engine.formats import saved
+from penstock.engine.formats.cached import CacheFiles, CacheWriter
+from penstock.engine.formats.folders import join
+from penstock.engine.formats.metadata import SavedInfo, find
+from penstock.engine.formats.runs import RunWriter, Shard
+from penstock.engine.stream import State, Stream
+from penstock.engine.streams.batching import plan_of
+from penstock.engine.streams.sources import ChunksStream
+from penstock.errors import AlreadyExistsError
+from penstock.plan.codec import fingerprint
+from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
+from penstock.plan.seeds import scoped
+
+Open = Callable[[State], Stream]
+OpenPlan = Callable[[Node, State, Context], Stream]
+
+
+def saved_chunks(node: Saved) -> Iterator[Chunk]:
+    """The elements of the shards that `node` names."""
+    return saved.read(node.path, node.shards, node.compression, node.spec, "Dataset.load")
+
+
+class Keeper(Protocol):
+    """Where elements are written down. It must not know the stream that it serves."""
+
+    def write(self, chunk: Chunk) -> None: ...
+
+    def commit(self) -> bool:
+        """Makes what was written count; False if somebody else has taken over."""
+
+    def abandon(self) -> None:
+        """Removes what was written, unless it counts; twice is fine."""
+
+
+class KeepingStream(Stream):
+    """The input, passed through and, while all goes well, written down.
+
+    An element that could not be made ends the writing. So does a failure to write, which is
+    reported after the elements that it befell: they are as good as ever.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._keeper: Keeper | None = None
+        self._failure: Exception | None = None
+
+    def _begin(self, keeper: Keeper | None, open_input: Open) -> None:
+        """Begins at the start, even if only the rest is wanted: `keeper` is to have it all."""
+        if keeper is not None:
+            self._keeper = keeper
+            self._forgotten = weakref.finalize(self, keeper.abandon)
+        wanted, self._count = self._count, 0
+        try:
+            self.inputs = (open_input(None),)
+            self._skip_to(wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def _skip_to(self, count: int) -> None:
+        while self._count < count:
+            try:
+                self._next(count - self._count)
+            except StopIteration:
+                return
+            except Exception:
+                self._count += 1
+
+    def pull(self, limit: int) -> Chunk:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return self._next(limit)
+
+    def _next(self, limit: int) -> Chunk:
+        try:
+            chunk = self.inputs[0].pull(limit)
+        except StopIteration:
+            self._commit()
+            raise
+        except Exception:
+            self._abandon()
+            raise
+        self._count += len(chunk)
+        self._write(chunk)
+        return chunk
+
+    def _write(self, chunk: Chunk) -> None:
+        if self._keeper is not None:
+            try:
+                self._keeper.write(chunk)
+            except Exception as error:
+                self._failure = error
+                self._abandon()
+
+    def _commit(self) -> None:
+        if self._keeper is not None:
+            try:
+                self._keeper.commit()
+            finally:
+                self._abandon()
+
+    def _abandon(self) -> None:
+        if self._keeper is not None:
+            self._keeper = None
+            self._forgotten()
+
+    def save(self) -> State:
+        return {"count": self._count, "input": self.inputs[0].save()}
+
+    def close(self) -> None:
+        self._abandon()
+        super().close()
+
+
+class FileCacheStream(KeepingStream):
+    """A file cache: a complete pass fills it, and a complete file is believed.
+
+    A state from within a pass that filled goes on with the input, for only that has the same
+    order; it does not fill.
+    """
+
+    def __init__(self, filename: str, open_input: Open, state: State) -> None:
+        count, begun = (0, None) if state is None else (state["count"], state["input"])
+        super().__init__(count)
+        files = CacheFiles(filename)
+        self._reads = begun is None and files.complete
+        if begun is not None:
+            self.inputs = (open_input(begun),)
+        elif self._reads:
+            self.inputs = (ChunksStream(partial(files.read, count), None),)
+        else:
+            self._begin(CacheWriter(files), open_input)
+
+    def save(self) -> State:
+        return {"count": self._count, "input": None} if self._reads else super().save()
+
+
+class SnapshotStream(KeepingStream):
+    """A snapshot that was not complete when the pass began; another pass may be writing it."""
+
+    def __init__(self, node: Snapshot, folder: str, open_input: Open, state: State) -> None:
+        super().__init__(0 if state is None else state["count"])
+        if state is not None and state["input"] is not None:
+            self.inputs = (open_input(state["input"]),)
+        else:
+            self._begin(_run(node, folder), open_input)
+
+
+def _run(node: Snapshot, folder: str) -> Keeper | None:
+    try:
+        return RunWriter(folder, node.compression, _shard(node), "Dataset.snapshot")
+    except AlreadyExistsError:
+        return None
+
+
+def _shard(node: Snapshot) -> Shard | None:
+    if node.shard is None:
+        return None
+    calls, ordinals = Calls("snapshot", node.shard), itertools.count()
+    return lambda element: calls.one(element, next(ordinals))
+
+
+class SnapshotReadStream(Stream):
+    """The elements of a complete snapshot, as the reader function arranges them."""
+
+    def __init__(self, source: Stream, count: int) -> None:
+        self.inputs = (source,)
+        self._count = count
+
+    def pull(self, limit: int) -> Chunk:
+        chunk = self.inputs[0].pull(limit)
+        self._count += len(chunk)
+        return chunk
+
+    def save(self) -> State:
+        return {"count": self._count, "input": None, "reader": self.inputs[0].save()}
+
+
+def snapshot(
+    node: Snapshot, source: Node, context: Context, open_plan: OpenPlan, state: State
+) -> Stream:
+    """The stream of a snapshot, which is complete or not at this moment."""
+    folder = join(node.path, f"{fingerprint(source):020}")
+    begun = state is not None and state["input"] is not None
+    info = None if begun else find(folder, "Dataset.snapshot")
+    if info is None:
+        return SnapshotStream(node, folder, lambda at: open_plan(source, at, context), state)
+    plan = _reader_plan(node, folder, info, context)
+    count, at = (0, None) if state is None else (state["count"], state["reader"])
+    return SnapshotReadStream(open_plan(plan, at, context.inside(0)), count)
+
+
+def _reader_plan(node: Snapshot, folder: str, info: SavedInfo, context: Context) -> Node:
+    def part(*shards: str, count: int = UNKNOWN) -> Saved:
+        return Saved(folder, shards, info.spec, count, info.compression)
+
+    if node.reader is None or not info.shards:
+        return part(*info.shards, count=info.count)
+    wrap = context.environment.wrap
+    parts: list[Any] = [wrap(part(shard)) for shard in info.shards]
+    datasets = wrap(Slices(Data(Chunk(nest.LEAF, [parts], len(parts)))))
+    with scoped(context.inside(0).key):
+        made = Calls("snapshot", node.reader).plain(0, datasets)
+    return plan_of(f"Dataset.snapshot: {node.reader}", made)

@@ -1,0 +1,200 @@
+"""Interleaving: the datasets that a function makes of the elements, some of them in turn.
+
+A slot holds one open dataset. Its state is the place of the outer element that it was made of
+and where its own stream is; opening it again calls the function again, on the same element.
+Read in parallel, the datasets of the next outer elements are opened before it is their turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.element.chunk import Chunk
+from penstock.engine.calls import Calls, Failed
+from penstock.engine.stream import Demand, Feed, Place, State, Stream
+from penstock.engine.streams.batching import plan_of
+from penstock.plan.nodes import Interleave, Node
+from penstock.plan.seeds import derive, scoped
+
+OpenInner = Callable[[Node, State, int], Stream]
+
+
+@dataclass
+class Slot:
+    """One open dataset: the number and place of its outer element, and its stream."""
+
+    ordinal: int
+    place: Place
+    stream: Stream
+    feed: Feed
+    demand: Demand = field(default_factory=Demand)
+
+    def pull(self, least: int) -> Chunk:
+        started = time.perf_counter()
+        chunk = self.feed.pull(max(least, self.demand.limit))
+        self.demand.record(chunk, time.perf_counter() - started)
+        return chunk
+
+
+class InterleaveStream(Stream):
+    """Slot after slot gives a block; an exhausted slot is filled again when its turn comes."""
+
+    def __init__(
+        self,
+        node: Interleave,
+        source: Stream,
+        key: int,
+        open_inner: OpenInner,
+        ahead: int,
+        state: State,
+    ) -> None:
+        self.inputs = (source,)
+        self._node = node
+        self._feed = Feed(source)
+        self._key = key
+        self._open_inner = open_inner
+        self._calls = Calls(node.label, node.function)
+        self._slots: list[Slot | None] = [None] * node.cycle
+        self._ahead = ahead
+        self._next: deque[tuple[Place, Slot | Failed]] = deque()
+        self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
+        if state is not None:
+            self._restore(state)
+
+    def pull(self, limit: int) -> Chunk:
+        parts: list[Chunk] = []
+        count = 0
+        self._look_ahead(self._ahead - sum(slot is not None for slot in self._slots))
+        while count < limit:
+            slot = self._slots[self._turn]
+            if slot is None:
+                if parts and not (self._ended and not self._next):
+                    break
+                slot = self._fill()
+                if slot is None:
+                    if not any(self._slots):
+                        break
+                    self._advance()
+                    continue
+            try:
+                chunk = self._from(slot, limit - count)
+            except Exception as error:
+                if not parts:
+                    raise
+                slot.feed.unraise(error)
+                break
+            if chunk is not None:
+                parts.append(chunk)
+                count += len(chunk)
+            if self._node.cycle == 1 and parts:
+                break
+        if not parts:
+            raise StopIteration
+        return Chunk.join(parts)
+
+    def _from(self, slot: Slot, limit: int) -> Chunk | None:
+        """The next elements of a slot's block; None if it is exhausted."""
+        left = self._node.block - self._taken if self._node.cycle > 1 else limit
+        try:
+            whole = slot.pull(left) if self._node.cycle > 1 else slot.feed.pull(limit)
+        except StopIteration:
+            slot.stream.close()
+            self._slots[self._turn] = None
+            self._advance()
+            return None
+        chunk = whole.rows(0, min(left, limit))
+        if len(chunk) < len(whole):
+            slot.feed.unread(whole, len(chunk))
+        self._taken += len(chunk)
+        if self._taken >= self._node.block:
+            self._advance()
+        return chunk
+
+    def _fill(self) -> Slot | None:
+        """The next outer element's dataset, in the slot whose turn it is."""
+        self._look_ahead(1)
+        if not self._next and not self._ended:
+            self._ordinal += 1
+            self._feed.pull(1)  # Raises: the next outer element failed, and now is its turn.
+        if not self._next:
+            return None
+        _, slot = self._next.popleft()
+        self._ordinal += 1
+        if isinstance(slot, Failed):
+            raise slot.error
+        self._slots[self._turn] = slot
+        return slot
+
+    def _look_ahead(self, count: int) -> None:
+        """Opens the datasets of the next outer elements."""
+        while len(self._next) < count and not self._ended:
+            try:
+                element = self._feed.pull(1).elements()[0]
+            except StopIteration:
+                self._ended = True
+                return
+            except Exception as error:
+                self._feed.unraise(error)
+                return
+            place, ordinal = self._feed.place, self._ordinal + len(self._next)
+            self._next.append((place, self._tried(element, ordinal, place)))
+
+    def _tried(self, element: Any, ordinal: int, place: Place) -> Slot | Failed:
+        try:
+            slot = self._open(element, ordinal, place, None)
+        except Exception as error:
+            return Failed(error)
+        slot.stream.warm()
+        return slot
+
+    def _open(self, element: Any, ordinal: int, place: Place, state: State) -> Slot:
+        with scoped(derive(self._key, ordinal)):
+            made = self._calls.one(element, ordinal)
+        stream = self._open_inner(plan_of(self._calls.where, made), state, ordinal)
+        return Slot(ordinal, place, stream, Feed(stream))
+
+    def _advance(self) -> None:
+        self._turn = (self._turn + 1) % self._node.cycle
+        self._taken = 0
+
+    def _restore(self, state: State) -> None:
+        """Pulls the outer elements from the oldest open slot on, and opens the slots again."""
+        self._turn, self._taken, last = state["at"]
+        waiting = {ordinal: (slot, inner) for slot, ordinal, inner in state["slots"]}
+        self._ordinal = min(waiting, default=last)
+        while self._ordinal < last:
+            try:
+                element = self._feed.pull(1).elements()[0]
+            except Exception:  # It was raised before the state was saved.
+                self._ordinal += 1
+                continue
+            if self._ordinal in waiting:
+                slot, inner = waiting[self._ordinal]
+                place = self._feed.place
+                self._slots[slot] = self._open(element, self._ordinal, place, inner)
+            self._ordinal += 1
+
+    def state(self) -> State:
+        slots = [
+            [number, slot.ordinal, slot.feed.save()]
+            for number, slot in enumerate(self._slots)
+            if slot is not None
+        ]
+        return {"at": [self._turn, self._taken, self._ordinal], "slots": slots}
+
+    def input_states(self) -> list[State]:
+        """Where the oldest outer element stands whose dataset is not exhausted."""
+        open_slots = [slot for slot in self._slots if slot is not None]
+        if open_slots:
+            return [min(open_slots, key=lambda slot: slot.ordinal).place.state]
+        return [self._next[0][0].state if self._next else self._feed.save()]
+
+    def close(self) -> None:
+        for slot in [*self._slots, *(slot for _, slot in self._next)]:
+            if isinstance(slot, Slot):
+                slot.stream.close()
+        super().close()

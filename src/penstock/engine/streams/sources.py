@@ -1,0 +1,248 @@
+"""Sources: streams that begin a plan."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.spec import TensorSpec, fits
+from penstock.element.values import as_value
+from penstock.engine.access import Epoch, Reader, leaf
+from penstock.engine.calls import Calls, failure
+from penstock.engine.formats import open_reader
+from penstock.engine.formats.csv import ENCODING
+from penstock.engine.formats.records import RecordReader
+from penstock.engine.stream import BUDGET, Feed, State, Stream
+from penstock.errors import InvalidArgumentError
+from penstock.plan.nodes import Generator, Records
+
+
+class AccessStream(Stream):
+    """A plan with random access, from a position on.
+
+    Where it calls functions, elements are made one at a time, so that one failure costs one
+    element and nothing is called twice.
+    """
+
+    def __init__(
+        self,
+        read: Reader,
+        epoch: Epoch,
+        start: int,
+        stop: int | None,
+        pure: bool,
+        release: Callable[[], None],
+    ) -> None:
+        self._read = read
+        self._epoch = epoch
+        self._position = start
+        self._stop = stop
+        self._pure = pure
+        self._release = release
+
+    def pull(self, limit: int) -> Chunk:
+        start = self._position
+        if self._stop is not None and start >= self._stop:
+            self._release()
+            raise StopIteration
+        stop = start + (limit if self._pure else 1)
+        stop = stop if self._stop is None else min(stop, self._stop)
+        try:
+            chunk = self._read(range(start, stop), self._epoch)
+        except Exception:
+            self._position = start + 1
+            if stop == start + 1:
+                raise
+            # One of them cannot be made; one by one, the others can.
+            return self._read(range(start, start + 1), self._epoch)
+        self._position = stop
+        return chunk
+
+    def close(self) -> None:
+        self._release()
+
+
+class GeneratorStream(Stream):
+    """What a Python generator yields. It can only be run from its start, so it is replayed."""
+
+    def __init__(self, node: Generator, count: State) -> None:
+        self._node = node
+        self._count = 0
+        self._running: Iterator[Any] | None = None
+        self._failed: Exception | None = None
+        self._replay(count or 0)
+
+    def _replay(self, count: int) -> None:
+        while self._count < count:
+            try:
+                next(self._iterator(), None)
+            except Exception:  # It was raised before the state was saved.
+                self._running = iter(())
+            self._count += 1
+
+    def _iterator(self) -> Iterator[Any]:
+        if self._running is None:
+            made = Calls("from_generator", self._node.function).plain(0, *self._node.arguments)
+            self._running = iter(made)
+        return self._running
+
+    def pull(self, limit: int) -> Chunk:
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            raise error
+        elements: list[Any] = []
+        started = time.perf_counter()
+        while len(elements) < limit and time.perf_counter() - started < BUDGET:
+            try:
+                elements.append(self._one())
+            except StopIteration:
+                break
+            except Exception as error:
+                self._failed = error
+                break
+        if not elements:
+            if self._failed is not None:
+                return self.pull(limit)
+            raise StopIteration
+        return Chunk.of(elements, "Dataset.from_generator: the generator")
+
+    def _one(self) -> Any:
+        ordinal = self._count
+        try:
+            value = next(self._iterator())
+        except StopIteration:
+            raise
+        except Exception as cause:
+            self._running = iter(())
+            self._count += 1
+            raise failure("from_generator", self._node.function, ordinal, cause) from cause
+        self._count += 1
+        return conform(value, self._node.signature, self._node, ordinal)
+
+    def state(self) -> State:
+        return self._count - (self._failed is not None)
+
+    def close(self) -> None:
+        close = getattr(self._running, "close", None)
+        if close is not None:
+            close()
+        self._running = iter(())
+
+
+def conform(value: Any, signature: Any, node: Generator, ordinal: int) -> Any:
+    """`value` as the signature says: numbers converted, the structure and shapes checked."""
+    leaves, tree = nest.flatten(signature)
+    try:
+        parts = nest.flatten_up_to(tree, value)
+        element = nest.unflatten(tree, list(map(_conform_leaf, parts, leaves)))
+    except (ValueError, TypeError):
+        element = None
+    if element is None or not fits(signature, element):
+        raise InvalidArgumentError(
+            f"Dataset.from_generator: {node.function} yielded {value!r:.80} as element {ordinal}, "
+            f"which does not fit the output_signature {signature}"
+        )
+    return element
+
+
+def _conform_leaf(part: Any, spec: Any) -> Any:
+    if not isinstance(spec, TensorSpec):
+        return as_value(part)
+    if isinstance(part, (list, tuple)) and not part:
+        return np.zeros(0, spec.dtype.dtype)
+    return as_value(part, spec.dtype)
+
+
+class RecordsStream(Stream):
+    """The records of the files that the input names.
+
+    The state is the place of the current file's name and the offset in that file.
+    """
+
+    def __init__(self, node: Records, source: Stream, position: State) -> None:
+        self.inputs = (source,)
+        self._node = node
+        self._names = Feed(source)
+        self._reader: RecordReader[Any] | None = None
+        self._begin = position
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            if self._reader is None:
+                self._open_next()
+            records = self._read(limit)
+            if records:
+                return self._chunk(records)
+            self._close_reader()
+
+    def _open_next(self) -> None:
+        name = self._names.pull(1).elements()[0]
+        position, self._begin = self._begin or 0, None
+        options = dict(self._node.options)
+        self._reader = open_reader(self._node.format, _text(name), options, position)
+        self._finalizer = weakref.finalize(self, self._reader.close)
+
+    def _read(self, limit: int) -> list[Any]:
+        assert self._reader is not None
+        try:
+            return list(self._reader.read(limit))
+        except Exception:
+            self._close_reader()
+            raise
+
+    def _chunk(self, records: list[Any]) -> Chunk:
+        if isinstance(records[0], list):
+            return Chunk.of([_strings([field.encode(*ENCODING) for field in r]) for r in records])
+        return leaf(_strings(records))
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._finalizer()
+        self._reader = None
+
+    def state(self) -> State:
+        return self._begin if self._reader is None else self._reader.position
+
+    def input_states(self) -> list[State]:
+        return [self._names.save() if self._reader is None else self._names.place.state]
+
+    def close(self) -> None:
+        self._close_reader()
+        super().close()
+
+
+def _strings(values: list[bytes]) -> Any:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+class ChunksStream(Stream):
+    """Chunks that something else makes, from a number of elements on."""
+
+    def __init__(self, chunks: Callable[[], Iterator[Chunk]], skip: State) -> None:
+        self._chunks = chunks()
+        self._rest: Chunk | None = None
+        self._count = 0
+        while self._count < (skip or 0):
+            self.pull((skip or 0) - self._count)
+
+    def pull(self, limit: int) -> Chunk:
+        whole = self._rest if self._rest is not None else next(self._chunks)
+        chunk = whole.rows(0, limit)
+        self._rest = whole.rows(limit, len(whole)) if len(whole) > limit else None
+        self._count += len(chunk)
+        return chunk
+
+    def state(self) -> State:
+        return self._count

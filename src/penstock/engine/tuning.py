@@ -1,0 +1,89 @@
+"""AUTOTUNE: how far ahead to work and with how many threads, learned while running.
+
+Pure: observations go in, a number comes out; nothing here owns a thread or reads a clock.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from penstock.plan.options import Options
+
+AUTOTUNE = -1
+
+_CHEAP = 0.001
+_STARVED_OFTEN = 16
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What tuning may use."""
+
+    threads: int
+    nbytes: int
+    enabled: bool
+
+    @classmethod
+    def of(cls, options: Options) -> Budget:
+        autotune, pool = options.autotune, options.threading.private_threadpool_size
+        threads = pool or autotune.cpu_budget or max(16, 4 * cores())
+        nbytes = autotune.ram_budget or 256 << 20
+        return cls(max(1, threads), nbytes, autotune.enabled is not False)
+
+
+class Depth:
+    """How many elements to keep ready. Grows when the consumer finds none, within the budget.
+
+    A fixed depth grows only while its elements cost next to nothing: handing a number from
+    thread to thread costs more than making it, so some are handed over at once.
+    """
+
+    def __init__(self, size: int, budget: Budget) -> None:
+        self._fixed = size if size != AUTOTUNE else None
+        self._budget = budget
+        self.elements = max(1, size) if size != AUTOTUNE else 2
+        self._starved = 0
+
+    def starved(self, seconds_each: float, nbytes_each: float) -> None:
+        """The consumer had to wait, for elements that cost so much each."""
+        self._starved += 1
+        if self._fixed is None:
+            if self._budget.enabled:
+                most = int(self._budget.nbytes / max(nbytes_each, 1))
+                self.elements = max(2, min(2 * self.elements, most, 4096))
+        elif self._starved >= _STARVED_OFTEN:
+            cheap = int(_CHEAP / max(seconds_each, 1e-7))
+            small = int((1 << 16) / max(nbytes_each, 1))
+            self.elements = max(self._fixed, min(2 * self.elements, cheap, small, 1024))
+
+
+class Parallelism:
+    """How many calls at once: climbs as long as the throughput rises with it."""
+
+    def __init__(self, calls: int, budget: Budget) -> None:
+        self._fixed = calls if calls != AUTOTUNE else None
+        self.most = min(budget.threads, calls) if self._fixed else budget.threads
+        self.calls = self.most if self._fixed else max(1, min(2, self.most))
+        self._threads, self._nbytes = self.most, budget.nbytes
+        self._tuned = self._fixed is None and budget.enabled
+        self._best = 0.0
+        self._step = 1.5
+        self._previous = self.calls
+
+    def measured(self, rate: float, nbytes_each: float) -> None:
+        """Elements per second since the last answer with `calls` at once, and a call's bytes."""
+        if not self._tuned:
+            return
+        self.most = max(1, min(self._threads, int(self._nbytes / max(2 * nbytes_each, 1))))
+        if rate > 1.05 * self._best:
+            self._best, self._previous = rate, self.calls
+            self.calls = min(self.most, max(self.calls + 1, int(self.calls * self._step)))
+        else:
+            # No better: go back to what was best, and probe again now and then.
+            self.calls = min(self._previous, self.most)
+            self._best *= 0.95

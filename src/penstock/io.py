@@ -1,0 +1,5 @@
+"""Writing files that the readers of `penstock.data` read."""
+
+from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
+
+__all__ = ["TFRecordOptions", "TFRecordWriter"]

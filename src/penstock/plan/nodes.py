@@ -1,0 +1,918 @@
+"""The catalogue of operators: what each one *is*. What is done to them lives elsewhere.
+
+A node is an immutable value: its fields, its inputs, how its spec follows from theirs, how many
+elements it has, and what (if anything) keeps it from random access. Nodes never act.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar, dataclass_transform
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.dtypes import DType
+from penstock.element.dtypes import bool as bool_dtype
+from penstock.element.dtypes import int64 as int64_dtype
+from penstock.element.dtypes import string as string_dtype
+from penstock.element.ragged import Ragged
+from penstock.element.spec import (
+    DatasetSpec,
+    RaggedTensorSpec,
+    TensorShape,
+    TensorSpec,
+    relax,
+)
+from penstock.element.values import spec_of_leaf
+from penstock.plan.functions import Function
+from penstock.plan.options import Options
+
+INFINITE = -1
+UNKNOWN = -2
+
+Kind = TypeVar("Kind")
+
+OPAQUE: Any = object()
+"""Stands for a spec that only a call of the user's function can tell."""
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def node(kind: type[Kind]) -> type[Kind]:
+    """Declares an operator by its fields; comparing and printing are written once, in `Node`."""
+    return dataclass(frozen=True, eq=False, repr=False)(kind)
+
+
+@node
+class Node:
+    """An operator. Fields that are nodes (or tuples of nodes) are its inputs."""
+
+    __leaf__ = True
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(self) is not type(other):
+            return False
+        names = (field.name for field in dataclasses.fields(self))
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self).__name__, self.inputs, self.functions))
+
+    def __repr__(self) -> str:
+        shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @cached_property
+    def inputs(self) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Node):
+                found.append(value)
+            elif isinstance(value, tuple):
+                found.extend(item for item in value if isinstance(item, Node))
+        return tuple(found)
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """The same operator over other inputs; itself if they are the same."""
+        if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
+            return self
+        left, changes = list(inputs), {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Node):
+                changes[field.name] = left.pop(0)
+            elif isinstance(value, tuple) and any(isinstance(item, Node) for item in value):
+                changes[field.name] = tuple(left.pop(0) for _ in value)  # type: ignore[assignment]
+        return dataclasses.replace(self, **changes)
+
+    def spec_from(self, *inputs: Any) -> Any:
+        """The spec, given the inputs' specs; `OPAQUE` if a function decides it."""
+        return inputs[0]
+
+    @cached_property
+    def cardinality(self) -> int:
+        """How many elements: a number, INFINITE or UNKNOWN."""
+        return self.inputs[0].cardinality
+
+    @property
+    def obstacle(self) -> str | None:
+        """What keeps this operator itself from random access; None if nothing does."""
+        return None
+
+    @cached_property
+    def blocked(self) -> str | None:
+        """What keeps the plan up to here from random access; None if it has it."""
+        if self.obstacle is not None:
+            return f"{self.label}: {self.obstacle}"
+        return next((node.blocked for node in self.inputs if node.blocked), None)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """The user's functions that this operator itself calls."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, Function))
+
+    @cached_property
+    def pure(self) -> bool:
+        """Whether no user's function is called anywhere in this plan."""
+        return not self.functions and all(node.pure for node in self.inputs)
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        """Whether another epoch gives other elements or another order."""
+        return any(node.by_epoch for node in self.inputs)
+
+    @property
+    def label(self) -> str:
+        """The method's name, for messages and `explain()`."""
+        return _snake(type(self).__name__)
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+# Sources
+
+
+class Data:
+    """Rows in memory, as columns: equal if they hold equal rows."""
+
+    __leaf__ = True
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.chunk = chunk
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Data) or self.chunk.tree != other.chunk.tree:
+            return False
+        return all(map(_same_column, self.chunk.columns, other.chunk.columns))
+
+    def __hash__(self) -> int:
+        return hash((self.chunk.tree, len(self.chunk)))
+
+    def __repr__(self) -> str:
+        return f"{len(self)} rows"
+
+    @property
+    def spec(self) -> Any:
+        leaves = [_row_spec(column) for column in self.chunk.columns]
+        return nest.unflatten(self.chunk.tree, leaves)
+
+
+def _same_column(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b) or len(a) != len(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _row_spec(column: Any) -> Any:
+    if isinstance(column, np.ndarray):
+        return spec_of_leaf(column).unbatch()
+    if isinstance(column, Ragged):
+        return spec_of_leaf(column).unbatch()
+    specs = [spec_of_leaf(leaf) for leaf in column]
+    spec = specs[0]
+    for other in specs[1:]:
+        spec = relax(spec, other)
+    return spec
+
+
+@node
+class Slices(Node):
+    """The rows of data in memory."""
+
+    data: Data
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return self.data.spec
+
+    @cached_property
+    def cardinality(self) -> int:
+        return len(self.data)
+
+    @property
+    def label(self) -> str:
+        return "from_tensor_slices"
+
+
+@node
+class Tensors(Slices):
+    """One element in memory."""
+
+    @property
+    def label(self) -> str:
+        return "from_tensors"
+
+
+@node
+class FileNames(Slices):
+    """The names that a file pattern matched."""
+
+    @property
+    def label(self) -> str:
+        return "list_files"
+
+
+@node
+class Range(Node):
+    """Numbers in equal steps."""
+
+    start: int
+    stop: int
+    step: int
+    dtype: DType
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return TensorSpec((), self.dtype)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return len(range(self.start, self.stop, self.step))
+
+
+@node
+class Counter(Node):
+    """Numbers in equal steps, without end."""
+
+    start: Any
+    step: Any
+    dtype: DType
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return TensorSpec((), self.dtype)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return INFINITE
+
+
+@node
+class Random(Node):
+    """Random numbers in [0, 2**32), each a function of (seed, epoch, index)."""
+
+    seed: int
+    rerandomize: bool = False
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return TensorSpec((), int64_dtype)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return INFINITE
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        return self.rerandomize
+
+
+@node
+class Choices(Node):
+    """Random numbers of datasets, drawn by weight: the choice behind sample_from_datasets."""
+
+    weights: tuple[float, ...]
+    seed: int
+    rerandomize: bool = False
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return TensorSpec((), int64_dtype)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return INFINITE
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        return self.rerandomize
+
+
+@node
+class Generator(Node):
+    """What a Python generator yields, started anew for every iteration."""
+
+    function: Function
+    arguments: tuple[Any, ...]
+    signature: Any
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return self.signature
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "a generator can only be run from its start"
+
+    @property
+    def label(self) -> str:
+        return "from_generator"
+
+
+@node
+class Records(Node):
+    """The records of the files that the input names, file after file."""
+
+    input: Node
+    format: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def spec_from(self, *inputs: Any) -> Any:
+        """A record is a string; a row of a CSV file is the strings of its fields."""
+        return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "the number of records in a file is not known before it is read"
+
+    @property
+    def label(self) -> str:
+        return {"text": "TextLineDataset", "tfrecord": "TFRecordDataset"}.get(
+            self.format, f"{self.format.capitalize()}Dataset"
+        )
+
+
+@node
+class Saved(Node):
+    """Elements that `save` or `snapshot` wrote, shard after shard."""
+
+    path: str
+    shards: tuple[str, ...]
+    spec: Any
+    count: int
+    compression: str | None = None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return self.spec
+
+    @cached_property
+    def cardinality(self) -> int:
+        return self.count
+
+    @property
+    def obstacle(self) -> str:
+        return "saved elements are read from the start"
+
+    @property
+    def label(self) -> str:
+        return "load"
+
+
+# Elementwise
+
+
+@node
+class Map(Node):
+    """A function of every element."""
+
+    input: Node
+    function: Function
+    parallel: int | None = None
+    deterministic: bool | None = None
+    vectorized: bool = False
+    random: int | None = None
+    signature: Any = None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return OPAQUE if self.signature is None else self.signature
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        return self.random is not None or self.input.by_epoch
+
+    @property
+    def obstacle(self) -> str | None:
+        loose = self.parallel is not None and self.deterministic is False
+        return "with deterministic=False elements come as they are ready" if loose else None
+
+
+@node
+class Filter(Node):
+    """The elements for which a predicate holds."""
+
+    input: Node
+    function: Function
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "how many elements pass is not known before all are tried"
+
+
+@node
+class TakeWhile(Filter):
+    """The elements before the first for which a predicate does not hold."""
+
+
+@node
+class Interleave(Node):
+    """Elements of the datasets that a function makes: `cycle` in turn, `block` at a time."""
+
+    input: Node
+    function: Function
+    cycle: int
+    block: int
+    parallel: int | None = None
+    deterministic: bool | None = None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return OPAQUE
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "the lengths of the inner datasets are not known in advance"
+
+
+@node
+class FlatMap(Interleave):
+    """Elements of the datasets that a function makes, one dataset after the other."""
+
+    cycle: int = 1
+    block: int = 1
+
+
+@node
+class Scan(Node):
+    """A function of (state, element) that gives (state, element)."""
+
+    input: Node
+    initial: Data
+    function: Function
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return OPAQUE
+
+    @property
+    def obstacle(self) -> str:
+        return "every element depends on the ones before it"
+
+
+@node
+class IgnoreErrors(Node):
+    """The elements that could be made."""
+
+    input: Node
+    log_warning: bool = False
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "which elements fail is not known before all are tried"
+
+
+# Batching
+
+
+@node
+class Batch(Node):
+    """Consecutive elements stacked, `size` at a time."""
+
+    input: Node
+    size: int
+    drop_remainder: bool = False
+    parallel: int | None = None
+    deterministic: bool | None = None
+
+    @property
+    def rows(self) -> int | None:
+        return self.size if self.drop_remainder else None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return nest.map_structure(lambda leaf: leaf.batch(self.rows), inputs[0])
+
+    @cached_property
+    def cardinality(self) -> int:
+        count = self.input.cardinality
+        if count < 0:
+            return count
+        return count // self.size if self.drop_remainder else -(-count // self.size)
+
+
+@node
+class PaddedBatch(Batch):
+    """Consecutive elements padded to a common shape and stacked.
+
+    `shapes` and `values` are flat, one per leaf; None where the elements decide.
+    """
+
+    shapes: tuple[TensorShape, ...] | None = None
+    values: tuple[Any, ...] | None = None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        leaves, tree = nest.flatten(inputs[0])
+        shapes = self.shapes or [leaf.shape for leaf in leaves]
+        padded = [
+            TensorSpec(shape.prepend(self.rows), leaf.dtype)
+            for leaf, shape in zip(leaves, shapes, strict=True)
+        ]
+        return nest.unflatten(tree, padded)
+
+
+@node
+class RaggedBatch(Batch):
+    """Consecutive elements stacked; leaves of unknown shape become `Ragged`."""
+
+    row_splits: DType = int64_dtype
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return nest.map_structure(self._batched, inputs[0])
+
+    def _batched(self, leaf: Any) -> Any:
+        if not isinstance(leaf, TensorSpec) or leaf.shape.known:
+            return leaf.batch(self.rows)
+        dims = leaf.shape.dims or (None,)
+        rank = max(i for i, d in enumerate(dims) if d is None) + 1
+        return RaggedTensorSpec((self.rows, *dims), leaf.dtype, rank, self.row_splits)
+
+
+@node
+class Unbatch(Node):
+    """The rows of every element."""
+
+    input: Node
+    rows: int | None = None
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return nest.map_structure(lambda leaf: leaf.unbatch(), inputs[0])
+
+    @cached_property
+    def cardinality(self) -> int:
+        count = self.input.cardinality
+        if count < 0:
+            return count
+        return count * self.rows if self.rows else UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "the number of rows of an element is not known in advance"
+
+
+@node
+class Rebatch(Node):
+    """The rows that its input (an `Unbatch`) gives, cut anew by a cycle of sizes."""
+
+    input: Node
+    sizes: tuple[int, ...]
+    drop_remainder: bool = False
+    static: bool = False
+
+    def spec_from(self, *inputs: Any) -> Any:
+        one_size = len(set(self.sizes)) == 1 and (self.drop_remainder or self.static)
+        rows = self.sizes[0] if one_size else None
+        return nest.map_structure(lambda leaf: leaf.batch(rows), inputs[0])
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "the number of rows of an element is not known in advance"
+
+
+@node
+class Window(Node):
+    """Datasets of consecutive elements."""
+
+    input: Node
+    size: int
+    shift: int
+    stride: int = 1
+    drop_remainder: bool = False
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return nest.map_structure(DatasetSpec, inputs[0])
+
+    @cached_property
+    def cardinality(self) -> int:
+        count = self.input.cardinality
+        if count < 0:
+            return count
+        span = (self.size - 1) * self.stride + 1
+        if self.drop_remainder:
+            return max(0, (count - span) // self.shift + 1) if count >= span else 0
+        return -(-count // self.shift)
+
+    @property
+    def obstacle(self) -> str:
+        return "a window holds the elements that it was made of"
+
+
+@node
+class GroupByWindow(Node):
+    """Windows of elements with one key, each reduced to a dataset."""
+
+    input: Node
+    key: Function
+    reduce: Function
+    size: int | Function
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return OPAQUE
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "which elements belong together is not known in advance"
+
+
+# Ordering
+
+
+@node
+class Shuffle(Node):
+    """The elements in random order, within a window of `buffer`."""
+
+    input: Node
+    buffer: int
+    seed: int
+    reshuffle: bool = True
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        return self.reshuffle or self.input.by_epoch
+
+
+@node
+class Repeat(Node):
+    """The elements again, `count` times, or for ever (INFINITE)."""
+
+    input: Node
+    count: int = INFINITE
+
+    @cached_property
+    def cardinality(self) -> int:
+        inner = self.input.cardinality
+        if inner == 0 or self.count == 0:
+            return 0
+        if self.count == INFINITE or inner == INFINITE:
+            return INFINITE
+        return inner * self.count if inner >= 0 else UNKNOWN
+
+
+# Counting
+
+
+@node
+class Take(Node):
+    """The first `count` elements."""
+
+    input: Node
+    count: int
+
+    @cached_property
+    def cardinality(self) -> int:
+        inner = self.input.cardinality
+        if inner == INFINITE or self.count == 0:
+            return self.count
+        return min(inner, self.count)
+
+
+@node
+class Skip(Node):
+    """All but the first `count` elements."""
+
+    input: Node
+    count: int
+
+    @cached_property
+    def cardinality(self) -> int:
+        inner = self.input.cardinality
+        return inner if inner < 0 else max(0, inner - self.count)
+
+
+@node
+class Shard(Node):
+    """Every `shards`-th element, from `index` on; -1 for both waits for a strategy to say."""
+
+    input: Node
+    shards: int
+    index: int
+
+    @cached_property
+    def cardinality(self) -> int:
+        inner = self.input.cardinality
+        if self.shards < 1:
+            return UNKNOWN
+        return inner if inner < 0 else len(range(self.index, inner, self.shards))
+
+
+@node
+class Enumerate(Node):
+    """Pairs of (number, element)."""
+
+    input: Node
+    start: int = 0
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return (TensorSpec((), int64_dtype), inputs[0])
+
+
+@node
+class Unique(Node):
+    """Every value once, where it comes first."""
+
+    input: Node
+
+    @cached_property
+    def cardinality(self) -> int:
+        return UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "whether a value was there before depends on all before it"
+
+
+@node
+class AssertCardinality(Node):
+    """The elements, with an error if they are not as many as was said."""
+
+    input: Node
+    count: int
+
+    @cached_property
+    def cardinality(self) -> int:
+        return self.count
+
+    @property
+    def obstacle(self) -> str | None:
+        fits = self.input.cardinality == self.count
+        return None if fits else "the number of elements is checked by counting them"
+
+
+# Merging
+
+
+@node
+class Zip(Node):
+    """One element of each input, in the structure `tree`."""
+
+    parts: tuple[Node, ...]
+    tree: Any
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return nest.unflatten(self.tree, inputs)
+
+    @cached_property
+    def cardinality(self) -> int:
+        counts = [node.cardinality for node in self.parts]
+        if 0 in counts:
+            return 0
+        if UNKNOWN in counts:
+            return UNKNOWN
+        return min((count for count in counts if count >= 0), default=INFINITE)
+
+
+@node
+class Concatenate(Node):
+    """The elements of one input, then those of the other."""
+
+    first: Node
+    second: Node
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return relax(inputs[0], inputs[1], "Dataset.concatenate")
+
+    @cached_property
+    def cardinality(self) -> int:
+        counts = (self.first.cardinality, self.second.cardinality)
+        if INFINITE in counts:
+            return INFINITE
+        return UNKNOWN if UNKNOWN in counts else sum(counts)
+
+    @property
+    def obstacle(self) -> str | None:
+        known = self.first.cardinality != UNKNOWN
+        return None if known else "the length of the first dataset is not known"
+
+
+@node
+class Choose(Node):
+    """Elements of `parts`, each time from the one that `choice` names."""
+
+    choice: Node
+    parts: tuple[Node, ...]
+    stop_on_empty: bool = True
+
+    def spec_from(self, *inputs: Any) -> Any:
+        spec = inputs[1]
+        for other in inputs[2:]:
+            spec = relax(spec, other, "Dataset.choose_from_datasets")
+        return spec
+
+    @cached_property
+    def cardinality(self) -> int:
+        endless = [part.cardinality == INFINITE for part in (self.choice, *self.parts)]
+        goes_on = all(endless[1:]) or (any(endless[1:]) and not self.stop_on_empty)
+        return INFINITE if endless[0] and goes_on else UNKNOWN
+
+    @property
+    def obstacle(self) -> str:
+        return "which dataset an element comes from depends on the choices before it"
+
+
+# Buffering
+
+
+@node
+class Prefetch(Node):
+    """The elements, made in the background, up to `size` ahead."""
+
+    input: Node
+    size: int
+
+
+class Store:
+    """The memory of one cache; equal to itself only, and empty again in another process."""
+
+    __leaf__ = True
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, ()
+
+
+@node
+class Cache(Node):
+    """The elements, kept in memory or in a file once they have all been seen."""
+
+    input: Node
+    filename: str
+    store: Store
+
+    @property
+    def obstacle(self) -> str | None:
+        return "a cache is filled by one pass from the start to the end"
+
+
+@node
+class Snapshot(Node):
+    """The elements, kept in a folder once they have all been seen."""
+
+    input: Node
+    path: str
+    compression: str | None = None
+    reader: Function | None = None
+    shard: Function | None = None
+
+    @property
+    def obstacle(self) -> str:
+        return "a snapshot is filled by one pass from the start to the end"
+
+
+@node
+class WithOptions(Node):
+    """The elements, with options for the plan that they stand in."""
+
+    input: Node
+    options: Options
+
+
+def options_of(node: Node) -> Options:
+    """The options of a plan: inputs first, a later setting wins."""
+    merged = Options()
+    for part in node.inputs:
+        merged = merged.merge(options_of(part))
+    return merged.merge(node.options) if isinstance(node, WithOptions) else merged
+
+
+BOOL = TensorSpec((), bool_dtype)

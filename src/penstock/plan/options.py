@@ -1,0 +1,310 @@
+"""`Options`: how a dataset is run, never what it contains.
+
+Every option is declared once, as an `Option` (or an `_alias` of one). A plan keeps only frozen
+options: `frozen()` gives an immutable, hashable copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import enum
+from collections.abc import Iterator
+from typing import Any, Generic, NoReturn, TypeVar, cast, overload
+
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+T = TypeVar("T")
+D = TypeVar("D")
+SomeOptions = TypeVar("SomeOptions", bound="OptionsBase")
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How a dataset is divided between the workers of a strategy."""
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+class ExternalStatePolicy(enum.Enum):
+    """What to do when a function depends on state outside the plan."""
+
+    WARN = 0
+    IGNORE = 1
+    FAIL = 2
+
+
+class AutotuneAlgorithm(enum.Enum):
+    """How AUTOTUNE searches."""
+
+    DEFAULT = 0
+    HILL_CLIMB = 1
+    GRADIENT_DESCENT = 2
+    MAX_PARALLELISM = 3
+    STAGE_BASED = 4
+
+
+class Option(property, Generic[T, D]):
+    """One option: reads its default until it is set, checks what it is set to."""
+
+    def __init__(self, kind: type[T], doc: str, default: D, choices: tuple[D, ...] = ()) -> None:
+        super().__init__(self._read, self._write, doc=doc)
+        self.kind, self.default, self.choices = kind, default, choices
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None, /) -> Option[T, D]: ...
+    @overload
+    def __get__(self, instance: Any, owner: type | None = None, /) -> T | D: ...
+    def __get__(self, instance: Any, owner: type | None = None, /) -> Any:
+        return super().__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: T | D, /) -> None:
+        super().__set__(instance, value)
+
+    def _read(self, options: OptionsBase) -> Any:
+        value = options._values.get(self.name, self.default)
+        return list(value) if isinstance(value, tuple) else value
+
+    def _write(self, options: OptionsBase, value: Any) -> None:
+        self._check(f"{type(options).__name__}.{self.name}", value)
+        options._values[self.name] = tuple(value) if isinstance(value, list) else value
+
+    def _check(self, call: str, value: Any) -> None:
+        if self.choices and value is None:
+            return
+        if not isinstance(value, self.kind):
+            raise InvalidTypeError(f"{call}: must be {_a(self.kind)}, got {_typed(value)}")
+        if self.choices and value not in self.choices:
+            allowed = ", ".join(_shown(choice) for choice in self.choices)
+            raise InvalidArgumentError(f"{call}: must be {allowed} or None, got {_shown(value)}")
+
+
+def _optional(kind: type[T], doc: str) -> Option[T, None]:
+    return Option(kind, doc, None)
+
+
+def _part(kind: type[SomeOptions], doc: str) -> Option[SomeOptions, SomeOptions]:
+    """A field that holds options again; each `Options` has its own."""
+    return Option(kind, doc, cast(SomeOptions, None))
+
+
+def _alias(target: str) -> property:
+    """Another name of a field; not a field, so it is stored, printed and compared once."""
+    return property(
+        lambda options: getattr(options, target),
+        lambda options, value: setattr(options, target, value),
+        doc=f"The older name of `{target}`.",
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _typed(value: Any) -> str:
+    return f"{_shown(value)} ({type(value).__name__})"
+
+
+def _a(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'aeioAEIO' else 'a'} {kind.__name__}"
+
+
+class OptionsBase:
+    """What all options share: fields by name, values by equality, frozen or not."""
+
+    _values: dict[str, Any]
+    _frozen: bool
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__["_values"] = {name: kind() for name, kind in self._parts()}
+        self.__dict__["_frozen"] = False
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    @classmethod
+    def _fields(cls) -> Iterator[Option[Any, Any]]:
+        return (field for field in vars(cls).values() if isinstance(field, Option))
+
+    @classmethod
+    def _parts(cls) -> Iterator[tuple[str, type[OptionsBase]]]:
+        return ((f.name, f.kind) for f in cls._fields() if issubclass(f.kind, OptionsBase))
+
+    def _set(self) -> dict[str, Any]:
+        """What was set, by name, in the order of the fields; parts only if they hold something."""
+        values = ((field.name, self._values.get(field.name, _UNSET)) for field in self._fields())
+        return {
+            name: value
+            for name, value in values
+            if value is not _UNSET and not (isinstance(value, OptionsBase) and not value._set())
+        }
+
+    def merge(self: SomeOptions, options: SomeOptions) -> SomeOptions:
+        """New options: these, with every field that `options` sets taken from there."""
+        kind = type(self)
+        if not isinstance(options, kind):
+            raise InvalidTypeError(
+                f"{kind.__name__}.merge: options must be {_a(kind)}, got {_typed(options)}"
+            )
+        merged = kind()
+        for field, value in (*self._set().items(), *options._set().items()):
+            part = isinstance(value, OptionsBase)
+            merged._values[field] = merged._values[field].merge(value) if part else value
+        return merged
+
+    def frozen(self: SomeOptions) -> SomeOptions:
+        """An equal copy that cannot change and can be a key."""
+        if self._frozen:
+            return self
+        frozen = copy.copy(self)
+        frozen.__dict__["_frozen"] = True
+        frozen._values.update({name: frozen._values[name].frozen() for name, _ in self._parts()})
+        return frozen
+
+    def __copy__(self: SomeOptions) -> SomeOptions:
+        return self if self._frozen else type(self)().merge(self)
+
+    def __deepcopy__(self: SomeOptions, memo: dict[int, Any]) -> SomeOptions:
+        return copy.copy(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(getattr(type(self), name, None), property):
+            self._unknown(name)
+        if self._frozen:
+            raise InvalidArgumentError(
+                f"{type(self).__name__}.{name}: these options belong to a dataset and cannot "
+                "change; make new ones and pass them to with_options"
+            )
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        self._unknown(name)
+
+    def _unknown(self, name: str) -> NoReturn:
+        cls = type(self)
+        names = [n for n in dir(cls) if isinstance(getattr(cls, n), property)]
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise AttributeError(f"{cls.__name__}.{name}: there is no such option; {hint}")
+
+    def _key(self) -> tuple[Any, ...]:
+        """Every value, set or default: a field set to its default equals one left alone."""
+        return tuple(self._values.get(field.name, field.default) for field in self._fields())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OptionsBase) and (
+            type(self) is type(other) and self._key() == other._key()
+        )
+
+    def __hash__(self) -> int:
+        if not self._frozen:
+            name = type(self).__name__
+            raise InvalidTypeError(f"{name}: cannot be hashed while it can change; use frozen()")
+        return hash((type(self), self._key()))
+
+    def __repr__(self) -> str:
+        parts = (f"{name}={_shown(getattr(self, name))}" for name in self._set())
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+_UNSET = object()
+
+
+class AutotuneOptions(OptionsBase):
+    """What AUTOTUNE may use."""
+
+    enabled = _optional(bool, "Whether AUTOTUNE adapts anything; by default it does.")
+    cpu_budget = _optional(int, "How many threads AUTOTUNE may use.")
+    ram_budget = _optional(int, "How many bytes AUTOTUNE may buffer.")
+    autotune_algorithm = _optional(AutotuneAlgorithm, "How AUTOTUNE searches.")
+    initial_parallelism = _optional(int, "Where AUTOTUNE starts.")
+    min_parallelism = _optional(int, "What AUTOTUNE never goes below.")
+
+
+class DistributeOptions(OptionsBase):
+    """How a strategy divides the dataset."""
+
+    auto_shard_policy = Option(
+        AutoShardPolicy, "How workers share the data.", default=AutoShardPolicy.AUTO
+    )
+    num_devices = _optional(int, "How many devices one host feeds.")
+
+
+class OptimizationOptions(OptionsBase):
+    """Rewrites of the plan, by TensorFlow's names; None leaves them to penstock."""
+
+    apply_default_optimizations = _optional(bool, "Whether those left at None are applied.")
+    filter_fusion = _optional(bool, "Consecutive filters as one.")
+    filter_parallelization = _optional(bool, "Filters in parallel.")
+    inject_prefetch = _optional(bool, "A prefetch at the end.")
+    map_and_batch_fusion = _optional(bool, "A map and the batch after it as one.")
+    map_and_filter_fusion = _optional(bool, "A map and the filter after it as one.")
+    map_fusion = _optional(bool, "Consecutive maps as one.")
+    map_parallelization = _optional(bool, "Maps in parallel.")
+    noop_elimination = _optional(bool, "Steps without effect left out.")
+    parallel_batch = _optional(bool, "Batches copied in parallel.")
+    seq_interleave_prefetch = _optional(bool, "A prefetch inside sequential interleaves.")
+    shuffle_and_repeat_fusion = _optional(bool, "A shuffle and the repeat after it as one.")
+
+
+class ServiceOptions(OptionsBase):
+    """How the data service treats the dataset."""
+
+    pinned = _optional(bool, "Whether batches arrive in pinned memory.")
+    stateful = Option(
+        str,
+        'Where operators that see all elements run: "global" (the result is that of the local '
+        'dataset; the default) or "per_worker" (each worker on its share, as TensorFlow does).',
+        default=None,
+        choices=("global", "per_worker"),
+    )
+
+
+class ThreadingOptions(OptionsBase):
+    """Threads of one iterator."""
+
+    max_intra_op_parallelism = _optional(int, "Threads inside one call.")
+    private_threadpool_size = _optional(int, "Threads for parallel calls; 0 for one per core.")
+
+
+class Options(OptionsBase):
+    """Options of a dataset, for `Dataset.with_options`.
+
+    >>> options = Options()
+    >>> options.deterministic = False
+    >>> options.threading.private_threadpool_size = 4
+    >>> options
+    Options(deterministic=False, threading=ThreadingOptions(private_threadpool_size=4))
+    """
+
+    autotune = _part(AutotuneOptions, "What AUTOTUNE may use.")
+    deterministic = _optional(bool, "Whether parallel calls keep the order; by default they do.")
+    experimental_deterministic = _alias("deterministic")
+    dataset_name = _optional(str, "A name for the dataset.")
+    framework_type = _optional(list, "Names of the frameworks that read the dataset.")
+    experimental_distribute = _part(DistributeOptions, "How a strategy divides the dataset.")
+    experimental_external_state_policy = _optional(
+        ExternalStatePolicy, "What to do when a function depends on state outside the plan."
+    )
+    experimental_optimization = _part(OptimizationOptions, "Rewrites of the plan.")
+    service = _part(ServiceOptions, "How the data service treats the dataset.")
+    experimental_service = _alias("service")
+    experimental_slack = _optional(bool, "Whether the last prefetch leaves room for the consumer.")
+    experimental_symbolic_checkpoint = _optional(bool, "Whether states are positions, not buffers.")
+    experimental_warm_start = _optional(bool, "Whether work starts before the first `next`.")
+    threading = _part(ThreadingOptions, "Threads of one iterator.")
+    experimental_threading = _alias("threading")
+    executor = Option(
+        str,
+        'Where prefetch and parallel calls run: "threads" (the default) or "inline", that is '
+        "in the caller's thread, for debugging.",
+        default=None,
+        choices=("threads", "inline"),
+    )

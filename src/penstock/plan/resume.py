@@ -1,0 +1,46 @@
+"""What of a plan belongs into a saved state: its structure, to be recognised, and its seeds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from penstock.plan.nodes import Choices, Map, Node, Prefetch, Random, Shuffle, WithOptions
+
+_SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}
+
+
+def structure(node: Node) -> str:
+    """The same for plans whose states fit each other: prefetching and parallel calls leave none."""
+    names = list(_names(node))
+    return f"{names[0]}:{hashlib.sha256(','.join(names).encode()).hexdigest()[:12]}"
+
+
+def _names(node: Node) -> Iterator[str]:
+    if not isinstance(node, Prefetch | WithOptions):
+        yield f"{node.label}/{len(node.inputs)}"
+    for part in node.inputs:
+        yield from _names(part)
+
+
+def seeds_of(node: Node) -> list[int]:
+    """The seeds in a plan, inputs first."""
+    found = [seed for part in node.inputs for seed in seeds_of(part)]
+    name = _SEEDS.get(type(node))
+    seed = None if name is None else getattr(node, name)
+    return found if seed is None else [*found, seed]
+
+
+def reseeded(node: Node, seeds: list[int]) -> Node:
+    """The plan with other seeds, in the order of `seeds_of`."""
+    return _reseeded(node, list(seeds))
+
+
+def _reseeded(node: Node, waiting: list[int]) -> Node:
+    node = node.with_inputs(tuple(_reseeded(part, waiting) for part in node.inputs))
+    name = _SEEDS.get(type(node))
+    if name is None or getattr(node, name) is None or not waiting:
+        return node
+    seed = waiting.pop(0)
+    return node if getattr(node, name) == seed else replace(node, **{name: seed})

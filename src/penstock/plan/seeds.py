@@ -1,0 +1,140 @@
+"""Seeds: where every random decision gets its number from.
+
+Nothing random may depend on who computes, when, or on which thread: keys are derived, by mixing,
+from a seed and from positions (epoch, index), and a generator is made from a key when it is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, cast
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+_MASK = (1 << 64) - 1
+# The increment and the two multipliers of splitmix64 (Steele, Lea, Flood 2014).
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def _mix(z: int) -> int:
+    """The finaliser of splitmix64: a bijection in which every bit reaches every other."""
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    return z ^ (z >> 31)
+
+
+def _scatter(key: int) -> int:
+    """A key as a starting point; 0 is a fixed point of `_mix`, so it must not go in as it is."""
+    return _mix(int(key) ^ _SECOND)
+
+
+def derive(key: int, *parts: int) -> int:
+    """A 64-bit key from others; `derive(a, b, c) == derive(derive(a, b), c)`.
+
+    For one `key`, different `parts[0]` (modulo 2**64) give different results.
+
+    >>> derive(7, 0) == derive(7, 0), derive(7, 0) == derive(7, 1)
+    (True, False)
+    """
+    if not parts:
+        return _scatter(key)
+    for part in parts:
+        key = _mix(_scatter(key) + (int(part) + 1) * _GOLDEN)
+    return key
+
+
+def derive_array(base: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """`derive(base, value)` for every value of an array of integers."""
+    z = values.astype(np.uint64)
+    z += np.uint64(1)
+    z *= np.uint64(_GOLDEN)
+    z += np.uint64(_scatter(base))
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+class _Words(ISeedSequence):
+    """The seed words of a generator, straight from a key, which is well mixed already."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+        start = _scatter(self.key)
+        words = [_mix(start + i * _GOLDEN) for i in range(1, n_words + 1)]
+        return np.array(words, np.uint64).astype(dtype, copy=False)
+
+
+def generator(key: int, *parts: int) -> np.random.Generator:
+    """The random generator that belongs to `derive(key, *parts)`."""
+    words = cast(np.random.SeedSequence, _Words(derive(key, *parts)))
+    return np.random.Generator(np.random.PCG64(words))
+
+
+class _Numbered:
+    """A key and how many seeds were drawn from it; drawing is atomic."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self._numbers = itertools.count()
+
+    def draw(self) -> int:
+        return derive(self.key, next(self._numbers)) >> 1
+
+
+_global: _Numbered | None = None
+_scope: ContextVar[_Numbered | None] = ContextVar("penstock_seed_scope", default=None)
+
+
+def set_seed(seed: int | None) -> None:
+    """Makes every seed that is not given explicitly follow from `seed`, counted from this call.
+
+    Args:
+        seed: Any 64-bit integer, or None to draw seeds from the operating system again.
+
+    >>> set_seed(1); first = draw(), draw()
+    >>> set_seed(1); first == (draw(), draw())
+    True
+    >>> set_seed(None)
+    """
+    global _global
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer | None):
+        raise InvalidTypeError(
+            f"random.set_seed: seed must be an int or None, got {seed!r} ({type(seed).__name__})"
+        )
+    if seed is not None and not -(1 << 63) <= seed < 1 << 64:
+        raise InvalidArgumentError(f"random.set_seed: seed must fit into 64 bits, got {seed}")
+    _global = None if seed is None else _Numbered(derive(int(seed)))
+
+
+def draw() -> int:
+    """A new seed of 63 bits: from the scope, from the global seed, or from the system's entropy."""
+    source = _scope.get() or _global
+    return secrets.randbits(63) if source is None else source.draw()
+
+
+@contextmanager
+def scoped(key: int) -> Iterator[None]:
+    """Inside, in this thread, `draw` depends on `key` and on how often it was called here only.
+
+    Whoever calls a function that builds datasets does it in here, so that building a dataset anew
+    gives it the same seeds.
+    """
+    token = _scope.set(_Numbered(int(key)))
+    try:
+        yield
+    finally:
+        _scope.reset(token)

@@ -1,0 +1,34 @@
+"""Sugar for `import penstock as tf`: the few functions that ported code leans on around a pipeline.
+
+NumPy in, NumPy out, with TensorFlow's dtypes (an int is an int32, a float a float32, a string is
+bytes). No more than that: inside a pipeline users write NumPy, torch or jax. Arguments that only
+steer TensorFlow (`name`, `jit_compile`, ...) are accepted and change nothing.
+"""
+
+from penstock.shim.arrays import (
+    cast,
+    constant,
+    ones,
+    range,
+    reduce_mean,
+    reduce_sum,
+    shape,
+    square,
+    zeros,
+)
+from penstock.shim.printing import print
+from penstock.shim.signature import function
+
+__all__ = [
+    "function",
+    "constant",
+    "cast",
+    "range",
+    "zeros",
+    "ones",
+    "shape",
+    "square",
+    "reduce_sum",
+    "reduce_mean",
+    "print",
+]

@@ -1,0 +1,86 @@
+"""Values as arrays: what every function here does first with what it is given.
+
+Only literals (Python's own values) are converted with care; an array is taken at its word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.element.values import as_value
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+
+
+def typed(value: Any) -> str:
+    """A value as error messages show it."""
+    return f"{value!r} ({type(value).__name__})"
+
+
+def is_literal(value: Any) -> bool:
+    """Whether `value` is Python's own; NumPy's float64 is a float, but has a dtype already."""
+    return isinstance(value, _LITERALS) and not isinstance(value, np.generic)
+
+
+_LITERALS = (bool, int, float, complex, str, list, tuple)
+
+
+def leaf_of(call: str, value: Any) -> Any:
+    """`value` as an array, a NumPy scalar or bytes."""
+    try:
+        leaf = as_value(value)
+    except OpError as error:
+        message = error.message.removeprefix("penstock: ")
+        raise type(error)(f"{call}: {message}") from None
+    if not isinstance(leaf, np.ndarray | np.generic | bytes):
+        raise InvalidArgumentError(f"{call}: needs an array or a number, got {typed(value)}")
+    return leaf
+
+
+def dtype_of(leaf: Any) -> DType:
+    """The dtype of a leaf; bytes have one too."""
+    return as_dtype(bytes) if isinstance(leaf, bytes) else of_numpy(leaf.dtype)
+
+
+def converted(call: str, value: Any, dtype: DType) -> Any:
+    """`value` in a dtype: arrays are cast, Python's values must be of that kind already."""
+    leaf = leaf_of(call, value)
+    source, literal = dtype_of(leaf), is_literal(value)
+    if source == dtype:
+        return leaf
+    if np.size(leaf) and not _may_become(source, dtype, literal):
+        raise InvalidTypeError(f"{call}: {typed(value)} cannot become {dtype.name}")
+    if not literal:
+        return cast_array(leaf, dtype)
+    try:
+        # From the value, not from the leaf, whose floats are float32 already.
+        return scalar(np.array(value, dtype.dtype))
+    except OverflowError:
+        raise InvalidArgumentError(f"{call}: {value!r} does not fit into {dtype.name}") from None
+
+
+def _may_become(source: DType, target: DType, literal: bool) -> bool:
+    if "string" in (source.name, target.name):
+        return False
+    if not literal:
+        return True
+    return not source.is_bool and not target.is_bool and _width(source) <= _width(target)
+
+
+def _width(dtype: DType) -> int:
+    return 0 if dtype.is_integer else 1 if dtype.is_floating else 2
+
+
+def cast_array(leaf: Any, dtype: DType) -> Any:
+    """Numbers in another dtype, as C would do it: without a word about what is lost."""
+    if leaf.dtype.kind == "c" and dtype.dtype.kind != "c":
+        leaf = leaf.real
+    with np.errstate(all="ignore"):
+        return leaf.astype(dtype.dtype)
+
+
+def scalar(array: Any) -> Any:
+    """Arrays without dimensions are handed out as NumPy scalars."""
+    return array[()] if np.ndim(array) == 0 else array

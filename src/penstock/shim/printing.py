@@ -1,0 +1,111 @@
+"""`print`: arrays as short text, in the form of `tf.print`."""
+
+from __future__ import annotations
+
+import pprint
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import numpy as np
+
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError
+
+
+def print(
+    *inputs: Any,
+    output_stream: Any = None,
+    end: str = "\n",
+    sep: str = " ",
+    summarize: int = 3,
+    name: str | None = None,
+) -> None:
+    """Prints arrays in the short form of TensorFlow, to standard error unless told otherwise.
+
+    Args:
+        inputs: Strings, arrays, and structures of them.
+        output_stream: A text file such as `sys.stdout`, or "file://" and a path to append to.
+        end: What comes after all inputs.
+        sep: What stands between them.
+        summarize: How many elements to show at both ends of a dimension; -1 for all.
+        name: Accepted, without meaning.
+
+    >>> print("x:", np.arange(8), (np.float32(0.5), 1.0), output_stream=sys.stdout)
+    x: [0 1 2 ... 5 6 7] (0.5, 1.0)
+    """
+    if len(inputs) == 1 and isinstance(inputs[0], bytes):
+        inputs = (inputs[0].decode("utf-8", "backslashreplace"),)
+    text = sep.join(_text(value, summarize) for value in inputs)
+    with _opened(output_stream) as stream:
+        stream.write(text + end)
+
+
+@contextmanager
+def _opened(target: Any) -> Iterator[TextIO]:
+    if target is None:
+        yield sys.stderr
+    elif hasattr(target, "write"):
+        yield target
+    elif isinstance(target, str) and target.startswith("file://"):
+        with open(target.removeprefix("file://"), "a", encoding="utf-8") as file:
+            yield file
+    else:
+        raise InvalidArgumentError(
+            f'print: output_stream must be a text file or "file://" and a path, got {target!r}'
+        )
+
+
+class _Verbatim(str):
+    """Text that stands in a printed structure as it is, without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _text(value: Any, edge: int) -> str:
+    shown = _shown(value, edge)
+    return shown if isinstance(shown, str) else pprint.pformat(shown, width=sys.maxsize)
+
+
+def _shown(value: Any, edge: int) -> Any:
+    """`value` with every array in it replaced by its text."""
+    if isinstance(value, np.ndarray | np.generic | bytes):
+        return _Verbatim(_array_text(value, edge))
+    if isinstance(value, Ragged):
+        return [_shown(row, edge) for row in value]
+    if isinstance(value, dict):
+        return {key: _shown(item, edge) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_shown(item, edge) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _array_text(array: Any, edge: int, depth: int = 0) -> str:
+    if np.ndim(array) == 0:
+        return _number_text(array[()] if isinstance(array, np.ndarray) else array)
+    gap = " " if array.ndim == 1 else "\n" * (array.ndim - 1) + " " * (depth + 1)
+    if edge < 0 or len(array) <= 2 * edge:
+        rows = [_array_text(row, edge, depth + 1) for row in array]
+    else:
+        head, tail = array[:edge], array[len(array) - edge :]
+        rows = [_array_text(row, edge, depth + 1) for row in (*head, *tail)]
+        rows.insert(edge, "...")
+    return f"[{gap.join(rows)}]"
+
+
+def _number_text(item: Any) -> str:
+    if isinstance(item, bytes):
+        text = item.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
+        return '"' + text.replace('"', '\\"').replace("\n", "\\n") + '"'
+    if isinstance(item, bool | np.bool_):
+        return str(int(item))
+    if isinstance(item, np.complexfloating):
+        return f"({_number_text(item.real)},{_number_text(item.imag)})"
+    if isinstance(item, np.integer):
+        return str(item)
+    short, long = ("15", "17") if isinstance(item, float) else ("6", "9")
+    text = f"{float(item):.{short}g}"
+    return text if type(item)(float(text)) == item or item != item else f"{float(item):.{long}g}"

@@ -1,0 +1,16 @@
+"""What all tests share: how hypothesis searches.
+
+No profile has a deadline: a slow machine must not fail a test. On a build server (CI is set) the
+examples are the same every time; elsewhere each run tries new ones, and a failure prints how to
+reproduce it.
+"""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("ci", settings.get_profile("explore"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "explore")

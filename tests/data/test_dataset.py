@@ -1,0 +1,227 @@
+"""What methods of `Dataset` make of their arguments, beyond what the operators' own tests show."""
+
+import inspect
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import penstock as tf
+from penstock.data import AUTOTUNE, Dataset, experimental
+from penstock.plan import nodes
+
+TEN = Dataset.range(10)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+def ints(dataset: Any) -> list[int]:
+    return [int(element) for element in dataset]
+
+
+def lists(dataset: Any) -> list[Any]:
+    return [element.tolist() for element in dataset]
+
+
+def lengths(*sizes: int) -> Dataset:
+    return Dataset.from_tensor_slices(np.array(sizes)).map(lambda n: np.full(n, n))
+
+
+def test_elements_share_memory_but_cannot_be_written_to() -> None:
+    rows = np.zeros((4, 2))
+    for element in (*Dataset.from_tensor_slices(rows), *Dataset.from_tensor_slices(rows).batch(2)):
+        assert np.shares_memory(element, rows)
+        assert not element.flags.writeable
+    assert rows.flags.writeable
+    ragged = tf.Ragged.from_rows([[1, 2], [3]])
+    assert not next(iter(Dataset.from_tensor_slices(ragged))).flags.writeable
+
+
+def test_a_slice_is_lazy_and_like_that_of_a_list() -> None:
+    numbers = list(range(10))
+    for part in (slice(2, 5), slice(-3, None), slice(None, -7), slice(1, 9, 3), slice(8, 20)):
+        assert ints(TEN[part]) == numbers[part]
+        assert len(TEN[part]) == len(numbers[part])
+    assert ints(TEN[5:2]) == []
+    assert ints(Dataset.counter()[3:6]) == [3, 4, 5]
+
+
+def test_an_index_counts_from_either_end() -> None:
+    assert int(TEN[3]) == 3
+    assert int(TEN[-1]) == 9
+    assert TEN.batch(4)[2].tolist() == [8, 9]
+
+
+def test_a_dataset_is_true_even_if_it_is_empty() -> None:
+    assert bool(Dataset.range(0))
+    assert len(Dataset.range(0)) == 0
+
+
+def test_negative_counts() -> None:
+    assert ints(TEN.take(-5)) == list(range(10))
+    assert ints(TEN.skip(-1)) == []
+    assert int(TEN.repeat(-7).cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_every_public_method_has_an_example() -> None:
+    methods = [m for name, m in vars(Dataset).items() if not name.startswith("_")]
+    texts = [inspect.getdoc(getattr(method, "__func__", method)) or "" for method in methods]
+    assert len(texts) > 40
+    assert [text for text in texts if ">>>" not in text] == []
+
+
+def test_a_named_tuple_is_one_argument() -> None:
+    points = Dataset.from_tensor_slices(Point([1, 2], [3, 4]))
+    assert ints(points.map(lambda p: p.x * p.y)) == [3, 8]
+    assert ints(points.map(tuple).map(lambda x, y: x * y)) == [3, 8]
+
+
+def test_arguments_of_a_generator_are_numpy_values() -> None:
+    seen: list[Any] = []
+
+    def generate(*args: Any) -> Any:
+        seen.append(args)
+        return iter([1])
+
+    assert ints(Dataset.from_generator(generate, np.int32, args=(2, "x", [1.5]))) == [1]
+    number, text, vector = seen[-1]
+    assert (number.dtype, text, vector.dtype) == (np.int32, b"x", np.float32)
+
+
+def test_a_dataset_travels_without_its_iterations() -> None:
+    copy = pickle.loads(pickle.dumps(TEN.shuffle(10, seed=1)))
+    assert ints(copy) == ints(TEN.shuffle(10, seed=1))
+    assert isinstance(pickle.loads(pickle.dumps(tf.data.TextLineDataset("x"))), Dataset)
+
+
+def test_every_iteration_of_one_dataset_is_shuffled_anew() -> None:
+    once, kept = TEN.shuffle(10, seed=1), TEN.shuffle(10, seed=1, reshuffle_each_iteration=False)
+    assert ints(once) != ints(once)
+    assert ints(kept) == ints(kept)
+
+
+def test_a_full_shuffle_by_unknown_cardinality() -> None:
+    assert ints(TEN.shuffle(tf.data.UNKNOWN_CARDINALITY, seed=1)) == ints(TEN.shuffle(10, seed=1))
+
+
+def test_shard_waits_for_a_hint() -> None:
+    hint = experimental.SHARD_HINT
+    assert int(TEN.shard(hint, hint).cardinality()) == tf.data.UNKNOWN_CARDINALITY
+
+
+class TestBuckets:
+    def test_batches_of_similar_lengths(self) -> None:
+        ds = lengths(1, 5, 2, 4, 3).bucket_by_sequence_length(len, [3, 5], [2, 2, 2])
+        assert lists(ds) == [
+            [[1, 0], [2, 2]],
+            [[4, 4, 4, 4], [3, 3, 3, 0]],
+            [[5, 5, 5, 5, 5]],
+        ]
+        assert repr(ds.element_spec.shape) == "TensorShape([None, None])"
+
+    def test_windows_of_one_length_are_no_limit_for_others(self) -> None:
+        ds = lengths(2, 2, 1, 2).bucket_by_sequence_length(len, [4], [2, 2])
+        assert lists(ds) == [[[2, 2], [2, 2]], [[1, 0], [2, 2]]]
+
+    @pytest.mark.parametrize("sizes", [(1, 2), (2, 2), (2, 1)])
+    def test_to_the_boundary(self, sizes: tuple[int, int]) -> None:
+        ds = lengths(*sizes).bucket_by_sequence_length(
+            len, [5], [2, 2], pad_to_bucket_boundary=True
+        )
+        assert [batch.shape for batch in ds] == [(2, 4)]
+
+    def test_to_the_boundary_where_shapes_are_told(self) -> None:
+        ds = Dataset.from_tensor_slices(np.ones((2, 2, 3))).bucket_by_sequence_length(
+            len, [5], [2, 2], padded_shapes=[None, 3], pad_to_bucket_boundary=True
+        )
+        assert [batch.shape for batch in ds] == [(2, 4, 3)]
+
+    def test_without_padding(self) -> None:
+        ds = lengths(2, 2).bucket_by_sequence_length(len, [3], [2, 2], no_padding=True)
+        assert lists(ds) == [[[2, 2], [2, 2]]]
+
+
+class TestPadding:
+    def test_minus_one_is_an_unknown_dimension(self) -> None:
+        assert lists(lengths(1, 2).padded_batch(2, padded_shapes=[-1])) == [[[1, 0], [2, 2]]]
+
+    def test_one_value_for_all_components(self) -> None:
+        pairs = Dataset.zip(lengths(1, 2), lengths(2, 1))
+        (first, second), *_ = pairs.padded_batch(2, padding_values=np.int64(9))
+        assert (first.tolist(), second.tolist()) == ([[1, 9], [2, 2]], [[2, 2], [1, 9]])
+
+    def test_a_tensor_shape_is_a_shape(self) -> None:
+        ds = lengths(1, 2).padded_batch(2, padded_shapes=tf.TensorShape([3]))
+        assert lists(ds) == [[[1, 0, 0], [2, 2, 0]]]
+
+
+class TestResampling:
+    @pytest.mark.parametrize("initial", [None, [0.9, 0.1]])
+    def test_reaches_the_target(self, initial: Any) -> None:
+        ds = Dataset.range(20_000).map(lambda n: (n, n % 10 == 9))
+        drawn = ds.rejection_resample(lambda n, rare: int(rare), [0.5, 0.5], initial, seed=1)
+        classes = [int(number) for number, _ in drawn]
+        assert 0.45 < np.mean(classes) < 0.55
+        assert classes.count(1) > 1900
+
+    def test_the_most_wanted_class_is_never_dropped(self) -> None:
+        drawn = TEN.rejection_resample(lambda n: n % 2, [0.0, 1.0], [0.5, 0.5])
+        assert [int(n) for _, n in drawn] == [1, 3, 5, 7, 9]
+
+    def test_an_endless_dataset_stays_endless(self) -> None:
+        drawn = TEN.repeat().rejection_resample(lambda n: n % 2, [0.5, 0.5], [0.5, 0.5])
+        assert int(drawn.cardinality()) == tf.data.INFINITE_CARDINALITY
+        assert len(list(drawn.take(50))) == 50
+
+
+class TestSampling:
+    def test_weights_for_every_choice(self) -> None:
+        weights = Dataset.from_tensor_slices([[0.0, 1.0], [1.0, 0.0]]).repeat()
+        ds = Dataset.sample_from_datasets([Dataset.range(3), Dataset.range(10, 13)], weights)
+        assert ints(ds.take(4)) == [10, 0, 11, 1]
+
+    def test_a_dataset_without_weight_is_left_out(self) -> None:
+        ds = Dataset.sample_from_datasets([TEN, Dataset.range(3)], [0.0, 0.5])
+        assert ints(ds) == [0, 1, 2]
+        assert ints(Dataset.sample_from_datasets([TEN, TEN], [0.0, 0.0])) == []
+
+    def test_the_order_is_the_same_in_every_iteration_unless_asked(self) -> None:
+        parts = [Dataset.from_tensors(i).repeat(30) for i in (0, 1)]
+        same = Dataset.sample_from_datasets(parts, seed=1)
+        assert ints(same) == ints(same)
+        other = Dataset.sample_from_datasets(parts, seed=1, rerandomize_each_iteration=True)
+        assert ints(other) != ints(other)
+
+    @pytest.mark.parametrize(
+        ("endless", "stop", "cardinality"), [(2, True, -1), (1, False, -1), (1, True, -2)]
+    )
+    def test_endless_parts(self, endless: int, stop: bool, cardinality: int) -> None:
+        parts = [TEN.repeat()] * endless + [TEN] * (2 - endless)
+        ds = Dataset.sample_from_datasets(parts, stop_on_empty_dataset=stop)
+        assert int(ds.cardinality()) == cardinality
+
+
+def test_interleave_opens_two_datasets_on_every_machine() -> None:
+    for cycle in (None, AUTOTUNE):
+        ds = TEN.take(3).interleave(lambda n: Dataset.from_tensors(n).repeat(2), cycle)
+        assert ints(ds) == [0, 1, 0, 1, 2, 2]
+
+
+def test_a_map_without_a_seed_draws_one() -> None:
+    ds = TEN.map(lambda n, random: random.integers(1000), random=True)
+    assert isinstance(ds._plan, nodes.Map)
+    assert ds._plan.random is not None
+    assert ints(ds.take(3)) == [int(ds[i]) for i in range(3)]
+
+
+def test_a_declared_signature_needs_no_call() -> None:
+    calls: list[Any] = []
+    ds = TEN.map(lambda n: calls.append(n) or n, output_signature=tf.TensorSpec((), tf.int64))
+    assert "element_spec=TensorSpec(shape=(), dtype=tf.int64" in repr(ds)
+    assert calls == []
+    assert repr(TEN.map(calls.append)) == "<Dataset map>"
+    assert calls == []

@@ -1,0 +1,128 @@
+"""Readers: where names come from, and the options on their way to the files."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data import (
+    AUTOTUNE,
+    Dataset,
+    FixedLengthRecordDataset,
+    TextLineDataset,
+    TFRecordDataset,
+)
+from penstock.data.experimental import CsvDataset, make_csv_dataset
+from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.io import TFRecordOptions, TFRecordWriter
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    for name, text in (("a", "a0\na1\na2\n"), ("b", "b0\n"), ("c", "c0\nc1\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    return sorted(tmp_path.iterdir())
+
+
+ALL = [b"a0", b"a1", b"a2", b"b0", b"c0", b"c1"]
+
+
+def test_names_of_every_kind(files: list[Path]) -> None:
+    text = [str(file) for file in files]
+    for names in (
+        files,
+        text,
+        tuple(text),
+        [text],
+        np.array(text),
+        Dataset.from_tensor_slices(text),
+    ):
+        assert list(TextLineDataset(names)) == ALL
+    assert list(TextLineDataset(files[1])) == [b"b0"]
+    assert list(TextLineDataset([])) == []
+
+
+def test_files_in_turn(files: list[Path]) -> None:
+    turns = [b"a0", b"b0", b"a1", b"a2", b"c0", b"c1"]
+    assert list(TextLineDataset(files, num_parallel_reads=1)) == ALL
+    for parallel in (2, AUTOTUNE):
+        lines = list(TextLineDataset(files, num_parallel_reads=parallel))
+        assert sorted(lines) == ALL
+        assert lines[:3] == turns[:3]
+
+
+def test_a_missing_file_is_an_error_when_it_is_reached(files: list[Path]) -> None:
+    iterator = iter(TextLineDataset([files[1], "nowhere"]))
+    assert next(iterator) == b"b0"
+    with pytest.raises(NotFoundError, match="'nowhere' does not exist"):
+        next(iterator)
+
+
+def test_a_wrong_option_is_an_error_when_a_file_is_opened(files: list[Path]) -> None:
+    with pytest.raises(InvalidArgumentError, match="compression_type must be"):
+        list(TextLineDataset(files, "XX"))
+    with pytest.raises(InvalidArgumentError, match="record_bytes must be at least 1, got 0"):
+        list(FixedLengthRecordDataset(files, 0))
+
+
+def test_compressed_records(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with TFRecordWriter(str(path), TFRecordOptions("GZIP")) as writer:
+        writer.write(b"payload")
+    assert list(TFRecordDataset(path, "GZIP", num_parallel_reads=2)) == [b"payload"]
+    path.write_bytes(gzip.compress(b"HHabcdF"))
+    fixed = FixedLengthRecordDataset(path, 2, 2, 1, compression_type="GZIP")
+    assert list(fixed) == [b"ab", b"cd"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text("i,f,s,n\n1,2.5,a,\n3000000000,,b,\n")
+    return path
+
+
+def rows(dataset: Dataset) -> list[Any]:
+    return [tuple(np.asarray(value).item() for value in row) for row in dataset]
+
+
+def test_csv_columns(table: Path) -> None:
+    defaults = [np.int64(0), [9.0], [""]]
+    assert rows(CsvDataset(table, defaults, header=True, exclude_cols=[3])) == [
+        (1, 2.5, b"a"),
+        (3000000000, 9.0, b"b"),
+    ]
+    picked = CsvDataset(table, [np.int64, str], header=True, select_cols=[0, 2])
+    assert rows(picked) == [(1, b"a"), (3000000000, b"b")]
+
+
+def test_csv_types_are_found(table: Path) -> None:
+    (batch,) = make_csv_dataset(str(table), 2, num_epochs=1, shuffle=False)
+    kinds = {name: column.dtype for name, column in batch.items()}
+    assert kinds == {"i": np.int64, "f": np.float32, "s": object, "n": object}
+
+
+def test_csv_types_are_found_in_the_first_rows_only(table: Path) -> None:
+    dataset = make_csv_dataset(
+        str(table), 1, num_epochs=1, shuffle=False, num_rows_for_inference=1, ignore_errors=True
+    )
+    assert [batch["i"].tolist() for batch in dataset] == [[1]]
+
+
+def test_csv_batches(table: Path) -> None:
+    endless = make_csv_dataset(str(table), 2, label_name="s", shuffle_seed=1, num_parallel_reads=1)
+    features, label = next(iter(endless))
+    assert sorted(label) == [b"a", b"b"]
+    assert list(features) == ["i", "f", "n"]
+    chosen = make_csv_dataset(
+        str(table),
+        2,
+        column_names=["p", "q", "r", "s"],
+        column_defaults=[np.int64(0)],
+        select_columns=["p"],
+        num_epochs=2,
+        shuffle=False,
+    )
+    assert [batch["p"].tolist() for batch in chosen] == [[1, 3000000000]] * 2

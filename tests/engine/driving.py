@@ -1,0 +1,70 @@
+"""How tests run plans: pulled by a limit, saved anywhere, opened again, failures as values."""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.data.dataset import ENVIRONMENT
+from penstock.engine.context import Context
+from penstock.engine.lower import open_plan
+from penstock.engine.stream import State, Stream
+from penstock.plan.nodes import Node
+from tests.engine.list_model import items
+from tests.engine.list_values import plain
+
+MOST = 500
+
+
+def model(plan: Node) -> list[Any]:
+    """What a plan gives, as the list model says."""
+    return [plain(item) for item in itertools.islice(items(plan), MOST)]
+
+
+def opened(plan: Node, state: State = None) -> Stream:
+    return open_plan(plan, state, Context(ENVIRONMENT, key=7))
+
+
+def pulls(stream: Stream, limit: int) -> Iterator[list[Any]]:
+    """What each pull gives; a failure is a pull of one."""
+    while True:
+        try:
+            chunk = stream.pull(limit)
+            assert 1 <= len(chunk) <= limit
+            yield [plain(element) for element in chunk.elements()]
+        except StopIteration:
+            return
+        except Exception as error:
+            yield [plain(error)]
+
+
+def drained(stream: Stream, limit: int) -> list[Any]:
+    """All that is left of a stream; it is closed afterwards."""
+    found = list(itertools.islice(itertools.chain.from_iterable(pulls(stream, limit)), MOST))
+    stream.close()
+    return found
+
+
+def saves(plan: Node, limit: int) -> Iterator[tuple[int, State]]:
+    """The states before and after every pull, with how many elements came before each."""
+    stream = opened(plan)
+    count = 0
+    yield 0, stream.save()
+    for pulled in pulls(stream, limit):
+        count += len(pulled)
+        yield count, stream.save()
+    yield count, stream.save()
+    stream.close()
+
+
+def is_json(state: State) -> bool:
+    try:
+        return bool(json.loads(json.dumps(state)) == state)
+    except TypeError:
+        return False
+
+
+def travelled(state: State) -> State:
+    """A state as it comes back from a file, or from memory where it holds elements."""
+    return json.loads(json.dumps(state)) if is_json(state) else copy.deepcopy(state)

@@ -1,0 +1,238 @@
+"""CSV: the grammar, row by row, and the rules from a row to an element."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.formats.csv import CsvReader, Field, convert_row
+from penstock.errors import InvalidArgumentError
+
+INT, LONG, FLOAT, DOUBLE = (np.dtype(n) for n in ("int32", "int64", "float32", "float64"))
+STRING = np.dtype(object)
+
+
+def rows(path: Path, limit: int = 100, **options: Any) -> list[list[str]]:
+    reader = CsvReader(path, **options)
+    found: list[list[str]] = []
+    while part := reader.read(limit):
+        found += part
+    return found
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("csv") / "file"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "expected"),
+    [
+        (b"1,2\n3,4\n", {}, [["1", "2"], ["3", "4"]]),
+        (b"1,2\r3,4\r\n5,6", {}, [["1", "2"], ["3", "4"], ["5", "6"]]),
+        (b",\n\n,,", {}, [["", ""], [""], ["", "", ""]]),
+        (b'"a,b","c\r\nd"\n', {}, [["a,b", "c\r\nd"]]),
+        (b'"",""""\n', {}, [["", '"']]),
+        (b'"a\n""b""\n\nc",d\n', {}, [['a\n"b"\n\nc', "d"]]),
+        (b'"a\nb","c\nd"\n', {}, [["a\nb", "c\nd"]]),
+        (b'1"2,"3\n4,5', {"use_quote_delim": False}, [['1"2', '"3'], ["4", "5"]]),
+        (b'1|"a|b"\n', {"field_delim": "|"}, [["1", "a|b"]]),
+        (b'1^"a^b"\n', {"field_delim": "^"}, [["1", "a^b"]]),
+        (b'1\t"a\tb"\n', {"field_delim": "\t"}, [["1", "a\tb"]]),
+        (b"x,y\n1,2\n", {"header": True}, [["1", "2"]]),
+        (b'"x\ny",z\n1,2\n', {"header": True}, [["1", "2"]]),
+        (b"x,y", {"header": True}, []),
+        ("é,ü\n".encode(), {}, [["é", "ü"]]),
+        (b"", {}, []),
+    ],
+)
+@pytest.mark.parametrize("buffer_size", [0, 1, 4])
+def test_grammar(
+    tmp_path: Path, content: bytes, options: dict[str, Any], expected: Any, buffer_size: int
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert rows(tmp_path / "file", buffer_size=buffer_size, **options) == expected
+
+
+def written(text: str, always_quoted: bool) -> str:
+    if always_quoted or set(text) & set(',"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+@given(
+    table=st.lists(
+        st.lists(st.text(st.sampled_from('a,"\n\r é')), min_size=1, max_size=4), max_size=6
+    ),
+    line_end=st.sampled_from(["\n", "\r\n", "\r"]),
+    always_quoted=st.booleans(),
+    buffer_size=st.integers(0, 9),
+    limit=st.integers(1, 4),
+)
+def test_reads_what_was_written(
+    file: Path,
+    table: list[list[str]],
+    line_end: str,
+    always_quoted: bool,
+    buffer_size: int,
+    limit: int,
+) -> None:
+    lines = (",".join(written(text, always_quoted) for text in row) + line_end for row in table)
+    file.write_bytes("".join(lines).encode())
+    assert rows(file, limit, buffer_size=buffer_size) == table
+
+
+def test_a_quoted_field_of_many_lines(tmp_path: Path) -> None:
+    field = "\n".join(f'{{""key{n}"": {n}}}' for n in range(3000))
+    (tmp_path / "file").write_text(f'1,"{field}",2\n3,4,5\n')
+    found = rows(tmp_path / "file", buffer_size=100)
+    assert found == [["1", field.replace('""', '"'), "2"], ["3", "4", "5"]]
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r", b"\r\n"])
+def test_rows_come_before_the_whole_file_is_read(tmp_path: Path, line_end: bytes) -> None:
+    (tmp_path / "file").write_bytes((b"1,2" + line_end) * 100)
+    with closing(CsvReader(tmp_path / "file", buffer_size=30)) as reader:
+        assert 0 < len(reader.read(1000)) < 10
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (b'5"6,7\n8,9\n', "a quote inside a field that is not quoted, or not doubled"),
+        (b'5,"6"7\n8,9\n', "a quote inside a field that is not quoted, or not doubled"),
+        (b'5,"6\n8,9\n', "a quoted field that is never closed"),
+    ],
+)
+@pytest.mark.parametrize("buffer_size", [0, 1])
+def test_malformed_rows(tmp_path: Path, bad: bytes, problem: str, buffer_size: int) -> None:
+    (tmp_path / "file").write_bytes(b"1,2\n3,4\n" + bad)
+    reader = CsvReader(tmp_path / "file", buffer_size=buffer_size)
+    found = reader.read(9)
+    if len(found) == 1:
+        found += reader.read(9)
+    assert found == [["1", "2"], ["3", "4"]]
+    with pytest.raises(InvalidArgumentError, match=f"in the row at byte 8, {problem}"):
+        reader.read(9)
+    assert reader.read(9) == []
+
+
+def test_an_empty_file_has_no_header(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InvalidArgumentError, match="is empty and has no header"):
+        CsvReader(tmp_path / "file", header=True).read(1)
+
+
+@pytest.mark.parametrize("wrong", ["", "ab", '"', "\n", "\r"])
+def test_wrong_delimiters(wrong: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="field_delim must be one character"):
+        CsvReader("x", field_delim=wrong)
+
+
+def convert(row: list[str], fields: list[Field], **options: Any) -> tuple[Any, ...]:
+    arguments = {"na_value": "", "select_cols": None, "where": "CsvDataset: 'a.csv'"}
+    return convert_row(row, fields, **{**arguments, **options})
+
+
+def test_values_have_the_type_of_their_column() -> None:
+    fields = [Field(dtype, required=True) for dtype in (INT, LONG, FLOAT, DOUBLE, STRING)]
+    values = convert(["1", "-2", "2.5", "1e3", "a\udcff"], fields)
+    assert values == (1, -2, 2.5, 1000.0, b"a\xff")
+    assert [type(v) for v in values] == [np.int32, np.int64, np.float32, np.float64, bytes]
+
+
+@pytest.mark.parametrize("dtype", ["S", "U", "O"])
+def test_every_type_of_text_is_bytes(dtype: str) -> None:
+    fields = [Field(np.dtype(dtype), required=True), Field(np.dtype(dtype), default="é")]
+    assert convert(["x", ""], fields) == (b"x", "é".encode())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default", "expected"),
+    [
+        (INT, 7, np.int32(7)),
+        (FLOAT, 9, np.float32(9)),
+        (STRING, "d", b"d"),
+        (STRING, b"\xff", b"\xff"),
+    ],
+)
+def test_an_empty_field_takes_its_default(dtype: Any, default: Any, expected: Any) -> None:
+    (value,) = convert([""], [Field(dtype, default)])
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_na_value_counts_as_empty() -> None:
+    fields = [Field(INT, 7), Field(STRING, "d"), Field(STRING, "d")]
+    assert convert(["NA", "NA", ""], fields, na_value="NA") == (7, b"d", b"d")
+
+
+@pytest.mark.parametrize("text", ["", "NA"])
+def test_a_required_field_must_be_there(text: str) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="'a.csv': field 1 is required but missing; give"
+    ):
+        convert(["1", text], [Field(INT, 0), Field(FLOAT, required=True)], na_value="NA")
+
+
+def test_selected_columns() -> None:
+    fields = [Field(INT, required=True), Field(STRING, "")]
+    assert convert(["1", "x", "b"], fields, select_cols=[0, 2]) == (1, b"b")
+    assert convert(["1", "b"], fields, select_cols=[]) == (1, b"b")
+
+
+@pytest.mark.parametrize(
+    ("row", "select"), [(["1"], None), (["1", "2", "3"], None), (["1", "2"], [0, 5]), ([""], None)]
+)
+def test_a_row_of_another_length(row: list[str], select: list[int] | None) -> None:
+    with pytest.raises(InvalidArgumentError, match="a row has . of the fields asked for but .* 2"):
+        convert(row, [Field(INT, 0), Field(INT, 0)], select_cols=select)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        *[(INT, text) for text in ("x", "1.5", "1_000", "0x10", "٣", "2147483648", "-2147483649")],
+        *[(LONG, text) for text in ("9223372036854775808", "+", "1 2")],
+        *[(FLOAT, text) for text in ("x", "1_0.5", "1,5", "e5", "٣", ".", "--1")],
+        (DOUBLE, "1.5x"),
+    ],
+)
+def test_bad_numbers(dtype: Any, text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"field 0 is not a valid {dtype}: '"):
+        convert([text], [Field(dtype, 0)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text", "expected"),
+    [
+        (INT, " +5 ", 5),
+        (INT, "-2147483648", -(2**31)),
+        (LONG, "9223372036854775807", 2**63 - 1),
+        (FLOAT, " .5 ", 0.5),
+        (FLOAT, "5.", 5.0),
+        (FLOAT, "-INF", -np.inf),
+        (FLOAT, "infinity", np.inf),
+        (FLOAT, "1e50", np.inf),
+        (FLOAT, "1e5", 1e5),
+        (DOUBLE, "1E-3", 0.001),
+    ],
+)
+def test_unusual_numbers(dtype: Any, text: str, expected: float) -> None:
+    (value,) = convert([text], [Field(dtype, 0)])
+    assert value == expected
+    assert value.dtype == dtype
+
+
+def test_not_a_number() -> None:
+    (value,) = convert(["nan"], [Field(FLOAT, 0)])
+    assert np.isnan(value)
+
+
+def test_types_that_a_column_cannot_have() -> None:
+    with pytest.raises(InvalidArgumentError, match="field 0 cannot be complex64; use an integer"):
+        convert(["1"], [Field(np.dtype("complex64"), 0)])

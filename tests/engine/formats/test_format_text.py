@@ -1,0 +1,91 @@
+"""Lines: line ends, long lines, and the same answer as splitting the whole file."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.engine.formats.text import TextReader
+
+
+def lines(path: Path, limit: int = 100, **options: int) -> list[bytes]:
+    reader = TextReader(path, **options)  # type: ignore[arg-type]
+    records: list[bytes] = []
+    while part := reader.read(limit):
+        records += part
+    return records
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("text") / "file"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"x\ny", [b"x", b"y"]),
+        (b"p\r\nq\r\n", [b"p", b"q"]),
+        (b"\n\nz\n", [b"", b"", b"z"]),
+        (b"\r\n", [b""]),
+        (b"a\rb\n", [b"a\rb"]),
+        (b"a\r\r\n", [b"a\r"]),
+        (b"end\r", [b"end"]),
+        (b"\xff\x00\n", [b"\xff\x00"]),
+    ],
+)
+@pytest.mark.parametrize("buffer_size", [0, 1, 3])
+def test_line_ends(tmp_path: Path, content: bytes, expected: list[bytes], buffer_size: int) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert lines(tmp_path / "file", buffer_size=buffer_size) == expected
+
+
+def model(content: bytes) -> list[bytes]:
+    parts = content.split(b"\n")
+    if not parts[-1]:
+        parts.pop()
+    return [part.removesuffix(b"\r") for part in parts]
+
+
+@given(
+    pieces=st.lists(st.sampled_from([b"\n", b"\r\n", b"\r", b"a", b"bcd", b"\x00\xff"])),
+    buffer_size=st.integers(0, 9),
+    limit=st.integers(1, 9),
+)
+def test_equals_the_model(file: Path, pieces: list[bytes], buffer_size: int, limit: int) -> None:
+    content = b"".join(pieces)
+    file.write_bytes(content)
+    assert lines(file, limit, buffer_size=buffer_size) == model(content)
+
+
+@given(pieces=st.lists(st.sampled_from([b"\n", b"\r\n", b"ab"])), limit=st.integers(1, 4))
+def test_positions_are_byte_offsets(file: Path, pieces: list[bytes], limit: int) -> None:
+    content = b"".join(pieces)
+    file.write_bytes(content)
+    reader = TextReader(file, buffer_size=3)
+    done = 0
+    while part := reader.read(limit):
+        done += len(part)
+        assert len(model(content[: reader.position])) == done
+    assert reader.position == len(content)
+
+
+def test_a_line_much_longer_than_the_buffer_takes_few_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"x" * 100_000 + b"\nshort"
+    (tmp_path / "file").write_bytes(content)
+    fills: list[int] = []
+    fill = TextReader._fill
+    monkeypatch.setattr(TextReader, "_fill", lambda self: (fills.append(1), fill(self)))
+    assert lines(tmp_path / "file", buffer_size=1) == content.split(b"\n")
+    assert len(fills) < 40
+
+
+def test_one_read_gives_a_block_and_not_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"line\n" * 10_000)
+    reader = TextReader(tmp_path / "file")
+    assert len(reader.read(8_000)) == 8_000
+    assert len(reader.read(8_000)) == 2_000
+    assert reader.read(8_000) == []

@@ -1,0 +1,307 @@
+"""The whole language as lists: what every operator means, written as naively as possible.
+
+`items(plan)` gives what a plan gives, one by one, with `FAULT` in the place of every element that
+cannot be made. It shares nothing with the engine but the plan's nodes and, for random orders, the
+numbers that they are drawn from.
+"""
+
+from collections.abc import Iterator
+from itertools import chain, count, islice
+from typing import Any
+
+import numpy as np
+
+from penstock.data.dataset import Dataset
+from penstock.element.chunk import Chunk
+from penstock.engine.permute import shuffled
+from penstock.plan import nodes as n
+from penstock.plan.seeds import derive, generator
+from tests.engine.list_values import FAULT, empty, padded, parts_of, rows, stacked
+
+Epoch = tuple[int, ...]
+Items = Iterator[Any]
+END: Any = object()
+
+
+def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
+    """The elements of a plan, with FAULT for those that fail."""
+    source, *others = [items(part, epoch) for part in plan.inputs] or [iter(())]
+    match plan:
+        case n.Range(start, stop, step, dtype):
+            return iter(np.arange(start, stop, step).astype(dtype.as_numpy_dtype))
+        case n.Counter(start, step, dtype):
+            return (np.array(start + i * step).astype(dtype.as_numpy_dtype)[()] for i in count())
+        case n.Slices(data):
+            return iter(data.chunk.elements())
+        case n.Random(seed, again):
+            return (np.int64(derive(key(seed, epoch, again), i) >> 32) for i in count())
+        case n.Choices(weights, seed, again):
+            edges = np.cumsum(weights) / sum(weights)
+            words = (derive(key(seed, epoch, again), i) for i in count())
+            return (np.searchsorted(edges, (word >> 11) * 2.0**-53, "right") for word in words)
+        case n.Generator(function, arguments):
+            return generated(function, arguments)
+        case n.Map():
+            return mapped(plan, source, epoch)
+        case n.TakeWhile(_, function):
+            return chosen(source, function, stop=True)
+        case n.Filter(_, function):
+            return chosen(source, function, stop=False)
+        case n.FlatMap(_, function):
+            return interleaved(source, function, 1, 1, epoch)
+        case n.Interleave(_, function, cycle, block):
+            return interleaved(source, function, cycle, block, epoch)
+        case n.Scan(_, initial, function):
+            return scanned(source, initial.chunk.elements()[0], function)
+        case n.IgnoreErrors():
+            return (item for item in source if item is not FAULT)
+        case n.Batch(_, size, drop):
+            groups = iter(lambda: list(islice(source, size)), [])
+            return (collated(plan, group) for group in groups if len(group) == size or not drop)
+        case n.Unbatch():
+            return chain.from_iterable(map(rows, source))
+        case n.Rebatch(_, sizes, drop):
+            return rebatched(source, sizes, drop)
+        case n.Window():
+            return windows(plan, source)
+        case n.GroupByWindow():
+            return grouped(plan, source, epoch)
+        case n.Shuffle(_, buffer, seed, again) if plan.blocked is not None:
+            return drawn(source, buffer, key(seed, epoch, again))
+        case n.Shuffle(_, buffer, seed, again):
+            return permuted(plan, source, buffer, key(seed, epoch, again))
+        case n.Repeat(part, times):
+            return repeated(part, times, epoch)
+        case n.Take(_, times):
+            return islice(source, times)
+        case n.Skip(_, times):
+            return islice(source, times, None)
+        case n.Shard(_, shards, index):
+            return islice(source, index, None, shards)
+        case n.Enumerate(_, start):
+            return (x if x is FAULT else (np.int64(i), x) for i, x in enumerate(source, start))
+        case n.Unique():
+            return unique(source)
+        case n.AssertCardinality(_, expected):
+            return asserted(source, expected)
+        case n.Zip(_, tree):
+            pairs = zip(source, *others, strict=False)
+            return (FAULT if FAULT in pair else tree.unflatten(pair) for pair in pairs)
+        case n.Concatenate():
+            return chain(source, *others)
+        case n.Choose(_, _, stop):
+            return chosen_from(source, others, stop)
+        case n.Prefetch() | n.Cache() | n.WithOptions():
+            return source
+    raise AssertionError(f"the model does not know {plan.label}")
+
+
+def key(seed: int, epoch: Epoch, again: bool) -> int:
+    return derive(seed, *epoch) if again else derive(seed)
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    if any(argument is FAULT for argument in arguments):
+        return FAULT
+    try:
+        return function.call(*arguments)
+    except Exception:
+        return FAULT
+
+
+def generated(function: Any, arguments: tuple[Any, ...]) -> Items:
+    try:
+        yield from map(np.int64, function.call(*arguments))
+    except Exception:
+        yield FAULT
+
+
+def mapped(plan: n.Map, source: Items, epoch: Epoch) -> Items:
+    for number, item in enumerate(source):
+        if item is not FAULT and plan.vectorized:
+            yield rows(call(plan.function, *parts_of(stacked([item]))))[0]
+        elif plan.random is not None:
+            random = generator(plan.random, *epoch, number)
+            yield call(plan.function, *parts_of(item), random)
+        else:
+            yield call(plan.function, *parts_of(item))
+
+
+def chosen(source: Items, function: Any, stop: bool) -> Items:
+    for item in source:
+        passes = call(function, *parts_of(item))
+        if passes is FAULT or passes:
+            yield FAULT if passes is FAULT else item
+        elif stop:
+            return
+
+
+def interleaved(source: Items, function: Any, cycle: int, block: int, epoch: Epoch) -> Items:
+    slots: list[Any] = [None] * cycle
+    turn, ordinal, more = 0, 0, True
+    while more or any(slots):
+        while slots[turn] is None and more:
+            item = next(source, END)
+            more = item is not END
+            if more:
+                made = call(function, *parts_of(item))
+                slots[turn] = None if made is FAULT else items(made.__plan__, (*epoch, ordinal))
+                ordinal += 1
+                yield from [FAULT] if made is FAULT else []
+        taken = 0
+        while slots[turn] is not None and (taken < block or cycle == 1):
+            item = next(slots[turn], END)
+            if item is END:
+                slots[turn] = None
+            else:
+                taken += item is not FAULT
+                yield item
+        turn = (turn + 1) % cycle
+
+
+def scanned(source: Items, state: Any, function: Any) -> Items:
+    for item in source:
+        result = call(function, state, item)
+        if result is not FAULT:
+            state, result = result
+        yield result
+
+
+def collated(plan: n.Batch, group: list[Any]) -> Any:
+    if isinstance(plan, n.PaddedBatch):
+        return padded(group, plan.shapes, plan.values)
+    if isinstance(plan, n.RaggedBatch) and FAULT not in group and np.ndim(group[0]):
+        return group
+    return stacked(group)
+
+
+def rebatched(source: Items, sizes: tuple[int, ...], drop: bool) -> Items:
+    """A fault loses the rows that were waiting to be a batch."""
+    turn, group = 0, []
+    for item in source:
+        while sizes[turn] == 0 and item is not FAULT:
+            yield empty(item)
+            turn = (turn + 1) % len(sizes)
+        group = [] if item is FAULT else [*group, item]
+        if item is FAULT:
+            yield FAULT
+        elif len(group) == sizes[turn]:
+            yield stacked(group)
+            turn, group = (turn + 1) % len(sizes), []
+    if group and not drop:
+        yield stacked(group)
+
+
+def dataset(held: list[Any]) -> Dataset:
+    return Dataset(n.Slices(n.Data(Chunk.of(held))))
+
+
+def windows(plan: n.Window, source: Items) -> Items:
+    held: list[Any] = []
+    span = (plan.size - 1) * plan.stride + 1
+    for start in count(step=plan.shift):
+        held += islice(source, max(0, start + span - len(held)))
+        if start >= len(held) or (plan.drop_remainder and start + span > len(held)):
+            return
+        members = held[start : start + span : plan.stride]
+        yield FAULT if FAULT in members else leaf_datasets(members)
+
+
+def leaf_datasets(members: list[Any]) -> Any:
+    """A dataset of every leaf, in the structure of the elements."""
+    first = members[0]
+    if isinstance(first, tuple):
+        return tuple(leaf_datasets(list(column)) for column in zip(*members, strict=True))
+    if isinstance(first, dict):
+        return {name: leaf_datasets([member[name] for member in members]) for name in first}
+    return dataset(members)
+
+
+def grouped(plan: n.GroupByWindow, source: Items, epoch: Epoch) -> Items:
+    groups: dict[int, list[Any]] = {}
+    numbers = count()
+
+    def reduced(name: int) -> Items:
+        made = call(plan.reduce, np.int64(name), dataset(groups.pop(name)))
+        if made is FAULT:
+            return iter([FAULT])
+        return items(made.__plan__, (*epoch, next(numbers)))
+
+    for item in source:
+        name = call(plan.key, *parts_of(item))
+        if name is FAULT:
+            yield FAULT
+            continue
+        groups.setdefault(int(name), []).append(item)
+        size = plan.size if isinstance(plan.size, int) else plan.size.call(name)
+        if len(groups[int(name)]) >= size:
+            yield from reduced(int(name))
+    for name in sorted(groups):
+        yield from reduced(name)
+
+
+def drawn(source: Items, buffer: int, seed: int) -> Items:
+    """A shuffle over a stream: a full buffer, of which one place after the other is drawn."""
+    held: list[Any] = []
+    for number in count():
+        while len(held) <= buffer and (item := next(source, END)) is not END:
+            yield from [FAULT] if item is FAULT else []
+            held += [] if item is FAULT else [item]
+        if not held:
+            return
+        place = (derive(seed, number) >> 1) % min(len(held), buffer)
+        yield held[place]
+        last = held.pop()
+        if place < len(held):
+            held[place] = last
+
+
+def permuted(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
+    """A shuffle over random access: a window over the numbers of the elements."""
+    length = plan.cardinality
+    known: list[Any] = list(source) if length >= 0 else []
+    for position in range(length) if length >= 0 else count():
+        wanted = int(shuffled(np.array([position]), max(length, 0) or None, buffer, seed)[0])
+        known += islice(source, max(0, wanted + 1 - len(known)))
+        yield known[wanted]
+
+
+def repeated(part: n.Node, times: int, epoch: Epoch) -> Items:
+    for number in range(times) if times >= 0 else count():
+        item = END
+        for item in items(part, (*epoch, number)):
+            yield item
+        if item is END and times < 0:
+            return
+
+
+def unique(source: Items) -> Items:
+    seen = set()
+    for item in source:
+        if item is FAULT or item not in seen:
+            yield item
+        if item is not FAULT:
+            seen.add(item)
+
+
+def asserted(source: Items, expected: int) -> Items:
+    number = 0
+    for number, item in enumerate(source, 1):
+        yield item if number <= expected or expected < 0 else FAULT
+        if number > expected >= 0:
+            return
+    if number < expected:
+        yield FAULT
+
+
+def chosen_from(choices: Items, parts: list[Items], stop: bool) -> Items:
+    left = set(range(len(parts)))
+    for choice in choices:
+        if choice is FAULT or not 0 <= choice < len(parts):
+            yield FAULT
+        elif choice in left:
+            item = next(parts[int(choice)], END)
+            if item is END and (stop or left == {choice}):
+                return
+            left -= {choice} if item is END else set()
+            yield from [] if item is END else [item]

@@ -1,0 +1,130 @@
+"""One contract for every operator, over every kind of source, with and without rewrite rules."""
+
+import json
+
+import pytest
+
+from penstock.data.dataset import ENVIRONMENT
+from penstock.data.iterator import Iterator
+from penstock.engine.stream import Marked, Place
+from penstock.plan.nodes import Node
+from penstock.plan.optimize import RULES, optimize
+from tests.engine.driving import drained, is_json, model, opened, pulls, saves, travelled
+from tests.engine.example_plans import OPERATORS, SOURCES, fresh, holds_data, plan_of
+from tests.engine.list_values import plain
+
+LIMITS = (1, 2, 3, 7, 100)
+
+
+def rewritten(plan: Node) -> list[Node]:
+    """The plan under no rule, under each rule alone and under all, every result once."""
+    results = [plan]
+    for rules in [*((rule,) for rule in RULES), RULES]:
+        better = optimize(plan, rules)
+        results += [] if better in results else [better]
+    return results
+
+
+CASES = [
+    pytest.param(operator, plan, id=f"{operator}/{source}/{number}")
+    for operator in OPERATORS
+    for source in SOURCES
+    for number, plan in enumerate(rewritten(plan_of(operator, source)))
+]
+every_plan = pytest.mark.parametrize(("operator", "plan"), CASES)
+
+
+@pytest.fixture(params=["near", "far"])
+def _marks(request, monkeypatch):
+    """Places are counted from a mark just before them, or from the start of the stream."""
+    if request.param == "near":
+        monkeypatch.setattr(Marked, "place", lambda self: Place(self.stream.save()))
+    else:
+        monkeypatch.setattr(Marked, "place", lambda self: self._place)
+
+
+@every_plan
+def test_gives_what_the_list_model_gives_for_every_chunk_size(operator, plan):
+    expected = model(plan)
+    for limit in LIMITS:
+        assert drained(opened(fresh(plan)), limit) == expected, f"pulled by {limit}"
+
+
+@every_plan
+@pytest.mark.usefixtures("_marks")
+def test_resumes_exactly_from_every_save(operator, plan):
+    expected = model(plan)
+    for limit in (1, 3):
+        for count, state in saves(fresh(plan), limit):
+            rest = drained(opened(fresh(plan), travelled(state)), 7)
+            assert rest == expected[count:], f"pulled by {limit}, saved after {count}: {state}"
+
+
+@every_plan
+def test_states_keep_their_shape(operator, plan):
+    states = [state for _, state in saves(fresh(plan), 1)]
+    if plan.blocked is None:
+        assert all(type(state) is int for state in states)
+    assert all(map(well_formed, states))
+    if not holds_data(plan):
+        assert all(map(is_json, states))
+
+
+def well_formed(state: object) -> bool:
+    """A position; an operator's own part and its inputs' states; a cache; elements to skip."""
+    match state:
+        case None | int():
+            return True
+        case {"own": _, "inputs": list(inputs), **rest}:
+            return not rest and all(map(well_formed, inputs))
+        case {"count": int(), "input": source, **rest}:
+            return not rest and well_formed(source)
+        case {"from": source, "skip": int(skip), **rest}:
+            return not rest and skip > 0 and "skip" not in source and well_formed(source)
+    return False
+
+
+@every_plan
+def test_the_end_stays_the_end_and_closing_twice_is_fine(operator, plan):
+    stream = opened(fresh(plan))
+    drained(stream, 3)
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            stream.pull(3)
+    stream.close()
+    stream.close()
+    halfway = opened(fresh(plan))
+    next(pulls(halfway, 2), None)
+    halfway.close()
+    halfway.close()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_iterators_resume_exactly_at_every_element(operator, source):
+    plan = fresh(plan_of(operator, source))
+    expected = model(plan)
+    iterator = Iterator(plan, ENVIRONMENT)
+    for count in range(len(expected) + 1):
+        state = iterator.state_dict()
+        if plan.blocked is None:
+            assert len(json.dumps(state)) < 1024
+        again = Iterator(fresh(plan), ENVIRONMENT, iteration=3)
+        again.load_state_dict(travelled(state))
+        assert taken(again) == expected[count:], f"saved after {count}: {state}"
+        again.close()
+        taken(iterator, 1)
+    iterator.close()
+
+
+def taken(iterator: Iterator, most: int = 500) -> list[object]:
+    """The next elements, with failures as values."""
+    found: list[object] = []
+    while len(found) < most:
+        try:
+            found.append(plain(next(iterator)))
+        except StopIteration:
+            break
+        except Exception as error:
+            found.append(plain(error))
+    return found

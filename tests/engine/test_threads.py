@@ -1,0 +1,372 @@
+"""Threads: none is left behind, order is kept, calls really run at once, nothing runs too far ahead.
+
+Nothing here sleeps: functions meet at barriers and wait for events, each with a bound that only a
+broken engine reaches.
+"""
+
+import gc
+import itertools
+import signal
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.iterator import Iterator
+from penstock.element.chunk import Chunk
+from penstock.engine.parallel import PrefetchStream
+from penstock.engine.stream import Stream
+from penstock.engine.tuning import Budget, Depth
+from penstock.errors import InvalidArgumentError
+from penstock.plan import nodes as n
+from penstock.plan.functions import Function
+from tests.engine.example_plans import filtered, interleaved, mapped, numbers
+
+BOUND = 30.0
+
+
+def fails_on_9(x):
+    if x == 9:
+        raise ValueError("9 is not wanted")
+    return x
+
+
+def prefetched_some(x):
+    return Dataset(n.Prefetch(mapped(numbers(4), lambda y: x * 10 + y, parallel=2), 2))
+
+
+PLANS = {
+    "prefetch": lambda s: n.Prefetch(s, 2),
+    "prefetch of prefetch": lambda s: n.Prefetch(n.Batch(n.Prefetch(s, 2), 1), 2),
+    "parallel map": lambda s: mapped(s, abs, parallel=3),
+    "autotuned map": lambda s: n.Prefetch(mapped(s, abs, parallel=-1), -1),
+    "unordered map": lambda s: mapped(s, abs, parallel=3, deterministic=False),
+    "interleave": lambda s: interleaved(s, prefetched_some, 3, 2, 2),
+    "nested": lambda s: n.Prefetch(
+        mapped(interleaved(mapped(s, abs, parallel=2), prefetched_some, 2, 1, 2), abs, parallel=2), 3
+    ),
+    "repeat": lambda s: n.Repeat(n.Prefetch(mapped(filtered(s), abs, parallel=2), 2), 2),
+    "cache": lambda s: n.Cache(n.Prefetch(s, 2), "", n.Store()),
+}
+each_plan = pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
+
+
+def iterate(plan: n.Node) -> Iterator:
+    return Iterator(plan, ENVIRONMENT)
+
+
+def ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    """Waits for the threads of a test to end; none may be there before or after it."""
+    assert not ours()
+    yield
+    gc.collect()
+    assert_no_threads()
+
+
+def assert_no_threads() -> None:
+    for thread in ours():
+        thread.join(BOUND)
+    assert not ours()
+
+
+@each_plan
+def test_no_thread_before_the_first_element(make):
+    iterator = iterate(make(numbers(20)))
+    assert not ours()
+    iterator.close()
+
+
+@each_plan
+def test_threads_end_with_the_data(make):
+    iterator = iterate(make(numbers(20)))
+    assert len(list(iterator)) >= 20
+    assert_no_threads()
+
+
+@each_plan
+def test_threads_end_when_the_iterator_is_closed(make):
+    iterator = iterate(make(n.Repeat(numbers(20))))
+    next(iterator)
+    assert ours()
+    iterator.close()
+    assert_no_threads()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    iterator.close()
+
+
+@each_plan
+def test_threads_end_when_the_iterator_is_garbage(make):
+    iterator = iterate(make(n.Repeat(numbers(20))))
+    next(iterator)
+    assert ours()
+    gone = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert gone() is None
+    assert_no_threads()
+
+
+@each_plan
+def test_threads_end_after_a_failure(make):
+    iterator = iterate(make(mapped(numbers(20), fails_on_9)))
+    with pytest.raises(InvalidArgumentError, match="9 is not wanted"):
+        list(iterator)
+    iterator.close()
+    assert_no_threads()
+
+
+@pytest.mark.parametrize("name", ["prefetch", "parallel map", "unordered map"])
+def test_a_failure_ends_threads_until_somebody_goes_on(name):
+    iterator = iterate(PLANS[name](mapped(numbers(20), fails_on_9)))
+    found = []
+    with pytest.raises(InvalidArgumentError, match="9 is not wanted"):
+        found.extend(iterator)
+    assert_no_threads()
+    assert sorted([*found, *iterator]) == [x for x in range(20) if x != 9]
+
+
+@each_plan
+def test_an_interrupted_loop_leaves_no_thread_after_close(make):
+    iterator = iterate(make(n.Repeat(numbers(20))))
+    with pytest.raises(KeyboardInterrupt), iterator:
+        for _ in iterator:
+            raise KeyboardInterrupt
+    assert_no_threads()
+
+
+@pytest.mark.parametrize("name", ["prefetch", "parallel map"])
+def test_waiting_can_be_interrupted_and_nothing_is_lost(name):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait_at_3(x):
+        if x == 3:
+            inside.set()
+            go_on.wait(BOUND)
+        return x
+
+    def interrupt():
+        inside.wait(BOUND)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    source = n.Prefetch(mapped(numbers(6), wait_at_3, parallel=2), 1)
+    iterator = iterate(source if name == "prefetch" else source.input)
+    killer = threading.Thread(target=interrupt)
+    killer.start()
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(iterator)
+    killer.join()
+    go_on.set()
+    assert [*found, *iterator] == list(range(6))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", ["prefetch", "parallel map", "unordered map", "nested"])
+def test_whatever_a_function_raises_reaches_the_consumer_once(name, kind):
+    raised = threading.Event()
+
+    def interrupted_at_7(x):
+        if x == 7 and not raised.is_set():
+            raised.set()
+            raise kind
+        return x
+
+    plan = PLANS[name](mapped(numbers(12), interrupted_at_7))
+    expected = sorted(map(int, iterate(PLANS[name](numbers(12)))))
+    iterator = iterate(plan)
+    found = []
+    with pytest.raises(kind):
+        found.extend(iterator)
+    assert sorted(map(int, [*found, *iterator])) == expected
+
+
+def test_order_is_kept_though_the_first_call_ends_last():
+    last = threading.Event()
+
+    def first_waits_for_last(x):
+        if x == 0:
+            assert last.wait(BOUND)
+        if x == 3:
+            last.set()
+        return x
+
+    plan = mapped(numbers(12), first_waits_for_last, parallel=4)
+    assert list(iterate(plan)) == list(range(12))
+
+
+@pytest.mark.parametrize("at_once", [2, 5])
+def test_calls_run_at_once(at_once):
+    barrier = threading.Barrier(at_once)
+
+    def meet(x):
+        barrier.wait(BOUND)
+        return x
+
+    plan = mapped(numbers(4 * at_once), meet, parallel=at_once)
+    assert list(iterate(plan)) == list(range(4 * at_once))
+
+
+def test_autotuned_calls_run_at_once():
+    barrier = threading.Barrier(2)
+
+    def meet(x):
+        barrier.wait(BOUND)
+        return x
+
+    assert list(iterate(mapped(numbers(2), meet, parallel=-1))) == [0, 1]
+
+
+def test_interleaved_datasets_are_read_at_once():
+    barrier = threading.Barrier(3)
+
+    def meet(x):
+        barrier.wait(BOUND)
+        return x
+
+    def inner(x):
+        return Dataset(mapped(numbers(10 * x + 2, 10 * x), meet))
+
+    plan = interleaved(numbers(3), inner, 3, 1, 3)
+    assert list(iterate(plan)) == [0, 10, 20, 1, 11, 21]
+
+
+def test_prefetching_runs_beside_the_consumer():
+    ahead = [threading.Event() for _ in range(5)]
+
+    def tell(x):
+        ahead[x].set()
+        return x
+
+    iterator = iterate(n.Prefetch(mapped(numbers(5), tell), 1))
+    for number in range(4):
+        assert next(iterator) == number
+        assert ahead[number + 1].wait(BOUND)
+    iterator.close()
+
+
+class Counted(Stream):
+    """Numbers, one per pull."""
+
+    def __init__(self) -> None:
+        self.pulled = 0
+
+    def pull(self, limit: int) -> Chunk:
+        self.pulled += 1
+        return Chunk.of([np.int64(self.pulled)])
+
+    def save(self) -> int:
+        return self.pulled
+
+
+class Watched(Depth):
+    """Tells when the thread looks whether there is room, which it does before it waits."""
+
+    def __init__(self, size: int) -> None:
+        self.looks = threading.Semaphore(0)
+        super().__init__(size, Budget(4, 1 << 20, True))
+
+    @property
+    def elements(self) -> int:
+        self.looks.release()
+        return self._elements
+
+    @elements.setter
+    def elements(self, value: int) -> None:
+        self._elements = value
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_prefetch_pulls_nothing_before_and_its_depth_after_the_first_element(depth):
+    source, watched = Counted(), Watched(depth)
+    stream = PrefetchStream(source, watched)
+    assert source.pulled == 0
+    assert not ours()
+    stream.pull(1)
+    # It looks twice for every pull, then once more, finds no room and waits for the lock's
+    # release; whoever gets the lock afterwards sees all that it has done.
+    while source.pulled < depth + 1:
+        assert watched.looks.acquire(timeout=BOUND)
+    with stream._ahead.changed:
+        assert stream._ahead.elements == depth
+    assert source.pulled == depth + 1
+    stream.close()
+
+
+def test_prefetching_stops_where_it_is_told():
+    calls = []
+    iterator = iterate(n.Take(n.Prefetch(mapped(numbers(100), calls.append), 1), 0))
+    assert list(iterator) == []
+    assert calls == []
+
+
+def test_without_order_elements_come_as_they_are_ready():
+    got_another = threading.Event()
+
+    def first_waits(x):
+        if x == 0:
+            assert got_another.wait(BOUND)
+        return x
+
+    iterator = iterate(mapped(numbers(6), first_waits, parallel=2, deterministic=False))
+    found = [next(iterator)]
+    got_another.set()
+    found += iterator
+    assert found[0] == 1
+    assert sorted(found) == list(range(6))
+
+
+@pytest.mark.parametrize("source", [numbers(15), filtered(numbers(15))], ids=["access", "stream"])
+@pytest.mark.parametrize("early", [(0,), (0, 4), (0, 9, 14), (3, 5)])
+def test_without_order_every_state_leads_to_the_rest_exactly(source, early):
+    """Some calls are held back until all others are through, so states have holes."""
+    expected = [x for x in range(15) if x % 4 != 2]
+    for count in range(len(expected) + 1):
+        release = threading.Event()
+        plan = mapped(
+            mapped(source, without_2_of_4), held_back(early, release), parallel=4, deterministic=False
+        )
+        iterator = iterate(plan)
+        found = list(itertools.islice(good(iterator), min(count, len(expected) - len(early))))
+        if len(found) < count:
+            release.set()
+            found += itertools.islice(good(iterator), count - len(found))
+        state = iterator.state_dict()
+        release.set()
+        again = iterate(plan)
+        again.load_state_dict(state)
+        assert sorted([*found, *good(again)]) == expected
+        iterator.close()
+
+
+def without_2_of_4(x):
+    if x % 4 == 2:
+        raise ValueError(f"{x} is not wanted")
+    return x
+
+
+def held_back(early, release):
+    def hold(x):
+        if x in early:
+            release.wait(BOUND)
+        return x
+
+    return hold
+
+
+def good(iterator):
+    """The elements that do not fail."""
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+        except InvalidArgumentError:
+            continue

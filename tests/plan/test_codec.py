@@ -1,0 +1,97 @@
+"""Plans as bytes and as numbers."""
+
+import functools
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import Ragged
+from penstock.data import Dataset, Options, TextLineDataset
+from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.plan import codec
+
+
+@dataclass
+class Point:
+    x: Any
+    y: Any
+
+
+def scaled(factor: int, number: Any) -> Any:
+    return number * factor
+
+
+def plans() -> list[Dataset]:
+    ten = Dataset.range(10)
+    return [
+        ten,
+        Dataset.range(11),
+        ten.batch(2),
+        ten.batch(2, drop_remainder=True),
+        ten.map(lambda n: n + 1),
+        ten.map(lambda n: n + 2),
+        ten.map(functools.partial(scaled, 2)),
+        ten.map(functools.partial(scaled, 3)),
+        ten.shuffle(10, seed=1),
+        ten.shuffle(10, seed=2),
+        Dataset.from_tensor_slices([1, 2]),
+        Dataset.from_tensor_slices([1, 3]),
+        Dataset.from_tensor_slices(np.array([1, 2])),
+        Dataset.from_tensor_slices(["a", "b"]),
+        Dataset.from_tensor_slices({"a": [1, 2]}),
+        Dataset.from_tensor_slices(Point([1, 2], [3, 4])),
+        Dataset.from_tensor_slices(Ragged.from_rows([[1], [2, 3]])),
+        Dataset.from_tensor_slices(Ragged.from_rows([[1, 2], [3]])),
+        Dataset.zip((ten, ten)),
+        Dataset.zip({"a": ten, "b": ten}),
+        ten.cache(),
+        TextLineDataset("a"),
+        TextLineDataset("b"),
+        ten.with_options(Options(deterministic=False)),
+        Dataset.from_tensors(ten),
+    ]
+
+
+def test_fingerprints_tell_plans_apart() -> None:
+    first = [int(ds.fingerprint()) for ds in plans()]
+    assert first == [int(ds.fingerprint()) for ds in plans()]
+    assert len(set(first)) == len(first)
+
+
+def test_fingerprints_are_the_same_in_another_process() -> None:
+    program = (
+        "from penstock.data import Dataset;"
+        "print(Dataset.range(9).map(lambda n: n + 1).batch(2).fingerprint())"
+    )
+    runs = {
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert len(runs) == 1
+
+
+def test_a_decoded_plan_gives_the_same_elements() -> None:
+    for ds in plans():
+        copy = codec.decode(codec.encode(ds._plan))
+        assert codec.fingerprint(copy) == codec.fingerprint(ds._plan)
+        assert copy.cardinality == ds._plan.cardinality
+    squares = Dataset.range(3).map(lambda n: n * n)
+    copy = Dataset(codec.decode(codec.encode(squares._plan)))
+    assert [int(n) for n in copy] == [0, 1, 4]
+
+
+def test_what_is_no_plan_is_refused() -> None:
+    good = codec.encode(Dataset.range(3)._plan)
+    with pytest.raises(
+        InvalidArgumentError, match="not a plan of version 1, it begins with b'hell"
+    ):
+        codec.decode(b"hello")
+    with pytest.raises(DataLossError, match="decode: the plan cannot be read"):
+        codec.decode(good[:-9])
+    with pytest.raises(InvalidArgumentError, match="this is not a plan but a int"):
+        codec.decode(good.split(b"\n")[0] + b"\n" + pickle.dumps(5))
