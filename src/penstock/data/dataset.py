@@ -1185,7 +1185,7 @@ class Dataset:
         if shard_func is not None:
             calls = Calls("save", tracing.of_elements(where, shard_func, self._plan))
             numbers = itertools.count()
-            shard = lambda element: int(calls.one(element, next(numbers)))  # noqa: E731
+            shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
         with contextlib.closing(self._chunks()) as chunks:
             saved.write(folder, chunks, self.element_spec, packing, shard)
 

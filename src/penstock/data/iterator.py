@@ -131,7 +131,7 @@ class Iterator:
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
-            "at": self._here().state,
+            "at": _settled(self._here().state),
         }
 
     def _here(self) -> Place:
@@ -170,6 +170,13 @@ class Iterator:
 
     def __repr__(self) -> str:
         return f"<Iterator over {self._written.label}>"
+
+
+def _settled(state: State) -> State:
+    """A copy that the streams, which go on, do not share."""
+    if isinstance(state, dict):
+        return {name: _settled(part) for name, part in state.items()}
+    return [_settled(part) for part in state] if isinstance(state, list) else state
 
 
 def _check(state: Any, plan: Node) -> None:

@@ -75,6 +75,10 @@ class Chunk:
         picked = [columns.take(column, indices) for column in self.columns]
         return Chunk(self.tree, picked, len(indices))
 
+    def frozen(self) -> Chunk:
+        """The same elements, whose arrays cannot be written to."""
+        return Chunk(self.tree, [columns.frozen(column) for column in self.columns], self.size)
+
     def elements(self) -> list[Any]:
         """The elements as the user sees them."""
         cols = self.columns

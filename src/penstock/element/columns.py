@@ -21,6 +21,8 @@ Column = Array | Ragged | list[Any]
 def make(leaves: list[Any]) -> Column:
     """The column of some leaves of one dtype; an array where their shapes agree."""
     first = leaves[0]
+    if len(set(map(type, leaves))) > 1:
+        return leaves
     if isinstance(first, bytes):
         column = np.empty(len(leaves), object)
         column[:] = leaves
@@ -54,6 +56,17 @@ def join(columns: Sequence[Column]) -> Column:
     if all(isinstance(c, Ragged) for c in columns):
         return Ragged.concat(columns)  # type: ignore[arg-type]
     return [leaf for column in columns for leaf in column]
+
+
+def frozen(column: Column) -> Column:
+    """The same column, read-only."""
+    if isinstance(column, list):
+        return [frozen(leaf) if isinstance(leaf, np.ndarray | Ragged) else leaf for leaf in column]
+    if isinstance(column, Ragged):
+        return Ragged(frozen(column.values), column.row_splits)  # type: ignore[arg-type]
+    view = column.view()
+    view.flags.writeable = False
+    return view
 
 
 def kind(column: Column) -> Any:

@@ -239,9 +239,9 @@ def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
 
 
 def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Stream:
-    ordinal, early = own if isinstance(own, list) else (own or 0, [])
+    ordinal, *early = own if isinstance(own, list) else (own or 0, [], [])
     alone = node.parallel is None or context.inline
-    if node.vectorized or (alone and not early):
+    if node.vectorized or (alone and not any(early)):
         return elementwise.MapStream(node, source, context.epoch, ordinal)
     return ParallelMapStream(
         source,
@@ -249,7 +249,7 @@ def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Strea
         partial(elementwise.arguments, node),
         Parallelism(node.parallel or 1, Budget.of(context.options)),
         node.deterministic is not False,
-        (ordinal, early),
+        (ordinal, *early),
     )
 
 

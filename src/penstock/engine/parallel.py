@@ -240,11 +240,16 @@ class _Task:
         self.future = future
 
 
+class _Log(list[int]):
+    """The numbers of elements, in the order in which they were handed on after a state was saved."""
+
+
 class ParallelMapStream(Stream):
     """A function of every element, several at once.
 
-    In order, unless order is not asked for: then as they are ready, and the state names the
-    elements that were handed on before their turn.
+    In order, unless order is not asked for: then as they are ready. A state then names the
+    elements that were handed on before their turn, and remembers in which order more of them
+    followed it: places are counted from states, so an opened one begins with the same order.
     """
 
     def __init__(
@@ -264,6 +269,8 @@ class ParallelMapStream(Stream):
         self._ordered = ordered
         self._ordinal: int = state[0]
         self._done = sorted(tuple(span) for span in state[1])
+        self._again: deque[int] = deque(state[2])
+        self._logs: list[weakref.ref[_Log]] = []
         self._results = Results(calls.where, self._ordinal)
         self._tasks: deque[_Task] = deque()
         self._task: _Task | None = None
@@ -281,32 +288,46 @@ class ParallelMapStream(Stream):
                 self._pool.stop()
                 raise StopIteration
             self._take(self._next_task())
+        first = self._results.ordinal
         try:
             chunk = self._results.hand_on(limit)
         except Exception:
+            self._log(first)
             self._pool.stop(join=True)
             raise
+        self._log(first)
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
+
+    def _log(self, first: int) -> None:
+        """Remembers what was handed on, from number `first`, for states that were saved before."""
+        if self._logs:
+            kept = [(ref, log) for ref in self._logs if (log := ref()) is not None]
+            for _, log in kept:
+                log.extend(range(first, self._results.ordinal))
+            self._logs = [ref for ref, _ in kept]
 
     def _submit(self) -> None:
         window = self._parallelism.calls + (self._parallelism.calls if self._ordered else 0)
         while not self._ended and len(self._tasks) < window:
-            try:
-                rows = self._feed.pull(self._work.rows)
-            except StopIteration:
-                self._ended = True
-                return
-            except Exception as error:
-                if any(start <= self._ordinal < stop for start, stop in self._done):
-                    self._ordinal += 1
-                else:
-                    self._add(1, _completed([Failed(error)]))
-                continue
-            fresh = self._undone(rows)
-            if fresh is not None:
-                arguments = self._arguments(fresh, self._ordinal)
-                self._add(len(fresh), self._pool.submit(self._work, arguments, self._ordinal))
+            self._submit_next()
+
+    def _submit_next(self) -> None:
+        try:
+            rows = self._feed.pull(1 if self._again else self._work.rows)
+        except StopIteration:
+            self._ended = True
+            return
+        except Exception as error:
+            if any(start <= self._ordinal < stop for start, stop in self._done):
+                self._ordinal += 1
+            else:
+                self._add(1, _completed([Failed(error)]))
+            return
+        fresh = self._undone(rows)
+        if fresh is not None:
+            arguments = self._arguments(fresh, self._ordinal)
+            self._add(len(fresh), self._pool.submit(self._work, arguments, self._ordinal))
 
     def _add(self, size: int, future: Future[Any]) -> None:
         self._tasks.append(_Task(self._feed.place, self._ordinal, size, future))
@@ -327,12 +348,21 @@ class ParallelMapStream(Stream):
         return rows
 
     def _next_task(self) -> _Task:
+        if self._again:
+            return self._task_of(self._again.popleft())
         if not self._ordered:
             wait([task.future for task in self._tasks], return_when=FIRST_COMPLETED)
             ready = next(task for task in self._tasks if task.future.done())
             self._tasks.remove(ready)
             return ready
         return self._tasks.popleft()
+
+    def _task_of(self, number: int) -> _Task:
+        while self._ordinal <= number and not self._ended:
+            self._submit_next()
+        task = next(task for task in self._tasks if task.first == number)
+        self._tasks.remove(task)
+        return task
 
     def _take(self, task: _Task) -> None:
         self._task = task
@@ -359,7 +389,10 @@ class ParallelMapStream(Stream):
     def state(self) -> State:
         oldest = self._oldest()
         done = [list(span) for span in self._spans() if span[1] > oldest]
-        return [oldest, done]
+        log = _Log()
+        if not self._ordered:
+            self._logs.append(weakref.ref(log))
+        return [oldest, done, log]
 
     def _spans(self) -> list[Any]:
         spans = list(self._done)

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import sys
 import types
@@ -180,7 +181,7 @@ def test_elements_come_back(
     path = tmp_path_factory.getbasetemp() / "round_trip"
     whole, size = Chunk.of(elements), len(elements)
     bounds = sorted({0, *(cut % size for cut in cuts), size})
-    parts = [whole.rows(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    parts = [whole.rows(a, b) for a, b in itertools.pairwise(bounds)]
     write(path, *parts, compression=packing)
     assert_same(elements_of(str(path), packing), elements)
     for skip in range(len(elements) + 2):
@@ -445,11 +446,11 @@ def small(request: Any, tmp_path: Path) -> tuple[Path, str | None, list[Any]]:
 
 
 def assert_damaged(path: Path, packing: str | None, elements: list[Any]) -> None:
-    found: list[Any] = []
+    found: list[Chunk] = []
     with pytest.raises(DataLossError, match=f"read_chunks: '{path}' (is damaged at byte|was)"):
-        for chunk in read_chunks(str(path), packing):
-            found += chunk.elements()
-    assert_same(found, elements[: len(found)])
+        found.extend(read_chunks(str(path), packing))
+    before = [element for chunk in found for element in chunk.elements()]
+    assert_same(before, elements[: len(before)])
 
 
 def test_cut_anywhere(small: tuple[Path, str | None, list[Any]]) -> None:

@@ -1,7 +1,7 @@
-"""Files to records, one module per format; nothing here knows of plans, chunks or threads.
+"""Files to records and elements, one module per format; nothing here knows of plans or threads.
 
-A new format is a module with a reader that keeps the contract of `records.RecordReader`, and a
-line in the table below.
+A new format of records is a module with a reader that keeps the contract of
+`records.RecordReader`, and a line in the table below. Elements in files begin at `saved`.
 """
 
 from __future__ import annotations

@@ -105,6 +105,7 @@ class BlocksOut:
         with written(path, call):
             self._file = create_bytes(path, call)
             self._file.write(_magic(self._packing))
+            self._file.flush()  # Nothing stays in a buffer that a forked child would write, too.
 
     def add(self, kind: bytes, rows: int, description: Any, parts: Sequence[Any] = ()) -> None:
         text = json.dumps(description, separators=(",", ":")).encode()
@@ -127,7 +128,7 @@ class BlocksOut:
                 self._file = open(self.path, "ab")  # noqa: SIM115 (stays open)
             self._file.write(data + crc32c(data).to_bytes(4, "little"))
             self._file.write(body)
-            self._file.flush()  # Nothing stays in a buffer that a forked child would write, too.
+            self._file.flush()
 
     def pause(self) -> None:
         """Closes the file for now; it is opened again when there is more to write."""

@@ -19,8 +19,8 @@ from penstock.errors import NotFoundError
 class Folder(Protocol):
     """A folder; names in it are relative, with `/` between their parts."""
 
-    def make(self, name: str) -> bool:
-        """Makes a folder in it, with all above it; whether it (surely) was not there before."""
+    def make(self, name: str) -> None:
+        """Makes a folder in it, with all above it."""
 
     def replace(self, name: str, data: bytes) -> None:
         """Writes a small file as a whole."""
@@ -52,12 +52,10 @@ class LocalFolder:
     def __init__(self, path: str, call: str) -> None:
         self._path, self._call = path, call
 
-    def make(self, name: str) -> bool:
+    def make(self, name: str) -> None:
         path = join(self._path, name)
         with written(path, self._call):
-            new = not os.path.isdir(path)
             os.makedirs(path, exist_ok=True)
-        return new
 
     def replace(self, name: str, data: bytes) -> None:
         path = join(self._path, name)
@@ -88,11 +86,10 @@ class RemoteFolder:
         system, path = url_to_fs(join(self._url, name))
         return system, path
 
-    def make(self, name: str) -> bool:
+    def make(self, name: str) -> None:
         with written(self._url, self._call):
             system, path = self._inside(name)
             system.makedirs(path, exist_ok=True)
-        return False
 
     def replace(self, name: str, data: bytes) -> None:
         with written(self._url, self._call):

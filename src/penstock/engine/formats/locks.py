@@ -86,7 +86,7 @@ class LockFile:
         if not _alive(holder):
             self._remove_stale(str(holder.get("token")))
             return True
-        return holder["pid"] == os.getpid() and self._awaited(holder)
+        return _is_mine(holder) and self._awaited(holder)
 
     def _remove_stale(self, token: str) -> None:
         if re.fullmatch(r"\d{19}", token):
@@ -102,11 +102,10 @@ class LockFile:
 
     def _holder_and_remedy(self) -> str:
         holder = self._read() or {}
-        pid, host = holder.get("pid"), holder.get("host")
-        if host == platform.node() and pid == os.getpid():
+        if _is_mine(holder):
             return "another iterator, which has not reached its end; finish, close or drop it first"
         return (
-            f"process {pid} on {host}; wait for it, use another name, "
+            f"process {holder.get('pid')} on {holder.get('host')}; wait for it, use another name, "
             f"or delete {self.path!r} if that process is gone"
         )
 
@@ -121,6 +120,10 @@ class LockFile:
                 os.unlink(self.path)
         with _released:
             _released.notify_all()
+
+
+def _is_mine(holder: dict[str, Any]) -> bool:
+    return holder.get("host") == platform.node() and holder.get("pid") == os.getpid()
 
 
 def _alive(holder: dict[str, Any]) -> bool:

@@ -54,8 +54,8 @@ def find(path: str, call: str) -> SavedInfo | None:
 
 
 def _from_bytes(data: bytes) -> SavedInfo:
-    crc, text = data[:8], data[9:]
-    if b"%08x " % crc32c(text) != crc + b" ":
+    crc, text = data[:9], data[9:]
+    if b"%08x " % crc32c(text) != crc:
         raise ValueError("its checksum is wrong")
     found = json.loads(text)
     if found.pop("version") != VERSION:

@@ -6,7 +6,6 @@ removes only what its lock file and the folder's metadata call a run: never anyt
 
 from __future__ import annotations
 
-import contextlib
 import json
 import operator
 import os
@@ -26,7 +25,7 @@ from penstock.engine.formats.locks import LockFile
 from penstock.engine.formats.metadata import METADATA, SavedInfo
 from penstock.errors import DataLossError, InvalidArgumentError
 
-SPEC = "dataset_spec.pb"
+SPEC = "dataset_spec.json"
 """The spec again: programs written for TensorFlow look whether this file is there."""
 
 Shard = Callable[[Any], int]
@@ -49,7 +48,7 @@ class RunWriter:
             self._check_spec()
         self._folder = open_folder(path, call)
         self._remote = "://" in path
-        self._made = self._folder.make("")
+        self._folder.make("")
         self._lock = LockFile(join(path, "lockfile"), path, call, self._clean)
         if not self._remote:
             self._lock.acquire()
@@ -140,9 +139,6 @@ class RunWriter:
             self._writers = {}
             self._remove(self._run)
         self._lock.release()
-        if self._made and not self._committed:
-            with contextlib.suppress(OSError):
-                os.rmdir(self._path)
 
     def _before(self) -> str:
         """The run that readers find now."""

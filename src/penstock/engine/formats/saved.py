@@ -1,7 +1,7 @@
 """Saved datasets: a folder with elements in chunk files, by shards, and what they are.
 
     snapshot.metadata                  the spec, the run, its shards and counts
-    dataset_spec.pb                    the spec again
+    dataset_spec.json                  the spec again
     <run>/<number>.shard/<n>.snapshot  the elements of one shard, a chunk file
 
 What is not in `snapshot.metadata` does not exist for a reader. The names are TensorFlow's, what is

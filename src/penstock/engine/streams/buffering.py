@@ -26,17 +26,24 @@ class CacheStream(Stream):
 
     def _open(self, open_input: Callable[[State], Stream], state: State) -> Stream:
         chunks = self._store.chunks
+        if state is not None and state["input"] is not None:
+            # It was read from the input, whose order another pass may not have had.
+            self._filled = False
+            return open_input(state["input"])
         if chunks is not None:
             return ChunksStream(lambda: iter(chunks), self._count)
-        if state is None or state["input"] is None:
-            # From the start, even if only the rest is wanted: the cache of a saved state that was
-            # read is not there any more, and this pass fills it again.
-            self._kept = []
-            stream, count = open_input(None), self._count
-            self.inputs, self._count = (stream,), 0
-            discard(self, count)
-            return stream
-        return open_input(state["input"])
+        return self._fill(open_input)
+
+    def _fill(self, open_input: Callable[[State], Stream]) -> Stream:
+        """From the start, even if only the rest is wanted.
+
+        The cache that a saved state was reading is not there any more; this pass fills it again.
+        """
+        self._kept = []
+        stream, count = open_input(None), self._count
+        self.inputs, self._count = (stream,), 0
+        discard(self, count)
+        return stream
 
     def pull(self, limit: int) -> Chunk:
         try:
@@ -50,6 +57,8 @@ class CacheStream(Stream):
             raise
         self._count += len(chunk)
         if self._kept is not None:
+            # Everybody is given the same arrays, so nobody may write to them.
+            chunk = chunk.frozen()
             self._kept.append(chunk)
         return chunk
 

@@ -7,6 +7,8 @@ of it is there. A pass that fails, is closed or is forgotten leaves nothing behi
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +30,8 @@ from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
 from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
 from penstock.plan.seeds import scoped
+
+log = logging.getLogger("penstock")
 
 Open = Callable[[State], Stream]
 OpenPlan = Callable[[Node, State, Context], Stream]
@@ -53,12 +57,13 @@ class Keeper(Protocol):
 class KeepingStream(Stream):
     """The input, passed through and, while all goes well, written down.
 
-    An element that could not be made ends the writing. So does a failure to write, which is
-    reported after the elements that it befell: they are as good as ever.
+    An element that could not be made ends the writing. So does a failure to write: it is logged at
+    once and raised when the pass ends, for it must not take the place of an element.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._pid = os.getpid()
         self._keeper: Keeper | None = None
         self._failure: Exception | None = None
 
@@ -78,41 +83,41 @@ class KeepingStream(Stream):
     def _skip_to(self, count: int) -> None:
         while self._count < count:
             try:
-                self._next(count - self._count)
+                self.pull(count - self._count)
             except StopIteration:
                 return
             except Exception:
                 self._count += 1
 
     def pull(self, limit: int) -> Chunk:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        return self._next(limit)
-
-    def _next(self, limit: int) -> Chunk:
         try:
             chunk = self.inputs[0].pull(limit)
         except StopIteration:
-            self._commit()
+            self._end()
             raise
         except Exception:
             self._abandon()
             raise
         self._count += len(chunk)
-        self._write(chunk)
+        if self._keeper is not None:
+            self._write(self._keeper, chunk)
         return chunk
 
-    def _write(self, chunk: Chunk) -> None:
-        if self._keeper is not None:
-            try:
-                self._keeper.write(chunk)
-            except Exception as error:
-                self._failure = error
-                self._abandon()
+    def _write(self, keeper: Keeper, chunk: Chunk) -> None:
+        if os.getpid() != self._pid:
+            return  # A forked child: the files are its parent's.
+        try:
+            keeper.write(chunk)
+        except Exception as error:
+            self._failure = error
+            self._abandon()
+            log.warning("%s (the pass goes on without being written down)", error)
 
-    def _commit(self) -> None:
-        if self._keeper is not None:
+    def _end(self) -> None:
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if self._keeper is not None and os.getpid() == self._pid:
             try:
                 self._keeper.commit()
             finally:
