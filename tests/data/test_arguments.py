@@ -51,6 +51,11 @@ NUMBERS: list[Case] = [
     (lambda: Dataset.range(0, 5, 0), InvalidArgumentError, "range: step must not be 0"),
     (lambda: Dataset.counter(0.5), InvalidTypeError, "counter: start must be an integer, got 0.5"),
     (lambda: Dataset.counter("a", dtype=np.float32), InvalidTypeError, "start must be a float32"),
+    (
+        lambda: Dataset.counter(300, dtype=np.int8),
+        InvalidArgumentError,
+        "counter: start must fit into int8, got 300",
+    ),
     (lambda: Dataset.counter(dtype=tf.string), InvalidTypeError, "start must be a string, got 0"),
     (lambda: TEN.prefetch(-2), InvalidArgumentError, r"prefetch: .* or AUTOTUNE \(-1\), got -2"),
     (lambda: TEN.shuffle(0), InvalidArgumentError, r"shuffle: .* UNKNOWN_CARDINALITY .* got 0"),
@@ -235,6 +240,11 @@ MERGING: list[Case] = [
     ),
     (lambda: TEN.concatenate([1]), AttributeError, "concatenate: dataset must be"),
     (
+        lambda: TEN.concatenate(TEN, TEN),  # type: ignore[arg-type]
+        InvalidTypeError,
+        "Dataset.concatenate: name must be a str, got a Dataset; concatenate one dataset at a time",
+    ),
+    (
         lambda: TEN.concatenate(PAIRS),
         InvalidTypeError,
         "Dataset.concatenate: elements must have the",
@@ -372,6 +382,16 @@ FUNCTIONS: list[Case] = [
         r"must be one more than bucket_boundaries \(1\), got 1",
     ),
     (
+        lambda: LENGTHS.bucket_by_sequence_length(len, [3, 2], [2, 2, 2]),
+        InvalidArgumentError,
+        r"bucket_boundaries must rise, got \[3, 2\]; sort them, each once",
+    ),
+    (
+        lambda: LENGTHS.bucket_by_sequence_length(len, [3, 3], [2, 2, 2]),
+        InvalidArgumentError,
+        r"bucket_boundaries must rise, got \[3, 3\]",
+    ),
+    (
         lambda: list(
             LENGTHS.bucket_by_sequence_length(len, [2], [2, 2], pad_to_bucket_boundary=True)
         ),
@@ -385,12 +405,17 @@ FUNCTIONS: list[Case] = [
     ),
     (lambda: TEN.rejection_resample(abs, [-1, 2]), InvalidArgumentError, "one per class, got"),
     (
-        lambda: TEN.rejection_resample(abs, [1, 1], [1]),
+        lambda: TEN.rejection_resample(abs, [1, 2]),
+        InvalidArgumentError,
+        r"target_dist must sum to 1, got \[1, 2\], which sums to 3; divide it by its sum",
+    ),
+    (
+        lambda: TEN.rejection_resample(abs, [0.5, 0.5], [1]),
         InvalidArgumentError,
         "target_dist has 2 classes, initial_dist 1",
     ),
     (
-        lambda: list(TEN.rejection_resample(lambda n: 5, [1, 1])),
+        lambda: list(TEN.rejection_resample(lambda n: 5, [0.5, 0.5])),
         InvalidArgumentError,
         "class_func must return 0 to 1, got 5",
     ),
@@ -412,6 +437,11 @@ RESULTS: list[Case] = [
         r"Dataset\[-1\]: the length is not known",
     ),
     (lambda: len(TEN.repeat()), InvalidTypeError, r"len\(Dataset\): the dataset is infinite"),
+    (
+        lambda: len(TEN.repeat(10**18)),
+        InvalidTypeError,
+        r"len\(Dataset\): 10{19} elements are more than len\(\) can tell; use cardinality\(\)",
+    ),
     (
         lambda: len(TEN.unique()),
         InvalidTypeError,

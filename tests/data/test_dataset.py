@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,26 @@ def test_elements_share_memory_but_cannot_be_written_to() -> None:
     assert not next(iter(Dataset.from_tensor_slices(ragged))).flags.writeable
 
 
+def test_what_every_iteration_hands_out_again_cannot_be_written_to() -> None:
+    rows = np.zeros((4, 2))
+    held = [rows[0], rows[1]]
+    for ds in (Dataset.from_tensors({"a": rows}), experimental.from_list([{"a": a} for a in held])):
+        for copy in (ds, pickle.loads(pickle.dumps(ds))):
+            assert not any(element["a"].flags.writeable for element in copy)
+    assert rows.flags.writeable
+
+
+def test_a_scan_may_write_to_its_state_but_not_to_what_was_given() -> None:
+    def add(state: Any, n: Any) -> Any:
+        state += n
+        return state, state.copy()
+
+    start = np.zeros(1, np.int64)
+    sums = TEN.take(3).scan(start, add)
+    assert lists(sums) == lists(sums) == [[0], [1], [3]]
+    assert start.tolist() == [0]
+
+
 def test_a_slice_is_lazy_and_like_that_of_a_list() -> None:
     numbers = list(range(10))
     for part in (slice(2, 5), slice(-3, None), slice(None, -7), slice(1, 9, 3), slice(8, 20)):
@@ -59,6 +80,19 @@ def test_an_index_counts_from_either_end() -> None:
 def test_a_dataset_is_true_even_if_it_is_empty() -> None:
     assert bool(Dataset.range(0))
     assert len(Dataset.range(0)) == 0
+
+
+def test_more_elements_than_an_int64_can_tell() -> None:
+    endless = TEN.repeat(10**18)
+    assert int(endless.cardinality()) == np.iinfo(np.int64).max
+    assert ints(endless.take(11)) == [*range(10), 0]
+
+
+def test_a_range_wraps_in_a_small_dtype() -> None:
+    bytes_ = Dataset.range(300, output_type=np.int8)
+    assert ints(bytes_) == np.arange(300).astype(np.int8).tolist()
+    assert ints(bytes_.shuffle(300, seed=1)) != ints(bytes_)
+    assert next(iter(bytes_)).dtype == np.int8
 
 
 def test_negative_counts() -> None:
@@ -95,7 +129,29 @@ def test_arguments_of_a_generator_are_numpy_values() -> None:
 def test_a_dataset_travels_without_its_iterations() -> None:
     copy = pickle.loads(pickle.dumps(TEN.shuffle(10, seed=1)))
     assert ints(copy) == ints(TEN.shuffle(10, seed=1))
-    assert isinstance(pickle.loads(pickle.dumps(tf.data.TextLineDataset("x"))), Dataset)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TEN.map(lambda n: n * 3).filter(lambda n: n > 5),
+        (lambda factor: TEN.map(lambda n: n * factor))(4),
+        TEN.flat_map(lambda n: Dataset.range(n).map(lambda m: m + n)),
+        Dataset.from_generator(lambda: iter([1, 2]), np.int64).cache(),
+        Dataset.from_tensors(TEN).flat_map(lambda ds: ds),
+    ],
+)
+def test_functions_without_a_name_travel_too(dataset: Dataset) -> None:
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert type(copy) is Dataset
+    assert ints(copy) == ints(dataset)
+
+
+def test_a_reader_comes_back_as_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    copy = pickle.loads(pickle.dumps(tf.data.TextLineDataset(tmp_path / "a.txt")))
+    assert type(copy) is Dataset
+    assert list(copy) == [b"one", b"two"]
 
 
 def test_every_iteration_of_one_dataset_is_shuffled_anew() -> None:
@@ -160,6 +216,10 @@ class TestPadding:
 
 
 class TestResampling:
+    def test_a_target_may_be_rounded(self) -> None:
+        drawn = TEN.rejection_resample(lambda n: n % 3, [0.33, 0.33, 0.33], [1, 1, 1])
+        assert sorted(int(n) for _, n in drawn) == list(range(10))
+
     @pytest.mark.parametrize("initial", [None, [0.9, 0.1]])
     def test_reaches_the_target(self, initial: Any) -> None:
         ds = Dataset.range(20_000).map(lambda n: (n, n % 10 == 9))

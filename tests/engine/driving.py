@@ -46,6 +46,19 @@ def drained(stream: Stream, limit: int) -> list[Any]:
     return found
 
 
+def taken(iterator: Iterator[Any], most: int = MOST) -> list[Any]:
+    """The next elements that a user gets, with failures as values."""
+    found: list[Any] = []
+    while len(found) < most:
+        try:
+            found.append(plain(next(iterator)))
+        except StopIteration:
+            break
+        except Exception as error:
+            found.append(plain(error))
+    return found
+
+
 def saves(plan: Node, limit: int) -> Iterator[tuple[int, State]]:
     """The states before and after every pull, with how many elements came before each."""
     stream = opened(plan)

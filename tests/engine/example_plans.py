@@ -131,6 +131,10 @@ def batches(window):
     return Dataset(n.Batch(window.__plan__, 2))
 
 
+def batches_of_one(window):
+    return Dataset(n.Unbatch(n.Batch(window.__plan__, 1)))
+
+
 def zipped_windows(first, second):
     return Dataset(n.Zip((first.__plan__, second["a"].__plan__), nest.PAIR))
 

@@ -244,12 +244,12 @@ def drawn(source: Items, buffer: int, seed: int) -> Items:
     """A shuffle over a stream: a full buffer, of which one place after the other is drawn."""
     held: list[Any] = []
     for number in count():
-        while len(held) <= buffer and (item := next(source, END)) is not END:
+        while len(held) < buffer and (item := next(source, END)) is not END:
             yield from [FAULT] if item is FAULT else []
             held += [] if item is FAULT else [item]
         if not held:
             return
-        place = (derive(seed, number) >> 1) % min(len(held), buffer)
+        place = (derive(seed, number) >> 1) % len(held)
         yield held[place]
         last = held.pop()
         if place < len(held):

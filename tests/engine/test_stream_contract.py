@@ -1,5 +1,6 @@
 """One contract for every operator, over every kind of source, with and without rewrite rules."""
 
+import itertools
 import json
 
 import pytest
@@ -9,9 +10,17 @@ from penstock.data.iterator import Iterator
 from penstock.engine.stream import Marked, Place
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
-from tests.engine.driving import drained, is_json, model, opened, pulls, saves, travelled
+from tests.engine.driving import (
+    drained,
+    is_json,
+    model,
+    opened,
+    pulls,
+    saves,
+    taken,
+    travelled,
+)
 from tests.engine.example_plans import OPERATORS, SOURCES, fresh, holds_data, plan_of
-from tests.engine.list_values import plain
 
 LIMITS = (1, 2, 3, 7, 100)
 
@@ -26,12 +35,12 @@ def rewritten(plan: Node) -> list[Node]:
 
 
 CASES = [
-    pytest.param(operator, plan, id=f"{operator}/{source}/{number}")
+    pytest.param(plan, id=f"{operator}/{source}/{number}")
     for operator in OPERATORS
     for source in SOURCES
     for number, plan in enumerate(rewritten(plan_of(operator, source)))
 ]
-every_plan = pytest.mark.parametrize(("operator", "plan"), CASES)
+every_plan = pytest.mark.parametrize("plan", CASES)
 
 
 @pytest.fixture(params=["near", "far"])
@@ -44,15 +53,23 @@ def _marks(request, monkeypatch):
 
 
 @every_plan
-def test_gives_what_the_list_model_gives_for_every_chunk_size(operator, plan):
+def test_gives_what_the_list_model_gives_for_every_chunk_size(plan):
     expected = model(plan)
     for limit in LIMITS:
         assert drained(opened(fresh(plan)), limit) == expected, f"pulled by {limit}"
 
 
 @every_plan
+@pytest.mark.parametrize("step", [0.0, 0.01], ids=["all the time", "no time"])
+def test_time_changes_nothing(plan, step, monkeypatch):
+    """Each look at the clock takes no time, or more than goes into a chunk."""
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=step).__next__)
+    assert drained(opened(fresh(plan)), 7) == model(plan)
+
+
+@every_plan
 @pytest.mark.usefixtures("_marks")
-def test_resumes_exactly_from_every_save(operator, plan):
+def test_resumes_exactly_from_every_save(plan):
     expected = model(plan)
     for limit in (1, 3):
         for count, state in saves(fresh(plan), limit):
@@ -61,7 +78,7 @@ def test_resumes_exactly_from_every_save(operator, plan):
 
 
 @every_plan
-def test_states_keep_their_shape(operator, plan):
+def test_states_keep_their_shape(plan):
     states = [state for _, state in saves(fresh(plan), 1)]
     if plan.blocked is None:
         assert all(type(state) is int for state in states)
@@ -85,7 +102,7 @@ def well_formed(state: object) -> bool:
 
 
 @every_plan
-def test_the_end_stays_the_end_and_closing_twice_is_fine(operator, plan):
+def test_the_end_stays_the_end_and_closing_twice_is_fine(plan):
     stream = opened(fresh(plan))
     drained(stream, 3)
     for _ in range(3):
@@ -115,16 +132,3 @@ def test_iterators_resume_exactly_at_every_element(operator, source):
         again.close()
         taken(iterator, 1)
     iterator.close()
-
-
-def taken(iterator: Iterator, most: int = 500) -> list[object]:
-    """The next elements, with failures as values."""
-    found: list[object] = []
-    while len(found) < most:
-        try:
-            found.append(plain(next(iterator)))
-        except StopIteration:
-            break
-        except Exception as error:
-            found.append(plain(error))
-    return found

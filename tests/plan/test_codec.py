@@ -63,6 +63,28 @@ def test_fingerprints_tell_plans_apart() -> None:
     assert len(set(first)) == len(first)
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda held: held, lambda held: [held], lambda held: {"a": (held, 1)}]
+)
+def test_fingerprints_see_all_that_a_function_holds(wrap: Any) -> None:
+    def captured(held: Any) -> Dataset:
+        return Dataset.range(3).map(lambda n: (n, held)[0])
+
+    def default(held: Any) -> Dataset:
+        def call(n: Any, *, more: Any = held) -> Any:
+            return n
+
+        return Dataset.range(3).map(call)
+
+    numbers = np.arange(5000.0)
+    other = numbers.copy()
+    other[2500] += 1e-9
+    for held in ([numbers, other], [numbers.astype(str).astype(object), other.astype(object)]):
+        for made in (captured, default):
+            first, same, second = (made(wrap(one)) for one in (held[0], held[0].copy(), held[1]))
+            assert first.fingerprint() == same.fingerprint() != second.fingerprint()
+
+
 def test_fingerprints_are_the_same_in_another_process() -> None:
     program = (
         "from penstock.data import Dataset;"

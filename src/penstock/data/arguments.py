@@ -79,7 +79,10 @@ def flag(where: str, name: str, value: Any) -> bool:
 def number(where: str, name: str, value: Any, kind: DType) -> Any:
     """One number as a NumPy scalar of the dtype `kind`; a float is no integer."""
     if kind.is_integer:
-        return kind.dtype.type(integer(where, name, value))
+        whole, limits = integer(where, name, value), np.iinfo(kind.dtype)
+        if not limits.min <= whole <= limits.max:
+            raise InvalidArgumentError(f"{where}: {name} must fit into {kind.name}, got {whole}")
+        return kind.dtype.type(whole)
     if not kind.is_floating or not isinstance(value, int | float | np.integer | np.floating):
         raise InvalidTypeError(f"{where}: {name} must be a {kind.name}, got {typed(value)}")
     return kind.dtype.type(value)
@@ -198,8 +201,8 @@ def element(where: str, value: Any, convert: Callable[[Any], Any] = as_element) 
 
 
 def single(where: str, value: Any) -> Data:
-    """One element, as data of a plan."""
-    return Data(Chunk.of([element(where, value)], where))
+    """One element, as data of a plan; read-only, as every iteration hands out the same one."""
+    return Data(Chunk.of([element(where, value)], where).frozen())
 
 
 def rows(where: str, value: Any) -> Data:
@@ -213,17 +216,9 @@ def rows(where: str, value: Any) -> Data:
             f"{where}: all components must have as many rows, got {sorted(lengths)}"
         )
     (length,) = lengths
-    columns = [[None] * length if leaf is None else _read_only(leaf) for leaf in leaves]
-    return Data(Chunk(tree, columns, length))
-
-
-def _read_only(leaf: Any) -> Any:
-    """A view that cannot be written to: elements share memory with the user's own array."""
-    if isinstance(leaf, Ragged):
-        return Ragged(_read_only(leaf.values), leaf.row_splits)
-    view = leaf.view()
-    view.flags.writeable = False
-    return view
+    columns = [[None] * length if leaf is None else leaf for leaf in leaves]
+    # Elements share memory with the user's own arrays, so nobody may write to them.
+    return Data(Chunk(tree, columns, length).frozen())
 
 
 def _sliceable(where: str, leaf: Any) -> bool:

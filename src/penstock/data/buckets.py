@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from penstock.data.arguments import integer
@@ -30,6 +31,10 @@ class Buckets:
     def checked(cls, boundaries: Any, sizes: Any) -> Buckets:
         limits = tuple(integer(WHERE, "bucket_boundaries", one) for one in boundaries)
         counts = tuple(integer(WHERE, "bucket_batch_sizes", one) for one in sizes)
+        if any(one >= following for one, following in pairwise(limits)):
+            raise InvalidArgumentError(
+                f"{WHERE}: bucket_boundaries must rise, got {list(limits)}; sort them, each once"
+            )
         if len(counts) != len(limits) + 1:
             raise InvalidArgumentError(
                 f"{WHERE}: bucket_batch_sizes must be one more than bucket_boundaries "

@@ -30,6 +30,7 @@ from penstock.engine import specs
 from penstock.engine.access import Reader, access
 from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
+from penstock.engine.copies import kept
 from penstock.engine.formats import files, saved
 from penstock.engine.lower import open_plan
 from penstock.engine.specs import known_spec
@@ -53,6 +54,9 @@ DEFAULT_CYCLE = 2
 """How many datasets `interleave` opens at once: a constant, for one order on every machine."""
 
 _SAVED_AT_ONCE = 1024
+
+_MOST = np.iinfo(np.int64).max
+"""The greatest cardinality that can be told."""
 
 Call = Callable[..., Any]
 
@@ -448,7 +452,7 @@ class Dataset:
 
         Args:
             class_func: Gets an element and returns the number of its class.
-            target_dist: The proportions to reach, one per class.
+            target_dist: The proportions to reach, one per class; their sum is 1.
             initial_dist: The proportions that the elements come in; estimated if None.
             seed: The seed of the drawing.
             name: Accepted, without meaning.
@@ -459,6 +463,7 @@ class Dataset:
         """
         where = "Dataset.rejection_resample"
         target = resampling.distribution(where, "target_dist", target_dist)
+        resampling.check_whole(where, "target_dist", target_dist)
         labelled = self._labelled(checked(where, class_func))
         if initial_dist is None:
             estimate = resampling.Estimate(target)
@@ -865,6 +870,10 @@ class Dataset:
         0 1 7 8
         """
         where = "Dataset.concatenate"
+        if check.is_dataset(name):
+            raise InvalidTypeError(
+                f"{where}: name must be a str, got a Dataset; concatenate one dataset at a time"
+            )
         other = check.plan_of(where, "dataset", dataset)
         structures.check_alike(where, [self._plan, other])
         return Dataset(nodes.Concatenate(self._plan, other))
@@ -1079,7 +1088,13 @@ class Dataset:
         return count
 
     def __len__(self) -> int:
-        return self._length("len(Dataset)")
+        where = "len(Dataset)"
+        count = self._length(where)
+        if count > sys.maxsize:
+            raise InvalidTypeError(
+                f"{where}: {count} elements are more than len() can tell; use cardinality()"
+            )
+        return count
 
     def __bool__(self) -> bool:
         return True
@@ -1090,7 +1105,7 @@ class Dataset:
         >>> print(Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality())
         3 -1
         """
-        return np.int64(self._plan.cardinality)
+        return np.int64(min(self._plan.cardinality, _MOST))
 
     @property
     def element_spec(self) -> Any:
@@ -1117,7 +1132,7 @@ class Dataset:
         """
         where = "Dataset.reduce"
         calls = Calls("reduce", checked(where, reduce_func, 2))
-        state = check.element(where, initial_state)
+        state = kept(check.element(where, initial_state))
         with contextlib.closing(iter(self)) as elements:
             for number, element in enumerate(elements):
                 state = check_state(calls.where, state, calls.plain(number, state, element))
@@ -1231,7 +1246,7 @@ class Dataset:
         return self._plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self._plan,)
+        return _from_bytes, (codec.encode(self._plan),)
 
     def __leaf_spec__(self) -> TypeSpec:
         return DatasetSpec(self.element_spec)
@@ -1240,6 +1255,10 @@ class Dataset:
         spec = known_spec(self._plan)
         shown = "" if spec is None else f" element_spec={spec}"
         return f"<Dataset {self._plan.label}{shown}>"
+
+
+def _from_bytes(plan: bytes) -> Dataset:
+    return Dataset(codec.decode(plan))
 
 
 def _spec_of(plan: Node) -> Any:

@@ -5,24 +5,24 @@ What the user has been given counts, never what was prefetched.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from operator import length_hint
 from typing import Any
 
+from penstock.data.states import VERSION, check_state
 from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream
-from penstock.errors import InvalidArgumentError, OutOfRangeError
+from penstock.errors import InvalidTypeError, OutOfRangeError
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
-
-VERSION = 1
 
 
 class Iterator:
@@ -45,6 +45,7 @@ class Iterator:
         self._iteration = iteration
         self._key = draw()
         self._at: State = None
+        self._lock = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
@@ -64,8 +65,16 @@ class Iterator:
         try:
             return next(self._rows)
         except StopIteration:
-            self._refill()
-            return next(self._rows)
+            return self._next_of_more()
+
+    def _next_of_more(self) -> Any:
+        """Several threads may iterate; one of them pulls, and another may empty what it pulled."""
+        with self._lock:
+            while True:
+                try:
+                    return next(self._rows)
+                except StopIteration:
+                    self._refill()
 
     def _refill(self) -> None:
         """Pulls the next chunk; StopIteration at the end."""
@@ -127,7 +136,7 @@ class Iterator:
         """Where the iteration is: small, and JSON where no user data is buffered."""
         return {
             "version": VERSION,
-            "plan": structure(self._written),
+            "plan": structure(self._plan),
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
@@ -140,7 +149,7 @@ class Iterator:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state`, exactly: the same rest of the sequence."""
-        _check(state, self._written)
+        check_state(state, self._plan, len(seeds_of(self._written)))
         self.close()
         self._written = reseeded(self._written, state["seeds"])
         self._iteration, self._key, self._at = state["iteration"], state["key"], state["at"]
@@ -168,6 +177,11 @@ class Iterator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidTypeError(
+            "Iterator: cannot be pickled; save iterator.state_dict() and load it into iter(dataset)"
+        )
+
     def __repr__(self) -> str:
         return f"<Iterator over {self._written.label}>"
 
@@ -177,20 +191,6 @@ def _settled(state: State) -> State:
     if isinstance(state, dict):
         return {name: _settled(part) for name, part in state.items()}
     return [_settled(part) for part in state] if isinstance(state, list) else state
-
-
-def _check(state: Any, plan: Node) -> None:
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        raise InvalidArgumentError(
-            f"Iterator.load_state_dict: not a state that state_dict() of this version made: "
-            f"{state!r:.80}"
-        )
-    if state["plan"] != structure(plan):
-        raise InvalidArgumentError(
-            "Iterator.load_state_dict: the state was saved by another pipeline "
-            f"({state['plan']} instead of {structure(plan)}); build the dataset as it was built "
-            "when the state was saved (prefetch and num_parallel_calls may differ)"
-        )
 
 
 class NumpyIterator:

@@ -14,6 +14,8 @@ from penstock.errors import InvalidArgumentError
 
 Array = np.ndarray[Any, Any]
 
+_ROUNDED = 0.02
+
 SMOOTHING = 10
 """How many elements of every class count as seen before the first one."""
 
@@ -29,6 +31,16 @@ def distribution(where: str, name: str, value: Any) -> Array:
             f"{where}: {name} must be a list of proportions, one per class, got {value!r}"
         )
     return np.asarray(weights / weights.sum())
+
+
+def check_whole(where: str, name: str, value: Any) -> None:
+    """Proportions of one whole, up to what rounding them to two digits takes away."""
+    total = float(np.sum(np.asarray(value, np.float64)))
+    if abs(total - 1) > _ROUNDED:
+        raise InvalidArgumentError(
+            f"{where}: {name} must sum to 1, got {value!r}, which sums to {total:g}; "
+            "divide it by its sum"
+        )
 
 
 def acceptance(target: Array, initial: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.arguments import is_dataset, typed
+from penstock.engine.copies import kept
 from penstock.engine.specs import known_spec, trace
 from penstock.engine.streams.batching import check_key
 from penstock.engine.streams.elementwise import check_scan
@@ -68,7 +69,7 @@ def scanner(where: str, call: Call, plan: Node, state: Any) -> Function:
     """A function of (state, element) that must give (state, element)."""
     function = checked(where, call, 2)
     whole = _whole(plan)
-    found, result = trace(plan, Function(lambda *parts: call(state, whole(parts))))
+    found, result = trace(plan, Function(lambda *parts: call(kept(state), whole(parts))))
     if found:
         check_scan(f"{where}: {function}", state, result)
     return function

@@ -6,6 +6,7 @@ per chunk. A chunk is never changed once it is made; its parts are views.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 
 from penstock.element import columns, nest
 from penstock.element.columns import Array, Column
+from penstock.element.dtypes import is_number
 from penstock.element.nest import Tree
 from penstock.element.values import as_value, narrow, spec_of_leaf
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, OpError
 
 _TUPLE = type(())
 
@@ -28,12 +30,13 @@ class Chunk:
     (2, array([1, 2]), (np.int64(2), b'b'))
     """
 
-    __slots__ = ("columns", "size", "tree")
+    __slots__ = ("_nbytes", "columns", "size", "tree")
 
     def __init__(self, tree: Tree, columns: list[Column], size: int) -> None:
         self.tree = tree
         self.columns = columns
         self.size = size
+        self._nbytes = -1
 
     def __len__(self) -> int:
         return self.size
@@ -48,7 +51,7 @@ class Chunk:
         tree = flat[0][1]
         if any(other != tree for _, other in flat):
             raise _changed(elements, where, first)
-        leaves = [[as_value(leaf) for leaf in row] for row, _ in flat]
+        leaves = [_values(row, where, first + i, elements[i]) for i, (row, _) in enumerate(flat)]
         cols = [list(col) for col in zip(*leaves, strict=True)]
         if any(len({leaf_kind(leaf) for leaf in col}) > 1 for col in cols):
             raise _changed(elements, where, first)
@@ -97,7 +100,16 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(columns.nbytes, self.columns))
+        if self._nbytes < 0:
+            self._nbytes = sum(map(columns.nbytes, self.columns))
+        return self._nbytes
+
+
+def _values(row: list[Any], where: str, ordinal: int, element: Any) -> list[Any]:
+    try:
+        return [as_value(leaf) for leaf in row]
+    except OpError as error:
+        raise unusable(where, element, ordinal, error) from None
 
 
 def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
@@ -112,16 +124,16 @@ def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
         return _build_parts(nest.tuple_of(len(values[0])), list(map(len, values)), values)
     if kind is np.ndarray:
         dtype = values[0].dtype
-        good = dtype.kind not in "OSU" and all(v.dtype == dtype and v.ndim for v in values)
-        return (nest.LEAF, [columns.make(list(values))]) if good else None
+        good = is_number(dtype) and all(v.dtype == dtype and v.ndim for v in values)
+        return (nest.LEAF, [columns.make_alike(list(values))]) if good else None
     if kind is dict:
         return _build_dict(values)
     if kind in (bool, int, float):
         column = narrow(np.array(values))
         # An int that is too long for the others' dtype would be a change of dtype.
         return (nest.LEAF, [column]) if column.dtype not in (np.int64, object) else None
-    if kind is bytes or (issubclass(kind, np.generic) and kind not in (np.str_, np.bytes_)):
-        return nest.LEAF, [columns.make(list(values))]
+    if kind is bytes or (issubclass(kind, np.generic) and is_number(values[0].dtype)):
+        return nest.LEAF, [columns.make_alike(list(values))]
     return None
 
 
@@ -179,9 +191,29 @@ def _changed(elements: Sequence[Any], where: str, first: int) -> Exception:
     return changed(where, first, texts[0], first + odd, texts[odd])
 
 
+def unusable(where: str, element: Any, ordinal: int, error: OpError) -> OpError:
+    """The error for what cannot be an element, for the reason that `error` gives."""
+    reason = error.message.removeprefix("penstock: ")
+    return type(error)(f"{where} returned {element!r:.60} for element {ordinal}: {reason}")
+
+
 def changed(where: str, first: int, expected: str, ordinal: int, got: str) -> Exception:
     """The error for a structure or dtype that is not the same for every element."""
     return InvalidArgumentError(
         f"{where} returned {expected} for element {first} but {got} for element {ordinal}; "
-        "every element must have the same structure and dtypes"
+        f"every element must have the same structure and dtypes{_remedy(expected, got)}"
     )
+
+
+_NUMBER = re.compile(r"\b(?:u?int|float)\d+\b")
+
+
+def _remedy(expected: str, got: str) -> str:
+    """Where nothing but dtypes of numbers differs: the one that could hold both."""
+    if expected == got or _NUMBER.sub("", expected) != _NUMBER.sub("", got):
+        return ""
+    pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(got), strict=True)
+    pair = next(pair for pair in pairs if pair[0] != pair[1])
+    floats = [name for name in pair if name.startswith("float")]
+    wide = floats[0] if len(floats) == 1 else np.promote_types(*pair)
+    return f": convert it yourself, e.g. numpy.{wide}(...)"

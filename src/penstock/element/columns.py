@@ -20,9 +20,12 @@ Column = Array | Ragged | list[Any]
 
 def make(leaves: list[Any]) -> Column:
     """The column of some leaves of one dtype; an array where their shapes agree."""
+    return leaves if len(set(map(type, leaves))) > 1 else make_alike(leaves)
+
+
+def make_alike(leaves: list[Any]) -> Column:
+    """The same for leaves that are known to be of one type."""
     first = leaves[0]
-    if len(set(map(type, leaves))) > 1:
-        return leaves
     if isinstance(first, bytes):
         column = np.empty(len(leaves), object)
         column[:] = leaves

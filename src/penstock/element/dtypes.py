@@ -89,9 +89,7 @@ def as_dtype(value: Any) -> DType:
     if name == "bfloat16" and name not in _BY_NAME:
         _BY_NAME[name] = DType(name, _bfloat16())
     if name not in _BY_NAME:
-        raise InvalidTypeError(
-            f"penstock: {value!r} is not a data type; use one of {', '.join(sorted(_BY_NAME))}"
-        )
+        raise InvalidTypeError(f"penstock: {value!r} is not a data type; use one of {_all_names()}")
     return _BY_NAME[name]
 
 
@@ -99,6 +97,38 @@ def of_numpy(dtype: np.dtype[Any]) -> DType:
     """The `DType` of an array's dtype; fast, for arrays that penstock made."""
     found = _BY_NAME.get(dtype.name)
     return found if found is not None else as_dtype(dtype)
+
+
+def check_supported(value: Any) -> Any:
+    """An array or a NumPy scalar of numbers, as it is; InvalidTypeError for other dtypes."""
+    dtype = value.dtype
+    if not is_number(dtype):
+        raise InvalidTypeError(
+            f"penstock: {dtype} is not a data type of elements; {_remedy(dtype)}; "
+            f"there are {_all_names()}"
+        )
+    return value
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether an array of this dtype can be a leaf as it is; those of strings are converted."""
+    return dtype.char in _CHARS or dtype.name == "bfloat16"
+
+
+_CHARS = frozenset("?bhilqBHILQefdFD")
+"""NumPy's letters for the dtypes above."""
+
+
+def _remedy(dtype: np.dtype[Any]) -> str:
+    if dtype.names:
+        return "make a dict of its fields, {name: array[name] for name in array.dtype.names}"
+    if dtype.kind in "mM":
+        return "convert it with .astype('int64')"
+    return "convert it with .astype(...)"
+
+
+def _all_names() -> str:
+    return ", ".join(sorted({*_BY_NAME, "bfloat16"}))
 
 
 def _numpy_name(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element import strings
 from penstock.errors import InvalidArgumentError, OutOfRangeError
 
 Values = "np.ndarray[Any, Any] | Ragged"
@@ -26,7 +27,7 @@ class Ragged:
     __slots__ = ("row_splits", "values")
 
     def __init__(self, values: np.ndarray[Any, Any] | Ragged, row_splits: Any) -> None:
-        self.values = values if isinstance(values, Ragged) else np.asarray(values)
+        self.values = values if isinstance(values, Ragged) else _array(values)
         self.row_splits = np.asarray(row_splits)
         if self.row_splits.dtype not in (np.int64, np.int32):
             self.row_splits = self.row_splits.astype(np.int64)
@@ -49,7 +50,9 @@ class Ragged:
         """Rows given as sequences, arrays or ragged values, joined."""
         if rows and isinstance(rows[0], Ragged):
             return cls(Ragged.concat(list(rows)), _splits([len(row) for row in rows]))
-        arrays = [np.asarray(row) if len(row) else np.asarray(row, dtype) for row in rows]
+        if dtype is not None and np.dtype(dtype).kind in "SU":
+            dtype = object
+        arrays = [_array(row) if len(row) else np.asarray(row, dtype) for row in rows]
         filled = [array for array in arrays if len(array)]
         if not filled:
             flat = arrays[0] if arrays else np.zeros(0, dtype or np.float32)
@@ -142,6 +145,19 @@ class Ragged:
 
     def __repr__(self) -> str:
         return f"<Ragged {self.to_list()}>"
+
+
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    """Values, or one row of them, as an array; strings are bytes."""
+    try:
+        if isinstance(values, list | tuple) and strings.holds_strings(values):
+            return strings.from_list(values)
+        array = np.asarray(values)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"Ragged: the rows of {values!r:.60} differ in length; make it a Ragged first"
+        ) from None
+    return strings.from_array(array) if array.dtype.kind in "SU" else array
 
 
 def _splits(lengths: Any) -> np.ndarray[Any, Any]:

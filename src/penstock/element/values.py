@@ -6,15 +6,17 @@ with `__leaf_spec__` (a dataset, say). Python ints become int32, floats float32,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock.element import nest
-from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.element import nest, strings
+from penstock.element.dtypes import DType, as_dtype, check_supported, of_numpy
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec, TypeSpec
+from penstock.element.strings import bytes_of
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 _INT32 = np.iinfo(np.int32)
@@ -27,7 +29,9 @@ def as_value(value: Any, dtype: Any = None) -> Any:
     dtype = as_dtype(dtype)
     if type(value) in _NUMBERS and dtype != string_dtype:
         return np.asarray(value).astype(dtype.dtype)[()]
-    return convert(_as_leaf(value), dtype, value)
+    as_it_is = isinstance(value, list | tuple)  # Float32 on the way to float64 would round.
+    leaf = _from_list(value, narrowed=False) if as_it_is else _as_leaf(value)
+    return convert(leaf, dtype, value)
 
 
 def _as_leaf(value: Any) -> Any:
@@ -35,9 +39,11 @@ def _as_leaf(value: Any) -> Any:
     if kind is np.ndarray:
         return _from_array(value)
     if isinstance(value, np.generic):
-        return bytes_of(value) if value.dtype.kind in "SU" else value
-    if value is None or kind is bytes or isinstance(value, Ragged) or is_opaque(value):
+        return bytes_of(value) if value.dtype.kind in "SU" else check_supported(value)
+    if value is None or kind is bytes or is_opaque(value):
         return value
+    if isinstance(value, Ragged):
+        return value if value.dtype.kind == "O" else check_supported(value)
     if isinstance(value, bool):
         return np.bool_(value)
     if isinstance(value, int):
@@ -52,19 +58,17 @@ def _as_leaf(value: Any) -> Any:
         return _from_list(value)
     if hasattr(value, "__array__"):
         return _from_array(np.asarray(value))
+    remedy = "use arrays, numbers, strings, or tuples and dicts of them"
+    if isinstance(value, Mapping):
+        remedy = "convert it with dict(...)"
     raise InvalidArgumentError(
-        f"penstock: a value of type {kind.__name__} cannot be an element; "
-        "use arrays, numbers, strings, or tuples and dicts of them"
+        f"penstock: a value of type {kind.__name__} cannot be an element; {remedy}"
     )
 
 
 def is_opaque(value: Any) -> bool:
     """Whether `value` is a leaf that describes itself."""
     return hasattr(type(value), "__leaf_spec__")
-
-
-def bytes_of(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _from_int(value: int) -> Any:
@@ -77,38 +81,28 @@ def _from_int(value: int) -> Any:
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind in "SUO":
-        array = _bytes_array(array)
+    array = strings.from_array(array) if array.dtype.kind in "SUO" else check_supported(array)
     return array if array.ndim else array[()]
 
 
-def _bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    for item in array.flat:
-        if not isinstance(item, (str, bytes)):
-            raise InvalidArgumentError(
-                f"penstock: an object array holds strings only, got {type(item).__name__}"
-            )
-    result = np.empty(array.shape, object)
-    result.ravel()[:] = [bytes_of(item) for item in array.flat]
-    return result
-
-
-def _from_list(value: list[Any] | tuple[Any, ...]) -> Any:
+def _from_list(value: list[Any] | tuple[Any, ...], narrowed: bool = True) -> Any:
     """A (nested) list is one array; its numbers are Python's, so small, unless one is NumPy's."""
-    kinds = _kinds(value)
-    if any(issubclass(kind, str | bytes) for kind in kinds):
-        if not all(issubclass(kind, str | bytes) for kind in kinds):
-            raise InvalidArgumentError(f"penstock: {_short(value)} mixes strings and numbers")
-    elif not kinds <= _NUMBERS and not all(_arrayish(kind) for kind in kinds):
+    kinds = strings.kinds(value)
+    texts = [issubclass(kind, str | bytes) for kind in kinds]
+    if any(texts) and not all(texts):
+        raise InvalidArgumentError(f"penstock: {_short(value)} mixes strings and numbers")
+    if not any(texts) and not all(_arrayish(kind) for kind in kinds):
         raise InvalidArgumentError(f"penstock: {_short(value)} cannot be made into an array")
     try:
-        array = np.array(value)
+        array = strings.from_list(value) if any(texts) else np.array(value)
     except ValueError:
         raise InvalidArgumentError(
             f"penstock: the rows of {_short(value)} differ in length; "
             "use penstock.Ragged for ragged data, or a tuple for a structure"
         ) from None
-    return _from_array(narrow(array) if kinds <= _NUMBERS else array)
+    if any(texts):
+        return array
+    return _from_array(narrow(array) if narrowed and kinds <= _NUMBERS else array)
 
 
 _NUMBERS = {bool, int, float, complex}
@@ -116,12 +110,6 @@ _NUMBERS = {bool, int, float, complex}
 
 def _arrayish(kind: type) -> bool:
     return kind in _NUMBERS or issubclass(kind, np.generic) or hasattr(kind, "__array__")
-
-
-def _kinds(value: Any) -> set[type]:
-    if isinstance(value, (list, tuple)):
-        return set().union(*(_kinds(item) for item in value)) if value else set()
-    return {type(value)}
 
 
 def narrow(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ for views, an array for gathers) and the epoch, and answers with one chunk. It h
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ def round_length(source: Node) -> int:
     return max(source.cardinality, 1) if source.cardinality != INFINITE else 1 << 62
 
 
+@lru_cache(maxsize=256)
 def key_of(seed: int, epoch: Epoch, varies: bool) -> int:
     """The key of a random operator: the same for every epoch, or another for each."""
     return derive(seed, *epoch) if varies else derive(seed)
@@ -122,10 +123,7 @@ def _slices(rows: Chunk, mapped: Mapped, take: TakeRows, index: Index, epoch: Ep
 
 
 def _range(start: int, step: int, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
-    scale = scaled(index, step, start)
-    if isinstance(scale, range):
-        return leaf(np.arange(scale.start, scale.stop, scale.step, dtype=dtype))
-    return leaf(scale.astype(dtype, copy=False))
+    return leaf(array_of(scaled(index, step, start)).astype(dtype, copy=False))
 
 
 def _counter(start: Any, step: Any, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
@@ -164,8 +162,7 @@ def as_result(value: Any) -> Any:
 
 def vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
     """A function of whole columns; it must give back as many rows as it got."""
-    value = nest.unflatten(rows.tree, rows.columns)
-    result = as_result(calls.one(value, ordinal))
+    result = as_result(calls.one(nest.unflatten(rows.tree, rows.columns), ordinal))
     return columns_of(result, len(rows), calls.where)
 
 

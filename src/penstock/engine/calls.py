@@ -12,6 +12,7 @@ from itertools import islice, starmap
 from typing import Any
 
 from penstock.element.chunk import Chunk
+from penstock.engine.copies import fixed, kept, owners
 from penstock.engine.stream import BUDGET
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
@@ -26,8 +27,11 @@ class Failed:
         self.error = error
 
 
+_TRIAL = 16
+"""So many results are handed on one by one, before a function is believed to be fast."""
+
 _BLOCK_SECONDS = 50e-6
-_BLOCK = 64
+_BLOCK = 32
 
 
 def failure(operator: str, function: Function, ordinal: int, cause: BaseException) -> OpError:
@@ -51,19 +55,23 @@ class Calls:
         self.call = function.call if call is None else call
         self.where = f"Dataset.{operator}: {function}"
         self._block = 1
+        self._fixed: bool | None = None
+        self._made = 0
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
         """The function of one element; a tuple is handed over as separate arguments."""
         call = self.call
         try:
-            return call(*element, *more) if type(element) is tuple else call(element, *more)
+            value = call(*element, *more) if type(element) is tuple else call(element, *more)
+            return kept(value, owners(element))
         except Exception as cause:
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
     def plain(self, ordinal: int, *arguments: Any) -> Any:
         """The function of arguments that are handed over as they are."""
+        self._made += 1
         try:
-            return self.call(*arguments)
+            return kept(self.call(*arguments))
         except Exception as cause:
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
@@ -74,27 +82,57 @@ class Calls:
 
         Stops early when the budget is used up: the caller keeps the rest for later.
         """
-        elements = chunk.elements()
-        each: Callable[..., Any] = starmap if chunk.tree.type is tuple else map
-        waiting = iter(elements)
+        elements = (chunk.rows(0, 1) if self.on_trial else chunk).elements()
+        unpack = chunk.tree.type is tuple
+        until = time.perf_counter() + budget
         results: list[Any] = []
-        started = now = time.perf_counter()
-        while len(results) < len(elements):
-            want = min(self._block, len(elements) - len(results))
-            begin, before = now, len(results)
-            try:
-                # Appends as it goes, so what was made before a failure is kept.
-                results.extend(each(self.call, islice(waiting, want)))
-            except Exception as cause:
-                return results, self._failure(ordinal + len(results), cause)
-            if len(results) - before < want:
-                # The function itself raised StopIteration, which `map` took for its end.
-                return results, self._failure(ordinal + len(results), StopIteration())
-            now = time.perf_counter()
-            self._pace(want, now - begin)
-            if now - started > budget:
-                break
+        self._made += 1
+        try:
+            if not self._fixed:
+                self._one_by_one(elements, unpack, until, results)
+            if self._fixed:
+                self._in_blocks(elements, unpack, until, results)
+        except Exception as cause:
+            return results, self._failure(ordinal + len(results), cause)
         return results, None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether nothing is known about the function's speed yet."""
+        return self._made < _TRIAL
+
+    def _one_by_one(
+        self, elements: list[Any], unpack: bool, until: float, results: list[Any]
+    ) -> None:
+        """For results that may change later: each is copied before the next call."""
+        for element in elements:
+            value = self.call(*element) if unpack else self.call(element)
+            if self._fixed is None:
+                self._fixed = fixed(value)
+            if self._fixed:
+                results.append(value)
+                return
+            results.append(kept(value, owners(element)))
+            if time.perf_counter() > until:
+                return
+
+    def _in_blocks(
+        self, elements: list[Any], unpack: bool, until: float, results: list[Any]
+    ) -> None:
+        """For numbers and strings. The clock is looked at after every block of calls."""
+        each: Callable[..., Any] = starmap if unpack else map
+        waiting = iter(elements[len(results) :])
+        begun = len(results)
+        started = now = time.perf_counter()
+        while len(results) < len(elements) and (now <= until or not results):
+            want = min(self._block, len(elements) - len(results)) + len(results)
+            # Appends as it goes, so what was made before a failure is kept.
+            results.extend(each(self.call, islice(waiting, self._block)))
+            if len(results) < want:
+                raise StopIteration  # The function's own, which `map` took for its end.
+            now = time.perf_counter()
+        if len(results) > begun:
+            self._pace((now - started) / (len(results) - begun))
 
     def all(self, chunk: Chunk, ordinal: int) -> list[Any]:
         """One result, or a `Failed`, for every element of `chunk`."""
@@ -110,7 +148,7 @@ class Calls:
     def _failure(self, ordinal: int, cause: BaseException) -> OpError:
         return failure(self.operator, self.function, ordinal, cause)
 
-    def _pace(self, count: int, seconds: float) -> None:
-        """Looks at the clock after every block, and a block is short when the function is slow."""
-        fits = int(count * _BLOCK_SECONDS / max(seconds, 1e-9))
-        self._block = max(1, min(fits, 2 * count, _BLOCK))
+    def _pace(self, seconds: float) -> None:
+        """Blocks are short when the function is slow."""
+        fits = int(_BLOCK_SECONDS / max(seconds, 1e-9))
+        self._block = max(1, min(fits, 2 * self._block, _BLOCK))

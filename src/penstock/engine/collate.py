@@ -17,7 +17,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import UNSTACKABLE, Column
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec
-from penstock.element.values import zeros
+from penstock.element.values import is_opaque, zeros
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
 from penstock.plan.nodes import Batch, PaddedBatch, RaggedBatch
 
@@ -58,7 +58,7 @@ def stacked(rows: Chunk, sizes: list[int]) -> Chunk:
     size = sizes[0]
     if sizes[-1] == size and len(rows) == size * len(sizes):
         made = [columns.stack(column, size) for column in rows.columns]
-        if all(column is not None for column in made):
+        if not any(column is None for column in made):
             return Chunk(rows.tree, made, len(sizes))  # type: ignore[arg-type]
     return Chunk(rows.tree, [_stack_each(column, sizes) for column in rows.columns], len(sizes))
 
@@ -68,16 +68,22 @@ def _stack_each(column: Column, sizes: list[int]) -> Column:
     for index, leaf in enumerate(leaves):
         if leaf is UNSTACKABLE:
             start = sum(sizes[:index])
-            shapes = [np.shape(x) for x in column[start : start + sizes[index]]]
-            odd = next(shape for shape in shapes if shape != shapes[0])
-            raise UnstackableError(
-                index,
-                InvalidArgumentError(
-                    f"Dataset.batch: elements of one batch have shapes {shapes[0]} and {odd}; "
-                    "use padded_batch or ragged_batch"
-                ),
-            )
+            raise UnstackableError(index, _why(column[start : start + sizes[index]]))
     return columns.make(leaves)
+
+
+def _why(leaves: Any) -> InvalidArgumentError:
+    if is_opaque(leaves[0]):
+        return InvalidArgumentError(
+            f"Dataset.batch: a {type(leaves[0]).__name__} cannot be batched; use flat_map to make "
+            "its elements part of the outer dataset"
+        )
+    shapes = [np.shape(leaf) for leaf in leaves]
+    odd = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+    return InvalidArgumentError(
+        f"Dataset.batch: elements of one batch have shapes {shapes[0]} and {odd}; "
+        "use padded_batch or ragged_batch"
+    )
 
 
 def _padded(node: PaddedBatch, rows: Chunk, sizes: list[int]) -> Chunk:

@@ -14,8 +14,10 @@ from penstock.element.chunk import Chunk
 from penstock.engine.access import access, key_of, round_length
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
+from penstock.engine.gather import Gather
 from penstock.engine.meters import Meter
-from penstock.engine.parallel import Gather, ParallelMapStream, PrefetchStream
+from penstock.engine.parallel import ParallelMapStream
+from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.stream import State, Stream, discard
 from penstock.engine.streams import (
     batching,
@@ -91,9 +93,12 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
             "AutoShardPolicy.HINT; give the number of shards and the index to iterate here"
         )
     meter = context.meters.of(node)
-    if node.blocked is None:
+    if node.blocked is None and not isinstance(state, dict):
         return Tap(_at(node, state or 0, context), meter, state or 0)
-    return Tap(_from(node, state, context), meter, None)
+    # Whether a map without order has random access depends on its parallel calls, and those may
+    # have changed since the state was saved: the state says what it was.
+    here = _at(node, state, context) if isinstance(state, int) else _from(node, state, context)
+    return Tap(here, meter, None)
 
 
 def _at(node: Node, start: int, context: Context) -> Stream:
@@ -110,7 +115,7 @@ def _at(node: Node, start: int, context: Context) -> Stream:
         case nodes.Take(source, count):
             return counting.TakeStream(open_plan(source, start, context), count - start)
         case nodes.Skip(source, count):
-            return open_plan(source, start + count, context)
+            return counting.SkipStream(open_plan(source, start + count, context), 0)
         case nodes.Repeat(source, count):
             number, within = divmod(start, round_length(source))
             return ordering.RepeatStream(_rounds(source, context), count, number, within, True)
@@ -124,8 +129,9 @@ def _at(node: Node, start: int, context: Context) -> Stream:
             late = 0 <= first.cardinality <= start
             position = start - first.cardinality if late else start
             return merging.ConcatenateStream(opens, int(late), position)
-        case nodes.AssertCardinality(source):
-            return open_plan(source, start, context)
+        case nodes.AssertCardinality(source, count):
+            opened_source = open_plan(source, start, context)
+            return counting.AssertCardinalityStream(opened_source, count, start)
         case _:
             return _accessed(node, start, context)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.element.chunk import Chunk, changed, describe
+from penstock.element.chunk import Chunk, changed, describe, unusable
 from penstock.engine.calls import Failed
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
 class Results:
@@ -38,7 +38,7 @@ class Results:
             raise self._drop_failed()
         try:
             chunk = self._chunk(self._front(count))
-        except InvalidArgumentError:
+        except (InvalidArgumentError, InvalidTypeError):
             count = self._same(count)
             if count == 0:
                 raise self._odd() from None
@@ -90,19 +90,18 @@ class Results:
         element, ordinal = self._waiting[0], self.ordinal
         self._waiting = self._waiting[1:]
         self.ordinal += 1
-        text = _described(element)
-        if text is not None and self._first is not None:
-            return changed(self.where, *self._first, ordinal, text)
-        return InvalidArgumentError(
-            f"{self.where} returned {element!r:.60} for element {ordinal}; an element is made of "
-            "arrays, numbers, strings, tuples and dicts"
-        )
+        try:
+            text = describe(element)
+        except OpError as error:
+            return unusable(self.where, element, ordinal, error)
+        assert self._first is not None
+        return changed(self.where, *self._first, ordinal, text)
 
 
 def _described(element: Any) -> str | None:
     try:
         return describe(element)
-    except InvalidArgumentError:
+    except OpError:
         return None
 
 

@@ -24,6 +24,7 @@ from penstock.element.values import spec_of as spec_of_element
 from penstock.engine.access import access, as_result, vectorized
 from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
+from penstock.engine.copies import kept
 from penstock.engine.lower import open_plan
 from penstock.engine.streams.batching import plan_of
 from penstock.plan import nodes
@@ -86,9 +87,10 @@ class _Probe:
                 return self._of_map(node, samples, given)
             case nodes.Interleave(_, function):
                 plan = partial(self._plan, node.label, function)
-                return self._tried(lambda x: spec_of(plan(x), self._environment), samples)
+                answer = lambda x: spec_of(plan(x), self._environment)  # noqa: E731
+                return self._tried(f"Dataset.{node.label}: {function}", answer, samples)
             case nodes.Scan(_, initial, function):
-                return self._of_scan(initial.chunk.elements()[0], function, samples)
+                return self._of_scan(kept(initial.chunk.elements()[0]), function, samples)
             case nodes.GroupByWindow(_, key, reduce):
                 return self._of_group(key, reduce, samples[0], given)
             case _:
@@ -122,7 +124,7 @@ class _Probe:
         def answer(sample: Any) -> Any:
             return spec_of_element(as_element(as_result(calls.one(sample, 0, *more))))
 
-        found = self._tried(answer, samples)
+        found = self._tried(calls.where, answer, samples)
         if not _has_unknown(given):
             return found
         try:
@@ -138,7 +140,7 @@ class _Probe:
             state, output = Calls("scan", function).plain(number, state, sample)
             state = as_element(state)
             found.append(spec_of_element(as_element(as_result(output))))
-        return self._relaxed(found)
+        return self._relaxed(found, f"Dataset.scan: {function}")
 
     def _of_group(self, key: Function, reduce: Function, sample: Any, given: Any) -> Any:
         number = Calls("group_by_window", key).one(sample, 0)
@@ -153,7 +155,7 @@ class _Probe:
         with scoped(0):
             return plan_of(calls.where, calls.one(sample, 0))
 
-    def _tried(self, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
+    def _tried(self, where: str, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
         """What the answers have in common; an error only if there is no answer at all."""
         found: list[Any] = []
         errors: list[Exception] = []
@@ -164,12 +166,12 @@ class _Probe:
                 errors.append(error)
         if not found:
             raise errors[0]
-        return self._relaxed(found)
+        return self._relaxed(found, where)
 
-    def _relaxed(self, specs: list[Any]) -> Any:
+    def _relaxed(self, specs: list[Any], where: str) -> Any:
         result = specs[0]
-        for spec in specs[1:]:
-            result = relax(result, spec, "Dataset")
+        for number, spec in enumerate(specs[1:], 1):
+            result = relax(result, spec, f"{where} for elements 0 and {number}")
         return result
 
 

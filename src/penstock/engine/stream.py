@@ -87,6 +87,8 @@ class Marked:
 
     def place(self) -> Place:
         """The place of what the next pull will give."""
+        if isinstance(self._place.mark, int):
+            return self._place
         started = time.perf_counter()
         if self._place.count and started - self._marked >= 20 * self._cost:
             self._place = Place(self.stream.save())
@@ -156,13 +158,12 @@ class Demand:
         self.limit = limit
 
     def record(self, chunk: Chunk, seconds: float) -> None:
-        count = len(chunk)
         fits = min(
             self.rows,
-            count * self.nbytes // max(chunk.nbytes, 1),
-            int(count * BUDGET / max(seconds, 1e-7)),
+            len(chunk) * self.nbytes // max(chunk.nbytes, 1),
+            int(self.limit * BUDGET / max(seconds, 1e-7)),
         )
-        self.limit = max(1, min(fits, 2 * max(count, self.limit // 2)))
+        self.limit = max(1, min(fits, 2 * self.limit))
 
 
 class Source(Protocol):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -78,8 +80,8 @@ def fingerprint(call: Callable[..., Any]) -> str:
     digest.update(_code_text(code).encode() if code else _stable(inner).encode())
     for cell in getattr(inner, "__closure__", None) or ():
         digest.update(_stable(cell.cell_contents).encode())
-    for default in getattr(inner, "__defaults__", None) or ():
-        digest.update(_stable(default).encode())
+    for name in ("__defaults__", "__kwdefaults__"):
+        digest.update(_stable(getattr(inner, name, None)).encode())
     return digest.hexdigest()
 
 
@@ -89,8 +91,16 @@ def _code_text(code: CodeType) -> str:
 
 
 def _stable(value: Any) -> str:
-    """A text that does not hold an address."""
+    """A text that does not hold an address, and holds all of an array."""
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value))}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__qualname__}({', '.join(map(_stable, value))})"
+    if isinstance(value, dict):
+        return f"{type(value).__qualname__}({', '.join(map(_stable, value.items()))})"
+    if isinstance(value, np.ndarray):
+        kind, text = value.dtype, value.dtype.kind == "O"
+        held = _stable(value.tolist()).encode() if text else np.ascontiguousarray(value).tobytes()
+        return f"array({value.shape}, {kind}, {hashlib.sha256(held).hexdigest()})"
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text

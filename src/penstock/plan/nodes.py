@@ -166,6 +166,10 @@ class Data:
     def __hash__(self) -> int:
         return hash((self.chunk.tree, len(self.chunk)))
 
+    def __setstate__(self, state: dict[str, Chunk]) -> None:
+        """Arrays forget on the way that they were read-only."""
+        self.chunk = state["chunk"].frozen()
+
     def __repr__(self) -> str:
         return f"{len(self)} rows"
 
@@ -449,6 +453,11 @@ class Interleave(Node):
     def cardinality(self) -> int:
         return UNKNOWN
 
+    @cached_property
+    def by_epoch(self) -> bool:
+        """What the function makes may be shuffled."""
+        return True
+
     @property
     def obstacle(self) -> str:
         return "the lengths of the inner datasets are not known in advance"
@@ -647,6 +656,11 @@ class GroupByWindow(Node):
     @cached_property
     def cardinality(self) -> int:
         return UNKNOWN
+
+    @cached_property
+    def by_epoch(self) -> bool:
+        """What the function makes may be shuffled."""
+        return True
 
     @property
     def obstacle(self) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.plan.nodes import (
-    INFINITE,
     Map,
     Node,
     Prefetch,
@@ -19,6 +18,7 @@ from penstock.plan.nodes import (
     Shuffle,
     Skip,
     Take,
+    WithOptions,
     options_of,
 )
 from penstock.plan.options import Options
@@ -29,7 +29,9 @@ Rule = Callable[[Node], Node | None]
 def no_operation(node: Node) -> Node | None:
     """Operators that change nothing."""
     match node:
-        case Skip(source, 0) | Repeat(source, 1) | Shard(source, 1, 0) | Shuffle(source, 1):
+        case Skip(source, 0) | Shard(source, 1, 0) | Shuffle(source, 1):
+            return source
+        case Repeat(source, 1) if not source.by_epoch:
             return source
         case Take(source, count) if 0 <= source.cardinality <= count:
             return source
@@ -39,12 +41,14 @@ def no_operation(node: Node) -> Node | None:
 def index_before_map(node: Node) -> Node | None:
     """Picks elements before the function is called, not after; only where picking is arithmetic.
 
-    A function that gets random numbers by the element's index must stay where the index is.
+    A function that gets random numbers by the element's index must stay where the index is. One
+    without order stays as well, so that a state fits whatever the number of its parallel calls.
     """
     match node:
         case Take() | Skip() | Shard() | Shuffle() if isinstance(node.input, Map):
             function = node.input
-            if function.random is None and function.blocked is None:
+            loose = function.deterministic is False
+            if function.random is None and function.blocked is None and not loose:
                 return replace(function, input=node.with_inputs((function.input,)))
     return None
 
@@ -68,15 +72,16 @@ def shuffle_ahead(node: Node) -> Node | None:
 
 
 def joined_counts(node: Node) -> Node | None:
-    """Two counts in a row are one."""
+    """Two counts in a row are one.
+
+    Repetitions of a stream are not joined: a prefetch between them would keep them apart, and
+    the states of plans that differ in their prefetches must fit each other.
+    """
     match node:
         case Take(Take(source, inner), outer):
             return Take(source, min(inner, outer))
         case Skip(Skip(source, inner), outer):
             return Skip(source, inner + outer)
-        case Repeat(Repeat(source, inner), outer) if not source.by_epoch:
-            endless = INFINITE in (inner, outer) and 0 not in (inner, outer)
-            return Repeat(source, INFINITE if endless else inner * outer)
     return None
 
 
@@ -109,11 +114,18 @@ def rules_for(options: Options) -> tuple[Rule, ...]:
 
 
 def prepare(node: Node) -> Node:
-    """The plan that is really run: options settled, then optimised."""
+    """The plan that is really run: options settled and taken out of it, then optimised."""
     options = options_of(node)
+    node = without_options(node)
     if options.deterministic is False:
         node = loosened(node)
     return optimize(node, rules_for(options))
+
+
+def without_options(node: Node) -> Node:
+    """The plan itself: rules must not see a difference where somebody sets an option."""
+    node = node.with_inputs(tuple(without_options(part) for part in node.inputs))
+    return node.input if isinstance(node, WithOptions) else node
 
 
 def loosened(node: Node) -> Node:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
+from penstock.element.dtypes import DType
 from penstock.plan.nodes import Choices, Map, Node, Prefetch, Random, Shuffle, WithOptions
+
+_FREE = {"parallel", "deterministic", "seed", "random", "log_warning", "filename", "path"}
+"""Settings that may differ between the plan that saved a state and the one that loads it."""
 
 _SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}
 
@@ -19,9 +23,21 @@ def structure(node: Node) -> str:
 
 def _names(node: Node) -> Iterator[str]:
     if not isinstance(node, Prefetch | WithOptions):
-        yield f"{node.label}/{len(node.inputs)}"
+        yield node.label
+        yield ",".join(_settings(node))
     for part in node.inputs:
         yield from _names(part)
+
+
+def _settings(node: Node) -> Iterator[str]:
+    """What decides how many elements there are and which: counts and sizes, not functions."""
+    if not node.inputs:
+        yield f"elements={node.cardinality}"
+    for field in fields(node):
+        value = getattr(node, field.name)
+        plain = isinstance(value, int | str | DType) or value is None
+        if plain and field.name not in _FREE:
+            yield f"{field.name}={value}"
 
 
 def seeds_of(node: Node) -> list[int]:

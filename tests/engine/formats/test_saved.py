@@ -40,6 +40,8 @@ from penstock.errors import (
 
 INT = TensorSpec((), np.int64)
 
+FILES = ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+
 
 class Pair(NamedTuple):
     left: Any
@@ -67,7 +69,11 @@ def loaded(path: Path, **options: Any) -> list[Any]:
 
 def test_the_files(tmp_path: Path) -> None:
     Dataset.range(5).save(tmp_path / "s")
-    assert tree(tmp_path / "s") == ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+    assert tree(tmp_path / "s") == [
+        "N/N.shard/N.snapshot",
+        "dataset_spec.json",
+        "snapshot.metadata",
+    ]
     assert loaded(tmp_path / "s") == [0, 1, 2, 3, 4]
     assert len(Dataset.load(tmp_path / "s")) == 5
     assert Dataset.load(tmp_path / "s").element_spec == INT
@@ -323,7 +329,11 @@ def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
     with pytest.raises(AbortedError, match="Dataset.save: somebody else has begun to write"):
         saved.write(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [2]
-    assert tree(tmp_path / "s") == ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+    assert tree(tmp_path / "s") == [
+        "N/N.shard/N.snapshot",
+        "dataset_spec.json",
+        "snapshot.metadata",
+    ]
 
 
 class FullDisk(io.FileIO):
@@ -398,7 +408,11 @@ def test_killed_at_the_first_save(tmp_path: Path) -> None:
         Dataset.load(tmp_path / "s")
     Dataset.range(3).save(tmp_path / "s")
     assert loaded(tmp_path / "s") == [0, 1, 2]
-    assert tree(tmp_path / "s") == ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+    assert tree(tmp_path / "s") == [
+        "N/N.shard/N.snapshot",
+        "dataset_spec.json",
+        "snapshot.metadata",
+    ]
 
 
 def test_killed_at_a_later_save(tmp_path: Path) -> None:
@@ -406,7 +420,11 @@ def test_killed_at_a_later_save(tmp_path: Path) -> None:
     killed_while_saving(tmp_path / "s")
     assert loaded(tmp_path / "s") == [0, 1]
     Dataset.range(3).save(tmp_path / "s")
-    assert tree(tmp_path / "s") == ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+    assert tree(tmp_path / "s") == [
+        "N/N.shard/N.snapshot",
+        "dataset_spec.json",
+        "snapshot.metadata",
+    ]
 
 
 def test_killed_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +440,11 @@ def test_killed_right_after_the_commit(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(UnknownError, match="failed for element 0"):
         Dataset.range(2).map(lambda x: 1 // int(x)).save(tmp_path / "s")
     assert loaded(tmp_path / "s") == [0, 1, 2]
-    assert tree(tmp_path / "s") == ["N/N.shard/N.snapshot", "dataset_spec.json", "snapshot.metadata"]
+    assert tree(tmp_path / "s") == [
+        "N/N.shard/N.snapshot",
+        "dataset_spec.json",
+        "snapshot.metadata",
+    ]
 
 
 # Elsewhere

@@ -14,6 +14,7 @@ from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.values import as_value
 from penstock.engine.access import Epoch, leaf, pair, vectorized
 from penstock.engine.calls import Calls, Failed
+from penstock.engine.copies import kept
 from penstock.engine.results import Results, as_results
 from penstock.engine.stream import BUDGET, Feed, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
@@ -216,14 +217,15 @@ class ScanStream(Stream):
         self.inputs = (source,)
         self._feed = Feed(source)
         self._calls = Calls("scan", node.function)
-        ordinal, self._state = state or (0, node.initial.chunk.elements()[0])
+        ordinal, begin = state or (0, node.initial.chunk.elements()[0])
+        self._state = kept(begin)
         self._results = Results(self._calls.where, ordinal)
         self._begin = self.state()
 
     def pull(self, limit: int) -> Chunk:
         if not len(self._results):
             try:
-                rows = self._feed.pull(limit)
+                rows = self._feed.pull(1 if self._calls.on_trial else limit)
             except StopIteration:
                 raise
             except Exception:
@@ -257,7 +259,7 @@ class ScanStream(Stream):
         return output
 
     def state(self) -> State:
-        return [self._results.ordinal, self._state]
+        return [self._results.ordinal, kept(self._state)]
 
     def save(self) -> State:
         """Where results wait, counted from before them: the state has gone on to the last."""

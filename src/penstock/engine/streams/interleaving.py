@@ -17,6 +17,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.calls import Calls, Failed
 from penstock.engine.stream import Demand, Feed, Place, State, Stream
 from penstock.engine.streams.batching import plan_of
+from penstock.engine.streams.merging import Alike
 from penstock.plan.nodes import Interleave, Node
 from penstock.plan.seeds import derive, scoped
 
@@ -60,6 +61,7 @@ class InterleaveStream(Stream):
         self._calls = Calls(node.label, node.function)
         self._slots: list[Slot | None] = [None] * node.cycle
         self._ahead = ahead
+        self._alike = Alike(self._calls.where)
         self._next: deque[tuple[Place, Slot | Failed]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
         if state is not None:
@@ -88,7 +90,7 @@ class InterleaveStream(Stream):
                 slot.feed.unraise(error)
                 break
             if chunk is not None:
-                parts.append(chunk)
+                parts.append(self._alike.checked(chunk))
                 count += len(chunk)
             if self._node.cycle == 1 and parts:
                 break

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import State, Stream
+from penstock.engine.stream import Feed, State, Stream
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
 
@@ -16,13 +16,13 @@ from penstock.plan.seeds import derive_array
 class ShuffleStream(Stream):
     """Elements in random order, within a buffer that holds them.
 
-    The buffer is kept full; element after element, a random place of it is emptied and filled
-    with the next one. Places are drawn by number, so the state needs no generator's inside.
+    The buffer is filled, and a random place of it emptied: its last element moves there, and the
+    next one becomes the last. Places are drawn by number, so the state needs no generator's inside.
     """
 
     def __init__(self, source: Stream, buffer: int | None, key: int, state: State) -> None:
         self.inputs = (source,)
-        self._source = source
+        self._feed = Feed(source)
         self._size = buffer
         self._key = key
         self._count = 0
@@ -31,12 +31,11 @@ class ShuffleStream(Stream):
             self._count, self._held = state[0], list(state[1])
 
     def pull(self, limit: int) -> Chunk:
-        ended = not self._fill()
-        count = min(limit, len(self._held))
-        if count == 0:
+        full = self._fill()
+        if not self._held:
             raise StopIteration
-        incoming = [] if ended else self._incoming(count)
-        count = count if ended or not incoming else len(incoming)
+        incoming = self._incoming(limit - 1) if full and limit > 1 else []
+        count = len(incoming) + 1 if full else min(limit, len(self._held))
         return Chunk.of(self._emit(count, incoming))
 
     def _fill(self) -> bool:
@@ -44,15 +43,19 @@ class ShuffleStream(Stream):
         while self._size is None or len(self._held) < self._size:
             want = 1024 if self._size is None else self._size - len(self._held)
             try:
-                self._held.extend(self._source.pull(want).elements())
+                self._held.extend(self._feed.pull(want).elements())
             except StopIteration:
                 return False
         return True
 
     def _incoming(self, count: int) -> list[Any]:
+        """What fills the places of all but the last that is emptied."""
         try:
-            return self._source.pull(count).elements()
+            return self._feed.pull(count).elements()
         except StopIteration:
+            return []
+        except Exception as error:
+            self._feed.unraise(error)
             return []
 
     def _emit(self, count: int, incoming: list[Any]) -> list[Any]:
@@ -60,13 +63,11 @@ class ShuffleStream(Stream):
         words = derive_array(self._key, numbers) >> np.uint64(1)
         self._count += count
         held, out = self._held, []
-        if incoming:
-            places = (words % np.uint64(len(held))).tolist()
-            for place, element in zip(places, incoming, strict=True):
-                out.append(held[place])
-                held[place] = element
-            return out
-        for word in words.tolist():
+        places = (words[: len(incoming)] % np.uint64(len(held))).tolist()
+        for place, element in zip(places, incoming, strict=True):
+            out.append(held[place])
+            held[place], held[-1] = held[-1], element
+        for word in words[len(incoming) :].tolist():
             place = word % len(held)
             out.append(held[place])
             last = held.pop()
@@ -76,6 +77,9 @@ class ShuffleStream(Stream):
 
     def state(self) -> State:
         return [self._count, list(self._held)]
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save()]
 
 
 class RepeatStream(Stream):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.element.spec import TensorSpec, fits
-from penstock.element.values import as_value
 from penstock.engine.access import Epoch, Reader, leaf
 from penstock.engine.calls import Calls, failure
+from penstock.engine.conform import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
 from penstock.engine.formats.records import RecordReader
-from penstock.engine.stream import BUDGET, Feed, State, Stream
+from penstock.engine.stream import Feed, State, Stream
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
 
@@ -64,6 +61,9 @@ class AccessStream(Stream):
         self._position = stop
         return chunk
 
+    def save(self) -> State:
+        return self._position
+
     def close(self) -> None:
         self._release()
 
@@ -75,7 +75,7 @@ class GeneratorStream(Stream):
         self._node = node
         self._count = 0
         self._running: Iterator[Any] | None = None
-        self._failed: Exception | None = None
+        self._convert = converter(node.signature)
         self._replay(count or 0)
 
     def _replay(self, count: int) -> None:
@@ -93,29 +93,10 @@ class GeneratorStream(Stream):
         return self._running
 
     def pull(self, limit: int) -> Chunk:
-        if self._failed is not None:
-            error, self._failed = self._failed, None
-            raise error
-        elements: list[Any] = []
-        started = time.perf_counter()
-        while len(elements) < limit and time.perf_counter() - started < BUDGET:
-            try:
-                elements.append(self._one())
-            except StopIteration:
-                break
-            except Exception as error:
-                self._failed = error
-                break
-        if not elements:
-            if self._failed is not None:
-                return self.pull(limit)
-            raise StopIteration
-        return Chunk.of(elements, "Dataset.from_generator: the generator")
-
-    def _one(self) -> Any:
-        ordinal = self._count
+        """One element: a generator may wait for what its consumer does with the last one."""
+        ordinal, iterator = self._count, self._iterator()
         try:
-            value = next(self._iterator())
+            value = next(iterator)
         except StopIteration:
             raise
         except Exception as cause:
@@ -123,40 +104,25 @@ class GeneratorStream(Stream):
             self._count += 1
             raise failure("from_generator", self._node.function, ordinal, cause) from cause
         self._count += 1
-        return conform(value, self._node.signature, self._node, ordinal)
+        return Chunk.of([self._conformed(value, ordinal)])
+
+    def _conformed(self, value: Any, ordinal: int) -> Any:
+        try:
+            return self._convert(value)
+        except (ValueError, TypeError, OverflowError) as cause:
+            raise InvalidArgumentError(
+                f"Dataset.from_generator: {self._node.function} yielded {value!r:.80} as element "
+                f"{ordinal}, which does not fit the output_signature {self._node.signature}"
+            ) from cause
 
     def state(self) -> State:
-        return self._count - (self._failed is not None)
+        return self._count
 
     def close(self) -> None:
         close = getattr(self._running, "close", None)
         if close is not None:
             close()
         self._running = iter(())
-
-
-def conform(value: Any, signature: Any, node: Generator, ordinal: int) -> Any:
-    """`value` as the signature says: numbers converted, the structure and shapes checked."""
-    leaves, tree = nest.flatten(signature)
-    try:
-        parts = nest.flatten_up_to(tree, value)
-        element = nest.unflatten(tree, list(map(_conform_leaf, parts, leaves)))
-    except (ValueError, TypeError):
-        element = None
-    if element is None or not fits(signature, element):
-        raise InvalidArgumentError(
-            f"Dataset.from_generator: {node.function} yielded {value!r:.80} as element {ordinal}, "
-            f"which does not fit the output_signature {signature}"
-        )
-    return element
-
-
-def _conform_leaf(part: Any, spec: Any) -> Any:
-    if not isinstance(spec, TensorSpec):
-        return as_value(part)
-    if isinstance(part, (list, tuple)) and not part:
-        return np.zeros(0, spec.dtype.dtype)
-    return as_value(part, spec.dtype)
 
 
 class RecordsStream(Stream):

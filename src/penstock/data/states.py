@@ -1,0 +1,88 @@
+"""States: what `load_state_dict` is given, checked before anything of the iterator changes.
+
+A state comes from outside, so anything may be wrong with it. What an operator keeps in it is that
+operator's own affair; here is checked that there is a place for every operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import InvalidArgumentError
+from penstock.plan.nodes import Map, Node
+from penstock.plan.resume import structure
+
+VERSION = 1
+
+_INSIDE = ("from", "input", "reader")
+"""Where the state of an operator holds another one."""
+
+
+def check_state(state: Any, plan: Node, seeds: int) -> None:
+    """InvalidArgumentError unless `state` can be one of `plan`, which was written with `seeds`."""
+    if not isinstance(state, dict) or state.get("version") != VERSION:
+        raise _wrong(f"not a state that state_dict() of this version made: {state!r:.80}")
+    missing = [name for name in ("plan", "iteration", "key", "seeds", "at") if name not in state]
+    if missing:
+        raise _wrong(f"the state is not complete, {', '.join(map(repr, missing))} is missing")
+    if state["plan"] != structure(plan):
+        raise _wrong(
+            f"the state was saved by another pipeline ({state['plan']} instead of "
+            f"{structure(plan)}); build the dataset as it was built when the state was saved "
+            "(prefetch and num_parallel_calls may differ)"
+        )
+    _check_numbers(state, seeds)
+    _check_place(state["at"], plan)
+
+
+def _check_numbers(state: dict[str, Any], seeds: int) -> None:
+    for name in ("iteration", "key"):
+        if not _is_count(state[name]):
+            raise _wrong(f"{name!r} must be an int from 0 on, got {state[name]!r:.60}")
+    found = state["seeds"]
+    if not isinstance(found, list) or len(found) != seeds or not all(map(_is_int, found)):
+        raise _wrong(f"'seeds' must be a list of {seeds} ints, got {found!r:.60}")
+
+
+def _check_place(at: Any, plan: Node) -> None:
+    if not _is_place(at):
+        raise _wrong(f"'at' is not what state_dict() makes, {at!r:.60}")
+    if not isinstance(at, int):
+        return
+    if not _has_positions(plan):
+        raise _wrong(f"'at' must hold what the operators saved, got the position {at}")
+    if 0 <= plan.cardinality < at:
+        raise _wrong(f"'at' must be from 0 to {plan.cardinality}, the number of elements, got {at}")
+
+
+def _is_place(at: Any) -> bool:
+    if at is None or _is_count(at):
+        return True
+    if not isinstance(at, dict) or not ("own" in at or "from" in at or "count" in at):
+        return False
+    counts = [at[name] for name in ("skip", "count") if name in at]
+    inputs = at.get("inputs", [])
+    places = [at[name] for name in _INSIDE if name in at]
+    return (
+        isinstance(inputs, list)
+        and all(map(_is_count, counts))
+        and all(map(_is_place, places + inputs))
+    )
+
+
+def _has_positions(node: Node) -> bool:
+    """Whether a state can be a position: with random access, which order alone may block."""
+    free = node.obstacle is None or isinstance(node, Map)
+    return free and all(map(_has_positions, node.inputs))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and value >= 0
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"Iterator.load_state_dict: {what}")

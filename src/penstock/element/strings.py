@@ -1,0 +1,58 @@
+"""Strings: bytes in object arrays, whatever Python or NumPy gave.
+
+NumPy's own string dtypes cut zero bytes off the end, so Python's strings never go through them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError
+
+Array = np.ndarray[Any, Any]
+
+
+def bytes_of(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def from_array(array: Array) -> Array:
+    """An array of strings (dtype S, U or object), as bytes."""
+    result = np.empty(array.shape, object)
+    result.ravel()[:] = [_checked(item) for item in array.flat]
+    return result
+
+
+def _checked(item: Any) -> bytes:
+    if isinstance(item, str | bytes):
+        return bytes_of(item)
+    raise InvalidArgumentError(
+        f"penstock: an object array holds strings only, got {type(item).__name__}"
+    )
+
+
+def from_list(value: Any) -> Array:
+    """A (nested) list of strings, as bytes; ValueError where its rows differ in length.
+
+    >>> from_list([["a", b"b\\0"], ["c", "d"]]).tolist()
+    [[b'a', b'b\\x00'], [b'c', b'd']]
+    """
+    array = np.array(value, object)
+    if any(isinstance(item, list | tuple) for item in array.flat):
+        raise ValueError("rows differ in length")
+    return from_array(array)
+
+
+def kinds(value: Any) -> set[type]:
+    """The types of the values in a (nested) list."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(kinds, value))
+    return {type(value)}
+
+
+def holds_strings(value: Any) -> bool:
+    """Whether a (nested) list holds strings and nothing else."""
+    found = kinds(value)
+    return bool(found) and all(issubclass(kind, str | bytes) for kind in found)

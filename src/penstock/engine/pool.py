@@ -1,0 +1,102 @@
+"""Threads for calls: the only owner of threads in the engine.
+
+A pool's threads are daemons, so that a program can end while a call still runs. They end when the
+pool is stopped; a pool that is used again afterwards starts new ones. A forked child has none of
+its parent's threads, so a pool refuses to work there.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from penstock.errors import FailedPreconditionError
+
+_JOIN_SECONDS = 5.0
+
+Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class Pool:
+    """At most `most` calls at once, each in a thread, in the order in which they came."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._process = os.getpid()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._free = threading.Semaphore(0)
+
+    def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Begins a call as soon as a thread is free; it sees the caller's context variables."""
+        self.check()
+        future: Future[Any] = Future()
+        context = contextvars.copy_context()
+        self._tasks.put((future, lambda: context.run(call, *arguments)))
+        if not self._free.acquire(blocking=False) and len(self._threads) < self._most:
+            self._start()
+        return future
+
+    def check(self) -> None:
+        if os.getpid() != self._process:
+            raise FailedPreconditionError(
+                "Iterator: it was started in another process and its threads are not in this one; "
+                "make a new iterator here, and hand over a state with state_dict()"
+            )
+
+    def _start(self) -> None:
+        thread = threading.Thread(
+            target=_work, args=(self._tasks, self._free), name=self._name, daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def stop(self, join: bool = False, drop: bool = False) -> None:
+        """Ends the threads when their calls are done; `drop` forgets the calls that wait."""
+        tasks, threads = self._tasks, self._threads
+        self._reset()
+        if drop:
+            _drain(tasks)
+        for _ in threads:
+            tasks.put(None)
+        until = time.monotonic() + _JOIN_SECONDS
+        for thread in threads if join else ():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+
+def _drain(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while True:
+        try:
+            task = tasks.get_nowait()
+        except queue.Empty:
+            return
+        if task is not None:
+            task[0].cancel()
+
+
+def _work(tasks: queue.SimpleQueue[Task | None], free: threading.Semaphore) -> None:
+    """What a thread does. It must not know the pool, or the pool could not be collected."""
+    while (task := tasks.get()) is not None:
+        future, call = task
+        if future.set_running_or_notify_cancel():
+            try:
+                result = call()
+            except BaseException as error:
+                # Whatever ends a call must reach the one who waits for it.
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+        del task, future, call
+        free.release()

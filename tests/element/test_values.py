@@ -1,0 +1,99 @@
+"""What may stand at a leaf, and the words for what may not."""
+
+import collections
+import types
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import penstock as tf
+from penstock import Ragged
+from penstock.data import Dataset
+from penstock.element.chunk import Chunk
+from penstock.element.values import as_value
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+UNSUPPORTED = [
+    (np.array(["2020-01-01"], "M8[D]"), r"datetime64\[D\] is not .*; convert it with .astype\('in"),
+    (np.array([5], "m8[s]"), r"timedelta64\[s\] is not a data type of elements; convert it"),
+    (np.zeros(2, [("a", "i8")]), r"\[\('a', '<i8'\)\] is not .*; make a dict of its fields"),
+    (np.zeros(2, "V3"), r"\|V3 is not a data type of elements; convert it with .astype\(\.\.\.\)"),
+    (
+        np.zeros(2, ml_dtypes.float8_e5m2),
+        "float8_e5m2 is not a data type of elements; .* there are bfloat16, bool",
+    ),
+    (Ragged.from_rows([np.zeros(2, "m8[s]")]), r"timedelta64\[s\] is not"),
+    ([np.datetime64(0, "s")], r"datetime64\[s\] is not a data type"),
+]
+
+
+@pytest.mark.parametrize(("value", "match"), UNSUPPORTED)
+def test_dtypes_that_elements_do_not_have(value: Any, match: str) -> None:
+    with pytest.raises(InvalidTypeError, match=f"Dataset.from_tensors: {match}"):
+        Dataset.from_tensors(value)
+    with pytest.raises(InvalidTypeError, match=f"Dataset.from_tensor_slices: {match}"):
+        Dataset.from_tensor_slices({"a": value})
+
+
+def test_a_function_must_not_return_them_either() -> None:
+    ds = Dataset.range(5).map(lambda x: np.datetime64(int(x), "D"))
+    with pytest.raises(
+        InvalidTypeError, match=r"for element 0: datetime64\[D\] is not a data type"
+    ):
+        next(iter(ds))
+    with pytest.raises(InvalidTypeError, match=r"Dataset.map: <lambda> at .* for element 3: datet"):
+        ds[3]
+
+
+def test_bfloat16_is_one_of_them() -> None:
+    array = np.zeros(3, ml_dtypes.bfloat16)
+    assert as_value(array) is array
+    assert Dataset.from_tensor_slices(array).element_spec.dtype == tf.bfloat16
+    assert len(list(Dataset.range(2).map(lambda _: array))) == 2
+    with pytest.raises(InvalidTypeError, match="'word' is not a data type; use one of bfloat16, b"):
+        tf.as_dtype("word")
+
+
+@pytest.mark.parametrize(
+    "value", [collections.Counter(a=1), types.MappingProxyType({"a": 1}), collections.UserDict()]
+)
+def test_other_mappings_must_be_made_dicts(value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"cannot be an element; convert it with dict\("):
+        Dataset.from_tensors(value)
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match="a value of type object cannot be an element; use"
+    ):
+        as_value(object())
+    with pytest.raises(
+        InvalidArgumentError, match=r"map returned \(1, <object.* for element 7: a v"
+    ):
+        Chunk.of([(1, object())], "map", 7)
+
+
+def test_floats_of_a_list_are_not_rounded_on_their_way_to_float64() -> None:
+    assert as_value([0.1], np.float64).tolist() == [0.1]
+    assert as_value([[0.1]]).dtype == np.float32
+    wide = tf.TensorSpec((None,), tf.float64)
+    (found,) = Dataset.from_generator(lambda: iter([[0.1]]), output_signature=wide)
+    assert found.tolist() == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "remedy"),
+    [
+        (1, np.int64(2), r"dtypes: convert it yourself, e.g. numpy.int64\(...\)"),
+        (np.float64(1), 2.0, r"dtypes: convert it yourself, e.g. numpy.float64\(...\)"),
+        (1, 2.5, r"dtypes: convert it yourself, e.g. numpy.float32\(...\)"),
+        ({"a": 1, "b": np.int8(1)}, {"a": 1, "b": np.uint8(1)}, r"numpy.int16\(...\)"),
+        (1, "a", "same structure and dtypes$"),
+        (1, (1, 2), "same structure and dtypes$"),
+    ],
+)
+def test_a_change_of_width_is_told_with_its_remedy(first: Any, then: Any, remedy: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"map returned .* for element 4; .*{remedy}"):
+        Chunk.of([first, then], "map", 3)

@@ -1,0 +1,110 @@
+"""AUTOTUNE as a pure function: machines are simulated, nothing here waits."""
+
+import pytest
+
+from penstock.engine.tuning import AUTOTUNE, Budget, Depth, Parallelism, cores
+from penstock.plan.options import Options
+
+MB = 1 << 20
+PLENTY = Budget(threads=32, nbytes=256 * MB, enabled=True)
+
+
+def climbed(parallelism: Parallelism, rate, nbytes: float = 8, rounds: int = 60) -> list[int]:
+    """How many calls were made at once in every round, on a machine of that rate."""
+    calls = []
+    for _ in range(rounds):
+        calls.append(parallelism.calls)
+        parallelism.measured(rate(parallelism.calls), nbytes)
+    return calls
+
+
+def test_waiting_functions_get_as_many_calls_as_there_are_threads():
+    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls)
+    assert calls[0] == 2
+    assert max(calls) == PLENTY.threads
+    assert calls[-20:] == [PLENTY.threads] * 20
+
+
+@pytest.mark.parametrize("useful", [4, 8, 20])
+def test_no_more_calls_than_are_of_use(useful):
+    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * min(calls, useful))
+    late = calls[-20:]
+    assert min(late) >= useful
+    assert max(late) <= 2 * useful + 1
+
+
+def test_calls_that_hinder_each_other_are_given_up():
+    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 1000.0 / calls)
+    assert max(calls) <= 3
+    assert calls[-20:].count(2) >= 10
+
+
+def test_a_number_that_was_asked_for_stays():
+    parallelism = Parallelism(5, PLENTY)
+    assert set(climbed(parallelism, lambda calls: 100.0 * calls)) == {5}
+    assert parallelism.most == 5
+
+
+def test_threads_are_bounded_by_the_budget():
+    budget = Budget(threads=3, nbytes=MB, enabled=True)
+    assert Parallelism(100, budget).calls == 3
+    assert max(climbed(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls)) == 3
+    alone = Budget(threads=1, nbytes=MB, enabled=True)
+    assert set(climbed(Parallelism(AUTOTUNE, alone), lambda calls: 100.0 * calls)) == {1}
+
+
+def test_results_in_flight_fit_into_the_memory():
+    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=16 * MB)
+    assert max(calls) * 2 * 16 * MB <= PLENTY.nbytes
+    calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 100.0 * calls, nbytes=1 << 40)
+    assert set(calls[1:]) == {1}
+
+
+def test_nothing_is_tuned_where_tuning_is_off():
+    budget = Budget(threads=32, nbytes=MB, enabled=False)
+    assert len(set(climbed(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls))) == 1
+    depth = Depth(AUTOTUNE, budget)
+    assert starved(depth, 100, 1.0, 8) == depth.elements == 2
+
+
+def starved(depth: Depth, times: int, seconds: float, nbytes: float) -> int:
+    for _ in range(times):
+        depth.starved(seconds, nbytes)
+    return depth.elements
+
+
+def test_depth_grows_while_the_consumer_waits():
+    depth = Depth(AUTOTUNE, PLENTY)
+    assert depth.elements == 2
+    assert starved(depth, 1, 0.1, 100) == 4
+    assert starved(depth, 3, 0.1, 100) == 32
+    assert starved(depth, 100, 0.1, 100) == 4096
+
+
+@pytest.mark.parametrize(("nbytes", "most"), [(MB, 256), (100 * MB, 2), (10_000 * MB, 2)])
+def test_what_is_prefetched_fits_into_the_memory(nbytes, most):
+    assert starved(Depth(AUTOTUNE, PLENTY), 100, 0.1, nbytes) == most
+
+
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_a_depth_that_was_asked_for_stays_where_elements_cost_something(size):
+    assert Depth(size, PLENTY).elements == size
+    assert starved(Depth(size, PLENTY), 100, 0.01, 8) == size
+    assert starved(Depth(size, PLENTY), 100, 1e-7, MB) == size
+
+
+def test_a_small_depth_grows_where_handing_over_costs_more_than_making():
+    depth = Depth(1, PLENTY)
+    assert starved(depth, 15, 1e-7, 8) == 1
+    assert 1 < starved(depth, 100, 1e-7, 8) <= 1024
+
+
+def test_the_budget_is_what_the_options_say():
+    options = Options()
+    usual = Budget.of(options)
+    assert usual == Budget(max(16, 4 * cores()), 256 * MB, True)
+    options.autotune.cpu_budget, options.autotune.ram_budget = 3, 1000
+    assert Budget.of(options) == Budget(3, 1000, True)
+    options.threading.private_threadpool_size = 7
+    options.autotune.enabled = False
+    assert Budget.of(options) == Budget(7, 1000, False)
