@@ -30,6 +30,9 @@ class Failed:
 _TRIAL = 16
 """So many results are handed on one by one, before a function is believed to be fast."""
 
+_SPAN = 8192
+"""How many elements are taken from a chunk at once; few, where failures are frequent."""
+
 _BLOCK_SECONDS = 50e-6
 _BLOCK = 32
 
@@ -57,6 +60,7 @@ class Calls:
         self._block = 1
         self._fixed: bool | None = None
         self._made = 0
+        self._span = _TRIAL
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
         """The function of one element; a tuple is handed over as separate arguments."""
@@ -82,7 +86,7 @@ class Calls:
 
         Stops early when the budget is used up: the caller keeps the rest for later.
         """
-        elements = (chunk.rows(0, 1) if self.on_trial else chunk).elements()
+        elements = chunk.rows(0, 1 if self.on_trial else self._span).elements()
         unpack = chunk.tree.type is tuple
         until = time.perf_counter() + budget
         results: list[Any] = []
@@ -93,7 +97,9 @@ class Calls:
             if self._fixed:
                 self._in_blocks(elements, unpack, until, results)
         except Exception as cause:
+            self._span = len(results) + 1
             return results, self._failure(ordinal + len(results), cause)
+        self._span = min(2 * self._span, _SPAN)
         return results, None
 
     @property

@@ -20,8 +20,7 @@ class Gather:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._pool = Pool(max(1, threads - 1), "penstock-gather")
-        weakref.finalize(self, self._pool.stop)
+        self._pool: Pool | None = None
 
     def __call__(self, column: columns.Column, indices: Array) -> columns.Column:
         if type(column) is not np.ndarray or self._threads < 2 or column.dtype.hasobject:
@@ -32,14 +31,22 @@ class Gather:
         out = np.empty((len(indices), *column.shape[1:]), column.dtype)
         cuts = [len(indices) * i // self._threads for i in range(self._threads + 1)]
         parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-        others = [self._pool.submit(_take_into, column, indices[p], out[p]) for p in parts[1:]]
+        pool = self._threaded()
+        others = [pool.submit(_take_into, column, indices[p], out[p]) for p in parts[1:]]
         _take_into(column, indices[parts[0]], out[parts[0]])
         for other in others:
             other.result()
         return out
 
+    def _threaded(self) -> Pool:
+        if self._pool is None:
+            self._pool = Pool(self._threads - 1, "penstock-gather")
+            weakref.finalize(self, self._pool.stop)
+        return self._pool
+
     def stop(self) -> None:
-        self._pool.stop(join=True)
+        if self._pool is not None:
+            self._pool.stop(join=True)
 
 
 def _take_into(column: Array, indices: Array, out: Array) -> None:

@@ -7,6 +7,7 @@ elements it has, and what (if anything) keeps it from random access. Nodes never
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, dataclass_transform
@@ -924,9 +925,16 @@ class WithOptions(Node):
 def options_of(node: Node) -> Options:
     """The options of a plan: inputs first, a later setting wins."""
     merged = Options()
+    for options in _options_in(node):
+        merged = merged.merge(options)
+    return merged
+
+
+def _options_in(node: Node) -> Iterator[Options]:
     for part in node.inputs:
-        merged = merged.merge(options_of(part))
-    return merged.merge(node.options) if isinstance(node, WithOptions) else merged
+        yield from _options_in(part)
+    if isinstance(node, WithOptions):
+        yield node.options
 
 
 BOOL = TensorSpec((), bool_dtype)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.element.chunk import Chunk, describe
+from penstock.element.index import Array
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
 from penstock.engine.stream import Feed, State, Stream
@@ -102,6 +106,21 @@ class ConcatenateStream(Stream):
         return self._which
 
 
+@dataclass
+class _Part:
+    """What one dataset gives for its choices, which stand at `at`.
+
+    Choices from `cut` on cannot be served yet: it has not so many elements ready, has ended, or
+    its next element failed.
+    """
+
+    number: int
+    at: Array
+    chunk: Chunk | None
+    cut: int
+    error: Exception | None = None
+
+
 class ChooseStream(Stream):
     """Elements of several inputs, each time from the one that the choice names."""
 
@@ -114,50 +133,75 @@ class ChooseStream(Stream):
         self._alike = Alike("Dataset.choose_from_datasets")
 
     def pull(self, limit: int) -> Chunk:
-        if self._stop and self._done:
-            raise StopIteration
-        while len(self._done) < len(self._feeds):
+        while not self._finished:
             choices = self._choices.pull(limit)
-            numbers = choices.elements()
-            run = self._run(numbers)
-            number = self._checked(numbers[0], choices)
-            if number in self._done:
-                run = min(run, len(numbers))
-                self._back(choices, run)
-                continue
-            return self._from(number, run, choices)
+            parts = self._parts(self._checked(choices))
+            used = min((part.cut for part in parts), default=0)
+            self._give_back(choices, parts, used)
+            chosen = [part for part in parts if used and part.chunk is not None]
+            if chosen:
+                return self._merged(chosen, used)
         raise StopIteration
 
-    def _run(self, numbers: list[Any]) -> int:
-        """How many choices from the front are the same."""
-        first = numbers[0]
-        return next((i for i, number in enumerate(numbers) if number != first), len(numbers))
+    @property
+    def _finished(self) -> bool:
+        return bool(self._done) if self._stop else len(self._done) == len(self._feeds)
 
-    def _from(self, number: int, run: int, choices: Chunk) -> Chunk:
+    def _parts(self, numbers: Array) -> list[_Part]:
+        """What each chosen dataset has for its choices, as far as all of them have something."""
+        parts: list[_Part] = []
+        for number in dict.fromkeys(numbers.tolist()):
+            at = np.flatnonzero(numbers == number)
+            parts.append(self._part(number, at, len(numbers)))
+        return parts
+
+    def _part(self, number: int, at: Array, total: int) -> _Part:
+        if number in self._done:
+            return _Part(number, at, None, total)
         try:
-            chunk = self._feeds[number].pull(run)
+            chunk = self._feeds[number].pull(len(at))
         except StopIteration:
             self._done.append(number)
-            self._back(choices, 0 if self._stop else 1)
-            return self.pull(len(choices))
-        except Exception:
-            self._back(choices, 1)
-            raise
-        self._back(choices, len(chunk))
-        return self._alike.checked(chunk)
+            return _Part(number, at, None, int(at[0]) if self._stop else total)
+        except Exception as error:
+            self._feeds[number].unraise(error)
+            return _Part(number, at, None, int(at[0]), error)
+        cut = int(at[len(chunk)]) if len(chunk) < len(at) else total
+        return _Part(number, at, chunk, cut)
 
-    def _back(self, choices: Chunk, used: int) -> None:
+    def _give_back(self, choices: Chunk, parts: list[_Part], used: int) -> None:
+        """Takes back what lies behind the first `used` choices; raises what failed at the first."""
+        for part in parts:
+            if part.chunk is not None:
+                count = int(np.searchsorted(part.at, used))
+                if count < len(part.chunk):
+                    self._feeds[part.number].unread(part.chunk, count)
+                part.chunk = part.chunk.rows(0, count) if count else None
+        failed = next((p for p in parts if p.error is not None and p.cut == 0), None)
+        if failed is not None:
+            used = 1
         if used < len(choices):
             self._choices.unread(choices, used)
+        if failed is not None:
+            self._feeds[failed.number].pull(1)
 
-    def _checked(self, number: Any, choices: Chunk) -> int:
-        if not 0 <= int(number) < len(self._feeds):
-            self._back(choices, 1)
+    def _merged(self, parts: list[_Part], used: int) -> Chunk:
+        chunks = [self._alike.checked(part.chunk) for part in parts if part.chunk is not None]
+        places = np.concatenate([part.at[part.at < used] for part in parts])
+        return Chunk.join(chunks).take(np.argsort(places, kind="stable"))
+
+    def _checked(self, choices: Chunk) -> Array:
+        """The choices, up to one that is none; raises if that is the first."""
+        numbers = np.asarray(choices.columns[0])
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self._feeds)))
+        if len(wrong) and wrong[0] == 0:
+            if len(choices) > 1:
+                self._choices.unread(choices, 1)
             raise InvalidArgumentError(
-                f"Dataset.choose_from_datasets: choice {int(number)} is not one of the "
+                f"Dataset.choose_from_datasets: choice {int(numbers[0])} is not one of the "
                 f"{len(self._feeds)} datasets; choices count from 0"
             )
-        return int(number)
+        return numbers[: int(wrong[0])] if len(wrong) else numbers
 
     def state(self) -> State:
         return list(self._done)
