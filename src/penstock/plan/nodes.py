@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -52,6 +52,12 @@ class Node:
     """An operator. Fields that are nodes (or tuples of nodes) are its inputs."""
 
     __leaf__ = True
+
+    counted: ClassVar[bool] = True
+    """Whether the number of elements can be known before they are made."""
+
+    reason: ClassVar[str | None] = None
+    """What keeps such an operator from random access, if something always does."""
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -103,12 +109,12 @@ class Node:
     @cached_property
     def cardinality(self) -> int:
         """How many elements: a number, INFINITE or UNKNOWN."""
-        return self.inputs[0].cardinality
+        return self.inputs[0].cardinality if self.counted else UNKNOWN
 
     @property
     def obstacle(self) -> str | None:
         """What keeps this operator itself from random access; None if nothing does."""
-        return None
+        return self.reason
 
     @cached_property
     def blocked(self) -> str | None:
@@ -321,17 +327,20 @@ class Generator(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return self.signature
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "a generator can only be run from its start"
+    counted = False
+    reason = "a generator can only be run from its start"
 
     @property
     def label(self) -> str:
         return "from_generator"
+
+
+_READERS = {
+    "text": "TextLineDataset",
+    "tfrecord": "TFRecordDataset",
+    "fixed": "FixedLengthRecordDataset",
+    "csv": "CsvDataset",
+}
 
 
 @node
@@ -346,19 +355,12 @@ class Records(Node):
         """A record is a string; a row of a CSV file is the strings of its fields."""
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "the number of records in a file is not known before it is read"
+    counted = False
+    reason = "the number of records in a file is not known before it is read"
 
     @property
     def label(self) -> str:
-        return {"text": "TextLineDataset", "tfrecord": "TFRecordDataset"}.get(
-            self.format, f"{self.format.capitalize()}Dataset"
-        )
+        return _READERS[self.format]
 
 
 @node
@@ -378,9 +380,7 @@ class Saved(Node):
     def cardinality(self) -> int:
         return self.count
 
-    @property
-    def obstacle(self) -> str:
-        return "saved elements are read from the start"
+    reason = "saved elements are read from the start"
 
     @property
     def label(self) -> str:
@@ -422,13 +422,8 @@ class Filter(Node):
     input: Node
     function: Function
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "how many elements pass is not known before all are tried"
+    counted = False
+    reason = "how many elements pass is not known before all are tried"
 
 
 @node
@@ -450,18 +445,14 @@ class Interleave(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
+    counted = False
 
     @cached_property
     def by_epoch(self) -> bool:
         """What the function makes may be shuffled."""
         return True
 
-    @property
-    def obstacle(self) -> str:
-        return "the lengths of the inner datasets are not known in advance"
+    reason = "the lengths of the inner datasets are not known in advance"
 
 
 @node
@@ -483,9 +474,7 @@ class Scan(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
-    @property
-    def obstacle(self) -> str:
-        return "every element depends on the ones before it"
+    reason = "every element depends on the ones before it"
 
 
 @node
@@ -495,13 +484,8 @@ class IgnoreErrors(Node):
     input: Node
     log_warning: bool = False
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "which elements fail is not known before all are tried"
+    counted = False
+    reason = "which elements fail is not known before all are tried"
 
 
 # Batching
@@ -586,9 +570,7 @@ class Unbatch(Node):
             return count
         return count * self.rows if self.rows else UNKNOWN
 
-    @property
-    def obstacle(self) -> str:
-        return "the number of rows of an element is not known in advance"
+    reason = "the number of rows of an element is not known in advance"
 
 
 @node
@@ -605,13 +587,8 @@ class Rebatch(Node):
         rows = self.sizes[0] if one_size else None
         return nest.map_structure(lambda leaf: leaf.batch(rows), inputs[0])
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "the number of rows of an element is not known in advance"
+    counted = False
+    reason = "the number of rows of an element is not known in advance"
 
 
 @node
@@ -637,9 +614,7 @@ class Window(Node):
             return max(0, (count - span) // self.shift + 1) if count >= span else 0
         return -(-count // self.shift)
 
-    @property
-    def obstacle(self) -> str:
-        return "a window holds the elements that it was made of"
+    reason = "a window holds the elements that it was made of"
 
 
 @node
@@ -654,18 +629,14 @@ class GroupByWindow(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
+    counted = False
 
     @cached_property
     def by_epoch(self) -> bool:
         """What the function makes may be shuffled."""
         return True
 
-    @property
-    def obstacle(self) -> str:
-        return "which elements belong together is not known in advance"
+    reason = "which elements belong together is not known in advance"
 
 
 # Ordering
@@ -766,13 +737,8 @@ class Unique(Node):
 
     input: Node
 
-    @cached_property
-    def cardinality(self) -> int:
-        return UNKNOWN
-
-    @property
-    def obstacle(self) -> str:
-        return "whether a value was there before depends on all before it"
+    counted = False
+    reason = "whether a value was there before depends on all before it"
 
 
 @node
@@ -858,9 +824,7 @@ class Choose(Node):
         goes_on = all(endless[1:]) or (any(endless[1:]) and not self.stop_on_empty)
         return INFINITE if endless[0] and goes_on else UNKNOWN
 
-    @property
-    def obstacle(self) -> str:
-        return "which dataset an element comes from depends on the choices before it"
+    reason = "which dataset an element comes from depends on the choices before it"
 
 
 # Buffering
@@ -894,9 +858,7 @@ class Cache(Node):
     filename: str
     store: Store
 
-    @property
-    def obstacle(self) -> str | None:
-        return "a cache is filled by one pass from the start to the end"
+    reason = "a cache is filled by one pass from the start to the end"
 
 
 @node
@@ -909,9 +871,7 @@ class Snapshot(Node):
     reader: Function | None = None
     shard: Function | None = None
 
-    @property
-    def obstacle(self) -> str:
-        return "a snapshot is filled by one pass from the start to the end"
+    reason = "a snapshot is filled by one pass from the start to the end"
 
 
 @node
