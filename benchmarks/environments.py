@@ -88,8 +88,11 @@ def install(environment: Environment) -> str | None:
 
 
 def child_variables() -> dict[str, str]:
-    """The launcher's environment variables, with the peers' chatter turned down."""
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+    """The launcher's environment variables, with the peers' chatter turned down.
+
+    Compiled modules are kept, as they are for anybody who has installed a package.
+    """
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
     return os.environ | quiet
 
 

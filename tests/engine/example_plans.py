@@ -321,6 +321,12 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "batch across concatenation": lambda s: n.Batch(n.Concatenate(s, numbers(23, 20)), 4),
     "choose": lambda s: choosing(s, True),
     "choose on": lambda s: choosing(s, False),
+    "choose failing": lambda s: n.Choose(
+        n.Repeat(rows(1, 0, 0, 1), 6), (mapped(s, without_multiples_of_4), n.Take(s, 3)), True
+    ),
+    "choose failing on": lambda s: n.Choose(
+        n.Repeat(rows(1, 0, 0, 1), 6), (mapped(s, without_multiples_of_4), n.Take(s, 3)), False
+    ),
     "choose wrongly": lambda s: n.Choose(s, (numbers(3), numbers(9)), False),
     "sample": lambda s: n.Choose(n.Choices((0.5, 0.2), 1), (s, numbers(4)), False),
     "random": lambda s: n.Zip((n.Random(4), s), nest.PAIR),

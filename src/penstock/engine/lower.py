@@ -39,8 +39,8 @@ _INNER_AHEAD = 16
 """How many elements each inner dataset is read ahead, if they are read in parallel."""
 
 
-_GATHER_THREADS = 8
-"""More threads than that do not copy faster."""
+_GATHER_THREADS = 16
+"""Measured on 16 cores: one thread gathers 3.5 GB/s, 8 gather 19, 12 and 16 gather 24."""
 
 
 class Tap(Stream):

@@ -119,6 +119,7 @@ class _Part:
     chunk: Chunk | None
     cut: int
     error: Exception | None = None
+    ended: bool = False
 
 
 class ChooseStream(Stream):
@@ -137,6 +138,8 @@ class ChooseStream(Stream):
             choices = self._choices.pull(limit)
             parts = self._parts(self._checked(choices))
             used = min((part.cut for part in parts), default=0)
+            # Choices before the one that found nothing may still have to wait for theirs.
+            self._done += [part.number for part in parts if part.ended and part.at[0] <= used]
             self._give_back(choices, parts, used)
             chosen = [part for part in parts if used and part.chunk is not None]
             if chosen:
@@ -161,8 +164,8 @@ class ChooseStream(Stream):
         try:
             chunk = self._feeds[number].pull(len(at))
         except StopIteration:
-            self._done.append(number)
-            return _Part(number, at, None, int(at[0]) if self._stop else total)
+            cut = int(at[0]) if self._stop else total
+            return _Part(number, at, None, cut, ended=True)
         except Exception as error:
             self._feeds[number].unraise(error)
             return _Part(number, at, None, int(at[0]), error)
