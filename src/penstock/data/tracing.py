@@ -14,8 +14,8 @@ import numpy as np
 from penstock.data.arguments import is_dataset, typed
 from penstock.engine.copies import kept
 from penstock.engine.specs import known_spec, trace
-from penstock.engine.streams.batching import check_key
 from penstock.engine.streams.elementwise import check_scan
+from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError
 from penstock.plan.functions import Function, checked
 from penstock.plan.nodes import Node

@@ -29,6 +29,7 @@ from penstock.engine.streams import (
     merging,
     ordering,
     sources,
+    windowing,
 )
 from penstock.engine.tuning import Budget, Depth, Parallelism, cores
 from penstock.errors import FailedPreconditionError
@@ -193,10 +194,10 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Rebatch():
             return batching.RebatchStream(node, streams[0], own)
         case nodes.Window():
-            return batching.WindowStream(node, streams[0], wrap, own)
+            return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():
             inner = partial(_inner, context, False)
-            return batching.GroupByWindowStream(node, streams[0], wrap, inner, own)
+            return windowing.GroupByWindowStream(node, streams[0], wrap, inner, own)
         case nodes.Shuffle(_, buffer, seed, reshuffle):
             key = key_of(seed, context.epoch, reshuffle)
             return ordering.ShuffleStream(streams[0], buffer if buffer > 0 else None, key, own)

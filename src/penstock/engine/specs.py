@@ -26,7 +26,7 @@ from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
 from penstock.engine.copies import kept
 from penstock.engine.lower import open_plan
-from penstock.engine.streams.batching import plan_of
+from penstock.engine.streams.windowing import plan_of
 from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import OPAQUE, Node

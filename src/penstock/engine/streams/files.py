@@ -24,8 +24,8 @@ from penstock.engine.formats.folders import join
 from penstock.engine.formats.metadata import SavedInfo, find
 from penstock.engine.formats.runs import RunWriter, Shard
 from penstock.engine.stream import State, Stream
-from penstock.engine.streams.batching import plan_of
 from penstock.engine.streams.sources import ChunksStream
+from penstock.engine.streams.windowing import plan_of
 from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
 from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot

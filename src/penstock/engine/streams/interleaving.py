@@ -16,8 +16,8 @@ from typing import Any
 from penstock.element.chunk import Chunk
 from penstock.engine.calls import Calls, Failed
 from penstock.engine.stream import Demand, Feed, Place, State, Stream
-from penstock.engine.streams.batching import plan_of
 from penstock.engine.streams.merging import Alike
+from penstock.engine.streams.windowing import plan_of
 from penstock.plan.nodes import Interleave, Node
 from penstock.plan.seeds import derive, scoped
 

@@ -1,0 +1,239 @@
+"""Batching operators whose batches are datasets: windows and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock import errors
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.engine.calls import Calls
+from penstock.engine.stream import Feed, State, Stream
+from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Data, GroupByWindow, Node, Slices, Window
+
+Wrap = Callable[[Node], Any]
+OpenInner = Callable[[Node, State, int], Stream]
+
+
+class WindowStream(Stream):
+    """Datasets of consecutive elements. It holds the elements that later windows need again.
+
+    Failures are held as well, by their number: every window that they belong to fails.
+    """
+
+    def __init__(self, node: Window, source: Stream, wrap: Wrap, state: State) -> None:
+        self.inputs = (source,)
+        self._node = node
+        self._feed = Feed(source)
+        self._wrap = wrap
+        self._held: Chunk | None = None
+        self._failed: dict[int, Exception] = {}
+        self._gap = 0
+        if state is not None:
+            held, failed, self._gap = state
+            self._held = Chunk.of(held) if held else None
+            self._failed = {number: _rebuilt(*error) for number, *error in failed}
+
+    def pull(self, limit: int) -> Chunk:
+        node = self._node
+        span = (node.size - 1) * node.stride + 1
+        self._fill(span)
+        count = min(span, self._count)
+        if count == 0 or (node.drop_remainder and count < span):
+            raise StopIteration
+        numbers = np.arange(0, count, node.stride)
+        failed = next((self._failed[i] for i in self._failed if i in numbers), None)
+        held, rows = self._held, self._rows(numbers)
+        self._shift()
+        if failed is not None:
+            raise failed
+        assert held is not None
+        return Chunk.of([self._windows(held.take(rows))])
+
+    @property
+    def _count(self) -> int:
+        return len(self._failed) + (0 if self._held is None else len(self._held))
+
+    def _rows(self, numbers: Any) -> Any:
+        """Where elements with these numbers stand among those that did not fail."""
+        return numbers - np.searchsorted(sorted(self._failed), numbers)
+
+    def _fill(self, span: int) -> None:
+        while self._gap or self._count < span:
+            try:
+                rows = self._feed.pull(self._gap or span - self._count)
+            except StopIteration:
+                return
+            except Exception as error:
+                if self._gap:
+                    self._gap -= 1
+                else:
+                    self._failed[self._count] = error
+                continue
+            if self._gap:
+                self._gap -= len(rows)
+            else:
+                self._held = rows if self._held is None else Chunk.join([self._held, rows])
+
+    def _shift(self) -> None:
+        """Forgets what comes before the next window."""
+        gone = min(self._node.shift, self._count)
+        first, held = int(self._rows(gone)), self._held
+        self._held = None if held is None or first == len(held) else held.rows(first, len(held))
+        self._failed = {i - gone: error for i, error in self._failed.items() if i >= gone}
+        self._gap = self._node.shift - gone
+
+    def _windows(self, members: Chunk) -> Any:
+        """A dataset per leaf, in the structure of the element."""
+        datasets = [
+            self._wrap(Slices(Data(Chunk(nest.LEAF, [column], len(members)))))
+            for column in members.columns
+        ]
+        return nest.unflatten(members.tree, datasets)
+
+    def state(self) -> State:
+        held = [] if self._held is None else self._held.elements()
+        failed = [[i, kind_of(e).__name__, str(e)] for i, e in self._failed.items()]
+        return [held, failed, self._gap]
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save()]
+
+
+def _rebuilt(kind: str, message: str) -> Exception:
+    found: type[Exception] = getattr(errors, kind, errors.UnknownError)
+    return found(message)
+
+
+class GroupByWindowStream(Stream):
+    """Windows of elements with one key, each reduced to a dataset whose elements come out."""
+
+    def __init__(
+        self, node: GroupByWindow, source: Stream, wrap: Wrap, open_inner: OpenInner, state: State
+    ) -> None:
+        self.inputs = (source,)
+        self._node = node
+        self._feed = Feed(source)
+        self._wrap = wrap
+        self._open_inner = open_inner
+        self._key = Calls("group_by_window", node.key)
+        self._reduce = Calls("group_by_window", node.reduce)
+        self._groups: dict[int, list[Any]] = {}
+        self._current: tuple[int, list[Any]] | None = None
+        self._inner: Stream | None = None
+        self._count, self._windows, self._ended = 0, 0, False
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: State) -> None:
+        self._groups = {int(key): list(held) for key, held in state["groups"]}
+        self._count, self._windows, self._ended = state["at"]
+        if state["current"] is not None:
+            key, held = state["current"]
+            self._emit(key, held, state["inner"])
+
+    def pull(self, limit: int) -> Chunk:
+        while True:
+            if self._inner is not None:
+                try:
+                    return self._inner.pull(limit)
+                except StopIteration:
+                    self._inner.close()
+                    self._inner = self._current = None
+            if self._ended:
+                if not self._groups:
+                    raise StopIteration
+                key = min(self._groups)
+                self._emit(key, self._groups.pop(key), None)
+            else:
+                self._collect(limit)
+
+    def _collect(self, limit: int) -> None:
+        """Sorts elements into their groups until one is full, or the input has ended."""
+        try:
+            rows = self._feed.pull(limit)
+        except StopIteration:
+            self._ended = True
+            return
+        for used, element in enumerate(rows.elements(), 1):
+            try:
+                full = self._add(element)
+            except Exception:
+                self._feed_back(rows, used)
+                raise
+            if full is not None:
+                self._feed_back(rows, used)
+                self._emit(full, self._groups.pop(full), None)
+                return
+
+    def _feed_back(self, rows: Chunk, used: int) -> None:
+        if used < len(rows):
+            self._feed.unread(rows, used)
+
+    def _add(self, element: Any) -> int | None:
+        """Adds to a group; the key if that group is now full."""
+        ordinal = self._count
+        self._count += 1
+        key = check_key(self._key.where, self._key.one(element, ordinal))
+        held = self._groups.setdefault(key, [])
+        held.append(element)
+        return key if len(held) >= self._size(key) else None
+
+    def _size(self, key: int) -> int:
+        size = self._node.size
+        if isinstance(size, Function):
+            size = int(Calls("group_by_window", size).plain(self._count, np.int64(key)))
+        if size < 1:
+            raise InvalidArgumentError(
+                f"Dataset.group_by_window: window_size must be at least 1, got {size}"
+            )
+        return size
+
+    def _emit(self, key: int, held: list[Any], state: State) -> None:
+        window = self._wrap(Slices(Data(Chunk.of(held))))
+        made = self._reduce.plain(self._count, np.int64(key), window)
+        self._inner = self._open_inner(plan_of(self._reduce.where, made), state, self._windows)
+        self._current = (key, held)
+        self._windows += 1
+
+    def state(self) -> State:
+        inner = None if self._inner is None else self._inner.save()
+        windows = self._windows - (self._inner is not None)
+        return {
+            "groups": [[key, list(held)] for key, held in self._groups.items()],
+            "current": None if self._current is None else list(self._current),
+            "inner": inner,
+            "at": [self._count, windows, self._ended],
+        }
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save()]
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+        super().close()
+
+
+def check_key(where: str, key: Any) -> int:
+    """The key of a group, which must be one int64."""
+    if isinstance(key, np.ndarray) and key.ndim == 0:
+        key = key[()]
+    if type(key) not in (int, np.int64):
+        raise InvalidArgumentError(
+            f"{where} returned {key!r:.60} ({type(key).__name__}); a key must be one int64"
+        )
+    return int(key)
+
+
+def plan_of(where: str, made: Any) -> Node:
+    """The plan of the dataset that a function returned."""
+    plan = getattr(made, "__plan__", None)
+    if not isinstance(plan, Node):
+        raise NotADatasetError(f"{where} returned {type(made).__name__}; it must return a Dataset")
+    return plan
