@@ -90,7 +90,6 @@ class PrefetchStream(Stream):
         self._place: Place | None = None
         self._rest: Chunk | None = None
         self._ended = False
-        weakref.finalize(self, self._pool.stop)
         weakref.finalize(self, _abandon, self._ahead, self._pool)
 
     def warm(self) -> None:

@@ -1,0 +1,88 @@
+"""Specs are found without iterating: unknown dimensions stay unknown, and calls are few."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock import TensorSpec, int64
+from penstock.data import Dataset
+from penstock.errors import InvalidTypeError
+
+SCALAR = TensorSpec((), int64)
+
+
+class Counted:
+    def __init__(self, answer):
+        self.answer = answer
+        self.given = []
+
+    def __call__(self, x):
+        self.given.append(np.shape(x))
+        return self.answer(x)
+
+
+def test_a_function_is_asked_about_the_first_two_elements():
+    function = Counted(lambda x: x * 2)
+    ds = Dataset.range(10).map(function)
+    assert function.given == []
+    assert ds.element_spec == SCALAR
+    assert ds.element_spec == ds.batch(2).unbatch().element_spec
+    assert function.given == [(), ()]
+
+
+def test_a_dimension_that_comes_from_an_unknown_one_is_unknown():
+    function = Counted(lambda x: (x * 2, x.sum(), x[:, None], np.zeros((2, 3))))
+    spec = Dataset.range(10).batch(4).map(function).element_spec
+    assert [s.shape.dims for s in spec] == [(None,), (), (None, 1), (2, 3)]
+    assert function.given == [(4,), (4,), (3,)]
+
+
+def test_a_dimension_that_comes_from_a_value_is_unknown():
+    ds = Dataset.range(1, 5).map(lambda x: np.full((int(x), 2), x))
+    assert ds.element_spec.shape.dims == (None, 2)
+    assert ds.padded_batch(2).element_spec.shape.dims == (None, None, 2)
+
+
+def test_known_sizes_stay_known():
+    ds = Dataset.range(10).batch(4, drop_remainder=True).map(lambda x: x + 1)
+    assert ds.element_spec == TensorSpec((4,), int64)
+
+
+def test_a_function_that_fails_on_shortened_input_leaves_its_sizes_unknown():
+    ds = Dataset.range(8).batch(4).map(lambda x: x.reshape(2, 2) if len(x) == 4 else 1 / 0)
+    assert ds.element_spec.shape.dims == (2, 2)
+    ds = Dataset.range(8).batch(4).map(lambda x: x if len(x) == 4 else [][0])
+    assert ds.element_spec.shape.dims == (None,)
+
+
+def test_a_declared_signature_costs_no_call():
+    function = Counted(lambda x: x)
+    ds = Dataset.range(3).map(function, output_signature=SCALAR).batch(2)
+    assert ds.element_spec == TensorSpec((None,), int64)
+    assert function.given == []
+
+
+def test_without_elements_a_function_is_asked_with_zeros():
+    assert Dataset.range(0).map(lambda x: (x, x > 0)).element_spec[1].dtype == bool
+    empty = Dataset.range(9).filter(lambda x: x < 0).map(lambda x: x + 1)
+    assert empty.element_spec == SCALAR
+
+
+def test_an_endless_filter_that_lets_nothing_pass_is_given_up():
+    ds = Dataset.range(3).repeat().filter(lambda x: bool(x < 0)).map(lambda x: x + 1)
+    assert ds.element_spec == SCALAR
+
+
+def test_answers_that_differ_are_reported_with_the_function():
+    ds = Dataset.range(3).map(lambda x: (x, x) if x else x)
+    with pytest.raises(
+        InvalidTypeError, match="Dataset.map: <lambda> at test_specs.py:.*elements 0"
+    ):
+        ds.element_spec  # noqa: B018
+
+
+def test_iterating_asks_for_no_spec():
+    function = Counted(lambda x: x)
+    assert len(list(Dataset.range(5).map(function).batch(2).prefetch(1))) == 3
+    assert len(function.given) == 5
