@@ -5,6 +5,8 @@ A message reads: `<call as the user wrote it>: <what is wrong, with the value>; 
 
     OpError
     ├── InvalidArgumentError   (ValueError)         a value that cannot be right
+    │   ├── DisagreementError  (AssertionError)     values that cannot be right together
+    │   └── UnbatchedError     (IndexError)         single values where batches must stand
     ├── InvalidTypeError       (TypeError)          a value of the wrong type
     │   └── NotADatasetError   (AttributeError)     something else where a dataset must stand
     ├── OutOfRangeError        (IndexError)         past the end
@@ -28,6 +30,10 @@ A message reads: `<call as the user wrote it>: <what is wrong, with the value>; 
 class OpError(Exception):
     """The root of the tree."""
 
+    def __init__(self, *args: object, message: str | None = None) -> None:
+        # By its name is how torch's worker processes pass on a message with a class that has one.
+        super().__init__(*(args if message is None else (message,)))
+
     @property
     def message(self) -> str:
         """The text, without Python's decoration."""
@@ -39,6 +45,14 @@ class OpError(Exception):
 
 class InvalidArgumentError(OpError, ValueError):
     """A value that cannot be right."""
+
+
+class DisagreementError(InvalidArgumentError, AssertionError):
+    """Values that may each be right, but not together."""
+
+
+class UnbatchedError(InvalidArgumentError, IndexError):
+    """Single values stand where batches must."""
 
 
 class InvalidTypeError(OpError, TypeError):

@@ -116,3 +116,20 @@ def test_an_iterator_is_not_pickled_but_its_state(iterator: Any) -> None:
     match = r"Iterator: cannot be pickled; save iterator.state_dict\(\) and load it into iter\(data"
     with pytest.raises(InvalidTypeError, match=match):
         pickle.dumps(iterator)
+
+
+def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_come():
+    def build():
+        return Dataset.range(10).shuffle(10, seed=3).batch(2)
+
+    whole = build()
+    epochs = [[b.tolist() for b in whole] for _ in range(4)]
+    first = build()
+    list(first), list(first)
+    iterator = iter(first)
+    head = next(iterator).tolist()
+    resumed = build()
+    again = iter(resumed)
+    again.load_state_dict(iterator.state_dict())
+    assert [head, *(b.tolist() for b in again)] == epochs[2]
+    assert [b.tolist() for b in resumed] == epochs[3]

@@ -64,6 +64,32 @@ def test_large_gathers_are_shared_by_threads_and_right(monkeypatch):
     pick.stop()
 
 
+def test_a_part_that_fails_fails_the_gather(monkeypatch):
+    monkeypatch.setattr(gather, "_WORTH_SHARING", 0)
+
+    def broken(column, indices, out):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(gather, "_take_into", broken)
+    pick = Gather(3)
+    with pytest.raises(OSError, match="the disk is gone"):
+        pick(np.zeros((10, 2)), np.arange(10))
+    pick.stop()
+
+
+@pytest.mark.parametrize("share", [0, 1 << 30])
+def test_rows_are_gathered_and_copied_into_memory_that_is_there(monkeypatch, share):
+    monkeypatch.setattr(gather, "_WORTH_SHARING", share)
+    rows = np.random.default_rng(0).integers(0, 99, (100, 7))
+    out, whole = np.empty((3, 7), rows.dtype), np.empty((100, 7), np.float64)
+    pick = Gather(4)
+    pick.into(out, rows, np.array([5, 99, 5]))
+    pick.copy(whole, rows)
+    np.testing.assert_array_equal(out, rows[[5, 99, 5]])
+    np.testing.assert_array_equal(whole, rows)
+    pick.stop()
+
+
 def test_few_rows_strings_and_lists_are_gathered_by_the_caller(monkeypatch):
     monkeypatch.setattr(gather, "_WORTH_SHARING", 1)
     pick, order = Gather(2), np.array([2, 0, 1, 1])
@@ -71,7 +97,7 @@ def test_few_rows_strings_and_lists_are_gathered_by_the_caller(monkeypatch):
     assert pick(words, order).tolist() == [b"c", b"a", b"b", b"b"]
     assert pick([1, 2, 3], order) == [3, 1, 2, 2]
     assert pick(np.arange(3), np.array([2])).tolist() == [2]
-    assert pick._pool is None
+    assert pick._team._pool is None
 
 
 @pytest.fixture

@@ -126,7 +126,7 @@ def test_iterators_resume_exactly_at_every_element(operator, source):
         state = iterator.state_dict()
         if plan.blocked is None:
             assert len(json.dumps(state)) < 1024
-        again = Iterator(fresh(plan), ENVIRONMENT, iteration=3)
+        again = Iterator(fresh(plan), ENVIRONMENT)
         again.load_state_dict(travelled(state))
         assert taken(again) == expected[count:], f"saved after {count}: {state}"
         again.close()

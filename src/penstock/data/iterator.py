@@ -13,6 +13,7 @@ from operator import length_hint
 from typing import Any
 
 from penstock.data.states import VERSION, check_state
+from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
 from penstock.engine.lower import open_plan
@@ -23,6 +24,24 @@ from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
+
+
+class Iterations:
+    """Numbers the iterations of one dataset, each of which shuffles in an order of its own."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def resume(self, number: int) -> None:
+        """That one goes on here; the next one comes after it, as if it had begun here."""
+        with self._lock:
+            self._next = max(self._next, number + 1)
 
 
 class Iterator:
@@ -39,10 +58,13 @@ class Iterator:
     [np.int64(2), np.int64(3), np.int64(4)]
     """
 
-    def __init__(self, plan: Node, environment: Environment, iteration: int = 0) -> None:
+    def __init__(
+        self, plan: Node, environment: Environment, iterations: Iterations | None = None
+    ) -> None:
         self._written = plan
         self._environment = environment
-        self._iteration = iteration
+        self._iterations = Iterations() if iterations is None else iterations
+        self._iteration = self._iterations.begin()
         self._key = draw()
         self._at: State = None
         self._lock = threading.Lock()
@@ -100,19 +122,28 @@ class Iterator:
             self._stream, self._at = None, self._place.state
             raise
         self._demand.record(chunk, time.perf_counter() - started)
-        self._rows = iter(chunk.elements())
+        self._rows = self._elements(chunk)
         self._size = len(chunk)
 
     def _open(self) -> None:
-        context = Context(
-            self._environment,
-            (self._iteration,),
-            self._key,
-            options_of(self._written),
-            self._meters,
+        self._stream = self._streams(
+            Context(
+                self._environment,
+                (self._iteration,),
+                self._key,
+                options_of(self._written),
+                self._meters,
+            )
         )
-        self._stream = open_plan(self._plan, self._at, context)
         self._marked = Marked(self._stream)
+
+    def _streams(self, context: Context) -> Stream:
+        """What is iterated over, from where the iteration is."""
+        return open_plan(self._plan, self._at, context)
+
+    def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
+        """The elements of a chunk, as they are handed out."""
+        return iter(chunk.elements())
 
     def get_next(self) -> Any:
         """The next element; `OutOfRangeError` at the end."""
@@ -152,7 +183,11 @@ class Iterator:
         check_state(state, self._plan, len(seeds_of(self._written)))
         self.close()
         self._written = reseeded(self._written, state["seeds"])
-        self._iteration, self._key, self._at = state["iteration"], state["key"], state["at"]
+        self._go_on(state, state["at"])
+
+    def _go_on(self, state: dict[str, Any], at: State) -> None:
+        self._iteration, self._key, self._at = state["iteration"], state["key"], at
+        self._iterations.resume(self._iteration)
         self._reset()
 
     def profile(self) -> Profile:

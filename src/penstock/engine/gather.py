@@ -1,9 +1,15 @@
-"""Gathers: rows picked from arrays, the dear part of a shuffled batch; threads share large ones."""
+"""Gathers: rows picked from arrays, the dear part of a shuffled batch; threads share large ones.
+
+A `Team` is how: the work is cut into more parts than there are threads, and each thread takes the
+next part as soon as it is free. Nobody waits for a thread that came too late to get one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,39 +20,99 @@ from penstock.engine.pool import Pool
 _WORTH_SHARING = 2 << 20
 """Bytes below which handing a part to another thread costs more than it saves."""
 
+_PARTS_EACH = 2
+"""Parts for each thread: with more, threads end together, but wait longer for the interpreter."""
 
-class Gather:
-    """Gathers rows from an array; many bytes by several threads, each a part of the result."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+class Team:
+    """Threads that share a piece of work with the one that asks for it."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.threads = threads
+        self._name = name
         self._pool: Pool | None = None
 
-    def __call__(self, column: columns.Column, indices: Array) -> columns.Column:
-        if type(column) is not np.ndarray or self._threads < 2 or column.dtype.hasobject:
-            return columns.take(column, indices)
-        share = column.strides[0] * len(indices) if len(indices) >= 2 * self._threads else 0
-        if share < _WORTH_SHARING:
-            return columns.take(column, indices)
-        out = np.empty((len(indices), *column.shape[1:]), column.dtype)
-        cuts = [len(indices) * i // self._threads for i in range(self._threads + 1)]
-        parts = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-        pool = self._threaded()
-        others = [pool.submit(_take_into, column, indices[p], out[p]) for p in parts[1:]]
-        _take_into(column, indices[parts[0]], out[parts[0]])
-        for other in others:
-            other.result()
-        return out
+    def share(self, work: Callable[[slice], None], length: int) -> None:
+        """`work` on all parts of `range(length)`, which it must be able to do at the same time."""
+        parts = _Parts(work, length, min(length, self.threads * _PARTS_EACH))
+        for _ in range(min(self.threads, parts.count) - 1):
+            self._threaded().submit(parts.take)
+        parts.take()
+        parts.wait()
 
     def _threaded(self) -> Pool:
         if self._pool is None:
-            self._pool = Pool(self._threads - 1, "penstock-gather")
+            self._pool = Pool(self.threads - 1, self._name)
             weakref.finalize(self, self._pool.stop)
         return self._pool
 
     def stop(self) -> None:
         if self._pool is not None:
             self._pool.stop(join=True)
+
+
+class _Parts:
+    """A piece of work in parts, each of which somebody takes."""
+
+    def __init__(self, work: Callable[[slice], None], length: int, count: int) -> None:
+        self.count = count
+        self._work = work
+        self._cuts = [length * i // count for i in range(count + 1)]
+        self._taken, self._finished = itertools.count(), itertools.count(1)
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def take(self) -> None:
+        """Does one part after the other until none is left."""
+        # Counting by iterators is safe between threads, and cheaper than a lock.
+        while (number := next(self._taken)) < self.count:
+            try:
+                self._work(slice(self._cuts[number], self._cuts[number + 1]))
+            except BaseException as error:
+                # Whatever ends a part must reach the one who waits for all of them.
+                self._error = error
+            if next(self._finished) == self.count:
+                self._done.set()
+
+    def wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Gather:
+    """Gathers rows from an array; many bytes by several threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._team = Team(threads, "penstock-gather")
+
+    def __call__(self, column: columns.Column, indices: Array) -> columns.Column:
+        if type(column) is not np.ndarray or not self._shares(column, indices):
+            return columns.take(column, indices)
+        out = np.empty((len(indices), *column.shape[1:]), column.dtype)
+        self.into(out, column, indices)
+        return out
+
+    def into(self, out: Array, column: Array, indices: Array) -> None:
+        """The same, into memory that is there."""
+        if self._shares(column, indices):
+            self._team.share(lambda part: _take_into(column, indices[part], out[part]), len(out))
+        else:
+            _take_into(column, indices, out)
+
+    def copy(self, out: Array, source: Array) -> None:
+        """All rows, in order."""
+        if source.nbytes >= _WORTH_SHARING and self._team.threads > 1:
+            self._team.share(lambda part: np.copyto(out[part], source[part]), len(out))
+        else:
+            np.copyto(out, source)
+
+    def _shares(self, column: Array, indices: Array) -> bool:
+        many = column.strides[0] * len(indices) >= _WORTH_SHARING
+        return many and self._team.threads > 1 and not column.dtype.hasobject
+
+    def stop(self) -> None:
+        self._team.stop()
 
 
 def _take_into(column: Array, indices: Array, out: Array) -> None:

@@ -90,7 +90,8 @@ class _Probe:
                 answer = lambda x: spec_of(plan(x), self._environment)  # noqa: E731
                 return self._tried(f"Dataset.{node.label}: {function}", answer, samples)
             case nodes.Scan(_, initial, function):
-                return self._of_scan(kept(initial.chunk.elements()[0]), function, samples)
+                state = kept(initial.chunk.elements()[0])
+                return self._of_scan(state, function, samples, given)
             case nodes.GroupByWindow(_, key, reduce):
                 return self._of_group(key, reduce, samples[0], given)
             case _:
@@ -134,13 +135,21 @@ class _Probe:
         except Exception:
             return _guessed(found, samples[0], given)
 
-    def _of_scan(self, state: Any, function: Function, samples: list[Any]) -> Any:
+    def _of_scan(self, state: Any, function: Function, samples: list[Any], given: Any) -> Any:
         found = []
+        calls = Calls("scan", function)
         for number, sample in enumerate(samples):
-            state, output = Calls("scan", function).plain(number, state, sample)
+            state, output = calls.plain(number, state, sample)
             state = as_element(state)
             found.append(spec_of_element(as_element(as_result(output))))
-        return self._relaxed(found, f"Dataset.scan: {function}")
+        relaxed = self._relaxed(found, f"Dataset.scan: {function}")
+        if not _has_unknown(given):
+            return relaxed
+        try:
+            _, output = calls.plain(len(samples), state, _shortened(samples[0], given))
+            return relax(relaxed, spec_of_element(as_element(as_result(output))))
+        except Exception:
+            return _guessed(relaxed, samples[0], given)
 
     def _of_group(self, key: Function, reduce: Function, sample: Any, given: Any) -> Any:
         number = Calls("group_by_window", key).one(sample, 0)

@@ -58,7 +58,7 @@ class Depth:
                 self.elements = max(2, min(2 * self.elements, most, 4096))
         elif self._starved >= _STARVED_OFTEN:
             cheap = int(_CHEAP / max(seconds_each, 1e-7))
-            small = int((1 << 16) / max(nbytes_each, 1))
+            small = int((1 << 20) / max(nbytes_each, 1))
             self.elements = max(self._fixed, min(2 * self.elements, cheap, small, 1024))
 
 

@@ -140,6 +140,11 @@ class Node:
         return any(node.by_epoch for node in self.inputs)
 
     @property
+    def sharded_elsewhere(self) -> bool:
+        """Whether each worker of a strategy gets its own elements from here without our doing."""
+        return False
+
+    @property
     def label(self) -> str:
         """The method's name, for messages and `explain()`."""
         return _snake(type(self).__name__)
@@ -718,6 +723,10 @@ class Shard(Node):
         if self.shards < 1:
             return UNKNOWN
         return inner if inner < 0 else len(range(self.index, inner, self.shards))
+
+    @property
+    def obstacle(self) -> str | None:
+        return "a strategy has yet to say which elements these are" if self.shards < 1 else None
 
 
 @node

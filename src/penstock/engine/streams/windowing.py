@@ -195,7 +195,8 @@ class GroupByWindowStream(Stream):
         return size
 
     def _emit(self, key: int, held: list[Any], state: State) -> None:
-        window = self._wrap(Slices(Data(Chunk.of(held))))
+        # Read-only: the function may make several datasets of the window.
+        window = self._wrap(Slices(Data(Chunk.of(held).frozen())))
         made = self._reduce.plain(self._count, np.int64(key), window)
         self._inner = self._open_inner(plan_of(self._reduce.where, made), state, self._windows)
         self._current = (key, held)

@@ -1,0 +1,66 @@
+"""Readers: the operators that read files, each named by an element of their first input.
+
+What a function inside `interleave` does is found by calling it once, on a first element; no file
+is opened for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.element import nest
+from penstock.element.values import as_element, zeros
+from penstock.plan import nodes
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Node
+from penstock.plan.seeds import scoped
+
+_FORMATS = ("text", "tfrecord", "fixed")
+"""The formats whose files TensorFlow divides between workers; others it divides by element."""
+
+_PICKING = (
+    *(nodes.Shuffle, nodes.Repeat, nodes.Take, nodes.Skip, nodes.Shard, nodes.Filter),
+    *(nodes.Prefetch, nodes.Cache, nodes.WithOptions, nodes.Concatenate),
+)
+"""What gives elements of its first input as they are."""
+
+
+def is_reader(node: Node) -> bool:
+    """Whether this operator reads files; False where that cannot be seen."""
+    match node:
+        case nodes.Records(format=format):
+            return format in _FORMATS
+        case nodes.Interleave(source, function):
+            try:
+                with scoped(0):
+                    made = _called(function, _sample(source))
+            except Exception:  # If it is a fault, whoever iterates over the dataset is told.
+                return False
+            return _reads_files(getattr(made, "__plan__", None))
+    return False
+
+
+def _reads_files(plan: Node | None) -> bool:
+    return plan is not None and (is_reader(plan) or any(map(_reads_files, plan.inputs)))
+
+
+def _called(function: Function, element: Any) -> Any:
+    return function.call(*element) if type(element) is tuple else function.call(element)
+
+
+def _sample(node: Node) -> Any:
+    """The first element, or one like it; LookupError where that takes more than a few calls."""
+    match node:
+        case nodes.Slices(data) if len(data) > 0:
+            return data.chunk.rows(0, 1).elements()[0]
+        case nodes.Slices(data):
+            return nest.map_structure(zeros, data.spec)
+        case nodes.Range(start, dtype=dtype):
+            return dtype.as_numpy_dtype(start)
+        case nodes.Map(source, function):
+            return as_element(_called(function, _sample(source)))
+        case nodes.Zip(parts, tree):
+            return nest.unflatten(tree, [_sample(part) for part in parts])
+        case _ if isinstance(node, _PICKING):
+            return _sample(node.inputs[0])
+    raise LookupError(f"{node.label} has no sample")

@@ -1,0 +1,234 @@
+"""Autosharding: what of a plan each of several workers reads.
+
+Every worker rewrites the same plan on its own, seeds included. A `Shard` may stand only where all
+of them see the same elements in the same order: what one leaves out, another one must read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from penstock.errors import InvalidArgumentError, NotFoundError
+from penstock.plan import nodes
+from penstock.plan.nodes import Node, Store, options_of
+from penstock.plan.options import AutoShardPolicy
+from penstock.plan.readers import is_reader
+from penstock.plan.seeds import derive
+
+_ANYWHERE = {
+    *(nodes.Map, nodes.Filter, nodes.Interleave, nodes.FlatMap, nodes.IgnoreErrors),
+    *(nodes.Batch, nodes.PaddedBatch, nodes.RaggedBatch, nodes.Unbatch, nodes.Rebatch),
+    *(nodes.Shuffle, nodes.Repeat, nodes.Concatenate),
+    *(nodes.Prefetch, nodes.Cache, nodes.Snapshot, nodes.WithOptions),
+}
+"""What does the same to the elements of some files as to those of all."""
+
+_COUNTING = {nodes.Take, nodes.Skip, nodes.Shard, nodes.Window, nodes.Zip}
+"""What can be done to the elements of some files, but then gives others in all."""
+
+_PASSING = {nodes.Shuffle, nodes.Map, nodes.Filter, nodes.Repeat, nodes.Prefetch, nodes.WithOptions}
+"""What a shard of file names may move below without losing a name."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The plan of one worker, the policy that was really applied (never AUTO), and why."""
+
+    plan: Node
+    policy: AutoShardPolicy
+    reason: str
+
+
+def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
+    """What worker `index` of `workers` reads, by the policy in the options of `plan`.
+
+    AUTO divides the files where every element is then still read once, by one worker (a batch with
+    `drop_remainder` drops what remains on each); elsewhere it divides the elements. FILE divides
+    the files also where operators then count on each worker: `take(2)` gives two elements on each.
+    """
+    share = _Share.checked(workers, index)
+    policy = options_of(plan).experimental_distribute.auto_shard_policy
+    match policy:
+        case AutoShardPolicy.OFF:
+            return Sharding(plan, policy, "OFF: every worker reads the whole dataset")
+        case AutoShardPolicy.HINT:
+            return _by_hint(plan, share)
+        case _ if (node := _sharded_elsewhere(plan)) is not None:
+            reason = f"{policy.name}: {node.label} gives each worker its own elements already"
+            return Sharding(plan, AutoShardPolicy.OFF, reason)
+        case AutoShardPolicy.DATA:
+            return _by_data(plan, share, "DATA: ")
+        case AutoShardPolicy.FILE:
+            return _by_file(plan, share)
+        case AutoShardPolicy.AUTO:
+            return _by_file_or_data(plan, share)
+        case _:
+            assert_never(policy)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """One worker's part of what all workers see alike."""
+
+    workers: int
+    index: int
+
+    @classmethod
+    def checked(cls, workers: int, index: int) -> _Share:
+        if workers < 1:
+            raise InvalidArgumentError(f"shard_plan: workers must be at least 1, got {workers}")
+        if not 0 <= index < workers:
+            raise InvalidArgumentError(
+                f"shard_plan: index must be from 0 to {workers - 1} for {workers} worker(s), "
+                f"got {index}"
+            )
+        return cls(workers, index)
+
+    def of(self, node: Node) -> Node:
+        """This worker's elements of `node`."""
+        return nodes.Shard(_in_order(node), self.workers, self.index) if self.workers > 1 else node
+
+    def above(self, node: Node, inputs: tuple[Node, ...]) -> Node:
+        """`node` over this worker's inputs: with a cache and random numbers of its own."""
+        match own := node.with_inputs(inputs):
+            case _ if own is node:
+                return node
+            case nodes.Cache(_, filename):
+                suffix = f"_{self.index}_of_{self.workers}" if filename else ""
+                return replace(own, filename=filename + suffix, store=Store())
+            case nodes.Map(random=int(seed)):
+                return replace(own, random=derive(seed, self.index) >> 1)
+        return own
+
+    @property
+    def keeps(self) -> str:
+        """How elements are divided, in words."""
+        if self.workers == 1:
+            return "the one worker keeps every element"
+        return f"each worker makes all elements and keeps one in {self.workers}"
+
+    @property
+    def reads(self) -> str:
+        """How files are divided, in words."""
+        if self.workers == 1:
+            return "the one worker reads them all"
+        return "each worker reads its own files"
+
+
+def _in_order(node: Node) -> Node:
+    """The plan, its order kept by parallel calls too: workers that count must count alike."""
+    node = node.with_inputs(tuple(map(_in_order, node.inputs)))
+    if isinstance(node, nodes.Map | nodes.Interleave | nodes.Batch):
+        if node.parallel is not None and node.deterministic is not True:
+            return replace(node, deterministic=True)
+    return node
+
+
+def _sharded_elsewhere(node: Node) -> Node | None:
+    if node.sharded_elsewhere:
+        return node
+    return next((found for part in node.inputs if (found := _sharded_elsewhere(part))), None)
+
+
+def _by_hint(plan: Node, share: _Share) -> Sharding:
+    if _has_hint(plan):
+        reason = "HINT: each worker takes its part where shard(SHARD_HINT, SHARD_HINT) stands"
+    else:
+        reason = "HINT: there is no shard(SHARD_HINT, SHARD_HINT), so every worker reads it all"
+    return Sharding(_hinted(plan, share), AutoShardPolicy.HINT, reason)
+
+
+def _has_hint(node: Node) -> bool:
+    return _is_hint(node) or any(map(_has_hint, node.inputs))
+
+
+def _is_hint(node: Node) -> bool:
+    return isinstance(node, nodes.Shard) and node.shards < 1
+
+
+def _hinted(node: Node, share: _Share) -> Node:
+    inputs = tuple(_hinted(part, share) for part in node.inputs)
+    return share.of(inputs[0]) if _is_hint(node) else share.above(node, inputs)
+
+
+def _by_data(plan: Node, share: _Share, why: str) -> Sharding:
+    return Sharding(_at_end(plan, share), AutoShardPolicy.DATA, why + share.keeps)
+
+
+def _at_end(node: Node, share: _Share) -> Node:
+    """The last operator is a shard, except that nothing is prefetched for other workers."""
+    match node:
+        case nodes.Prefetch(source) | nodes.WithOptions(source):
+            return node.with_inputs((_at_end(source, share),))
+    return share.of(node)
+
+
+def _by_file(plan: Node, share: _Share) -> Sharding:
+    files = _Files(share)
+    divided = files.divide(plan)
+    if files.unfit and share.workers > 1:
+        raise NotFoundError(
+            f"AutoShardPolicy.FILE: {files.unfit}; use AutoShardPolicy.AUTO or DATA, "
+            "which can divide the elements"
+        )
+    if files.few:
+        raise InvalidArgumentError(
+            f"AutoShardPolicy.FILE: {files.few}; write more files, or use AutoShardPolicy.AUTO "
+            "or DATA, which can divide the elements"
+        )
+    return Sharding(divided, AutoShardPolicy.FILE, f"FILE: {share.reads}")
+
+
+def _by_file_or_data(plan: Node, share: _Share) -> Sharding:
+    files = _Files(share)
+    divided = files.divide(plan)
+    counted = files.counted if share.workers > 1 else None
+    if against := files.unfit or counted or files.few:
+        return _by_data(plan, share, f"AUTO: {against}, so ")
+    reason = f"AUTO: every source reads files, so {share.reads}"
+    return Sharding(divided, AutoShardPolicy.FILE, reason)
+
+
+class _Files:
+    """One walk from the end of a plan to its readers; notes what speaks against dividing files."""
+
+    def __init__(self, share: _Share) -> None:
+        self._share = share
+        self.unfit: str | None = None
+        self.counted: str | None = None
+        self.few: str | None = None
+
+    def divide(self, node: Node) -> Node:
+        """The plan over this worker's files; of no use if it turns out `unfit`."""
+        if is_reader(node):
+            return self._share.above(node, (self._names(node.label, node.inputs[0]),))
+        kind = type(node)
+        if kind in _COUNTING:
+            words = "depends on the place of an element among all of them"
+            self.counted = self.counted or f"{node.label} {words}"
+        elif kind not in _ANYWHERE:
+            self.unfit = self.unfit or f"{node.label} {_unfit(node)}"
+            return node
+        return self._share.above(node, tuple(map(self.divide, node.inputs)))
+
+    def _names(self, label: str, node: Node) -> Node:
+        """This worker's part of the names; below a shuffle, so that its files stay its own."""
+        random = isinstance(node, nodes.Map) and node.random is not None
+        if type(node) in _PASSING and not random and _is_shuffled(node):
+            return node.with_inputs((self._names(label, node.inputs[0]),))
+        count, workers = node.cardinality, self._share.workers
+        if 0 < count < workers:
+            files = "1 file" if count == 1 else f"{count} files"
+            self.few = self.few or f"{label} reads {files}, fewer than the {workers} workers"
+        return self._share.of(node)
+
+
+def _is_shuffled(node: Node) -> bool:
+    return isinstance(node, nodes.Shuffle) or any(map(_is_shuffled, node.inputs))
+
+
+def _unfit(node: Node) -> str:
+    if isinstance(node, nodes.Records | nodes.Saved):
+        return "is not divided by files"
+    return "needs the elements of all files in one place" if node.inputs else "does not read files"
