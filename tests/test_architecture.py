@@ -25,7 +25,7 @@ ORDER = (
     ("service",),
     ("data",),
     ("distribute",),
-    ("shim", "random", "io", "experimental", "launch", "dashboard", "cli"),
+    ("shim", "config", "random", "io", "experimental", "launch", "dashboard", "cli"),
     ("__init__", "__main__"),
 )
 RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}

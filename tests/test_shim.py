@@ -364,7 +364,12 @@ class TestReduce:
         with pytest.raises(
             InvalidArgumentError, match="reduce_sum: needs an array or a number, got"
         ):
-            tf.reduce_sum(Ragged.from_rows([[1]]))
+            tf.reduce_sum(Ragged.from_rows([[1]]), axis=0)
+
+    def test_all_numbers_of_ragged_rows(self):
+        ragged = Ragged.from_rows([[1.0], [2.0, 6.0]])[1:]
+        assert tf.reduce_sum(ragged) == 8.0
+        assert tf.reduce_mean(ragged) == 4.0
 
 
 class TestPrint:

@@ -7,7 +7,12 @@
 [[0, 1], [4, 9], [16]]
 """
 
-from penstock import data, errors, experimental, io, random
+from penstock import config, data, distribute, errors, experimental, io, random
+from penstock.distribute.values.variables import (
+    Variable,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from penstock.element import dtypes
 from penstock.element.dtypes import (
     DType,
@@ -42,6 +47,7 @@ from penstock.shim import (
     cast,
     constant,
     function,
+    nest,
     ones,
     print,
     range,
@@ -55,11 +61,16 @@ from penstock.shim import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "config",
     "data",
+    "distribute",
     "errors",
     "experimental",
     "io",
     "random",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
     "Ragged",
     "OptionalSpec",
     "RaggedTensorSpec",
@@ -90,6 +101,7 @@ __all__ = [
     "cast",
     "constant",
     "function",
+    "nest",
     "ones",
     "print",
     "range",

@@ -42,10 +42,11 @@ def _one_child(cases: list[Case], seconds: float) -> Iterator[Outcome]:
                 count += 1
         if count < len(cases):
             errors.seek(0)
-            yield _death(child.returncode, errors.read())
+            yield death(child.returncode, errors.read())
 
 
-def _death(status: int, errors: str) -> Outcome:
+def death(status: int, errors: str) -> Outcome:
+    """The outcome for a child that ended by itself with this status and these last words."""
     if "Timeout (" in errors:
         return Outcome({"hang": True}, errors[errors.rindex("Timeout (") :])
     start = max(errors.rfind("Fatal Python error"), 0)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distribute.devices import LogicalCpus
 from tests.conformance import oracle_helpers, tensorflow_names
 from tests.conformance.cases import Case
 
@@ -42,13 +43,13 @@ class Outcome:
         return bool(self.trace)
 
 
-def run(case: Case) -> Outcome:
-    """Executes the program of `case` in this process."""
+def run(case: Case, **given: Any) -> Outcome:
+    """Executes the program of `case` in this process; what is `given` are names that it knows."""
     file = f"<{case.id}>"
     linecache.cache[file] = (len(case.source), None, case.source.splitlines(True), file)
-    with _quiet(), _own_temporary_folder():
+    with _quiet(), _own_temporary_folder(), _logical_cpus(8):
         try:
-            names = _names()
+            names = _names() | given
             exec(compile(case.source, file, "exec"), names)
             return Outcome(_plain(oracle_helpers.J(names["out"])))
         except Exception as error:
@@ -73,6 +74,16 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def _logical_cpus(count: int) -> Iterator[None]:
+    """As many as TensorFlow had when it answered."""
+    before, LogicalCpus.count = LogicalCpus.count, count
+    try:
+        yield
+    finally:
+        LogicalCpus.count = before
 
 
 @contextmanager

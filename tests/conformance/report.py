@@ -8,12 +8,14 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from tests.conformance import deviations
 from tests.conformance.apart import run_apart
 from tests.conformance.cases import Case, load
 from tests.conformance.programs import Outcome
+from tests.conformance.together import run_together
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     counts: Counter[str] = Counter()
     answers: dict[str, Any] = {}
     chosen = [case for case in load() if options.substring in case.id]
-    for case, outcome in run_apart(chosen, options.seconds):
+    for case, outcome in _outcomes(chosen, options.seconds):
         faults = deviations.faults(case, outcome, rows, pins)
         word = _word(outcome, faults)
         counts[word] += 1
@@ -34,6 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
         for line in deviations.pin_missing(answers, rows, pins):
             print("pinned", line)
     return int(counts["pass"] < len(chosen))
+
+
+def _outcomes(cases: list[Case], seconds: float) -> Iterator[tuple[Case, Outcome]]:
+    yield from run_apart([case for case in cases if case.workers == 1], seconds)
+    for workers in sorted({case.workers for case in cases} - {1}):
+        yield from run_together([case for case in cases if case.workers == workers], seconds)
 
 
 def describe(case: Case, outcome: Outcome, faults: list[str]) -> str:

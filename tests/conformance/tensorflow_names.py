@@ -5,11 +5,11 @@ product does; these are the small tensor operations that a user would write in N
 """
 
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from penstock import errors
 from penstock.element.ragged import Ragged
@@ -35,37 +35,6 @@ class Names:
 def namespace() -> Names:
     """What a program sees as `tf`."""
     return Names(importlib.import_module("penstock"), EXTRA)
-
-
-class Variable(NDArrayOperatorsMixin):
-    """A value that can be assigned; in arithmetic it is the value."""
-
-    def __init__(self, initial_value: Any, dtype: Any = None, **_: Any) -> None:
-        self.value = tensor(initial_value) if dtype is None else cast(initial_value, dtype)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.asarray(self.value).dtype
-
-    def assign(self, value: Any) -> Any:
-        self.value = cast(value, self.dtype)
-        return self.value
-
-    def assign_add(self, delta: Any) -> Any:
-        return self.assign(self.value + delta)
-
-    def assign_sub(self, delta: Any) -> Any:
-        return self.assign(self.value - delta)
-
-    def numpy(self) -> Any:
-        return self.value
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(self.value, dtype)
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-        values = [one.value if isinstance(one, Variable) else one for one in inputs]
-        return getattr(ufunc, method)(*values, **keywords)
 
 
 def tensor(value: Any) -> Any:
@@ -162,6 +131,47 @@ def _ragged(values: Any, rows: Sequence[Any]) -> Any:
     return Ragged(values, np.cumsum([0, *(len(row) for row in rows)], dtype=np.int64))
 
 
+def read_file(filename: bytes) -> bytes:
+    with open(filename, "rb") as file:
+        return file.read()
+
+
+class Checkpoint:
+    """Variables and iterators by their names, in a file."""
+
+    def __init__(self, **parts: Any) -> None:
+        self._parts = parts
+
+    def save(self, prefix: str) -> str:
+        arrays = {f"{name}{VALUE}": _saved(one) for name, one in self._parts.items()}
+        np.savez(path := f"{prefix}-1.npz", **arrays)
+        return path
+
+    def restore(self, path: str) -> None:
+        with np.load(path) as arrays:
+            for name, one in self._parts.items():
+                _restore(one, arrays[f"{name}{VALUE}"])
+
+
+def _saved(part: Any) -> Any:
+    return json.dumps(part.state_dict()) if hasattr(part, "state_dict") else part.numpy()
+
+
+def _restore(part: Any, value: Any) -> None:
+    if hasattr(part, "load_state_dict"):
+        part.load_state_dict(json.loads(str(value)))
+    else:
+        part.assign(value)
+
+
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def list_variables(path: str) -> list[tuple[str, list[int]]]:
+    with np.load(path) as arrays:
+        return [(name, list(arrays[name].shape)) for name in arrays]
+
+
 def no_sparse(*_: Any, **__: Any) -> Any:
     raise errors.UnimplementedError(
         "tf.sparse: penstock has no sparse tensors; use ragged or dense"
@@ -169,7 +179,7 @@ def no_sparse(*_: Any, **__: Any) -> Any:
 
 
 EXTRA: dict[str, Any] = {
-    "Variable": Variable,
+    "add": lambda x, y: np.add(tensor(x), tensor(y)),
     "concat": concat,
     "cond": cond,
     "convert_to_tensor": tensor,
@@ -179,7 +189,9 @@ EXTRA: dict[str, Any] = {
     "py_function": py_function,
     "reshape": reshape,
     "debugging": {"check_numerics": check_numerics},
+    "io": {"read_file": read_file},
     "ragged": {"constant": ragged_constant, "range": ragged_range},
     "sparse": {"from_dense": no_sparse},
     "strings": {"as_string": as_string},
+    "train": {"Checkpoint": Checkpoint, "list_variables": list_variables},
 }

@@ -186,8 +186,8 @@ def test_a_program_sees_helpers_modules_and_its_own_temporary_folder() -> None:
 
 
 def test_a_crash_and_a_hang_are_answers() -> None:
-    crash = apart._death(-11, "Fatal Python error")
-    hang = apart._death(1, "noise\nTimeout (0:00:20)!\nThread 0x1")
+    crash = apart.death(-11, "Fatal Python error")
+    hang = apart.death(1, "noise\nTimeout (0:00:20)!\nThread 0x1")
     assert (crash.answer, hang.answer) == ({"crash": True, "rc": -11}, {"hang": True})
     assert hang.trace.startswith("Timeout")
 
@@ -231,11 +231,14 @@ def test_ragged_values_are_rows() -> None:
     assert (counted.values.dtype, counted.to_list()) == (np.int64, [[], [0, 1]])
 
 
-def test_a_variable_is_its_value_in_arithmetic() -> None:
-    variable = tensorflow_names.Variable(5, dtype=np.int64)
-    assert (np.int64(1) + variable, variable * 2) == (6, 10)
-    assert [variable.assign_add(1), variable.assign_sub(3), variable.numpy()] == [6, 3, 3]
-    assert np.asarray(variable).dtype == np.int64
+def test_a_checkpoint_keeps_variables_by_their_names(tmp_path: Path) -> None:
+    names = tensorflow_names.namespace()
+    variable = names.Variable([1.0, 2.0])
+    path = names.train.Checkpoint(v=variable).save(str(tmp_path / "c"))
+    variable.assign([3.0, 4.0])
+    names.train.Checkpoint(v=variable).restore(path)
+    assert variable.numpy().tolist() == [1.0, 2.0]
+    assert names.train.list_variables(path) == [("v/.ATTRIBUTES/VARIABLE_VALUE", [2])]
 
 
 def test_what_a_program_checks_fails_as_tensorflow_would() -> None:
@@ -247,10 +250,3 @@ def test_what_a_program_checks_fails_as_tensorflow_would() -> None:
         tensorflow_names.check_numerics(np.float32(np.inf), "m")
     with pytest.raises(errors.UnimplementedError, match="penstock has no sparse tensors"):
         tensorflow_names.no_sparse([[0, 1]])
-
-
-def test_helpers_of_other_areas_say_that_they_are_missing() -> None:
-    with pytest.raises(NotImplementedError, match="auto_shard"):
-        oracle_helpers.auto_shard(None, 2, 0)
-    with pytest.raises(NotImplementedError, match="worker_stream"):
-        oracle_helpers.worker_stream(None, 2, 1, 0)

@@ -1,5 +1,7 @@
 """Every program of the oracle, asked of penstock."""
 
+from functools import cache
+
 import pytest
 
 from tests.conformance.apart import run_apart
@@ -7,11 +9,21 @@ from tests.conformance.cases import Case, load
 from tests.conformance.deviations import faults, listed, pinned
 from tests.conformance.programs import Outcome, run
 from tests.conformance.report import describe
+from tests.conformance.together import run_together
 
 ROWS, PINNED = listed(), pinned()
 
 
+@cache
+def outcomes_of(workers: int) -> dict[str, Outcome]:
+    """Of all programs for so many processes: these take long to start, and then run them all."""
+    cases = [case for case in load() if case.workers == workers]
+    return {case.id: outcome for case, outcome in run_together(cases)}
+
+
 def outcome_of(case: Case) -> Outcome:
+    if case.workers > 1:
+        return outcomes_of(case.workers)[case.id]
     return next(run_apart([case]))[1] if case.own_process else run(case)
 
 

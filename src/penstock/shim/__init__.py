@@ -5,6 +5,7 @@ bytes). No more than that: inside a pipeline users write NumPy, torch or jax. Ar
 steer TensorFlow (`name`, `jit_compile`, ...) are accepted and change nothing.
 """
 
+from penstock.shim import nest
 from penstock.shim.arrays import (
     cast,
     constant,
@@ -31,4 +32,5 @@ __all__ = [
     "reduce_sum",
     "reduce_mean",
     "print",
+    "nest",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.dtypes import DType, as_dtype
+from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 from penstock.shim.literals import cast_array, converted, dtype_of, leaf_of, scalar, typed
 
@@ -141,8 +142,10 @@ def square(x: Any, name: str | None = None) -> Any:
         return np.square(_numbers("square", x))
 
 
-def _numbers(call: str, value: Any) -> Any:
-    leaf = leaf_of(call, value)
+def _numbers(call: str, value: Any, axis: Any = 0) -> Any:
+    """A value as numbers; those of ragged rows, if no axis matters."""
+    ragged = isinstance(value, Ragged) and axis is None
+    leaf = leaf_of(call, value.flat_values if ragged else value)
     if dtype_of(leaf).is_bool or dtype_of(leaf) == "string":
         name = dtype_of(leaf).name
         raise InvalidArgumentError(f"{call}: needs numbers, got {name}; use cast or NumPy")
@@ -157,7 +160,7 @@ def reduce_sum(
     >>> reduce_sum([[1, 2], [3, 4]], axis=0)
     array([4, 6], dtype=int32)
     """
-    numbers = _numbers("reduce_sum", input_tensor)
+    numbers = _numbers("reduce_sum", input_tensor, axis)
     return _sum("reduce_sum", numbers, axis, keepdims, numbers.dtype)
 
 
@@ -169,7 +172,7 @@ def reduce_mean(
     >>> reduce_mean([1, 2]), reduce_mean([1.0, 2.0])
     (np.int32(1), np.float32(1.5))
     """
-    numbers = _numbers("reduce_mean", input_tensor)
+    numbers = _numbers("reduce_mean", input_tensor, axis)
     dtype = dtype_of(numbers)
     wide = np.float32 if dtype.is_floating and dtype.size == 2 else numbers.dtype
     total = _sum("reduce_mean", numbers, axis, keepdims, wide)

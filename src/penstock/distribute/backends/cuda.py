@@ -1,0 +1,234 @@
+"""CUDA's driver, for what frameworks do not offer: a GPU that reads the host's memory by itself.
+
+Memory must be locked before a GPU may read it. A large array of the user's is locked when it is
+first read and stays so as long as it lives; locking it anew in every epoch would take seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.backends.moving import Array
+
+_PORTABLE = 1
+_IN_STREAM_ORDER = 1
+_NON_BLOCKING = 1
+_WITHOUT_SPINNING = 1 | 2  # And without taking the time.
+
+
+class _Attributes(ctypes.Structure):
+    """How a batch of copies reads and writes (`CUmemcpyAttributes`)."""
+
+    _fields_ = (
+        ("order", c_int),
+        ("source", c_int * 2),
+        ("destination", c_int * 2),
+        ("flags", c_uint),
+    )
+
+
+class Driver:
+    """The calls of libcuda that are needed, on GPUs by their number."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._contexts: dict[int, c_void_p] = {}
+        newer, older = (
+            getattr(library, name, None) for name in ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync")
+        )
+        # The older one also wants a place to say which of the copies failed.
+        self._batch: Any = newer or older
+        self._failed = () if newer else (byref(c_size_t()),)
+        library.cuInit(0)
+
+    @contextmanager
+    def on(self, gpu: int) -> Iterator[None]:
+        """While it is entered, the calling thread works with a GPU as the frameworks do."""
+        if gpu not in self._contexts:
+            context = c_void_p()
+            self._library.cuDevicePrimaryCtxRetain(byref(context), c_int(gpu))
+            self._contexts[gpu] = context
+        self._library.cuCtxPushCurrent_v2(self._contexts[gpu])
+        try:
+            yield
+        finally:
+            self._library.cuCtxPopCurrent_v2(byref(c_void_p()))
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether it has `copy_rows`; drivers since CUDA 12.8 do."""
+        return self._batch is not None
+
+    def copy_rows(self, to: Array, sources: Array, sizes: Array, stream: int) -> bool:
+        """Begins copies from locked memory, given by addresses and bytes; whether it could."""
+        attributes = _Attributes(_IN_STREAM_ORDER)
+        status = self._batch(
+            _pointer(to),
+            _pointer(sources),
+            _pointer(sizes),
+            c_size_t(len(sizes)),
+            byref(attributes),
+            byref(c_size_t(0)),
+            c_size_t(1),
+            *self._failed,
+            c_void_p(stream),
+        )
+        return bool(status == 0)
+
+    def copy(self, source: int, nbytes: int, to: int, stream: int) -> bool:
+        """Begins a copy from locked memory to a GPU's; whether it could."""
+        call = self._library.cuMemcpyHtoDAsync_v2
+        status = call(c_uint64(to), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
+        return bool(status == 0)
+
+    def lock(self, address: int, nbytes: int) -> bool:
+        """Lets all GPUs read some memory; whether that was possible."""
+        call = self._library.cuMemHostRegister_v2
+        return bool(call(c_void_p(address), c_size_t(nbytes), c_uint(_PORTABLE)) == 0)
+
+    def unlock(self, address: int) -> None:
+        self._library.cuMemHostUnregister(c_void_p(address))
+
+    def stream(self) -> int:
+        made = c_void_p()
+        self._library.cuStreamCreate(byref(made), c_uint(_NON_BLOCKING))
+        return int(made.value or 0)
+
+    def mark(self, gpu: int, stream: int) -> Mark:
+        """Marks what was begun on a stream until now."""
+        made = c_void_p()
+        with self.on(gpu):
+            self._library.cuEventCreate(byref(made), c_uint(_WITHOUT_SPINNING))
+            self._library.cuEventRecord(made, c_void_p(stream))
+        return Mark(self, gpu, made)
+
+    def is_passed(self, event: c_void_p) -> bool:
+        return bool(self._library.cuEventQuery(event) == 0)
+
+    def wait_for(self, event: c_void_p) -> None:
+        self._library.cuEventSynchronize(event)
+
+    def forget(self, event: c_void_p) -> None:
+        self._library.cuEventDestroy_v2(event)
+
+    def wait(self) -> None:
+        """Waits for everything that was begun on the GPUs that were ever entered."""
+        for gpu in tuple(self._contexts):
+            with self.on(gpu):
+                self._library.cuCtxSynchronize()
+
+
+class Mark:
+    """Some work of a GPU: all that was begun on a stream before a moment."""
+
+    def __init__(self, driver: Driver, gpu: int, event: c_void_p) -> None:
+        self._driver, self._gpu, self._event = driver, gpu, event
+        weakref.finalize(self, driver.forget, event).atexit = False
+
+    def passed(self) -> bool:
+        """Whether it is done."""
+        with self._driver.on(self._gpu):
+            return self._driver.is_passed(self._event)
+
+    def wait(self) -> None:
+        with self._driver.on(self._gpu):
+            self._driver.wait_for(self._event)
+
+
+def _pointer(array: Array) -> c_void_p:
+    return c_void_p(_address(array))
+
+
+@lru_cache(maxsize=1)
+def driver() -> Driver | None:
+    """The driver of this machine's GPUs; None without one."""
+    try:
+        return Driver(ctypes.CDLL("libcuda.so.1"))
+    except OSError:
+        return None
+
+
+class Locked:
+    """Arrays of the user's that GPUs may read, each until it is gone.
+
+    When a process forks, the kernel copies all locked memory for the child, so before that it is
+    unlocked; it is locked again when it is next asked for.
+    """
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        """Held by whoever begins copies, so that nothing is unlocked under them."""
+        self._places: dict[int, tuple[int, Driver]] = {}
+
+    def lock(self, array: Array, driver: Driver) -> bool:
+        """Whether GPUs may read this array; true at least as long as the mutex is held."""
+        whole, owner = _origin(array)
+        if whole.nbytes > _memory() // 2:
+            whole = array
+        address, nbytes = _address(whole), whole.nbytes
+        with self.mutex:
+            if address in self._places:
+                return self._places[address][0] == nbytes
+            fits = owner is not None and array.flags.c_contiguous and nbytes <= _memory() // 2
+            if not fits or not driver.lock(address, nbytes):
+                return False
+            self._places[address] = (nbytes, driver)
+            weakref.finalize(owner, self._unlock, address).atexit = False
+            return True
+
+    def _unlock(self, address: int) -> None:
+        with self.mutex:
+            if address in self._places:
+                self._places.pop(address)[1].unlock(address)
+
+    def before_fork(self) -> None:
+        self.mutex.acquire()
+        for driver in {driver for _, driver in self._places.values()}:
+            driver.wait()
+        for address in tuple(self._places):
+            self._unlock(address)
+
+    def after_fork(self) -> None:
+        self.mutex.release()
+
+
+LOCKED = Locked()
+os.register_at_fork(
+    before=LOCKED.before_fork,
+    after_in_parent=LOCKED.after_fork,
+    after_in_child=LOCKED.after_fork,
+)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _origin(array: Array) -> tuple[Array, Any]:
+    """The array that it is a part of, and whoever the memory goes away with.
+
+    That is None if it is a file, or not to be known.
+    """
+    while isinstance(array.base, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    owner = array if array.base is None else array.base
+    try:
+        weakref.ref(owner)
+    except TypeError:
+        return array, None
+    return array, None if isinstance(array, np.memmap) else owner
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,130 @@
+"""The jax backend: arrays on JAX's devices.
+
+Without `jax_enable_x64`, JAX has no 64-bit numbers: they arrive narrowed to 32 bits, without a
+warning. On the CPU JAX lives in NumPy's memory where it can, so it is handed only what nobody else
+has: what the engine made for this step alone, or a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from penstock.distribute.backends import jax_global
+from penstock.distribute.backends.cuda import driver
+from penstock.distribute.backends.jax_compiled import run_compiled
+from penstock.distribute.backends.jax_cuda import JaxCudaDelivery
+from penstock.distribute.backends.moving import Array, ColumnDelivery, array_of, keeps, native
+from penstock.distribute.values.per_replica import PerReplica
+
+_KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
+
+_NVIDIA = ("gpu", "cuda")
+
+_THREADS_OWN = (
+    "enable_x64 disable_jit default_device default_matmul_precision debug_nans debug_infs "
+    "numpy_dtype_promotion numpy_rank_promotion"
+).split()
+"""What `jax.config` keeps for each thread by itself, by the name of its context manager."""
+
+
+class JaxBackend:
+    name = "jax"
+
+    def handles(self, kind: str) -> Sequence[jax.Device]:
+        devices = jax.local_devices(backend="cpu") if kind == "CPU" else jax.local_devices()
+        return tuple(device for device in devices if _KINDS.get(device.platform) == kind)
+
+    def named(self, device: object) -> tuple[str, int] | None:
+        if not isinstance(device, jax.Device):
+            return None
+        kind = _KINDS.get(device.platform, "")
+        handles = self.handles(kind)
+        return (kind, handles.index(device)) if device in handles else None
+
+    def put(self, value: Any, handle: jax.Device) -> Any:
+        if isinstance(value, jax.Array):
+            return jax.device_put(value, handle)
+        array = array_of(value)
+        return value if array is None else jax.device_put(native(array.copy()), handle)
+
+    def delivery(
+        self, handles: Sequence[jax.Device], columns: Sequence[int], ahead: int
+    ) -> ColumnDelivery:
+        cuda = driver() if all(handle.platform in _NVIDIA for handle in handles) else None
+        if cuda is not None:
+            return JaxCudaDelivery(handles, columns, ahead, cuda)
+        return ColumnDelivery(handles, columns, _moved)
+
+    def numpy(self, tensor: Any) -> Any:
+        return np.asarray(tensor)[()] if isinstance(tensor, jax.Array) else tensor
+
+    def is_tensor(self, value: object) -> bool:
+        return isinstance(value, jax.Array)
+
+    def add(self, tensors: Sequence[jax.Array], handle: jax.Device) -> jax.Array:
+        total: jax.Array = jax.device_put(tensors[0], handle)
+        for tensor in tensors[1:]:
+            total = jnp.add(total, jax.device_put(tensor, handle))
+        return total
+
+    def sum(self, tensor: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+        total: jax.Array = jnp.sum(tensor, axis, dtype=tensor.dtype)
+        return total
+
+    def divide(self, tensor: jax.Array, count: float) -> jax.Array:
+        whole = jnp.issubdtype(tensor.dtype, jnp.integer)
+        dtype = jnp.result_type(float) if whole else tensor.dtype
+        return jnp.true_divide(tensor.astype(dtype), count).astype(dtype)
+
+    def concatenate(self, tensors: Sequence[jax.Array], axis: int, handle: jax.Device) -> jax.Array:
+        return jnp.concatenate([jax.device_put(tensor, handle) for tensor in tensors], axis)
+
+    def computing(self, handle: jax.Device) -> AbstractContextManager[Any]:
+        entered: AbstractContextManager[Any] = jax.default_device(handle)
+        return entered
+
+    def run_compiled(
+        self, strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """`Strategy.run(..., jit=True)`."""
+        return run_compiled(strategy, fn, args, kwargs)
+
+    def to_global(self, value: Any, axis: int) -> Any:
+        return jax_global.to_global(value, axis)
+
+    def from_global(self, array: Any) -> PerReplica:
+        return jax_global.from_global(array)
+
+    def carried(self) -> AbstractContextManager[Any]:
+        return _JaxSettings()
+
+
+def _moved(array: Array, alone: bool, handle: jax.Device) -> Sequence[jax.Array]:
+    if not keeps(array, alone) and handle.platform == "cpu":
+        array = native(array).copy()
+    rows: list[jax.Array] = jax.device_put(list(native(array)), handle)
+    return rows
+
+
+class _JaxSettings:
+    """What JAX keeps for each thread by itself, as the thread has it that makes this object."""
+
+    def __init__(self) -> None:
+        self._entries = ExitStack()
+        self._values = [(name, getattr(jax.config, f"jax_{name}")) for name in _THREADS_OWN]
+
+    def __enter__(self) -> None:
+        for name, value in self._values:
+            self._entries.enter_context(getattr(jax, name)(value))
+
+    def __exit__(self, *_: object) -> None:
+        self._entries.close()
+
+
+BACKEND = JaxBackend()

@@ -1,0 +1,115 @@
+"""Values of replicas and JAX's global arrays: the same memory, seen in two ways.
+
+A global array is one array whose pieces lie on the devices of a mesh. Nothing here copies: a
+replica's value *is* the piece on its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax as jax_module
+import numpy as np
+
+from penstock.distribute.values.per_replica import DistributedValues, Mirrored, PerReplica
+from penstock.distribute.values.trees import map_leaves
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+# Its own annotations are incomplete.
+jax: Any = jax_module
+
+AXIS = "replica"
+"""The name of the mesh's only axis."""
+
+
+def to_global(value: Any, axis: int = 0) -> Any:
+    """What the replicas of this process have, as global arrays over their devices.
+
+    Args:
+        value: A `PerReplica` of arrays of one shape, which are joined along `axis`, or a
+            `Mirrored`, which is on every device as a whole; or a tree of them.
+        axis: The axis that the devices divide among them.
+
+    Returns:
+        The same tree with a `jax.Array`, of a `NamedSharding` over the mesh axis "replica", at
+        every place where a distributed value was.
+    """
+    return map_leaves(lambda leaf: _joined(leaf, axis), value)
+
+
+def from_global(array: Any) -> PerReplica:
+    """The pieces of a global array that lie on this process's devices, in the mesh's order."""
+    if not isinstance(array, jax.Array):
+        raise InvalidTypeError(f"from_global: needs a jax.Array, got {array!r:.60}")
+    return PerReplica(pieces(array))
+
+
+def pieces(array: Any) -> list[Any]:
+    """This process's pieces of a global array."""
+    return [shard.data for shard in array.addressable_shards]
+
+
+def _joined(leaf: Any, axis: int) -> Any:
+    if not isinstance(leaf, DistributedValues):
+        return leaf
+    for value in leaf.values:
+        if not isinstance(value, jax.Array) or len(value.devices()) != 1:
+            raise InvalidTypeError(
+                f"to_global: needs arrays of JAX that lie on one device each, got {value!r:.60}; "
+                "use a strategy with backend='jax'"
+            )
+    mesh = mesh_of([next(iter(value.devices())) for value in leaf.values], "to_global")
+    if isinstance(leaf, Mirrored):
+        return _whole(leaf.values, _spread_over(mesh))
+    check_alike(leaf.values, "to_global", "the replicas' values")
+    shape = leaf.values[0].shape
+    if not -len(shape) <= axis < len(shape):
+        raise InvalidArgumentError(
+            f"to_global: axis {axis} does not fit values of shape {shape}; give single numbers "
+            "an axis first, with value[None]"
+        )
+    return along(leaf.values, axis % len(shape), mesh)
+
+
+def mesh_of(devices: Sequence[Any], call: str) -> Any:
+    """The mesh of some devices; every replica must have one of its own."""
+    if len(set(devices)) < len(devices):
+        raise InvalidArgumentError(
+            f"{call}: several replicas share a device ({', '.join(map(str, devices))}), but a "
+            "program of JAX runs once on each; name devices that are there (for more CPUs set "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is imported)"
+        )
+    return jax.sharding.Mesh(np.array(devices), (AXIS,))
+
+
+def check_alike(values: Sequence[Any], call: str, what: str) -> None:
+    """Refuses arrays of different shapes or dtypes."""
+    kinds = [(tuple(value.shape), str(value.dtype)) for value in values]
+    if any(kind != kinds[0] for kind in kinds):
+        shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
+        raise InvalidArgumentError(
+            f"{call}: {what} are of different shapes or dtypes, {shown}; for batches, "
+            "InputOptions(last_batch='pad') gives every replica as many rows in every step"
+        )
+
+
+def along(values: Sequence[Any], axis: int, mesh: Any) -> Any:
+    """Arrays of one shape, on this process's devices of the mesh, joined along an axis."""
+    shape = list(values[0].shape)
+    shape[axis] *= mesh.size
+    sharding = _spread_over(mesh, *[None] * axis, AXIS)
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(values))
+
+
+def _whole(values: Sequence[Any], sharding: Any) -> Any:
+    return jax.make_array_from_single_device_arrays(values[0].shape, sharding, list(values))
+
+
+def everywhere(values: Sequence[Any], mesh: Any) -> Any:
+    """One array, of which every device of the mesh has a copy."""
+    return _whole(values, _spread_over(mesh))
+
+
+def _spread_over(mesh: Any, *axes: str | None) -> Any:
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))

@@ -1,0 +1,79 @@
+"""The numpy backend: every device is a logical one, and its tensors are NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+
+
+class NumpyDelivery:
+    """Nothing has to move."""
+
+    def of_rows(self, rows: Chunk) -> None:
+        return None
+
+    def send(self, chunk: Chunk) -> Chunk:
+        return chunk
+
+    def receive(self, values: list[Any]) -> list[Any]:
+        return values
+
+    def close(self) -> None:
+        pass
+
+
+class NumpyBackend:
+    name = "numpy"
+
+    def handles(self, kind: str) -> Sequence[None]:
+        return (None,) if kind == "CPU" else ()
+
+    def named(self, device: object) -> tuple[str, int] | None:
+        return None
+
+    def put(self, value: Any, handle: None) -> Any:
+        return value
+
+    def delivery(
+        self, handles: Sequence[None], columns: Sequence[int], ahead: int
+    ) -> NumpyDelivery:
+        return NumpyDelivery()
+
+    def numpy(self, tensor: Any) -> Any:
+        return tensor
+
+    def is_tensor(self, value: object) -> bool:
+        return isinstance(value, np.ndarray | np.generic)
+
+    def add(self, tensors: Sequence[Any], handle: None) -> Any:
+        total = tensors[0]
+        for tensor in tensors[1:]:
+            total = np.add(total, tensor)
+        return total
+
+    def sum(self, tensor: Any, axis: int | tuple[int, ...]) -> Any:
+        array = np.asarray(tensor)
+        return array.sum(axis, dtype=array.dtype)
+
+    def divide(self, tensor: Any, count: float) -> Any:
+        array = np.asarray(tensor)
+        dtype = np.float64 if array.dtype.kind in "iu" else array.dtype
+        with np.errstate(invalid="ignore"):  # The mean of nothing is no number, and no surprise.
+            return np.true_divide(array, count).astype(dtype)[()]
+
+    def concatenate(self, tensors: Sequence[Any], axis: int, handle: None) -> Any:
+        return np.concatenate(tensors, axis)
+
+    def computing(self, handle: None) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def carried(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+BACKEND = NumpyBackend()

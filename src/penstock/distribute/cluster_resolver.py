@@ -1,0 +1,243 @@
+"""Resolvers, one per launcher: explicit arguments, `TF_CONFIG`, torchrun's and Slurm's variables.
+
+An environment is handed in (else it is the process's) and read once, when the resolver is made;
+variables that are half set or contradict each other are errors that say which.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.distribute.workers.cluster import ClusterResolver, ClusterSpec, membership
+from penstock.distribute.workers.nodelists import expand_counts, expand_nodes
+from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
+
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TorchrunClusterResolver",
+    "find_resolver",
+]
+
+Environment = Mapping[str, str]
+
+# Above the ports that Linux gives to outgoing connections: nobody gets one of these by chance.
+SLURM_PORTS = range(61000, 65000)
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """Explicit arguments: a cluster, or just the workers' addresses, and which task this is.
+
+    >>> SimpleClusterResolver(["a:1", "b:1"], task_id=1).master()
+    'a:1'
+    """
+
+    def __init__(
+        self,
+        cluster_spec: Any,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        listed = isinstance(cluster_spec, list | tuple)
+        self._spec = ClusterSpec({"worker": cluster_spec} if listed else cluster_spec)
+        self._master = master
+        self.task_type = "worker" if listed and task_type is None else task_type
+        self.task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        if task_type is None and self._master:
+            return self._master
+        return super().master(task_type, task_id, rpc_layer)
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """`TF_CONFIG`: JSON with `cluster` (addresses by job) and `task` (type and index).
+
+    >>> config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    >>> resolver = TFConfigClusterResolver(environ={"TF_CONFIG": config})
+    >>> resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    (ClusterSpec({'worker': ['a:1', 'b:1']}), 'worker', 1)
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        *,
+        environ: Environment | None = None,
+    ) -> None:
+        config = _tf_config(os.environ if environ is None else environ)
+        self._spec = ClusterSpec(config.get("cluster") or {})
+        task = config.get("task") or {}
+        if not isinstance(task, dict):
+            raise InvalidTypeError(
+                f"TF_CONFIG: task must be a dict with type and index, got {task!r}"
+            )
+        self.task_type = task_type if task_type is not None else task.get("type")
+        index = task_id if task_id is not None else task.get("index")
+        self.task_id = None if index is None else _number(str(index), "TF_CONFIG: task.index")
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+
+def _tf_config(environ: Environment) -> dict[str, Any]:
+    text = environ.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(f"TF_CONFIG: is not JSON ({error}): {text!r}") from None
+    if not isinstance(config, dict):
+        raise InvalidTypeError(f"TF_CONFIG: must be a dict with cluster and task, got {text!r}")
+    return config
+
+
+class TorchrunClusterResolver(ClusterResolver):
+    """torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; perhaps LOCAL_RANK.
+
+    torchrun tells only where worker 0 is: the other addresses of `cluster_spec()` are empty.
+
+    >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    >>> TorchrunClusterResolver(environ=environ).cluster_spec()
+    ClusterSpec({'worker': ['a:1', '']})
+    """
+
+    task_type = "worker"
+
+    def __init__(self, *, environ: Environment | None = None) -> None:
+        given = os.environ if environ is None else environ
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        rank, size, host, port = _needed(given, needed, "torchrun")
+        workers = _number(size, "WORLD_SIZE")
+        self.task_id = _below(_number(rank, "RANK"), workers, "RANK", "WORLD_SIZE")
+        self._spec = ClusterSpec({"worker": [f"{host}:{port}"] + [""] * (workers - 1)})
+        self.local = _local(given, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+
+class SlurmClusterResolver(ClusterResolver):
+    """Slurm's variables of a step that srun started: every task of it is a worker.
+
+    Ports follow from the job's number, so that two jobs on one machine do not meet; `port_base`
+    says otherwise. Addresses other than worker 0's suppose that tasks were dealt out by blocks.
+
+    >>> environ = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_STEP_NODELIST": "n[1-3]"}
+    >>> SlurmClusterResolver(8888, environ=environ).cluster_spec()
+    ClusterSpec({'worker': ['n1:8888', 'n2:8888', 'n3:8888']})
+    """
+
+    task_type = "worker"
+
+    def __init__(self, port_base: int | None = None, *, environ: Environment | None = None) -> None:
+        given = os.environ if environ is None else environ
+        count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
+        rank, size, nodes = _needed(given, ("SLURM_PROCID", count, "SLURM_STEP_NODELIST"), "Slurm")
+        workers = _number(size, count)
+        self.task_id = _below(_number(rank, "SLURM_PROCID"), workers, "SLURM_PROCID", count)
+        port = _slurm_port(given) if port_base is None else port_base
+        hosts, counts = expand_nodes(nodes), _tasks_per_node(given, workers, nodes)
+        pairs = zip(hosts, counts, strict=True)
+        tasks = [f"{host}:{port + task}" for host, many in pairs for task in range(many)]
+        self._spec = ClusterSpec({"worker": tasks})
+        self.local = self._local(given, counts)
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+    @staticmethod
+    def _local(environ: Environment, counts: Sequence[int]) -> tuple[int, int] | None:
+        if "SLURM_LOCALID" not in environ or "SLURM_NODEID" not in environ:
+            return None
+        node = _number(environ["SLURM_NODEID"], "SLURM_NODEID")
+        _below(node, len(counts), "SLURM_NODEID", "the number of nodes")
+        return _number(environ["SLURM_LOCALID"], "SLURM_LOCALID"), counts[node]
+
+
+def _slurm_port(environ: Environment) -> int:
+    job = _number(environ.get("SLURM_JOB_ID", "0"), "SLURM_JOB_ID")
+    return SLURM_PORTS[job % len(SLURM_PORTS)]
+
+
+def _tasks_per_node(environ: Environment, workers: int, nodelist: str) -> list[int]:
+    nodes = len(expand_nodes(nodelist))
+    if "SLURM_STEP_TASKS_PER_NODE" in environ:
+        name = "SLURM_STEP_TASKS_PER_NODE"
+        counts = expand_counts(environ[name])
+    else:
+        name = "the number of tasks, dealt out evenly,"
+        counts = [workers // nodes + (node < workers % nodes) for node in range(nodes)]
+    if len(counts) != nodes or sum(counts) != workers:
+        raise DisagreementError(
+            f"Slurm: {name} gives {counts} tasks, but there are {workers} tasks on {nodes} node(s) "
+            f"({nodelist}); start the step with srun, or pass a SimpleClusterResolver"
+        )
+    return counts
+
+
+def find_resolver(environ: Environment) -> ClusterResolver:
+    """The resolver for what this process was started by: TF_CONFIG, then torchrun, then Slurm."""
+    found: list[ClusterResolver] = []
+    if environ.get("TF_CONFIG"):
+        found.append(TFConfigClusterResolver(environ=environ))
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        found.append(TorchrunClusterResolver(environ=environ))
+    found = [resolver for resolver in found if resolver.cluster_spec()]
+    if len(found) == 2:
+        _check_agreement(*found)
+    # torchrun itself is often started by srun, one per machine: then Slurm counts the wrong thing.
+    if not found and "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ:
+        found.append(SlurmClusterResolver(environ=environ))
+    return found[0] if found else TFConfigClusterResolver(environ={})
+
+
+def _check_agreement(config: ClusterResolver, torchrun: ClusterResolver) -> None:
+    one, other = membership(config, "TF_CONFIG"), membership(torchrun, "torchrun")
+    if (one.worker, one.workers) != (other.worker, other.workers):
+        raise DisagreementError(
+            f"TF_CONFIG says worker {one.worker} of {one.workers}, but RANK and WORLD_SIZE say "
+            f"worker {other.worker} of {other.workers}; unset one of them, or pass a "
+            "cluster_resolver"
+        )
+
+
+def _needed(environ: Environment, names: Sequence[str], source: str) -> list[str]:
+    if missing := [name for name in names if not environ.get(name)]:
+        there = [name for name in names if environ.get(name)]
+        raise InvalidArgumentError(
+            f"{source}: {', '.join(missing)} not set, while {', '.join(there) or 'none'} is; "
+            f"a cluster needs {', '.join(names)}: set all of them or none"
+        )
+    return [environ[name] for name in names]
+
+
+def _number(text: str, name: str) -> int:
+    if not text.isdigit():
+        raise InvalidArgumentError(f"{name} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _below(number: int, limit: int, name: str, limit_name: str) -> int:
+    if number >= limit:
+        raise DisagreementError(f"{name} must be less than {limit_name}, got {number} and {limit}")
+    return number
+
+
+def _local(environ: Environment, index: str, count: str) -> tuple[int, int] | None:
+    if not environ.get(index) or not environ.get(count):
+        return None
+    size = _number(environ[count], count)
+    return _below(_number(environ[index], index), size, index, count), size

@@ -1,0 +1,209 @@
+"""Contexts: under which strategy the code runs that asks, and as which of its replicas.
+
+A standpoint is entered by `Strategy.scope` and by each replica of a run. It is a context variable,
+so that threads and tasks have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+
+Meeting = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""What `merge_call` of one replica does: it waits for the others, and gives the merged result."""
+
+
+class ReplicaContext:
+    """What the function given to `Strategy.run` may ask about the replica that it runs as.
+
+    `get_replica_context()` gives the one that is in force.
+    """
+
+    __slots__ = ("_id", "_index", "_meeting", "_strategy")
+
+    def __init__(
+        self,
+        strategy: Any,
+        replica_id_in_sync_group: int,
+        _meeting: Meeting | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._id = replica_id_in_sync_group
+        self._index = replica_id_in_sync_group - strategy._replicas.first
+        self._meeting = _meeting
+
+    @property
+    def strategy(self) -> Any:
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The replica's number among those of all processes."""
+        return self._id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        total: int = self._strategy.num_replicas_in_sync
+        return total
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The name of the device that this replica computes on."""
+        return (str(self._strategy._replicas.devices[self._index]),)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Waits for all replicas, then calls `merge_fn(strategy, *args, **kwargs)` once.
+
+        Arguments that differ between the replicas arrive as `PerReplica`; a `PerReplica` in the
+        result is handed back to each replica as its own value.
+        """
+        if not callable(merge_fn):
+            raise InvalidTypeError(
+                f"ReplicaContext.merge_call: needs a function to call, got {merge_fn!r}"
+            )
+        if self._meeting is None or get_replica_context() is not self:
+            raise FailedPreconditionError(
+                "ReplicaContext.merge_call: this is not the context of a replica that runs here; "
+                "call get_replica_context() inside the function given to Strategy.run"
+            )
+        return self._meeting(merge_fn, tuple(args), dict(kwargs or {}))
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """The sum or mean of every replica's value, for all of them; `value` may be a tree."""
+        return self.merge_call(
+            lambda strategy, value: strategy.extended._all_reduce(reduce_op, value), (value,)
+        )
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Every replica's value, one after the other along `axis`, for all of them."""
+        return self.merge_call(
+            lambda strategy, value: strategy.extended._all_gather(value, axis), (value,)
+        )
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext replica {self._id} of {self.num_replicas_in_sync}>"
+
+
+class Standpoint(NamedTuple):
+    """Under a strategy; as one of its replicas, or (None) as the one that sees them all."""
+
+    strategy: Any
+    replica: ReplicaContext | None
+
+
+_standpoint: ContextVar[Standpoint | None] = ContextVar("penstock_standpoint", default=None)
+_everywhere: ContextVar[Any] = ContextVar("penstock_strategy", default=None)
+
+
+class DefaultStandpoint:
+    """Where everybody is who has entered nothing; the default strategy puts itself here."""
+
+    standpoint: Standpoint
+
+
+class entered:  # noqa: N801 (used as a function; a class, because it is entered in every step)
+    """While it is entered, the code sees replicas from there."""
+
+    __slots__ = ("_standpoint", "_token")
+
+    def __init__(self, standpoint: Standpoint) -> None:
+        self._standpoint = standpoint
+
+    def __enter__(self) -> None:
+        self._token = _standpoint.set(self._standpoint)
+
+    def __exit__(self, *_: object) -> None:
+        _standpoint.reset(self._token)
+
+
+def here() -> Standpoint:
+    """The standpoint of the code that calls."""
+    standpoint = _standpoint.get()
+    if standpoint is not None:
+        return standpoint
+    strategy = _everywhere.get()
+    return DefaultStandpoint.standpoint if strategy is None else Standpoint(strategy, None)
+
+
+def get_strategy() -> Any:
+    """The strategy whose scope (or run) this is; outside of all, the default one.
+
+    >>> get_strategy().num_replicas_in_sync
+    1
+    """
+    return here().strategy
+
+
+def has_strategy() -> bool:
+    """Whether this is inside the scope (or run) of a strategy that is not the default one."""
+    return here().strategy is not DefaultStandpoint.standpoint.strategy
+
+
+def in_cross_replica_context() -> bool:
+    """Whether this code sees all replicas at once: under a scope, but not inside `run`."""
+    return here().replica is None
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The replica that this code runs as; None where it sees all of them.
+
+    >>> get_replica_context().replica_id_in_sync_group
+    0
+    """
+    return here().replica
+
+
+def local_index() -> int | None:
+    """The number, in this process, of the replica that runs here; None outside of `run`."""
+    standpoint = _standpoint.get()
+    return None if standpoint is None or standpoint.replica is None else standpoint.replica._index
+
+
+def experimental_set_strategy(strategy: Any) -> None:
+    """Makes a strategy the one that holds outside of every scope; None takes it away again."""
+    require_outside_run("experimental_set_strategy")
+    if strategy is not None and not hasattr(strategy, "_replicas"):
+        raise InvalidTypeError(
+            f"experimental_set_strategy: needs a strategy or None, got {strategy!r}"
+        )
+    _everywhere.set(None if strategy is DefaultStandpoint.standpoint.strategy else strategy)
+
+
+def require_outside_run(call: str) -> None:
+    """Refuses a call that sees all replicas from inside one of them."""
+    standpoint = _standpoint.get()
+    if standpoint is not None and standpoint.replica is not None:
+        raise FailedPreconditionError(
+            f"{call}: called inside Strategy.run, as replica {standpoint.replica._id}; "
+            "call it outside, or inside a function given to get_replica_context().merge_call"
+        )
+
+
+def require_own_scope(strategy: Any, call: str) -> None:
+    """Refuses a call of one strategy inside a run, or under the scope of another one."""
+    require_outside_run(call)
+    standpoint = here()
+    if standpoint.strategy is not strategy and standpoint is not DefaultStandpoint.standpoint:
+        raise FailedPreconditionError(
+            f"{call}: called under the scope of another strategy, and mixing strategies is "
+            "impossible; call it outside of that scope, or make that strategy's own"
+        )
+
+
+def require_cross_replica(strategy: Any, call: str) -> None:
+    """Refuses input calls inside a run (a ValueError) or under another strategy's scope."""
+    index = local_index()
+    if index is not None:
+        raise InvalidArgumentError(
+            f"{call}: called inside Strategy.run, as replica {index} of this process; take the "
+            "element outside and hand it to Strategy.run in args"
+        )
+    require_own_scope(strategy, call)

@@ -1,0 +1,228 @@
+"""Devices: names as in TensorFlow or as in the framework, and where they are on this machine.
+
+`resolve` is the only way from what a user wrote to devices. A framework is imported only if the
+user named it, by the backend or by one of its devices; what is installed decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.distribute.backends import Backend, load
+from penstock.errors import (
+    DisagreementError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OpError,
+)
+
+KINDS = ("CPU", "GPU", "TPU")
+LOCAL = "/job:localhost/replica:0/task:0"
+
+# The package that a device object comes from, and the backend that it means.
+FRAMEWORKS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}
+
+NAME = re.compile(
+    r"(?P<job>/job:(?P<job_name>\w+))?(/replica:\d+)?(/task:\d+)?/?"
+    r"(device:)?(?P<kind>[A-Za-z]+)(:(?P<index>\d+))?"
+)
+TORCH_NAME = re.compile(r"cuda(:\d+)?")
+PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place for a replica. `handle` is the framework's own device (None with numpy)."""
+
+    kind: str
+    index: int
+    handle: Any = None
+    task: str = LOCAL
+
+    @property
+    def name(self) -> str:
+        """`GPU:0`."""
+        return f"{self.kind}:{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.task}/device:{self.name}"
+
+
+@dataclass(frozen=True)
+class LogicalDevice:
+    """A device as strategies see it; several may share one real CPU."""
+
+    name: str
+    device_type: str
+
+
+class LogicalCpus:
+    """How many CPUs strategies see on this machine; None: as many as the backend has."""
+
+    count: int | None = None
+
+
+def resolve(devices: Any, backend: str | None, call: str) -> tuple[Backend, tuple[Device, ...]]:
+    """The backend and the devices that a user means; `call` is how errors name the caller.
+
+    >>> [str(device) for device in resolve(["CPU:1"], None, "MirroredStrategy")[1]]
+    ['/job:localhost/replica:0/task:0/device:CPU:1']
+    """
+    given = _listed(devices, call)
+    chosen = backend_named(backend_meant(devices, backend, call), call)
+    if not given:
+        return chosen, every(chosen)
+    _check_jobs(given, call)
+    names = [_kind_and_index(device, chosen, call) for device in given]
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise DisagreementError(
+            f"{call}: devices must differ, but {_joined(repeated)} is there more than once; "
+            "name each device once (CPU:0, CPU:1, ... are logical: there are as many as you name)"
+        )
+    return chosen, _placed(names, chosen, call)
+
+
+def backend_meant(devices: Any, backend: str | None, call: str) -> str:
+    """The name of the backend, by the argument or by the devices; loads nothing."""
+    return backend if backend is not None else _implied(_listed(devices, call), call)
+
+
+def backend_named(name: str, call: str) -> Backend:
+    """The backend of that name; `call` is how errors name the caller."""
+    try:
+        return load(name)
+    except OpError as error:
+        raise type(error)(f"{call}: {error}") from error.__cause__
+
+
+def every(backend: Backend) -> tuple[Device, ...]:
+    """The accelerators, if the backend has any, else all logical CPUs."""
+    for kind in ("GPU", "TPU"):
+        if handles := backend.handles(kind):
+            return tuple(Device(kind, index, handle) for index, handle in enumerate(handles))
+    count = LogicalCpus.count or len(backend.handles("CPU"))
+    return tuple(Device("CPU", index, _cpu(backend, index)) for index in range(count))
+
+
+def _listed(devices: Any, call: str) -> list[Any]:
+    if devices is None:
+        return []
+    if isinstance(devices, str) or _framework(devices) or isinstance(devices, LogicalDevice):
+        raise InvalidArgumentError(
+            f"{call}: devices must be a list, got {devices!r}; write [{devices!r}]"
+        )
+    if not isinstance(devices, Sequence):
+        raise InvalidTypeError(
+            f"{call}: devices must be a list of names such as 'GPU:0', got {devices!r}"
+        )
+    return [one.name if isinstance(one, LogicalDevice) else one for one in devices]
+
+
+def _framework(device: object) -> str | None:
+    """The backend that a device means by its type or its spelling; imports nothing."""
+    if isinstance(device, str):
+        return "torch" if TORCH_NAME.fullmatch(device) else None
+    return FRAMEWORKS.get(type(device).__module__.partition(".")[0])
+
+
+def _implied(devices: list[Any], call: str) -> str:
+    found = {name for device in devices if (name := _framework(device))}
+    if len(found) > 1:
+        raise InvalidArgumentError(
+            f"{call}: the devices {devices} belong to {' and '.join(sorted(found))}; "
+            "use those of one framework"
+        )
+    return found.pop() if found else "numpy"
+
+
+def _check_jobs(devices: list[Any], call: str) -> None:
+    matches = [NAME.fullmatch(device) for device in devices if isinstance(device, str)]
+    jobs = {match["job_name"] for match in matches if match}
+    if len(jobs) > 1:
+        raise FailedPreconditionError(
+            f"{call}: devices with and without a job cannot be mixed, got {devices}; "
+            "name all of them without one, such as 'CPU:0'"
+        )
+    if remote := jobs - {None, "localhost"}:
+        raise InvalidArgumentError(
+            f"{call}: job {remote.pop()!r} in {devices} is another process; "
+            "a strategy is given its own process's devices, such as 'CPU:0'"
+        )
+
+
+def _kind_and_index(device: Any, backend: Backend, call: str) -> tuple[str, int]:
+    if found := backend.named(device):
+        return found
+    if isinstance(device, str):
+        return _parsed(device, backend, call)
+    if _framework(device):
+        raise InvalidArgumentError(
+            f"{call}: {device!r} is no device of backend {backend.name!r}; leave backend out, "
+            "or name devices as 'CPU:0', 'GPU:1'"
+        )
+    raise InvalidTypeError(
+        f"{call}: a device is a name such as 'GPU:0' or a framework's device, got {device!r}"
+    )
+
+
+def _parsed(name: str, backend: Backend, call: str) -> tuple[str, int]:
+    match = NAME.fullmatch(name)
+    kind = match["kind"].upper() if match else ""
+    if match is None or kind not in KINDS:
+        raise InvalidArgumentError(
+            f"{call}: {name!r} is no device of backend {backend.name!r}; "
+            "write 'CPU:0', 'GPU:1' or 'TPU:0'"
+        )
+    return kind, int(match["index"] or 0)
+
+
+def _placed(names: Sequence[tuple[str, int]], backend: Backend, call: str) -> tuple[Device, ...]:
+    missing = [
+        (kind, index)
+        for kind, index in names
+        if kind != "CPU" and index >= len(backend.handles(kind))
+    ]
+    if missing:
+        _warn(missing, backend, call)
+    return tuple(
+        Device(kind, index, _cpu(backend, index))
+        if kind == "CPU" or (kind, index) in missing
+        else Device(kind, index, backend.handles(kind)[index])
+        for kind, index in names
+    )
+
+
+def _cpu(backend: Backend, index: int) -> Any:
+    """CPUs are logical: one that the framework lacks shares another's place."""
+    handles = backend.handles("CPU")
+    return handles[index % len(handles)]
+
+
+def _warn(missing: Sequence[tuple[str, int]], backend: Backend, call: str) -> None:
+    remedy = "; for real ones pass backend='torch' or 'jax'" if backend.name == "numpy" else ""
+    warnings.warn(
+        f"{call}: backend {backend.name!r} has no {_joined(missing)} on this machine; "
+        f"their replicas are logical ones on the CPU{remedy}",
+        stacklevel=_users_level(),
+    )
+
+
+def _users_level() -> int:
+    """The `stacklevel`, for a caller of this function, of the first frame outside of penstock."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _joined(names: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{kind}:{index}" for kind, index in names)

@@ -1,0 +1,113 @@
+"""`StrategyExtended`: the rarer calls of a strategy, for optimizers and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.distribute import reduce
+from penstock.distribute.context import require_own_scope
+from penstock.distribute.values.operators import acting
+from penstock.distribute.values.per_replica import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    regroup,
+    spread,
+)
+from penstock.distribute.values.trees import map_leaves
+from penstock.errors import InvalidTypeError
+
+
+class StrategyExtended:
+    """What `strategy.extended` gives."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._replicas = strategy._replicas
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the devices that this process's replicas compute on."""
+        return tuple(map(str, self._replicas.devices))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold the copies of variables: the same."""
+        return self.worker_devices
+
+    def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
+        """The sum or mean of a value, `Mirrored` where the destinations are several copies."""
+        call = "StrategyExtended.reduce_to"
+        require_own_scope(self._strategy, call)
+        op = reduce.reduce_op(reduce_op, call)
+        total = reduce.reduced(self._replicas, op, value, None, call)
+        if isinstance(destinations, DistributedValues):
+            return Mirrored(reduce.everywhere(self._replicas, total)._values)
+        return total
+
+    def batch_reduce_to(
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Iterable[tuple[Any, Any]],
+        options: Any = None,
+    ) -> list[Any]:
+        """`reduce_to` of each pair of a value and its destinations."""
+        return [self.reduce_to(reduce_op, *pair) for pair in value_destination_pairs]
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """`fn(copy, *args, **kwargs)` for each copy of a variable, with that replica's arguments.
+
+        What it returned comes back as `Strategy.run` would give it.
+        """
+        call = "StrategyExtended.update"
+        require_own_scope(self._strategy, call)
+        if not callable(fn):
+            raise InvalidTypeError(f"{call}: needs a function to call, got {fn!r}")
+        if not isinstance(var, DistributedValues):
+            return fn(var, *args, **(kwargs or {}))
+        count = len(var.values)
+        positional = spread(tuple(args), count, call)
+        named = spread(dict(kwargs or {}), count, call)
+        results = [fn(var.values[i], *positional[i], **named[i]) for i in range(count)]
+        return results[0] if count == 1 else regroup(results, False, f"{call}: fn returned")
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable was made under this strategy's scope."""
+        return getattr(v, "_strategy", None) is self._strategy
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a copy belongs to; anything else is its own container."""
+        return getattr(value, "_container", value)
+
+    def _all_reduce(self, reduce_op: Any, tree: Any) -> Any:
+        call = "ReplicaContext.all_reduce"
+        op = reduce.reduce_op(reduce_op, call)
+
+        def everywhere(leaf: Any) -> PerReplica:
+            total = reduce.reduced(self._replicas, op, self._from_each(leaf), None, call)
+            return reduce.everywhere(self._replicas, total)
+
+        return map_leaves(everywhere, tree)
+
+    def _all_gather(self, tree: Any, axis: Any) -> Any:
+        call = "ReplicaContext.all_gather"
+
+        def everywhere(leaf: Any) -> PerReplica:
+            whole = reduce.gathered(self._replicas, self._from_each(leaf), axis, call)
+            return reduce.everywhere(self._replicas, whole)
+
+        return map_leaves(everywhere, tree)
+
+    def _from_each(self, leaf: Any) -> PerReplica:
+        """A leaf with a value from each replica, also where all of them gave the same object."""
+        if isinstance(leaf, PerReplica):
+            return leaf
+        return PerReplica([acting(leaf)] * self._replicas.here)

@@ -1,0 +1,289 @@
+"""Portions: streams whose elements are steps, cut from the elements of one input pipeline.
+
+An element of these streams is `(present, portion of replica 0, portion of replica 1, ...)`, for the
+replicas of this process. `present` says how many portions are there; the rest are made up, because
+the data ended inside the step. Cutting makes views, of many steps at once where shapes allow.
+
+A state says where the *input* is, so that it fits another number of replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.input.fills import Fill
+from penstock.element import columns, nest
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
+from penstock.element.ragged import Ragged
+from penstock.engine.collate import UnstackableError, batched, stacked
+from penstock.engine.stream import Feed, State, Stream, discard
+from penstock.engine.streams.batching import UnbatchStream
+from penstock.errors import UnbatchedError
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream of steps is: `more` rows behind row `row` of the input's next element.
+
+    `step` counts the steps before. With even portions `row` counts portions, not rows.
+    """
+
+    at: State = None
+    row: int = 0
+    more: int = 0
+    step: int = 0
+
+
+class PortionsStream(Stream):
+    """The common part: a feed of input elements, and states that speak of the input."""
+
+    def __init__(self, source: Stream, replicas: int, position: Position) -> None:
+        self.inputs = (source,)
+        self._feed = Feed(source)
+        self._replicas = replicas
+        self._step = position.step
+
+    def save(self) -> State:
+        return {**self._used(), "step": self._step}
+
+    def _used(self) -> dict[str, Any]:
+        return {"at": self._feed.save(), "row": 0, "more": 0}
+
+    def _collect(self, least: int, most: int) -> Chunk:
+        """At least `least` elements, unless the input ends before; StopIteration if it has none.
+
+        What was collected when an element fails is kept for the next step.
+        """
+        chunk = self._last = self._feed.pull(most)
+        parts = [chunk]
+        count = len(chunk)
+        while count < least:
+            try:
+                self._last = self._feed.pull(least - count)
+            except StopIteration:
+                break
+            except Exception:
+                # Nothing may be lost but the element that failed.
+                self._feed.unread(Chunk.join(parts), 0)
+                raise
+            parts.append(self._last)
+            count += len(self._last)
+        return Chunk.join(parts)
+
+    def _keep(self, rows: Chunk, used: int) -> None:
+        if used < len(rows):
+            self._feed.unread(self._last, len(self._last) - (len(rows) - used))
+
+    def _steps(self, tree: nest.Tree, portions: list[list[Column]], count: int) -> Chunk:
+        self._step += count
+        flat = [column for portion in portions for column in portion]
+        present = np.full(count, self._replicas)
+        return Chunk(_step_tree(tree, len(portions)), [present, *flat], count)
+
+    def _last_step(self, tree: nest.Tree, found: list[list[Any]], blank: list[Any]) -> Chunk:
+        """One step of the portions (lists of leaves) that are there; the rest are made up."""
+        self._step += 1
+        missing = [blank] * (self._replicas - len(found))
+        leaves = [leaf for portion in (*found, *missing) for leaf in portion]
+        made = [columns.make([leaf]) for leaf in leaves]
+        return Chunk(_step_tree(tree, self._replicas), [np.array([len(found)]), *made], 1)
+
+
+def _step_tree(tree: nest.Tree, replicas: int) -> nest.Tree:
+    return nest.graft(nest.tuple_of(replicas + 1), (nest.LEAF, *[tree] * replicas))
+
+
+class WholePortions(PortionsStream):
+    """Each replica takes a whole element in turn."""
+
+    def __init__(
+        self, source: Stream, replicas: int, blank: Callable[[], list[Any]], position: Position
+    ) -> None:
+        super().__init__(source, replicas, position)
+        self._blank = blank
+
+    def pull(self, limit: int) -> Chunk:
+        each = self._replicas
+        rows = self._collect(each, limit * each)
+        count = len(rows) // each
+        if not count:
+            found = [list(leaves) for leaves in zip(*rows.columns, strict=True)]
+            return self._last_step(rows.tree, found, self._blank())
+        used = count * each
+        self._keep(rows, used)
+        portions = [[column[i:used:each] for column in rows.columns] for i in range(each)]
+        return self._steps(rows.tree, portions, count)
+
+
+class EvenPortions(PortionsStream):
+    """Each batch on its own, in equal portions: full ones first, then a shorter one, empty ones.
+
+    A batch makes one step of the portions `numbers` (of `total`), or several `turns`.
+    """
+
+    def __init__(
+        self,
+        source: Stream,
+        total: int,
+        turns: tuple[tuple[int, ...], ...],
+        fill: Fill | None,
+        position: Position,
+    ) -> None:
+        super().__init__(source, len(turns[0]), position)
+        self._total = total
+        self._turns = turns
+        self._fill = fill
+        self._skip = position.row
+        self._waiting: Chunk | None = None
+
+    def pull(self, limit: int) -> Chunk:
+        if len(self._turns) == 1:
+            return self._next(self._turns[0], limit)
+        if self._waiting is None:
+            step = self._step
+            batch = self._batch(1)
+            made = Chunk.join([self._cut(turn, batch) for turn in self._turns])
+            self._step = step
+            self._given, self._skip = self._skip, 0
+            self._waiting = made
+        chunk = self._waiting.rows(self._given, self._given + limit)
+        self._given += len(chunk)
+        self._step += len(chunk)
+        if self._given >= len(self._waiting):
+            self._waiting = None
+        return chunk
+
+    def _next(self, turn: tuple[int, ...], limit: int) -> Chunk:
+        return self._cut(turn, self._batch(limit))
+
+    def _batch(self, limit: int) -> Chunk:
+        while True:
+            chunk = self._feed.pull(limit)
+            if self._fill is None:
+                return chunk
+            if (whole := self._fill.fit(chunk)) is not None:
+                return whole
+
+    def _cut(self, turn: tuple[int, ...], chunk: Chunk) -> Chunk:
+        portions = [
+            [even_part(column, number, self._total) for column in chunk.columns] for number in turn
+        ]
+        return self._steps(chunk.tree, portions, len(chunk))
+
+    def _used(self) -> dict[str, Any]:
+        if self._waiting is not None:
+            return {"at": self._feed.place.state, "row": self._given, "more": 0}
+        return {"at": self._feed.save(), "row": self._skip, "more": 0}
+
+
+class SizedPortions(PortionsStream):
+    """The rows of all batches as one sequence, cut by a cycle of sizes; one entry for each step."""
+
+    def __init__(
+        self,
+        source: Stream,
+        cycle: tuple[tuple[int, ...], ...],
+        blank: Callable[[], list[Any]],
+        tree: nest.Tree,
+        position: Position,
+    ) -> None:
+        rows = UnbatchStream("batch", source, position.row)
+        discard(rows, position.more)
+        super().__init__(rows, len(cycle[0]), position)
+        self._cycle = cycle
+        self._blank = blank
+        self._tree = tree
+        self._over = False
+
+    def pull(self, limit: int) -> Chunk:
+        if self._over:
+            raise StopIteration
+        sizes = self._cycle[self._step % len(self._cycle)]
+        total = sum(sizes)
+        if not total:
+            return self._last_step(self._tree, [self._blank()] * len(sizes), [])
+        try:
+            rows = self._collect(total, total * (limit if len(self._cycle) == 1 else 1))
+        except StopIteration:
+            return self._ended(sizes)
+        if len(rows) < total:
+            return self._short(rows, sizes)
+        return self._full(rows, sizes, total)
+
+    def _full(self, rows: Chunk, sizes: tuple[int, ...], total: int) -> Chunk:
+        count = len(rows) // total
+        try:
+            whole = stacked(rows.rows(0, count * total), [total] * count)
+        except UnstackableError:
+            # Shapes differ within the step; within each portion they may be the same.
+            self._keep(rows, total)
+            return self._short(rows.rows(0, total), sizes)
+        self._keep(rows, count * total)
+        ends = np.cumsum(sizes).tolist()
+        cuts = zip([0, *ends], ends, strict=False)
+        portions = [[part(column, a, b) for column in whole.columns] for a, b in cuts]
+        return self._steps(whole.tree, portions, count)
+
+    def _short(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
+        """A step portion by portion, as far as the rows reach."""
+        found: list[list[Any]] = []
+        start = 0
+        for size in sizes:
+            piece = rows.rows(start, start + size)
+            # Behind a portion that is too short, or missing, even those of no rows are missing.
+            self._over = len(piece) < size
+            if len(piece) or not size:
+                found.append(_stack(piece) if size else self._blank())
+            if self._over:
+                break
+            start += size
+        return self._last_step(rows.tree, found, self._blank())
+
+    def _ended(self, sizes: tuple[int, ...]) -> Chunk:
+        """Portions of no rows need none; the first that does is where the data has ended."""
+        empty = next(i for i, size in enumerate(sizes) if size)
+        self._over = True
+        if not empty:
+            raise StopIteration
+        return self._last_step(self._tree, [self._blank()] * empty, self._blank())
+
+    def _used(self) -> dict[str, Any]:
+        rows, more = self._feed.save(), 0
+        if "skip" in rows:
+            rows, more = rows["from"], rows["skip"]
+        return {"at": rows["inputs"][0], "row": rows["own"], "more": more}
+
+
+def _stack(rows: Chunk) -> list[Any]:
+    return [column[0] for column in batched(stacked, rows, [len(rows)]).columns]
+
+
+def even_part(column: Column, number: int, total: int) -> Column:
+    """Portion `number` of `total` of every leaf, along its leading axis."""
+    if type(column) is np.ndarray and column.ndim > 1:
+        each = -(-column.shape[1] // total)
+        return column[:, number * each : (number + 1) * each]
+    leaves = [_even(leaf, number, total) for leaf in column]
+    return columns.make(leaves)
+
+
+def _even(leaf: Any, number: int, total: int) -> Any:
+    if not isinstance(leaf, Ragged) and not np.ndim(leaf):
+        raise UnbatchedError(
+            "experimental_distribute_dataset: an element is a single value, which cannot be cut "
+            "into portions; call batch(global_batch_size) first"
+        )
+    each = -(-len(leaf) // total)
+    return leaf[number * each : (number + 1) * each]
+
+
+def part(column: Column, start: int, stop: int) -> Column:
+    """The rows from `start` to `stop` of every leaf."""
+    if type(column) is np.ndarray and column.ndim > 1:
+        return column[:, start:stop]
+    return columns.make([leaf[start:stop] for leaf in column])

@@ -1,0 +1,157 @@
+"""What users hand to a strategy and are handed by it: options and contexts, all of them plain."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+LAST_BATCH = ("short", "drop", "pad", "repeat")
+
+
+class ReduceOp(Enum):
+    """How values are made one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+class InputReplicationMode(Enum):
+    """Whether a worker's replicas share one dataset or each has its own."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class _InputFields(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+    last_batch: str
+
+
+class InputOptions(_InputFields):
+    """How a dataset is delivered.
+
+    Args:
+        experimental_fetch_to_device: whether values are put on the replicas' devices (the default)
+            or stay on the host.
+        experimental_replication_mode: one dataset per worker, or (from a function) per replica.
+        experimental_place_dataset_on_device: accepted as in TensorFlow; datasets run on the host.
+        experimental_per_replica_buffer_size: how many steps are made and moved ahead; 0 for none.
+        last_batch: what becomes of a batch that is too short for all replicas. "short" gives some
+            of them less, or nothing; "drop" leaves it out; "pad" fills it with zeros and makes
+            every element a pair of itself and a mask; "repeat" fills it with its own rows. All but
+            "short" promise the same shape on every replica in every step.
+
+    >>> InputOptions().last_batch
+    'short'
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+        last_batch: str = "short",
+    ) -> InputOptions:
+        if last_batch not in LAST_BATCH:
+            raise InvalidArgumentError(
+                f"InputOptions: last_batch must be one of {', '.join(map(repr, LAST_BATCH))}, "
+                f"got {last_batch!r}"
+            )
+        if not isinstance(experimental_replication_mode, InputReplicationMode):
+            raise InvalidTypeError(
+                "InputOptions: experimental_replication_mode must be an InputReplicationMode, "
+                f"got {experimental_replication_mode!r}"
+            )
+        fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
+        return super().__new__(
+            cls,
+            fetch,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+            last_batch,
+        )
+
+
+class RunOptions(NamedTuple):
+    """Accepted by `Strategy.run` as in TensorFlow; shapes are always dynamic here."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+class InputContext:
+    """What a dataset function is told about the pipeline that it builds.
+
+    >>> context = InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    >>> context.get_per_replica_batch_size(32)
+    8
+    """
+
+    def __init__(
+        self,
+        num_input_pipelines: int = 1,
+        input_pipeline_id: int = 0,
+        num_replicas_in_sync: int = 1,
+    ) -> None:
+        self._pipelines = num_input_pipelines
+        self._pipeline = input_pipeline_id
+        self._replicas = num_replicas_in_sync
+
+    @property
+    def num_input_pipelines(self) -> int:
+        return self._pipelines
+
+    @property
+    def input_pipeline_id(self) -> int:
+        return self._pipeline
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return self._replicas
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The share of one replica, if all shares are equal."""
+        if global_batch_size % self._replicas:
+            raise InvalidArgumentError(
+                f"InputContext.get_per_replica_batch_size: {global_batch_size} does not divide "
+                f"evenly among {self._replicas} replicas; use a multiple of {self._replicas}"
+            )
+        return global_batch_size // self._replicas
+
+    def __str__(self) -> str:
+        return (
+            f"tf.distribute.InputContext(input pipeline id {self._pipeline}, "
+            f"total: {self._pipelines})"
+        )
+
+
+class ValueContext:
+    """What the function given to `experimental_distribute_values_from_function` is told."""
+
+    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
+        self._replica = replica_id_in_sync_group
+        self._replicas = num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        return self._replica
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return self._replicas
+
+    def __str__(self) -> str:
+        return (
+            f"tf.distribute.ValueContext(replica id {self._replica},  "
+            f"total replicas in sync: {self._replicas})"
+        )

@@ -1,0 +1,223 @@
+"""Many values made one: sums, means and concatenations over the replicas of all processes.
+
+Each is done here first, among this process's replicas, then across the workers by the collectives.
+Only the backend touches tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.options import ReduceOp
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.values.operators import acting
+from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
+
+Axis = Any
+"""An axis, a tuple of axes, or None; checked where the shape is known."""
+
+
+def reduce_op(given: Any, call: str) -> ReduceOp:
+    """A `ReduceOp`, or its name in any case."""
+    name = given.upper() if isinstance(given, str) else given
+    for op in ReduceOp:
+        if name in (op, op.value):
+            return op
+    raise InvalidArgumentError(f"{call}: reduce_op must be 'SUM' or 'MEAN', got {given!r}")
+
+
+def reduced(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
+    """The sum or mean of one leaf over the replicas, and over an axis of each of its values."""
+    parts = _parts(replicas, value, call)
+    if parts is None:
+        return _reduced_common(replicas, op, value, axis, call)
+    if axis is None and replicas.total == 1:
+        return acting(parts[0])
+    tensors = [_number_tensor(replicas, part, index, call) for index, part in enumerate(parts)]
+    if axis is None:
+        total = _added(replicas, tensors, call)
+        return total if op is ReduceOp.SUM else replicas.backend.divide(total, replicas.total)
+    return _reduced_over(replicas, op, tensors, axis, call)
+
+
+def _parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
+    """What each replica of this process has; None for a value that they have in common."""
+    if isinstance(value, DistributedValues):
+        check_count(value, replicas.here, call)
+        return value._values
+    return [value] if replicas.here == 1 else None
+
+
+def _reduced_common(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
+    if op is ReduceOp.SUM:
+        raise InvalidArgumentError(
+            f"{call}: SUM needs one value per replica, got {_short(value)} for all "
+            f"{replicas.total} together; pass what strategy.run returned"
+        )
+    if axis is None:
+        return value
+    tensor = _number_tensor(replicas, value, 0, call)
+    axes, count = _axes(tensor, axis, call)
+    return replicas.backend.divide(replicas.backend.sum(tensor, axes), count or math.nan)
+
+
+def _reduced_over(
+    replicas: Replicas, op: ReduceOp, tensors: Sequence[Any], axis: Axis, call: str
+) -> Any:
+    sums, counts = [], []
+    for tensor in tensors:
+        axes, count = _axes(tensor, axis, call)
+        sums.append(replicas.backend.sum(tensor, axes))
+        counts.append(count)
+    total = _added(replicas, sums, call)
+    if op is ReduceOp.SUM:
+        return total
+    count = sum(counts)
+    if replicas.collectives is not None:
+        count = int(sum(replicas.collectives.gather(np.array(count))))
+    return replicas.backend.divide(total, count or math.nan)
+
+
+def _axes(tensor: Any, axis: Axis, call: str) -> tuple[tuple[int, ...], int]:
+    """The axes, counted from the front, and how many entries lie along them."""
+    shape = tuple(tensor.shape)
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for one in axes:
+        if isinstance(one, bool) or not isinstance(one, int | np.integer):
+            raise InvalidTypeError(f"{call}: axis must be an int, ints or None, got {axis!r}")
+        if not -len(shape) <= one < len(shape):
+            raise InvalidArgumentError(
+                f"{call}: axis {axis!r} does not fit values of shape {shape}; "
+                f"their axes are 0 to {len(shape) - 1}"
+                if shape
+                else f"{call}: axis {axis!r} does not fit single numbers; pass axis=None"
+            )
+    front = tuple(int(one) % len(shape) for one in axes)
+    if len(set(front)) < len(front):
+        raise InvalidArgumentError(f"{call}: axis {axis!r} names an axis twice; name each once")
+    return front, math.prod(shape[one] for one in front)
+
+
+def _number_tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
+    """One replica's value, of a dtype that can be added."""
+    tensor = _tensor(replicas, value, index)
+    dtype = str(getattr(tensor, "dtype", type(value).__name__)).removeprefix("torch.")
+    numeric = replicas.backend.is_tensor(tensor) and dtype not in ("bool", "object")
+    if not numeric:
+        raise InvalidArgumentError(
+            f"{call}: needs numbers or tensors of backend {replicas.backend.name!r}, got "
+            f"{_short(value)} ({dtype})"
+        )
+    return tensor
+
+
+def _tensor(replicas: Replicas, value: Any, index: int) -> Any:
+    value = acting(value)
+    if replicas.backend.is_tensor(value):
+        return value
+    tensor = replicas.backend.put(value, replicas.devices[index].handle)
+    return np.asarray(tensor)[()] if isinstance(tensor, Number) else tensor
+
+
+def _added(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
+    _check_shapes(tensors, call)
+    total = replicas.backend.add(tensors, replicas.devices[0].handle)
+    return total if replicas.collectives is None else replicas.collectives.all_reduce(total)
+
+
+def _across(replicas: Replicas, tensor: Any) -> list[Any]:
+    """Every worker's tensor, on this process's first device."""
+    if replicas.collectives is None:
+        return [tensor]
+    arrays = replicas.collectives.gather(np.asarray(replicas.backend.numpy(tensor)))
+    return [replicas.backend.put(array, replicas.devices[0].handle) for array in arrays]
+
+
+def _check_shapes(tensors: Sequence[Any], call: str) -> None:
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes):
+        raise InvalidArgumentError(
+            f"{call}: values of the shapes {', '.join(map(str, shapes))} cannot be added; pass "
+            "axis=0 to add up the rows of each first, or let every replica give the same shape"
+        )
+
+
+def gathered(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
+    """The values of one leaf, one after the other along an axis, in the order of the replicas."""
+    _check_axis(axis, call)
+    parts = _parts(replicas, value, call)
+    if parts is None or replicas.total == 1:
+        return acting(value if parts is None else parts[0])
+    if all(isinstance(part, Ragged) for part in parts):
+        return _gathered_ragged(replicas, parts, axis, call)
+    tensors = [_row_tensor(replicas, part, index, axis, call) for index, part in enumerate(parts)]
+    whole = _concatenated(replicas, tensors, axis, call)
+    everyones = _across(replicas, whole)
+    return whole if len(everyones) == 1 else _concatenated(replicas, everyones, axis, call)
+
+
+def _check_axis(axis: Any, call: str) -> None:
+    if axis is None:
+        raise InvalidArgumentError(f"{call}: axis must be an int, got None; 0 is the batch")
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
+        raise InvalidTypeError(f"{call}: axis must be an int, got {axis!r}")
+
+
+def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str) -> Any:
+    tensor = _tensor(replicas, value, index)
+    is_text = isinstance(tensor, np.ndarray) and tensor.dtype.kind == "O"
+    if not (replicas.backend.is_tensor(tensor) or is_text):
+        raise InvalidTypeError(
+            f"{call}: needs tensors of backend {replicas.backend.name!r}, got {_short(value)} "
+            f"({type(value).__name__})"
+        )
+    if is_text and replicas.collectives is not None:
+        raise InvalidTypeError(f"{call}: strings cannot be gathered from other processes")
+    _axes(tensor, axis, call)
+    return tensor
+
+
+def _concatenated(replicas: Replicas, tensors: Sequence[Any], axis: int, call: str) -> Any:
+    shapes = [list(tensor.shape) for tensor in tensors]
+    others = [shape[:axis] + shape[axis:][1:] for shape in shapes]
+    if any(other != others[0] for other in others):
+        raise InvalidArgumentError(
+            f"{call}: values of the shapes {', '.join(str(tuple(s)) for s in shapes)} cannot be "
+            f"joined along axis {axis}; only that axis may differ"
+        )
+    if isinstance(tensors[0], np.ndarray):
+        return np.concatenate(tensors, axis)
+    return replicas.backend.concatenate(tensors, axis, replicas.devices[0].handle)
+
+
+def _gathered_ragged(replicas: Replicas, parts: Sequence[Any], axis: int, call: str) -> Any:
+    if axis != 0:
+        raise InvalidArgumentError(f"{call}: ragged values are joined along axis 0, got {axis}")
+    if replicas.collectives is not None:
+        raise UnimplementedError(f"{call}: ragged values cannot be gathered from other processes")
+    return Ragged.concat(parts)
+
+
+def everywhere(replicas: Replicas, tensor: Any) -> PerReplica:
+    """A result for each replica, on its device, in memory of its own."""
+    return PerReplica([_own(replicas, tensor, index) for index in range(replicas.here)])
+
+
+def _own(replicas: Replicas, tensor: Any, index: int) -> Any:
+    placed = replicas.backend.put(tensor, replicas.devices[index].handle)
+    if index == 0 or placed is not tensor or isinstance(tensor, Ragged):
+        return placed
+    # Replicas may write into what they are given, and those of logical devices share a place.
+    return placed.clone() if hasattr(placed, "clone") else placed.copy()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,187 @@
+"""One function, once per replica: in order, in the caller's own thread, until they must meet.
+
+Only `merge_call` needs several stacks at once. Then replica 0 stays in the caller's thread and the
+others take threads, but still one at a time: whoever runs, all others stand at their merge_call.
+A failure ends all of them, and comes out once.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NoReturn
+
+from penstock.distribute.context import ReplicaContext, Standpoint, entered
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.strands import Arrived, Raised, Strand, Unwind
+from penstock.distribute.values.per_replica import regroup, spread
+from penstock.errors import FailedPreconditionError, InvalidTypeError
+
+
+def each_replica(
+    strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What `fn` returned, regrouped; bare if there is one replica here."""
+    count = strategy._replicas.here
+    positional = spread(args, count, "Strategy.run")
+    named = spread(kwargs, count, "Strategy.run")
+    calls = [partial(fn, *positional[i], **named[i]) for i in range(count)]
+    results = Run(strategy, calls).results()
+    return results[0] if count == 1 else regroup(results, always=False)
+
+
+def arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What is given to `Strategy.run`, checked."""
+    if not callable(fn):
+        raise InvalidTypeError(f"Strategy.run: needs a function to call, got {fn!r}")
+    if not isinstance(args, tuple | list):
+        raise InvalidTypeError(
+            f"Strategy.run: args must be a tuple or list, got {type(args).__name__}; "
+            "for one argument write args=(value,)"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidTypeError(
+            f"Strategy.run: kwargs must be a dict or None, got {type(kwargs).__name__}"
+        )
+    return tuple(args), dict(kwargs or {})
+
+
+class Run:
+    """One call of `Strategy.run`."""
+
+    def __init__(self, strategy: Any, calls: Sequence[Callable[[], Any]]) -> None:
+        self._strategy, self._calls = strategy, calls
+        self._replicas: Replicas = strategy._replicas
+        # As they are now: by the time of a merge_call, replica 0 may have changed them for itself.
+        self._context = contextvars.copy_context()
+        self._carried = [self._replicas.backend.carried() for _ in calls[1:]]
+        self._strands: list[Strand] = []
+        self._answers: Sequence[Any] = [None] * len(calls)
+        self._failure: BaseException | None = None
+
+    def results(self) -> list[Any]:
+        """What each replica returned; the first failure is raised when all of them have ended."""
+        try:
+            results = [self._result(index) for index in range(len(self._calls))]
+        except (Exception, Unwind):
+            if self._failure is None:
+                raise
+        finally:
+            if self._strands:
+                self._unwind()
+        if self._failure is not None:
+            raise self._failure
+        return results
+
+    def _unwind(self) -> None:
+        """Ends the others, all of them also if an interrupt comes in between."""
+        with ExitStack() as ending:
+            for strand in reversed(self._strands):
+                ending.callback(strand.unwind)
+
+    def _result(self, index: int) -> Any:
+        if not self._strands:
+            return self._called(index, partial(self._meet, index))
+        stop = self._strands[index - 1].resume(self._answers[index])
+        if isinstance(stop, Raised):
+            self._fail(stop.error)
+        if isinstance(stop, Arrived):
+            self._fail(self._missed([index], [0]))
+        return stop.value
+
+    def _called(self, index: int, meeting: Callable[..., Any]) -> Any:
+        """Replica `index`, in the thread that calls."""
+        replica = ReplicaContext(self._strategy, self._replicas.first + index, meeting)
+        computing = self._replicas.backend.computing(self._replicas.devices[index].handle)
+        with entered(Standpoint(self._strategy, replica)), computing:
+            try:
+                return self._calls[index]()
+            except Exception as error:
+                _note(error, f"in {self._name(index)}")
+                raise
+
+    def _name(self, index: int) -> str:
+        number, device = self._replicas.first + index, self._replicas.devices[index].name
+        return f"replica {number} of {self._replicas.total} ({device})"
+
+    def _meet(
+        self,
+        index: int,
+        merge_fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`merge_call` of a replica in the caller's thread."""
+        if self._failure is not None:
+            raise Unwind
+        if len(self._calls) == 1:
+            return spread(self._merged(merge_fn, args, kwargs), 1, _CALL)[0]
+        if index:
+            self._fail(self._missed([index], range(index)))
+        arrived = [Arrived(merge_fn, args, kwargs), *self._others()]
+        try:
+            merged = self._merged(
+                merge_fn,
+                regroup([one.args for one in arrived], False, _ARGUMENTS),
+                regroup([one.kwargs for one in arrived], False, _ARGUMENTS),
+            )
+            self._answers = spread(merged, len(self._calls), _CALL)
+        except Exception as error:
+            _note(error, f"in merge_call, for all {len(self._calls)} replicas")
+            self._fail(error)
+        return self._answers[0]
+
+    def _merged(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with entered(Standpoint(self._strategy, None)):
+            return merge_fn(self._strategy, *args, **kwargs)
+
+    def _others(self) -> list[Arrived]:
+        """Every other replica, brought to its merge_call."""
+        if not self._strands:
+            count = len(self._calls)
+            self._strands = [self._strand(index) for index in range(1, count)]
+        stops = []
+        for index, strand in enumerate(self._strands, 1):
+            stops.append(strand.resume(self._answers[index]))
+            if isinstance(stops[-1], Raised):
+                self._fail(stops[-1].error)
+        arrived = [stop for stop in stops if isinstance(stop, Arrived)]
+        if len(arrived) < len(stops):
+            there = [i for i, stop in enumerate(stops, 1) if isinstance(stop, Arrived)]
+            self._fail(self._missed([0, *there], sorted({*range(1, len(stops) + 1)} - {*there})))
+        return arrived
+
+    def _strand(self, index: int) -> Strand:
+        def call() -> Any:
+            with self._carried[index - 1]:
+                return self._called(index, lambda *given: strand.arrive(Arrived(*given)))
+
+        strand = Strand(call, self._context.copy())
+        return strand
+
+    def _missed(self, there: Sequence[int], gone: Sequence[int]) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"ReplicaContext.merge_call: {_numbered(self._replicas, there)} called it, but "
+            f"{_numbered(self._replicas, gone)} returned without; "
+            "every replica must call merge_call (all_reduce, all_gather) equally often"
+        )
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        self._failure = error
+        raise Unwind
+
+
+_CALL = "ReplicaContext.merge_call"
+_ARGUMENTS = f"{_CALL}: the replicas passed"
+
+
+def _numbered(replicas: Replicas, indices: Sequence[int]) -> str:
+    numbers = ", ".join(str(replicas.first + index) for index in indices)
+    return f"replica {numbers}" if len(indices) == 1 else f"replicas {numbers}"
+
+
+def _note(error: BaseException, text: str) -> None:
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)

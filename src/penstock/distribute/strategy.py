@@ -1,0 +1,223 @@
+"""Strategies: which replicas there are, and every call that speaks to all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from penstock.distribute import context, reduce
+from penstock.distribute.context import Standpoint
+from penstock.distribute.devices import LogicalCpus, backend_named, resolve
+from penstock.distribute.extended import StrategyExtended
+from penstock.distribute.input.dataset import distribute_dataset, distribute_from_function
+from penstock.distribute.options import InputContext, InputOptions, RunOptions, ValueContext
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.run import arguments, each_replica
+from penstock.distribute.values import per_replica
+from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
+from penstock.distribute.values.trees import map_leaves
+from penstock.distribute.values.variables import ON_READ, Variable, VariableSynchronization
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+
+class Strategy:
+    """What all strategies can do. Made by one of its subclasses, such as `MirroredStrategy`."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        per_replica.register_pytrees()
+        self._replicas = replicas
+        self._extended = StrategyExtended(self)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are, in all processes."""
+        return self._replicas.total
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What knows the other processes; None where there are none."""
+        return None
+
+    @property
+    def extended(self) -> StrategyExtended:
+        return self._extended
+
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """Under it, variables have a copy on every replica, and this is `get_strategy()`."""
+        context.require_own_scope(self, "Strategy.scope")
+        return self._scope()
+
+    @contextmanager
+    def _scope(self) -> Iterator[Strategy]:
+        context.require_own_scope(self, "Strategy.scope")
+        with context.entered(Standpoint(self, None)):
+            yield self
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+        *,
+        jit: bool = False,
+    ) -> Any:
+        """Calls `fn` once per replica of this process, in order.
+
+        Args:
+            fn: Called with the replica's own value of every `PerReplica` in the arguments; anything
+                else is passed as it is. Inside it, `get_replica_context()` tells which replica.
+            args: Positional arguments, a tuple or list.
+            kwargs: Named arguments.
+            options: Accepted, without meaning.
+            jit: With the backend "jax", compiles one program for all replicas.
+
+        Returns:
+            What `fn` returned, with a `PerReplica` at every leaf that is not the same object for
+            all replicas; with one replica, what it returned.
+
+        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.run(lambda: context.get_replica_context().replica_id_in_sync_group).values
+        (0, 1)
+        """
+        context.require_own_scope(self, "Strategy.run")
+        positional, named = arguments(fn, args, kwargs)
+        if jit:
+            return self._run_compiled(fn, positional, named)
+        return each_replica(self, fn, positional, named)
+
+    def _run_compiled(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        compiled = getattr(self._replicas.backend, "run_compiled", None)
+        if compiled is None:
+            raise InvalidArgumentError(
+                "Strategy.run: jit=True needs backend='jax', but this strategy has "
+                f"{self._replicas.backend.name!r}; make the strategy with backend='jax'"
+            )
+        return compiled(self, fn, args, kwargs)
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+        """The sum or mean over all replicas.
+
+        Args:
+            reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or its name.
+            value: What `run` returned; each leaf of a tree is reduced.
+            axis: Also reduces each replica's value over this axis (0 is the batch); a mean then
+                weighs every entry alike, however many each replica has. None: the values as wholes.
+
+        >>> import numpy as np
+        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> rows = per_replica.PerReplica((np.array([1.0, 2.0, 3.0]), np.array([10.0])))
+        >>> strategy.reduce("MEAN", rows, axis=0)
+        np.float64(4.0)
+        """
+        call = "Strategy.reduce"
+        context.require_own_scope(self, call)
+        op = reduce.reduce_op(reduce_op, call)
+        if isinstance(axis, list):
+            raise InvalidTypeError(f"{call}: axis must be a tuple, got the list {axis}")
+        return map_leaves(lambda leaf: reduce.reduced(self._replicas, op, leaf, axis, call), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Every replica's values, one after the other along `axis`; of each leaf of a tree."""
+        call = "Strategy.gather"
+        context.require_own_scope(self, call)
+        return map_leaves(lambda leaf: reduce.gathered(self._replicas, leaf, axis, call), value)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The values of this process's replicas; a value that is not distributed, alone."""
+        return per_replica.local_results(value)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """What `value_fn` gives for each replica, on that replica's device."""
+        call = "Strategy.experimental_distribute_values_from_function"
+        context.require_own_scope(self, call)
+        if not callable(value_fn):
+            raise InvalidTypeError(f"{call}: needs a function to call, got {value_fn!r}")
+        here = range(self._replicas.here)
+        return per_replica.regroup(
+            [self._made_value(value_fn, index) for index in here],
+            True,
+            f"{call}: value_fn returned",
+        )
+
+    def _made_value(self, value_fn: Callable[[ValueContext], Any], index: int) -> Any:
+        value = value_fn(ValueContext(self._replicas.first + index, self._replicas.total))
+        handle = self._replicas.devices[index].handle
+        return map_leaves(lambda leaf: self._replicas.backend.put(leaf, handle), value)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """A dataset of global batches as one whose elements are `PerReplica`: a piece for each."""
+        return distribute_dataset(self, dataset, options)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """What `dataset_fn` makes for each worker; its replicas take whole batches in turn."""
+        return distribute_from_function(self, dataset_fn, options)
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable] | None:
+        """The class of variables made under the scope; None for plain ones."""
+        if synchronization is VariableSynchronization.NONE:
+            raise InvalidArgumentError(
+                "Variable: synchronization NONE is not possible under a strategy's scope; "
+                "use AUTO, ON_WRITE or ON_READ"
+            )
+        return SyncOnReadVariable if synchronization is ON_READ else MirroredVariable
+
+    def __deepcopy__(self, memo: Any) -> Strategy:
+        """A strategy is one, also for copies of the variables that know it."""
+        return self
+
+    def __repr__(self) -> str:
+        devices = ", ".join(device.name for device in self._replicas.devices)
+        return f"<{type(self).__name__} {self._replicas.backend.name} {devices}>"
+
+
+class MirroredStrategy(Strategy):
+    """Replicas on several devices of this machine, with the same variables.
+
+    Args:
+        devices: Names such as "GPU:0" or "CPU:1", or the framework's own devices. A device that is
+            not there becomes a logical one on the CPU, with a warning. None or []: all there are.
+        backend: "numpy", "torch" or "jax"; by default the framework that the devices belong to,
+            else NumPy.
+
+    >>> MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
+    2
+    """
+
+    def __init__(self, devices: Any = None, backend: str | None = None) -> None:
+        super().__init__(Replicas(*resolve(devices, backend, "MirroredStrategy")))
+
+
+class TPUStrategy(Strategy):
+    """Replicas on the TPU cores of this machine, by jax.
+
+    Without TPUs they are logical ones on the CPU, as many as `MirroredStrategy` would make, with a
+    warning.
+
+    Args:
+        tpu_cluster_resolver: Accepted, without meaning: jax finds the TPUs by itself.
+        experimental_device_assignment: Accepted, without meaning.
+        backend: "jax", unless another one is named.
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: Any = None,
+        experimental_device_assignment: Any = None,
+        backend: str | None = None,
+    ) -> None:
+        chosen = backend_named(backend or "jax", "TPUStrategy")
+        count = len(chosen.handles("TPU")) or LogicalCpus.count or len(chosen.handles("CPU"))
+        names = [f"TPU:{index}" for index in range(count)]
+        super().__init__(Replicas(*resolve(names, chosen.name, "TPUStrategy")))

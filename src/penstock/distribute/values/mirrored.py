@@ -1,0 +1,193 @@
+"""Variables with a copy on every replica: kept equal when written, or made one when read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute import context
+from penstock.distribute.options import ReduceOp
+from penstock.distribute.reduce import reduced
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.values.operators import acting
+from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
+from penstock.distribute.values.storage import initial_value_of
+from penstock.distribute.values.variables import (
+    AUTO,
+    NONE,
+    Variable,
+    VariableAggregation,
+    VariableCopy,
+    VariableSynchronization,
+)
+from penstock.errors import InvalidArgumentError
+
+SUM, ONLY_FIRST = VariableAggregation.SUM, VariableAggregation.ONLY_FIRST_REPLICA
+
+
+class DistributedVariable(DistributedValues, Variable):
+    """A variable with a copy on every replica of a strategy: `.values`."""
+
+    __hash__ = object.__hash__
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = AUTO,
+        aggregation: VariableAggregation = NONE,
+    ) -> None:
+        self._describe(trainable, name, synchronization, aggregation)
+        self._replicas: Replicas = self._strategy._replicas
+        value = _of_first_worker(self._replicas, initial_value_of(initial_value, dtype))
+        copies = [VariableCopy(self, index, value) for index in range(self._replicas.here)]
+        DistributedValues.__init__(self, copies)
+
+    def _here(self) -> int | None:
+        """The replica that asks; None where all are seen."""
+        return context.local_index() if context.get_strategy() is self._strategy else None
+
+    def _copy_here(self) -> Any:
+        return self._values[self._here() or 0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._copy_here().shape
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._copy_here().dtype
+
+    @property
+    def device(self) -> str:
+        """The name of the device of the copy that is meant here."""
+        device: str = self._copy_here().device
+        return device
+
+    def _change_each(self, how: str, value: Any) -> None:
+        """Changes every copy; by its own value, if there is one for each."""
+        per_replica = isinstance(value, DistributedValues)
+        if per_replica:
+            check_count(value, self._replicas.here, f"{type(self).__name__}.{how}")
+        for index, one in enumerate(self._values):
+            one._changed(how, value._values[index] if per_replica else value)
+
+    def __deepcopy__(self, memo: Any) -> DistributedVariable:
+        twin = copy.copy(self)
+        twin._values = tuple(map(copy.copy, self._values))
+        for one in twin._values:
+            one._container = twin
+        return twin
+
+    __str__ = DistributedValues.__str__
+    __repr__ = DistributedValues.__repr__
+
+
+class MirroredVariable(DistributedVariable):
+    """Copies that are equal as long as what replicas assign is aggregated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._synchronization = VariableSynchronization.ON_WRITE
+
+    def _acting(self) -> Any:
+        return self._copy_here()._acting()
+
+    def _changed(self, how: str, value: Any) -> Any:
+        index = self._here()
+        if index is None:
+            one_each = isinstance(value, DistributedValues)
+            return self._change_all(how, self._made_one(how, value) if one_each else value)[0]
+        if self._aggregation is NONE:
+            return self._values[index]._changed(how, value)
+        replica = context.get_replica_context()
+        assert replica is not None
+        return replica.merge_call(
+            lambda _, value: PerReplica(self._change_all(how, self._made_one(how, value))),
+            (acting(value),),
+        )
+
+    def _change_all(self, how: str, value: Any) -> list[Any]:
+        self._change_each(how, value)
+        return [one._acting() for one in self._values]
+
+    def _made_one(self, how: str, value: Any) -> Any:
+        """What the replicas assign, aggregated; by NONE, each copy is assigned its own."""
+        if self._aggregation is NONE:
+            return value
+        if self._aggregation is ONLY_FIRST:
+            one_each = isinstance(value, DistributedValues)
+            return _of_first_worker(self._replicas, value._values[0] if one_each else value)
+        op = _REDUCTIONS[self._aggregation]
+        return reduced(self._replicas, op, value, None, f"MirroredVariable.{how}")
+
+
+class SyncOnReadVariable(DistributedVariable):
+    """Copies that each replica keeps for itself; reading them outside of `run` makes them one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self._trainable:
+            raise InvalidArgumentError(
+                "Variable: an ON_READ variable cannot be trainable; leave trainable out"
+            )
+
+    def _acting(self) -> Any:
+        index = self._here()
+        if index is not None:
+            return self._values[index]._acting()
+        if self._aggregation is NONE:
+            raise InvalidArgumentError(
+                f"SyncOnReadVariable.read_value: {self.name!r} has the aggregation NONE, so its "
+                "copies are no one value; use strategy.experimental_local_results, or another "
+                "aggregation"
+            )
+        if self._aggregation is ONLY_FIRST:
+            return _of_first_worker(self._replicas, self._values[0]._acting())
+        op = _REDUCTIONS[self._aggregation]
+        return reduced(self._replicas, op, self, None, "SyncOnReadVariable.read_value")
+
+    def _changed(self, how: str, value: Any) -> Any:
+        index = self._here()
+        if index is not None:
+            return self._values[index]._changed(how, value)
+        if self._aggregation is SUM:
+            value = self._shares(how, value)
+        self._change_each(how, value)
+        if self._aggregation is NONE:
+            return PerReplica([one._acting() for one in self._values])
+        return self._acting()
+
+    def _shares(self, how: str, value: Any) -> PerReplica:
+        """What to assign to each copy so that their sum is the value."""
+        call = f"SyncOnReadVariable.{how}"
+        if how != "assign":
+            raise InvalidArgumentError(
+                f"{call}: {self.name!r} is the sum of its copies, which only replicas may change; "
+                "call it inside strategy.run, or use assign"
+            )
+        whole, total = self._values[0]._fitting(acting(value), call), self._replicas.total
+        if "int" not in str(self.dtype):
+            return PerReplica([self._replicas.backend.divide(whole, total)] * self._replicas.here)
+        share = whole // total
+        rest = whole - share * total if self._replicas.worker == 0 else 0
+        return PerReplica([share + rest, *[share] * (self._replicas.here - 1)])
+
+
+_REDUCTIONS = {
+    VariableAggregation.SUM: ReduceOp.SUM,
+    VariableAggregation.MEAN: ReduceOp.MEAN,
+}
+
+
+def _of_first_worker(replicas: Replicas, value: Any) -> Any:
+    """The first worker's value, for all of them."""
+    if replicas.collectives is None:
+        return value
+    return replicas.collectives.broadcast(np.asarray(replicas.backend.numpy(value)))

@@ -1,0 +1,102 @@
+"""Operators of things that stand for a value: in arithmetic, they are the value.
+
+The value's own operators do the work, whichever framework it comes from.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.values.trees import map_leaves
+
+
+class ActsAsValue:
+    """Arithmetic, comparison, indexing and conversion, all of `_acting()`."""
+
+    __slots__ = ()
+
+    def _acting(self) -> Any:
+        """The value that it stands for, here and now; every subclass says which."""
+
+    @property
+    def shape(self) -> Any:
+        return np.shape(value) if isinstance(value := self._acting(), bytes) else value.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self._acting().dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(acting(self), dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+        return getattr(ufunc, method)(*map(acting, inputs), **keywords)
+
+    def __jax_array__(self) -> Any:
+        return self._acting()
+
+    def __eq__(self, other: object) -> Any:
+        return self._acting() == acting(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._acting() != acting(other)
+
+    __hash__ = object.__hash__
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*map_leaves(acting, args), **map_leaves(acting, kwargs or {}))
+
+    def __len__(self) -> int:
+        return len(self._acting())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._acting())
+
+    def __bool__(self) -> bool:
+        return bool(self._acting())
+
+    def __int__(self) -> int:
+        return int(self._acting())
+
+    def __float__(self) -> float:
+        return float(self._acting())
+
+    def __index__(self) -> int:
+        return operator.index(self._acting())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._acting(), spec) if spec else str(self)
+
+
+def acting(value: Any) -> Any:
+    """The value that something stands for; other things stand for themselves."""
+    return value._acting() if isinstance(value, ActsAsValue) else value
+
+
+def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: ActsAsValue, *others: Any) -> Any:
+        return function(self._acting(), *map(acting, others))
+
+    return apply
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[ActsAsValue, Any], Any]:
+    def apply(self: ActsAsValue, other: Any) -> Any:
+        return function(acting(other), self._acting())
+
+    return apply
+
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+
+for _name in (*BINARY, "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem"):
+    setattr(ActsAsValue, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
+for _name in BINARY:
+    setattr(ActsAsValue, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__")))

@@ -1,0 +1,58 @@
+"""Texts of values: arrays, and the tensors of every framework, as TensorFlow prints its tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.backends import load
+from penstock.distribute.devices import FRAMEWORKS
+from penstock.element.dtypes import of_numpy
+
+
+def as_array(value: Any) -> Any:
+    """A tensor in its NumPy form (bytes for a single string); None for anything else."""
+    if isinstance(value, np.ndarray | np.generic | bytes):
+        return value
+    framework = FRAMEWORKS.get(type(value).__module__.partition(".")[0])
+    if framework is None:
+        return None
+    backend = load(framework)
+    return backend.numpy(value) if backend.is_tensor(value) else None
+
+
+def short(value: Any) -> str:
+    """As `str` shows it.
+
+    >>> short(np.arange(2)), short("x")
+    ('tf.Tensor([0 1], shape=(2,), dtype=int64)', 'x')
+    """
+    if (array := as_array(value)) is None:
+        return str(value)
+    text = str(array)
+    return f"tf.Tensor({_own_lines(text)}, shape={np.shape(array)}, dtype={_dtype(array)})"
+
+
+def full(value: Any) -> str:
+    """As `repr` shows it.
+
+    >>> full(np.float32(1.5))
+    '<tf.Tensor: shape=(), dtype=float32, numpy=1.5>'
+    """
+    if (array := as_array(value)) is None:
+        return repr(value)
+    return f"<tf.Tensor: shape={np.shape(array)}, dtype={_dtype(array)}, numpy={numpy_text(array)}>"
+
+
+def numpy_text(array: Any) -> str:
+    """What stands behind `numpy=`."""
+    return _own_lines(repr(array) if np.ndim(array) else str(np.asarray(array)[()]))
+
+
+def _own_lines(text: str) -> str:
+    return "\n" + text if "\n" in text else text
+
+
+def _dtype(array: Any) -> str:
+    return "string" if isinstance(array, bytes) else of_numpy(array.dtype).name

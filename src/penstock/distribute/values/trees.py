@@ -1,0 +1,121 @@
+"""Trees of results: tuples, lists, dicts and dataclasses of leaves, rebuilt as what they were.
+
+Here a list is a container, as users of replicas expect; in the elements of a dataset it is data
+(`element.nest`). What nothing changes in is handed on as the same object.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+
+class Container(NamedTuple):
+    """What is known about one type of container."""
+
+    parts: Callable[[Any], Sequence[Any]]
+    parts_like: Callable[[Any, Any], Sequence[Any] | None]
+    """The parts of the second in the order of the first; None if they are other parts."""
+    rebuild: Callable[[Any, Sequence[Any]], Any]
+    """A container like the first, of other parts."""
+
+
+def _same_length(first: Any, other: Any) -> Any:
+    return other if len(first) == len(other) else None
+
+
+def _same_keys(first: Any, other: Any) -> list[Any] | None:
+    return [other[key] for key in first] if first.keys() == other.keys() else None
+
+
+def _filled(first: Any, parts: Sequence[Any]) -> Any:
+    """A dict of a type of its own, which may know more than its items."""
+    filled = copy.copy(first)
+    filled.update(zip(first, parts, strict=True))
+    return filled
+
+
+_TUPLE = Container(lambda value: value, _same_length, lambda _, parts: tuple(parts))
+_NAMED = Container(lambda value: value, _same_length, lambda first, parts: type(first)._make(parts))
+_SEQUENCE = Container(lambda value: value, _same_length, lambda first, parts: type(first)(parts))
+_DICT = Container(
+    lambda value: list(value.values()),
+    _same_keys,
+    lambda first, parts: dict(zip(first, parts, strict=True)),
+)
+_OTHER_DICT = _DICT._replace(rebuild=_filled)
+
+
+def _dataclass(kind: type) -> Container:
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def parts(value: Any) -> list[Any]:
+        return [getattr(value, name) for name in names]
+
+    def rebuild(first: Any, parts: Sequence[Any]) -> Any:
+        # Without its constructor, which may want other arguments or refuse distributed values.
+        rebuilt = copy.copy(first)
+        for name, part in zip(names, parts, strict=True):
+            object.__setattr__(rebuilt, name, part)
+        return rebuilt
+
+    return Container(parts, lambda _, other: parts(other), rebuild)
+
+
+def _container_of(kind: type) -> Container | None:
+    """What is known about a type; None for leaves, to which other tuples belong (`torch.Size`)."""
+    if kind is tuple:
+        return _TUPLE
+    if kind is dict:
+        return _DICT
+    if issubclass(kind, list):
+        return _SEQUENCE
+    if issubclass(kind, dict):
+        return _OTHER_DICT
+    if issubclass(kind, tuple) and hasattr(kind, "_make"):
+        return _NAMED
+    if issubclass(kind, tuple) and hasattr(kind, "n_sequence_fields"):
+        return _SEQUENCE
+    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__leaf__"):
+        return _dataclass(kind)
+    return None
+
+
+container_of: Callable[[Any], Container | None] = lru_cache(maxsize=1024)(_container_of)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with `function` of every leaf."""
+    container = container_of(type(tree))
+    if container is None:
+        return function(tree)
+    parts = container.parts(tree)
+    mapped = [map_leaves(function, part) for part in parts]
+    same = all(map(operator.is_, mapped, parts))
+    return tree if same else container.rebuild(tree, mapped)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves, in order."""
+    container = container_of(type(tree))
+    if container is None:
+        yield tree
+    else:
+        for part in container.parts(tree):
+            yield from leaves(part)
+
+
+def described(tree: Any) -> str:
+    """The outermost part of a structure, in words.
+
+    >>> described((1, [2])), described({"a": 1}), described(None)
+    ('tuple of 2', "dict of 'a'", 'NoneType')
+    """
+    name = type(tree).__name__
+    if isinstance(tree, dict):
+        return f"{name} of {', '.join(map(repr, tree)) or 'nothing'}"
+    return f"{name} of {len(tree)}" if isinstance(tree, tuple | list) else name

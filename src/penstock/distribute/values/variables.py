@@ -1,0 +1,252 @@
+"""Variables: values that can be assigned; under a strategy's scope, a copy on every replica.
+
+A copy is never changed in place: what was read stays what it was. In arithmetic a variable is its
+value: that of the replica that asks, or outside of `run` that of all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute import context
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.values import texts
+from penstock.distribute.values.operators import ActsAsValue, acting
+from penstock.distribute.values.storage import array_like, frozen, home, initial_value_of
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+
+
+class VariableSynchronization(Enum):
+    """When the copies of a variable are made one."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(Enum):
+    """How what replicas assign (or, ON_READ, their copies) is made one."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+AUTO, ON_READ = VariableSynchronization.AUTO, VariableSynchronization.ON_READ
+NONE = VariableAggregation.NONE
+
+Change = Callable[[Any, Any], Any]
+_CHANGES: dict[str, Change] = {
+    "assign": lambda old, new: new,
+    "assign_add": operator.add,
+    "assign_sub": operator.sub,
+}
+
+
+class Variable(ActsAsValue):
+    """A value that can be assigned.
+
+    Args:
+        initial_value: An array, a number, a tensor of the strategy's framework, or a function that
+            gives one.
+        trainable: Kept for the code that trains; an ON_READ variable never is.
+        name: What it is called when printed.
+        dtype: Converts the initial value.
+        synchronization: Under a scope: AUTO or ON_WRITE keep the copies equal whenever they are
+            assigned; ON_READ lets each replica keep its own until somebody reads them all.
+        aggregation: How assignments from replicas (ON_READ: the copies) become one.
+
+    >>> v = Variable([1.0, 2.0], name="w")
+    >>> v.assign_add([1.0, 1.0])
+    array([2., 3.], dtype=float32)
+    >>> v * 2
+    array([4., 6.], dtype=float32)
+    >>> v
+    <tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([2., 3.], dtype=float32)>
+    """
+
+    def __new__(
+        cls, *given: Any, synchronization: VariableSynchronization = AUTO, **named: Any
+    ) -> Variable:
+        # Copies are made without arguments, and are what they are copies of.
+        made = cls is Variable and (given or named)
+        return super().__new__(_kind_here(synchronization) if made else cls)
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        *,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = AUTO,
+        aggregation: VariableAggregation = NONE,
+    ) -> None:
+        self._describe(trainable, name, synchronization, aggregation)
+        value = initial_value_of(initial_value, dtype)
+        replicas = home(value, self._strategy)
+        self._place(replicas, 0, value)
+
+    def _describe(
+        self,
+        trainable: bool | None,
+        name: str | None,
+        synchronization: VariableSynchronization,
+        aggregation: VariableAggregation,
+    ) -> None:
+        self._strategy = context.get_strategy()
+        self._trainable = synchronization is not ON_READ if trainable is None else trainable
+        self._name = name or "Variable"
+        self._synchronization = synchronization
+        self._aggregation = aggregation
+        for given, kind in (
+            (synchronization, VariableSynchronization),
+            (aggregation, VariableAggregation),
+        ):
+            if not isinstance(given, kind):
+                raise InvalidArgumentError(
+                    f"Variable: {kind.__name__.removeprefix('Variable').lower()} must be a "
+                    f"penstock.{kind.__name__}, got {given!r}"
+                )
+
+    def _place(self, replicas: Replicas, index: int, value: Any) -> None:
+        self._replicas, self._device = replicas, replicas.devices[index]
+        self._value = frozen(replicas.backend.put(value, self._device.handle))
+
+    @property
+    def name(self) -> str:
+        return f"{self._name}:0"
+
+    @property
+    def trainable(self) -> bool:
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        return self._aggregation
+
+    @property
+    def device(self) -> str:
+        """The name of the device that it is on."""
+        return str(self._device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(np.shape(self._value) if isinstance(self._value, bytes) else self._value.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype, as the framework of the value has it."""
+        return np.dtype(object) if isinstance(self._value, bytes) else self._value.dtype
+
+    def _acting(self) -> Any:
+        return self._value
+
+    def value(self) -> Any:
+        """The value: an array, or a tensor of the strategy's framework."""
+        return self._acting()
+
+    def read_value(self) -> Any:
+        """The same as `value()`."""
+        return self._acting()
+
+    def numpy(self) -> Any:
+        """The value as a NumPy array or scalar."""
+        return self._replicas.backend.numpy(self._acting())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype)
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Makes it `value`; the new value comes back."""
+        return self._changed("assign", value)
+
+    def assign_add(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Adds `delta`; the new value comes back."""
+        return self._changed("assign_add", delta)
+
+    def assign_sub(
+        self,
+        delta: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Any:
+        """Subtracts `delta`; the new value comes back."""
+        return self._changed("assign_sub", delta)
+
+    def _changed(self, how: str, value: Any) -> Any:
+        new = self._fitting(acting(value), f"Variable.{how}")
+        self._value = frozen(_CHANGES[how](self._value, new))
+        return self._value
+
+    def _fitting(self, value: Any, call: str) -> Any:
+        """A value to assign, in this variable's dtype and shape, on its device."""
+        backend = self._replicas.backend
+        if backend.name == "numpy" or not backend.is_tensor(value):
+            value = array_like(value, backend.numpy(self._value), call)
+        tensor = backend.put(value, self._device.handle)
+        if tuple(np.shape(tensor)) != self.shape:
+            raise InvalidArgumentError(
+                f"{call}: {self.name!r} has the shape {self.shape}, got a value of shape "
+                f"{tuple(np.shape(tensor))}; a variable keeps its shape"
+            )
+        return tensor
+
+    def __deepcopy__(self, memo: Any) -> Variable:
+        # What it holds is never changed in place, and devices are not copied.
+        return copy.copy(self)
+
+    def __repr__(self) -> str:
+        array = self._replicas.backend.numpy(self._value)
+        dtype = "string" if self.dtype == np.dtype(object) else str(array.dtype)
+        text = texts.numpy_text(array)
+        return f"<tf.Variable {self.name!r} shape={self.shape} dtype={dtype}, numpy={text}>"
+
+
+class VariableCopy(Variable):
+    """One replica's copy of a distributed variable; assigning to it leaves the others alone."""
+
+    def __init__(self, container: Variable, index: int, value: Any) -> None:
+        replica = f"/replica_{index}" if index else ""
+        self._container, self._strategy = container, container._strategy
+        self._trainable, self._name = container.trainable, container._name + replica
+        self._synchronization = container.synchronization
+        self._aggregation = container.aggregation
+        self._place(container._strategy._replicas, index, value)
+
+
+def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
+    """The class of a variable that is made here."""
+    strategy, replica = context.here()
+    if replica is not None and context.has_strategy():
+        raise FailedPreconditionError(
+            f"Variable: made inside Strategy.run, as replica {replica._id}; "
+            "make it before, under strategy.scope()"
+        )
+    kind: type[Variable] | None = strategy._variable_kind(synchronization)
+    return kind or Variable

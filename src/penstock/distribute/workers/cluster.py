@@ -1,0 +1,192 @@
+"""Clusters: which processes take part in a strategy, where they are, and which one this is.
+
+A resolver says it in the words of whoever started the processes; `membership` turns that into
+numbers, and is the only thing that strategies look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
+
+# The jobs that train together, in the order of their numbers; evaluators run by themselves.
+TRAINING = ("chief", "worker")
+ALONE = "evaluator"
+
+
+class ClusterSpec:
+    """The addresses of every job's tasks.
+
+    >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
+    >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
+    (2, 'b:1')
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        if isinstance(cluster, ClusterSpec):
+            cluster = cluster.as_dict()
+        if not isinstance(cluster, Mapping):
+            raise InvalidTypeError(
+                "ClusterSpec: must be a dict such as {'worker': ['host:port', ...]}, "
+                f"got {cluster!r}"
+            )
+        self._jobs = {str(job): _addresses(job, tasks) for job, tasks in cluster.items()}
+
+    @property
+    def jobs(self) -> list[str]:
+        return list(self._jobs)
+
+    def as_dict(self) -> dict[str, list[str]]:
+        return {job: list(tasks) for job, tasks in self._jobs.items()}
+
+    def job_tasks(self, job_name: str) -> list[str]:
+        """The addresses of a job's tasks."""
+        if job_name not in self._jobs:
+            raise InvalidArgumentError(
+                f"ClusterSpec: there is no job {job_name!r}, only {self.jobs}; name one of them"
+            )
+        return list(self._jobs[job_name])
+
+    def num_tasks(self, job_name: str) -> int:
+        return len(self.job_tasks(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        tasks = self.job_tasks(job_name)
+        if not 0 <= task_index < len(tasks):
+            raise InvalidArgumentError(
+                f"ClusterSpec: job {job_name!r} has {len(tasks)} task(s), so no task {task_index}"
+            )
+        return tasks[task_index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClusterSpec) and self._jobs == other._jobs
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self._jobs})"
+
+
+def _addresses(job: object, tasks: Any) -> list[str]:
+    if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
+        raise InvalidTypeError(
+            f"ClusterSpec: job {job!r} must be a list of 'host:port', got {tasks!r}"
+        )
+    return list(tasks)
+
+
+class ClusterResolver:
+    """Who takes part, and who this process is; derive from it for a launcher of your own.
+
+    `task_type` and `task_id` are None where there is no cluster.
+    """
+
+    task_type: str | None = None
+    task_id: int | None = None
+    local: tuple[int, int] | None = None
+    """Which of how many processes on this machine this one is, where the launcher says so."""
+
+    def cluster_spec(self) -> ClusterSpec:
+        raise NotImplementedError(f"{type(self).__name__} must say who takes part")
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task; without one, that of worker 0, where all meet ("" if alone)."""
+        spec = self.cluster_spec()
+        if task_type is not None:
+            return spec.task_address(task_type, task_id or 0)
+        members = everyone(spec)
+        return members[0].address if members else ""
+
+    @property
+    def environment(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a cluster, as errors name it."""
+
+    task: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.task} ({self.address})" if self.address else self.task
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A process's place among those that train together; the first one is where they meet."""
+
+    members: tuple[Member, ...] = (Member("worker 0", ""),)
+    worker: int = 0
+    local: tuple[int, int] | None = None
+
+    @property
+    def workers(self) -> int:
+        return len(self.members)
+
+    @property
+    def meeting_point(self) -> tuple[str, int]:
+        """Host and port of the first member."""
+        host, _, port = self.members[0].address.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def membership(resolver: ClusterResolver, call: str) -> Membership:
+    """The place of this process by what a resolver says; alone if that names no cluster."""
+    spec = resolver.cluster_spec()
+    if not spec or resolver.task_type == ALONE:
+        return Membership(local=resolver.local)
+    if others := set(spec.jobs) - {*TRAINING, ALONE}:
+        raise InvalidArgumentError(
+            f"{call}: the cluster has the job(s) {sorted(others)}, but only 'chief' and 'worker' "
+            "train together (there are no parameter servers); leave them out"
+        )
+    members = everyone(spec)
+    worker = _position(members, resolver, call)
+    if len(members) > 1:
+        _check_address(members[0], call)
+    return Membership(members, worker, resolver.local)
+
+
+def everyone(spec: ClusterSpec) -> tuple[Member, ...]:
+    return tuple(
+        Member(f"{job} {index}", address)
+        for job in TRAINING
+        for index, address in enumerate(spec.as_dict().get(job, ()))
+    )
+
+
+def _position(members: Sequence[Member], resolver: ClusterResolver, call: str) -> int:
+    if resolver.task_type is None and resolver.task_id is None and len(members) == 1:
+        return 0
+    task = f"{resolver.task_type} {resolver.task_id}"
+    if resolver.task_type is None or resolver.task_id is None:
+        raise InvalidArgumentError(
+            f"{call}: the cluster has {len(members)} processes, but which of them this one is, is "
+            f"not said (task {task}); set the task's type and index (task_type and task_id)"
+        )
+    names = [member.task for member in members]
+    if task not in names:
+        raise DisagreementError(
+            f"{call}: this process is {task!r}, but the cluster has only {names}; "
+            "correct the task or the cluster"
+        )
+    return names.index(task)
+
+
+def _check_address(first: Member, call: str) -> None:
+    host, _, port = first.address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidArgumentError(
+            f"{call}: {first.task} is where all meet, so it needs an address 'host:port', "
+            f"got {first.address!r}"
+        )

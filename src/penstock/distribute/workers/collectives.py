@@ -1,0 +1,204 @@
+"""Collectives: what the processes of a strategy do together, on top of a framework's own.
+
+Every process must make the same calls in the same order. Each call first compares what all are
+about to do: a worker that does something else, or nothing, is an error that names it, never a hang.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.distribute.backends import Tensor
+from penstock.distribute.workers.cluster import Membership
+from penstock.distribute.workers.parcels import Array, Parcel, check, pack
+from penstock.errors import DeadlineExceededError, DisagreementError, OpError, UnavailableError
+
+Result = TypeVar("Result")
+
+# The framework whose collectives a backend uses; NumPy has none of its own.
+FRAMEWORKS = {"numpy": "torch", "torch": "torch", "jax": "jax"}
+
+
+class Peers(ABC):
+    """All processes of a cluster, as one of them sees them."""
+
+    def __init__(self, membership: Membership, timeout: float, call: str) -> None:
+        self._members = membership.members
+        self._worker = membership.worker
+        self._timeout = timeout
+        self._call = call
+        self._broken = False
+        self._lock = threading.Lock()
+
+    def gather(self, array: Array) -> list[Array]:
+        """Every process's array (shapes may differ, dtypes not), in the order of the workers."""
+        array = np.asarray(array)
+        mine = pack("gather", array, self._call)
+        with self._lock:
+            parcels = self._compared(mine)
+            if (found := _inside(parcels)) is not None:
+                return found
+            longest = max(parcel.nbytes for parcel in parcels)
+            row = np.frombuffer(array.tobytes().ljust(longest, b"\0"), np.uint8)
+            rows = self._guarded(lambda: self._exchange(row))
+        return [p.array(r[: p.nbytes].tobytes()) for p, r in zip(parcels, rows, strict=True)]
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of every process's tensor (of the backend; one shape, one dtype), where it is."""
+        array = self._small(tensor)
+        if array is not None:
+            mine = pack("all_reduce", array, self._call)
+        else:
+            mine = Parcel("all_reduce", *_described(tensor))
+            check(mine.dtype, mine.shape, self._call)
+        with self._lock:
+            parcels = self._compared(mine)
+            self._check_shapes(parcels)
+            if array is not None and (found := _inside(parcels)) is not None:
+                return self._like(tensor, _added(found))
+            return self._guarded(lambda: self._sum(tensor))
+
+    def broadcast(self, array: Array) -> Array:
+        """The array of worker 0; the others' say only shape and dtype, which must be the same."""
+        array = np.asarray(array)
+        mine = pack("broadcast", array, self._call)
+        with self._lock:
+            parcels = self._compared(mine)
+            self._check_shapes(parcels)
+            if (contents := parcels[0].contents) is not None:
+                return parcels[0].array(contents)
+            row = np.frombuffer(array.tobytes(), np.uint8).copy()
+            row = self._guarded(lambda: self._first(row))
+        return parcels[0].array(row.tobytes())
+
+    def barrier(self) -> None:
+        """Returns when every process has called it."""
+        with self._lock:
+            self._compared(Parcel("barrier", "bool", (0,), b""))
+
+    @abstractmethod
+    def _exchange(self, row: Array) -> Sequence[Array]:
+        """Every process's bytes, as many from each, in the order of the workers."""
+
+    @abstractmethod
+    def _first(self, row: Array) -> Array:
+        """The bytes of worker 0; the others' are as many."""
+
+    @abstractmethod
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """The sum of tensors that are known to have one shape and dtype."""
+
+    @abstractmethod
+    def _small(self, tensor: Tensor) -> Array | None:
+        """A tensor that is on the host already, as NumPy's; None for the others."""
+
+    @abstractmethod
+    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+        """An array as what the tensor is, where it is."""
+
+    def _absent(self) -> list[int] | None:
+        """After a failure: who does not answer any more; None if that cannot be known."""
+        others = [index for index in range(len(self._members)) if index != self._worker]
+        return others if len(others) == 1 else None
+
+    def _compared(self, mine: Parcel) -> list[Parcel]:
+        rows = self._guarded(lambda: self._exchange(mine.row()))
+        parcels = [Parcel.of_row(row) for row in rows]
+        for index, parcel in enumerate(parcels):
+            if (parcel.action, parcel.dtype) != (mine.action, mine.dtype):
+                raise DisagreementError(
+                    f"{self._call}: {self._members[self._worker]} calls {mine}, but "
+                    f"{self._members[index]} calls {parcel}; all workers must run the same program"
+                )
+        return parcels
+
+    def _check_shapes(self, parcels: Sequence[Parcel]) -> None:
+        for index, parcel in enumerate(parcels):
+            if parcel.shape != parcels[0].shape:
+                raise DisagreementError(
+                    f"{self._call}: {self._members[0]} has a value of shape {parcels[0].shape} but "
+                    f"{self._members[index]} of shape {parcel.shape}; give the same shape on all "
+                    "workers, or reduce over axis=0"
+                )
+
+    def _guarded(self, step: Callable[[], Result]) -> Result:
+        if self._broken:
+            raise UnavailableError(
+                f"{self._call}: the connection between the workers was lost before; "
+                "start all of them again"
+            )
+        start = time.monotonic()
+        try:
+            return step()
+        except Exception as error:
+            self._broken = True
+            raise self._failure(time.monotonic() - start) from error
+
+    def _failure(self, waited: float) -> OpError:
+        absent = self._absent()
+        who = self.named(absent) if absent else "another worker"
+        if waited >= self._timeout:
+            return DeadlineExceededError(
+                f"{self._call}: {who} has not taken part for {waited:.0f} s; is it still running? "
+                "all workers must make the same calls (timeout= says how long to wait)"
+            )
+        reason = "has given up before" if absent == [] else "is gone"
+        return UnavailableError(
+            f"{self._call}: {who} {reason}, see its own output; start all workers again"
+        )
+
+    def named(self, workers: Sequence[int]) -> str:
+        """Members, as errors name them."""
+        return ", ".join(str(self._members[worker]) for worker in workers)
+
+
+def connect(
+    backend: str, membership: Membership, timeout: float, implementation: str, call: str
+) -> Peers:
+    """Joins the other processes; returns when all of them are there."""
+    framework = FRAMEWORKS[backend]
+    try:
+        module = importlib.import_module(f"penstock.distribute.workers.{framework}_collectives")
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"{call}: {membership.workers} processes with backend {backend!r} talk by "
+            f"{framework}.distributed, but {error.name} is not installed; install it with: "
+            f"pip install 'penstock[{framework}]'"
+        ) from error
+    peers: Peers = module.connect(membership, timeout, implementation, call)
+    return peers
+
+
+def not_there(membership: Membership, absent: Sequence[int], timeout: float, call: str) -> OpError:
+    """The error for workers that have not come."""
+    names = ", ".join(str(membership.members[index]) for index in absent)
+    host, port = membership.meeting_point
+    return DeadlineExceededError(
+        f"{call}: waited {timeout:g} s for {names}, in vain; start all {membership.workers} "
+        f"workers, with the same cluster, such that they reach {host}:{port} (timeout= says how "
+        "long to wait)"
+    )
+
+
+def _inside(parcels: Sequence[Parcel]) -> list[Array] | None:
+    """The arrays, if all of them came with their labels."""
+    found = [p.array(p.contents) for p in parcels if p.contents is not None]
+    return found if len(found) == len(parcels) else None
+
+
+def _added(arrays: Sequence[Array]) -> Array:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = np.asarray(np.add(total, array, dtype=total.dtype))
+    return total
+
+
+def _described(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

@@ -1,0 +1,191 @@
+"""jax.distributed between processes: programs over one device of each, gloo on CPUs.
+
+jax must not have computed anything before the processes meet. Its own waits know no end (or end
+the process), so whatever waits for others does so in a thread, and is left there when time is up.
+When worker 0 dies, which keeps its service, jax itself ends all the others, at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import jax as jax_module
+import numpy as np
+
+from penstock.distribute.backends import Tensor
+from penstock.distribute.workers.cluster import Membership
+from penstock.distribute.workers.collectives import Peers, not_there
+from penstock.distribute.workers.parcels import ROOM, Array
+from penstock.errors import DisagreementError, FailedPreconditionError, InvalidArgumentError
+
+Result = TypeVar("Result")
+
+# Its own annotations are incomplete.
+jax: Any = jax_module
+
+# jax ends the process when its own time for the meeting is up; ours must be over long before.
+MARGIN_SECONDS = 3600
+
+
+class JaxCollectives(Peers):
+    """The processes of jax.distributed."""
+
+    def _exchange(self, row: Array) -> list[Array]:
+        rows = self._computed(_gathered, jax.numpy.asarray(row, device=_own_devices("cpu")[0]))
+        return list(np.asarray(rows))
+
+    def _first(self, row: Array) -> Array:
+        return self._exchange(row)[0]
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        return self._computed(_summed, tensor)
+
+    def _computed(self, function: Callable[[Any, Any], Any], tensor: Any) -> Any:
+        def compute() -> Any:
+            result = function(tensor, _one_per_process(tensor)).addressable_data(0)
+            # An accelerator goes on by itself; on the CPU a failure would come out anywhere later.
+            on_cpu = next(iter(tensor.devices())).platform == "cpu"
+            return jax.block_until_ready(result) if on_cpu else result
+
+        return bounded(compute, self._timeout)
+
+    def _small(self, tensor: Tensor) -> Array | None:
+        device = next(iter(tensor.devices()))
+        return np.asarray(tensor) if device.platform == "cpu" and tensor.nbytes <= ROOM else None
+
+    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+        return jax.device_put(array, next(iter(tensor.devices())))
+
+
+def _own_devices(platform: str) -> list[Any]:
+    return list(jax.local_devices(backend=platform))
+
+
+def _one_per_process(tensor: Any) -> Any:
+    """Rows on the devices that have, in each process, the place that the tensor's has in ours."""
+    device = next(iter(tensor.devices()))
+    place = _own_devices(device.platform).index(device)
+    return _rows(device.platform, place)
+
+
+@lru_cache(maxsize=64)
+def _rows(platform: str, place: int) -> Any:
+    count = jax.process_count()
+    devices = [jax.local_devices(index, platform)[place] for index in range(count)]
+    mesh = jax.sharding.Mesh(np.array(devices), ("worker",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("worker"))
+
+
+def _stacked(tensor: Any, rows: Any) -> Any:
+    shape = (len(rows.device_set), *tensor.shape)
+    return jax.make_array_from_single_device_arrays(shape, rows, [tensor[None]])
+
+
+@lru_cache(maxsize=64)
+def _program(action: str, rows: Any) -> Any:
+    everywhere = jax.sharding.NamedSharding(rows.mesh, jax.sharding.PartitionSpec())
+    actions = {"gather": lambda stacked: stacked, "sum": lambda s: s.sum(0, dtype=s.dtype)}
+    return jax.jit(actions[action], out_shardings=everywhere)
+
+
+def _gathered(tensor: Any, rows: Any) -> Any:
+    return _program("gather", rows)(_stacked(tensor, rows))
+
+
+def _summed(tensor: Any, rows: Any) -> Any:
+    return _program("sum", rows)(_stacked(tensor, rows))
+
+
+def bounded(action: Callable[[], Result], seconds: float) -> Result:
+    """The result of an action; TimeoutError if it takes longer, and then it goes on by itself."""
+    outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def act() -> None:
+        try:
+            outcome.put((True, action()))
+        except BaseException as error:
+            outcome.put((False, error))
+
+    threading.Thread(target=act, daemon=True, name="penstock-collective").start()
+    try:
+        succeeded, value = outcome.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(f"no answer for {seconds:g} s") from None
+    if not succeeded:
+        raise value
+    result: Result = value
+    return result
+
+
+def connect(
+    membership: Membership, timeout: float, implementation: str, call: str
+) -> JaxCollectives:
+    """Joins jax.distributed, unless that is done, and waits for the others to join."""
+    if implementation != "AUTO":
+        raise InvalidArgumentError(
+            f"{call}: jax chooses between NCCL and gloo by the devices, so the implementation "
+            f"must be AUTO, got {implementation}"
+        )
+    if jax.distributed.is_initialized():
+        _check_place(membership, call)
+    else:
+        _meet(membership, timeout, call)
+    return JaxCollectives(membership, timeout, call)
+
+
+def _check_place(membership: Membership, call: str) -> None:
+    place = membership.worker, membership.workers
+    found = jax.process_index(), jax.process_count()
+    if place != found:
+        raise DisagreementError(
+            f"{call}: this is worker {place[0]} of {place[1]}, but process {found[0]} of "
+            f"{found[1]} in jax.distributed, which is initialized; make the strategy first, or "
+            "give both the same numbers"
+        )
+
+
+def _meet(membership: Membership, timeout: float, call: str) -> None:
+    # Gloo is what lets CPUs of several processes compute together.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    host, port = membership.meeting_point
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    known = inspect.signature(jax.distributed.initialize).parameters
+    limits = {
+        "initialization_timeout": int(timeout) + MARGIN_SECONDS,
+        "shutdown_timeout_seconds": max(int(timeout), 1),
+    }
+
+    def initialize() -> None:
+        jax.distributed.initialize(
+            address,
+            membership.workers,
+            membership.worker,
+            local_device_ids=_local_devices(membership),
+            cluster_detection_method="deactivate",
+            **{name: limit for name, limit in limits.items() if name in known},
+        )
+
+    try:
+        bounded(initialize, timeout)
+    except TimeoutError as error:
+        others = [index for index in range(membership.workers) if index != membership.worker]
+        raise not_there(membership, others, timeout, call) from error
+    except RuntimeError as error:
+        raise FailedPreconditionError(
+            f"{call}: jax.distributed cannot start ({error}); make the strategy before anything "
+            "is computed with jax"
+        ) from error
+
+
+def _local_devices(membership: Membership) -> list[int] | None:
+    """The accelerator of a process that shares its machine; None if it may have all it sees."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all,").split(",")
+    if membership.local is None or membership.local[1] == 1 or len(visible) == 1:
+        return None
+    return [membership.local[0]]

@@ -1,0 +1,237 @@
+"""torch.distributed between processes: gloo for the host's memory, nccl for CUDA's.
+
+The default process group is made here unless it exists, so that DDP works beside it; what penstock
+says itself goes through a gloo group of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from penstock.distribute.backends import Tensor
+from penstock.distribute.workers.cluster import Membership
+from penstock.distribute.workers.collectives import Peers, not_there
+from penstock.distribute.workers.parcels import ROOM, Array
+from penstock.errors import (
+    DisagreementError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+
+# Not all of its public names are exported for type checkers.
+dist: Any = torch.distributed
+
+# A client that cannot connect tries twice, with a pause between; for one try it gets this share of
+# the time that is left, and another one unless the time is nearly over.
+ONE_TRY, NEARLY = 0.4, 0.1
+# How long the others may take to notice that one is gone, and to say that they are there.
+ROLL_CALL_SECONDS = 5.0
+# How long a process that ends waits for the others to end as well.
+LEAVING_SECONDS = 5.0
+# Of these, torch and NumPy have the same; of the other ones below, gloo too can form sums.
+PLAIN = {"float16", "float32", "float64", "int8", "uint8", "int32", "int64"}
+SUMMED = PLAIN | {"bfloat16", "complex64", "complex128"}
+
+
+class Meeting:
+    """The store where processes meet; None before they have, and if others have let them meet."""
+
+    store: Any = None
+    groups: int = 0
+
+
+class TorchCollectives(Peers):
+    """The peers of a process group; for NumPy's arrays too, whose memory torch shares."""
+
+    def __init__(
+        self, membership: Membership, timeout: float, implementation: str, call: str
+    ) -> None:
+        super().__init__(membership, timeout, call)
+        limit = timedelta(seconds=timeout)
+        self._control = dist.new_group(backend="gloo", timeout=limit)
+        nccl = implementation != "RING" and torch.cuda.is_available() and dist.is_nccl_available()
+        self._data = dist.new_group(backend="nccl", timeout=limit) if nccl else self._control
+        Meeting.groups += 1
+        self._store = (
+            None if Meeting.store is None else dist.PrefixStore(str(Meeting.groups), Meeting.store)
+        )
+
+    def _exchange(self, row: Array) -> list[Array]:
+        mine = torch.from_numpy(row.copy())
+        rows = [torch.empty_like(mine) for _ in self._members]
+        dist.all_gather(rows, mine, group=self._control)
+        return [one.numpy() for one in rows]
+
+    def _first(self, row: Array) -> Array:
+        dist.broadcast(torch.from_numpy(row), src=0, group=self._control)
+        return row
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.Tensor):
+            return self._sum_of_arrays(tensor)
+        if tensor.device.type == "cpu" and _name(tensor) not in SUMMED:
+            return self._sum_of_others(tensor.detach())
+        total = tensor.detach().clone()
+        dist.all_reduce(total, group=self._data if total.is_cuda else self._control)
+        return total
+
+    def _sum_of_arrays(self, array: Array) -> Array:
+        if array.dtype.name in PLAIN:
+            total: Array = self._sum(torch.from_numpy(array)).numpy()
+            return total
+        row = np.frombuffer(array.tobytes(), np.uint8)
+        rows = [one.view(array.dtype).reshape(array.shape) for one in self._exchange(row)]
+        return np.asarray(np.add.reduce(rows, dtype=array.dtype))
+
+    def _sum_of_others(self, tensor: Any) -> Any:
+        """Of a dtype that gloo cannot add (int16, say), as bytes and in a wider one."""
+        wide = torch.float32 if tensor.is_floating_point() else torch.int64
+        rows = self._exchange(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        parts = [torch.from_numpy(row).view(tensor.dtype).to(wide) for row in rows]
+        return torch.stack(parts).sum(0).to(tensor.dtype).reshape(tensor.shape)
+
+    def _small(self, tensor: Tensor) -> Array | None:
+        if not isinstance(tensor, torch.Tensor):
+            return np.asarray(tensor)
+        fits = tensor.numel() * tensor.element_size() <= ROOM and tensor.device.type == "cpu"
+        plain = fits and _name(tensor) in PLAIN
+        return tensor.detach().numpy() if plain else None
+
+    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+        return torch.from_numpy(array) if isinstance(tensor, torch.Tensor) else array[()]
+
+    def _absent(self) -> list[int] | None:
+        """A roll call: whoever is alive leaves the failed group, and says so in the store."""
+        with suppress(Exception):
+            dist.destroy_process_group(self._control)
+        if self._store is None or len(self._members) == 2:
+            return super()._absent()
+        return _roll_call(self._store, self._worker, len(self._members), self._timeout)
+
+
+def _roll_call(store: Any, worker: int, workers: int, timeout: float) -> list[int]:
+    patience = timedelta(seconds=min(timeout, ROLL_CALL_SECONDS))
+    try:
+        store.set(f"alive/{worker}", "")
+        with suppress(dist.DistStoreError):
+            store.wait([f"alive/{index}" for index in range(workers)], patience)
+        return [index for index in range(workers) if not store.check([f"alive/{index}"])]
+    except RuntimeError:
+        # Worker 0 keeps the store.
+        return [0]
+
+
+def connect(
+    membership: Membership, timeout: float, implementation: str, call: str
+) -> TorchCollectives:
+    """Joins the process group, or makes it and waits for the others to join."""
+    if implementation == "NCCL" and not torch.cuda.is_available():
+        raise InvalidArgumentError(
+            f"{call}: NCCL is for CUDA devices, and torch sees none here; use AUTO or RING"
+        )
+    if dist.is_initialized():
+        _check_place(membership, call)
+    else:
+        _meet(membership, timeout, call)
+    try:
+        return TorchCollectives(membership, timeout, implementation, call)
+    except RuntimeError as error:
+        raise UnavailableError(
+            f"{call}: the workers met, but could not form a process group ({_line(error)})"
+        ) from error
+
+
+def _check_place(membership: Membership, call: str) -> None:
+    place, found = (membership.worker, membership.workers), (dist.get_rank(), dist.get_world_size())
+    if place != found:
+        raise DisagreementError(
+            f"{call}: this is worker {place[0]} of {place[1]}, but rank {found[0]} of {found[1]} "
+            "in the torch.distributed process group that exists; make the strategy first, or "
+            "give both the same numbers"
+        )
+
+
+def _meet(membership: Membership, timeout: float, call: str) -> None:
+    store = _store(membership, timeout, call)
+    limit = timedelta(seconds=timeout)
+    store.set_timeout(limit)
+    here = [f"here/{index}" for index in range(membership.workers)]
+    store.set(here[membership.worker], "")
+    try:
+        store.wait(here, limit)
+    except RuntimeError as error:
+        raise not_there(membership, _missing(store, here), timeout, call) from error
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=membership.worker, world_size=membership.workers, timeout=limit
+    )
+    Meeting.store = store
+    # A process that ends with a group of its own is aborted by it.
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if not dist.is_initialized():
+        return
+    # Gloo may abort a process whose peer has left in the middle of its own leaving.
+    if dist.get_backend() == "gloo":
+        with suppress(Exception):
+            dist.monitored_barrier(timeout=timedelta(seconds=LEAVING_SECONDS))
+    dist.destroy_process_group()
+
+
+def _missing(store: Any, here: list[str]) -> list[int]:
+    try:
+        return [index for index, key in enumerate(here) if not store.check([key])]
+    except RuntimeError:
+        return [0]
+
+
+def _store(membership: Membership, timeout: float, call: str) -> Any:
+    # torchrun has started a store there already; a restart begins with a fresh part of it.
+    started = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    hosts = membership.worker == 0 and not started
+    store = (_opened if hosts else _found)(membership, timeout, call)
+    return dist.PrefixStore(f"penstock/{attempt}", store)
+
+
+def _opened(membership: Membership, timeout: float, call: str) -> Any:
+    host, port = membership.meeting_point
+    try:
+        limit = timedelta(seconds=timeout)
+        return dist.TCPStore(host, port, membership.workers, True, limit, wait_for_workers=False)
+    except RuntimeError as error:
+        raise FailedPreconditionError(
+            f"{call}: {membership.members[0]} cannot listen on port {port} ({_line(error)}); "
+            "is another program there? choose another port"
+        ) from error
+
+
+def _found(membership: Membership, timeout: float, call: str) -> Any:
+    deadline = time.monotonic() + timeout
+    while True:
+        limit = timedelta(seconds=(deadline - time.monotonic()) * ONE_TRY)
+        try:
+            return dist.TCPStore(*membership.meeting_point, membership.workers, False, limit)
+        except RuntimeError as error:
+            if time.monotonic() > deadline - timeout * NEARLY:
+                raise not_there(membership, [0], timeout, call) from error
+
+
+def _name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,77 @@
+"""What replicas are given, asked of the other backends: the same programs, the same values.
+
+Only the values of replicas are compared. Texts, types and specs are those of the numpy backend, and
+numbers may be narrower (jax has no int64 unless it is told to).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from tests.conformance import oracle_helpers
+from tests.conformance.cases import Case, load
+from tests.conformance.compare import Difference, differences
+from tests.conformance.deviations import listed
+from tests.conformance.programs import run
+
+AREAS = ("seeds", "rebatch", "iterator", "from_function", "strategy")
+ROWS = listed()
+
+
+def values_in(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every `PerReplica` in an encoded answer, with its path."""
+    if isinstance(answer, dict) and set(answer) == {"per_replica"}:
+        yield path, answer
+        return
+    parts: Any = ()
+    if isinstance(answer, dict):
+        parts = answer.items()
+    elif isinstance(answer, list):
+        parts = enumerate(answer)
+    for key, part in parts:
+        yield from values_in(part, f"{path}.{key}" if path else str(key))
+
+
+def cases() -> Iterator[Case]:
+    """Those whose answers hold values of replicas, by what numpy is known to do otherwise."""
+    for case in load():
+        if case.id.split("/")[0] in AREAS and case.compare == "exact" and expected_of(case):
+            yield case
+
+
+def expected_of(case: Case) -> dict[str, Any]:
+    paths = [row.path for row in ROWS if row.case == case.id]
+    found = values_in(case.expected)
+    return {
+        path: value
+        for path, value in found
+        if not any(Difference(path, None, None).under(one) for one in paths)
+    }
+
+
+def encoded(original: Any, value: Any) -> Any:
+    """Values of jax are no NumPy arrays and have no `numpy()` either."""
+    is_jax = type(value).__module__.startswith("jax")
+    return original(np.asarray(value) if is_jax else value)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
+def test_gives_the_same_values(case: Case, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = partial(penstock.distribute.MirroredStrategy, backend=backend)
+    monkeypatch.setattr(penstock.distribute, "MirroredStrategy", made)
+    monkeypatch.setattr(oracle_helpers, "J", partial(encoded, oracle_helpers.J))
+    # A device of torch or jax is an object, not a text.
+    asked = case.source.replace("v.device.split", "str(v.device).split")
+    outcome = run(Case(case.id, asked, case.expected, case.compare))
+    got = dict(values_in(outcome.answer))
+    wrong = {
+        path: (expected, got.get(path))
+        for path, expected in expected_of(case).items()
+        if path not in got or differences(expected, got[path])
+    }
+    assert not wrong, outcome.trace

@@ -1,0 +1,118 @@
+"""Runs programs in several processes at once, as the workers of one strategy.
+
+One set of processes takes all programs, one after the other; the answer of a program is the list of
+its workers' answers. When a process dies over a program, a new set takes the rest.
+"""
+
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
+from penstock.errors import DisagreementError
+from tests.conformance.apart import death
+from tests.conformance.cases import Case, load
+from tests.conformance.oracle_helpers import free_port
+from tests.conformance.programs import Outcome, run
+
+
+def run_together(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Case, Outcome]]:
+    """Each case with its outcome; all cases must be for the same number of workers."""
+    left = list(cases)
+    while left:
+        done = 0
+        for outcome in _one_team(left, seconds):
+            yield left[done], outcome
+            done += 1
+        del left[:done]
+
+
+def _one_team(cases: list[Case], seconds: float) -> Iterator[Outcome]:
+    """Outcomes until a child ends; the last one is its death, if it died over a program."""
+    workers = cases[0].workers
+    addresses = [f"localhost:{free_port()}" for _ in range(workers)]
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in addresses]
+        children = []
+        for index, file in enumerate(errors):
+            command = [sys.executable, "-m", __name__, folder, str(seconds)]
+            child = _started([*command, *(case.id for case in cases)], addresses, index, file)
+            children.append(stack.enter_context(child))
+            stack.callback(child.kill)
+        for _ in cases:
+            lines = [child.stdout.readline() for child in children if child.stdout is not None]
+            if "" in lines:
+                yield _end(children[lines.index("")], errors[lines.index("")])
+                return
+            yield _merged([Outcome(*json.loads(line)) for line in lines])
+
+
+def _started(
+    command: list[str], addresses: list[str], index: int, errors: IO[str]
+) -> subprocess.Popen[str]:
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CONFIG": json.dumps(config)}
+    environment = os.environ | own
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )
+
+
+def _end(child: subprocess.Popen[str], errors: IO[str]) -> Outcome:
+    status = child.wait()
+    errors.seek(0)
+    return death(status, errors.read())
+
+
+def _merged(outcomes: list[Outcome]) -> Outcome:
+    traces = [f"worker {i}:\n{one.trace}" for i, one in enumerate(outcomes) if one.failed]
+    return Outcome({"workers": [one.answer for one in outcomes]}, "\n".join(traces))
+
+
+def _child(folder: Path, seconds: float, ids: list[str]) -> None:
+    # Programs print; what they print must not mix with the outcomes.
+    outcomes = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    strategy = MultiWorkerMirroredStrategy()
+    cases = {case.id: case for case in load()}
+    for number, case_id in enumerate(ids):
+        if seconds:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+        given = _given(strategy, folder / str(number))
+        outcome = run(cases[case_id], **given)
+        print(json.dumps([outcome.answer, outcome.trace]), file=outcomes, flush=True)
+        _meet(strategy)
+        faulthandler.cancel_dump_traceback_later()
+    # A thread that a program left behind must not hold up the answers already given.
+    os._exit(0)
+
+
+def _given(strategy: MultiWorkerMirroredStrategy, folder: Path) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    replicas = strategy._replicas
+    place = {"W": replicas.workers, "worker_index": replicas.worker}
+    return {"strategy": strategy, "shared_dir": str(folder), **place}
+
+
+def _meet(strategy: MultiWorkerMirroredStrategy) -> None:
+    """Waits for the others; one that failed early meets them where they still are first."""
+    collectives = strategy._replicas.collectives
+    assert collectives is not None
+    while True:
+        try:
+            return collectives.barrier()
+        except DisagreementError:
+            continue
+
+
+if __name__ == "__main__":
+    _child(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,128 @@
+"""A team: real processes that make one MultiWorkerMirroredStrategy and run the same programs.
+
+`run_team` starts them and returns what each said; a member runs this file as a program. Members are
+ended by their own strategy's timeout, or by what they are told to do, never by a clock of ours.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, Any
+
+from penstock.distribute.cluster_resolver import SimpleClusterResolver
+from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
+from tests.distribute import team_programs
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a member had to say: an answer per program, and how it ended."""
+
+    answers: dict[str, Any]
+    status: int
+    errors: str
+
+    def __getitem__(self, program: str) -> Any:
+        assert program in self.answers, f"{self.answers}, status {self.status}\n{self.errors}"
+        return self.answers[program]
+
+
+def addresses(count: int) -> list[str]:
+    """Places on this machine where nobody listens now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [f"localhost:{one.getsockname()[1]}" for one in sockets]
+
+
+def run_team(
+    programs: Sequence[str],
+    backend: str,
+    members: Sequence[int] = (0, 1),
+    workers: int = 2,
+    timeout: float = 120,
+    places: Sequence[str] = (),
+) -> list[Said]:
+    """What each of the `members` of a team of `workers` said; the others are not started."""
+    where = list(places) or addresses(workers)
+    told = [[index, where, backend, timeout, list(programs)] for index in members]
+    return run_processes([["-m", __name__, json.dumps(one)] for one in told])
+
+
+def run_processes(commands: Sequence[Sequence[str]], **variables: str) -> list[Said]:
+    """What Python processes said, all of them started before the first is waited for."""
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    with ExitStack() as stack:
+        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        children = []
+        for command, file in zip(commands, errors, strict=True):
+            child = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env=os.environ | own | variables,
+            )
+            children.append(stack.enter_context(child))
+            stack.callback(child.kill)
+        return [_heard(*pair) for pair in zip(children, errors, strict=True)]
+
+
+def _heard(child: subprocess.Popen[str], errors: IO[str]) -> Said:
+    # It may read until now, when its input is closed: that is how a member keeps silent.
+    output, _ = child.communicate()
+    errors.seek(0)
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('["said"')]
+    return Said({name: answer for _, name, answer in lines}, child.returncode, errors.read())
+
+
+def say(name: str, answer: Any) -> None:
+    """A member's answer, on a line of its own."""
+    print("\n" + json.dumps(["said", name, answer]), flush=True)
+
+
+def attempt(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call; its error is said, and None comes back."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        traceback.print_exc()
+        say(name, {"error": type(error).__name__, "message": str(error)})
+        return None
+
+
+def member(index: int, where: list[str], backend: str, timeout: float, programs: list[str]) -> None:
+    """What a process of the team does."""
+
+    def made() -> MultiWorkerMirroredStrategy:
+        return MultiWorkerMirroredStrategy(
+            SimpleClusterResolver(where, task_id=index),
+            backend=backend,
+            devices=["CPU:0", "CPU:1"],
+            timeout=timeout,
+        )
+
+    strategy = attempt("strategy", made)
+    for name in programs if strategy else ():
+        answer = attempt(name, getattr(team_programs, name), strategy)
+        if answer is not None:
+            say(name, answer)
+        if name in team_programs.LAST:
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    member(*json.loads(sys.argv[1]))

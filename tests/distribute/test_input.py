@@ -1,0 +1,374 @@
+"""What replicas get: against a list model of the rules, for random datasets and options."""
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as tf
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnbatchedError
+
+POLICIES = tf.data.experimental.AutoShardPolicy
+MODES = ("short", "drop", "pad", "repeat")
+
+
+def mirrored(replicas: int) -> Any:
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+
+def with_policy(dataset: tf.data.Dataset, policy: str) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = POLICIES[policy]
+    return dataset.with_options(options)
+
+
+def portions(strategy: Any, value: Any) -> list[Any]:
+    return [np.asarray(one).tolist() for one in strategy.experimental_local_results(value)]
+
+
+def steps_of(strategy: Any, distributed: Any) -> list[list[Any]]:
+    return [portions(strategy, value) for value in distributed]
+
+
+def stream_rule(rows: list[int], batch: int, replicas: int) -> list[list[list[int]]]:
+    """The model: rows cut again and again by one vector of sizes."""
+    least, more = divmod(batch, replicas)
+    sizes = [least + (i < more) for i in range(replicas)]
+    steps, start = [], 0
+    while start < len(rows):
+        step = []
+        for size in sizes:
+            step.append(rows[start : start + size])
+            start += size
+        steps.append(step)
+    return steps
+
+
+def batch_rule(batches: list[list[int]], replicas: int) -> list[list[list[int]]]:
+    """The model: each batch in portions of its length divided by the replicas, rounded up."""
+    steps = []
+    for batch in batches:
+        each = -(-len(batch) // replicas)
+        steps.append([batch[i * each : (i + 1) * each] for i in range(replicas)])
+    return steps
+
+
+sizes = st.integers(1, 9)
+counts = st.integers(0, 40)
+
+
+@given(
+    counts, sizes, st.integers(2, 5), st.integers(1, 3), st.sampled_from(["AUTO", "DATA", "OFF"])
+)
+def test_the_two_rules(count: int, batch: int, replicas: int, rounds: int, policy: str) -> None:
+    strategy = mirrored(replicas)
+    dataset = with_policy(tf.data.Dataset.range(count).batch(batch).repeat(rounds), policy)
+    got = steps_of(strategy, strategy.experimental_distribute_dataset(dataset))
+    batches = [b.tolist() for b in dataset]
+    rows = list(itertools.chain(*batches))
+    by_stream = policy == "OFF"
+    assert got == (
+        stream_rule(rows, batch, replicas) if by_stream else batch_rule(batches, replicas)
+    )
+
+
+@given(counts, sizes, st.integers(1, 5), st.sampled_from(MODES), st.sampled_from(["AUTO", "OFF"]))
+def test_portions_are_the_dataset(
+    count: int, batch: int, replicas: int, mode: str, policy: str
+) -> None:
+    if mode == "drop":
+        batch *= replicas
+    strategy = mirrored(replicas)
+    dataset = with_policy(tf.data.Dataset.range(count).shuffle(7, seed=3).batch(batch), policy)
+    options = tf.distribute.InputOptions(last_batch=mode)
+    distributed = strategy.experimental_distribute_dataset(dataset, options)
+    expected = [int(x) for b in dataset for x in b]
+    got, shapes = [], set()
+    for value in distributed:
+        for one in strategy.experimental_local_results(value):
+            rows, mask = one if mode == "pad" else (one, np.ones(len(one), bool))
+            shapes.add(rows.shape)
+            got += rows[mask].tolist()
+    if mode == "drop":
+        expected = expected[: count // batch * batch]
+    if mode == "repeat":
+        short = count % batch
+        kept = got[: count // batch * (-(-batch // replicas) * replicas)]
+        assert set(got) == set(expected)
+        assert short or len(kept) == len(got)
+        return
+    assert got == expected
+    assert mode == "short" or len(shapes) <= 1
+
+
+def test_repeat_fills_with_the_batch_itself() -> None:
+    strategy = mirrored(2)
+    options = tf.distribute.InputOptions(last_batch="repeat")
+    dataset = tf.data.Dataset.range(7).batch(4)
+    got = steps_of(strategy, strategy.experimental_distribute_dataset(dataset, options))
+    assert got == [[[0, 1], [2, 3]], [[4, 5], [6, 4]]]
+
+
+def test_pad_fills_with_zeros_and_a_mask() -> None:
+    strategy = mirrored(2)
+    options = tf.distribute.InputOptions(last_batch="pad")
+    rows = tf.data.Dataset.from_tensor_slices((np.arange(1, 6), [b"a", b"b", b"c", b"d", b"e"]))
+    distributed = strategy.experimental_distribute_dataset(rows.batch(4), options)
+    (numbers, texts), mask = list(distributed)[-1]
+    assert [v.tolist() for v in numbers.values] == [[5, 0], [0, 0]]
+    assert [v.tolist() for v in texts.values] == [[b"e", b""], [b"", b""]]
+    assert [v.tolist() for v in mask.values] == [[True, False], [False, False]]
+    assert repr(distributed.element_spec[1]).startswith("PerReplicaSpec(TensorSpec(shape=(2,)")
+
+
+def test_ragged_batches_are_padded_and_repeated() -> None:
+    strategy = mirrored(2)
+    rows = tf.data.Dataset.range(1, 4).map(lambda x: np.full(x, x)).ragged_batch(4)
+    padded = tf.distribute.InputOptions(last_batch="pad")
+    (value, mask) = next(iter(strategy.experimental_distribute_dataset(rows, padded)))
+    assert [v.to_list() for v in value.values] == [[[1], [2, 2]], [[3, 3, 3], []]]
+    assert [v.tolist() for v in mask.values] == [[True, True], [True, False]]
+    repeated = tf.distribute.InputOptions(last_batch="repeat")
+    value = next(iter(strategy.experimental_distribute_dataset(rows, repeated)))
+    assert [v.to_list() for v in value.values] == [[[1], [2, 2]], [[3, 3, 3], [1]]]
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "OFF"])
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("batch", [4, 5])
+def test_a_state_fits_other_numbers_of_replicas(policy: str, streamed: bool, batch: int) -> None:
+    dataset = tf.data.Dataset.range(23).shuffle(9, seed=5)
+    dataset = dataset.filter(lambda x: x != 3) if streamed else dataset
+    dataset = with_policy(dataset.batch(batch).repeat(2), policy)
+    rows = [int(x) for b in dataset for x in b]
+    for before, after in itertools.product((2, 3, 4), repeat=2):
+        first, second = mirrored(before), mirrored(after)
+        iterator = iter(first.experimental_distribute_dataset(dataset))
+        seen: list[int] = []
+        while True:
+            state = json.loads(json.dumps(iterator.state_dict()))
+            other = iter(second.experimental_distribute_dataset(dataset))
+            other.load_state_dict(state)
+            rest = [x for value in other for one in portions(second, value) for x in one]
+            assert seen + rest == rows
+            value = next(iterator, None)
+            if value is None:
+                break
+            seen += [x for one in portions(first, value) for x in one]
+        assert seen == rows
+
+
+def test_one_replica_goes_on_where_two_were() -> None:
+    dataset = tf.data.Dataset.range(12).batch(4)
+    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset))
+    next(iterator)
+    alone = iter(mirrored(1).experimental_distribute_dataset(dataset))
+    alone.load_state_dict(iterator.state_dict())
+    assert [value.tolist() for value in alone] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def rest_of(strategy: Any, dataset: Any, state: Any) -> list[int]:
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    iterator.load_state_dict(state)
+    return [x for value in iterator for one in portions(strategy, value) for x in one]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (1, 1), (3, 1)])
+@pytest.mark.parametrize("policies", list(itertools.product(["OFF", "DATA"], repeat=2)))
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_state_fits_the_other_rule(
+    before: int, after: int, policies: tuple[str, str], streamed: bool
+) -> None:
+    dataset = tf.data.Dataset.range(5)
+    dataset = dataset.filter(lambda x: True) if streamed else dataset
+    dataset = dataset.batch(4).repeat(3)
+    rows = [int(x) for b in dataset for x in b]
+    strategy = mirrored(before)
+    saved = iter(strategy.experimental_distribute_dataset(with_policy(dataset, policies[0])))
+    seen: list[int] = []
+    for value in saved:
+        seen += [x for one in portions(strategy, value) for x in one]
+        state = json.loads(json.dumps(saved.state_dict()))
+        other = mirrored(after)
+        assert seen + rest_of(other, with_policy(dataset, policies[1]), state) == rows
+
+
+def test_a_state_of_batches_does_not_fit_a_function() -> None:
+    strategy = mirrored(2)
+    dataset = tf.data.Dataset.range(8).batch(4)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    other = iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+    with pytest.raises(InvalidArgumentError, match="cut by the batch rule, this one is cut by"):
+        other.load_state_dict(iterator.state_dict())
+
+
+@pytest.mark.parametrize("state", [None, 3, {}, {"rule": "batch"}, {"version": 1}])
+def test_states_of_something_else_are_refused(state: Any) -> None:
+    iterator = iter(mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    with pytest.raises(InvalidArgumentError, match="load_state_dict"):
+        iterator.load_state_dict(state)
+    assert portions(mirrored(2), next(iterator)) == [[0], [1]]
+
+
+def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_come() -> None:
+    def build() -> Any:
+        dataset = tf.data.Dataset.range(12).shuffle(12, seed=3).batch(4)
+        return mirrored(2).experimental_distribute_dataset(dataset)
+
+    strategy, whole, first = mirrored(2), build(), build()
+    epochs = [steps_of(strategy, whole) for _ in range(4)]
+    steps_of(strategy, first), steps_of(strategy, first)
+    iterator = iter(first)
+    next(iterator)
+    resumed = build()
+    again = iter(resumed)
+    again.load_state_dict(iterator.state_dict())
+    assert [portions(strategy, value) for value in again] == epochs[2][1:]
+    assert steps_of(strategy, resumed) == epochs[3]
+
+
+def test_a_state_counts_what_was_given_not_what_was_made_ahead() -> None:
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=8)
+    dataset = tf.data.Dataset.range(40).map(lambda x: x).batch(2)
+    strategy = mirrored(2)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset, options))
+    for _ in range(3):
+        next(iterator)
+    other = iter(strategy.experimental_distribute_dataset(dataset, options))
+    other.load_state_dict(iterator.state_dict())
+    assert portions(strategy, next(other)) == [[6], [7]]
+
+
+def test_nothing_is_read_before_the_first_step() -> None:
+    calls: list[int] = []
+    dataset = tf.data.Dataset.from_generator(
+        lambda: (calls.append(i) or i for i in range(8)),  # type: ignore[func-returns-value]
+        output_signature=tf.TensorSpec([], tf.int64),
+    )
+    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset.batch(2)))
+    assert calls == []
+    next(iterator)
+    assert calls
+    iterator.close()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        (lambda: tf.data.Dataset.range(4), "elements must be batches"),
+        (lambda: tf.data.Dataset.range(4).batch(2).enumerate(), "call batch"),
+    ],
+)
+def test_what_is_not_batched_is_refused(dataset: Any, text: str) -> None:
+    with pytest.raises(UnbatchedError, match=text):
+        mirrored(2).experimental_distribute_dataset(dataset())
+
+
+def test_single_values_whose_rank_is_not_known_are_refused_when_met() -> None:
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([1]), output_signature=tf.TensorSpec(None, tf.int64)
+    )
+    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset))
+    with pytest.raises(UnbatchedError, match="an element is a single value"):
+        next(iterator)
+
+
+def test_wrong_options() -> None:
+    dataset = tf.data.Dataset.range(8).batch(3)
+    with pytest.raises(InvalidArgumentError, match="last_batch must be one of"):
+        tf.distribute.InputOptions(last_batch="fill")
+    with pytest.raises(InvalidTypeError, match="must be an InputReplicationMode"):
+        tf.distribute.InputOptions(experimental_replication_mode="PER_WORKER")  # type: ignore[arg-type]
+    with pytest.raises(InvalidTypeError, match="options must be InputOptions"):
+        mirrored(2).experimental_distribute_dataset(dataset, {"last_batch": "drop"})
+    drop = tf.distribute.InputOptions(last_batch="drop")
+    with pytest.raises(InvalidArgumentError, match="batches of 3 cannot be cut into 2 equal"):
+        mirrored(2).experimental_distribute_dataset(dataset, drop)
+    pad = tf.distribute.InputOptions(last_batch="pad")
+    inner = tf.data.Dataset.range(2).flat_map(lambda x: tf.data.Dataset.range(3).batch(2))
+    with pytest.raises(InvalidArgumentError, match="cannot be told behind flat_map"):
+        mirrored(2).experimental_distribute_dataset(inner, pad)
+    with pytest.raises(InvalidArgumentError, match="is for batches that are cut"):
+        mirrored(2).distribute_datasets_from_function(lambda c: dataset, drop)
+
+
+def test_rows_added_behind_batch_are_refused() -> None:
+    dataset = tf.data.Dataset.range(4).batch(2).map(lambda x: np.concatenate([x, x]))
+    options = tf.distribute.InputOptions(last_batch="pad")
+    iterator = iter(mirrored(2).experimental_distribute_dataset(dataset, options))
+    with pytest.raises(InvalidArgumentError, match="batches of 2 rows are expected"):
+        next(iterator)
+
+
+def test_not_a_dataset() -> None:
+    with pytest.raises(InvalidTypeError, match="is not a dataset"):
+        mirrored(2).experimental_distribute_dataset([1, 2])
+    with pytest.raises(InvalidTypeError, match="dataset_fn must return"):
+        mirrored(2).distribute_datasets_from_function(lambda c: 3)
+    with pytest.raises(InvalidTypeError, match="dataset_fn must be a function"):
+        mirrored(2).distribute_datasets_from_function(3)
+
+
+def test_explain_says_policy_rule_and_what_is_read() -> None:
+    dataset = tf.data.Dataset.range(8).batch(4)
+    told = mirrored(2).experimental_distribute_dataset(dataset).explain()
+    assert "auto_shard_policy DATA" in told
+    assert "cut by the batch rule" in told
+    assert "range(" in told
+    off = mirrored(2).experimental_distribute_dataset(with_policy(dataset, "OFF")).explain()
+    assert "cut by the stream rule: batches have 4 rows" in off
+    alone = mirrored(1).experimental_distribute_dataset(dataset).explain()
+    assert "not cut: there is one replica" in alone
+
+
+def test_a_failing_element_costs_its_step_and_nothing_else() -> None:
+    def fails(x: Any) -> Any:
+        if x == 5:
+            raise ValueError("five")
+        return x
+
+    for policy, expected in (("DATA", [0, 1, 2, 3, 6, 7]), ("OFF", [0, 1, 2, 3, 6, 7])):
+        dataset = with_policy(tf.data.Dataset.range(8).map(fails).batch(2), policy)
+        strategy = mirrored(2)
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        got: list[int] = []
+        failures = 0
+        while True:
+            try:
+                got += [x for one in portions(strategy, next(iterator)) for x in one]
+            except StopIteration:
+                break
+            except ValueError:
+                failures += 1
+        assert (got, failures) == (expected, 1)
+
+
+def test_per_replica_datasets_of_different_lengths() -> None:
+    mode = tf.distribute.InputReplicationMode.PER_REPLICA
+    options = tf.distribute.InputOptions(experimental_replication_mode=mode)
+    strategy = mirrored(2)
+
+    def build(ctx: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.range(4 if ctx.input_pipeline_id else 2).batch(2)
+
+    distributed = strategy.distribute_datasets_from_function(build, options)
+    assert steps_of(strategy, distributed) == [[[0, 1], [0, 1]], [[], [2, 3]]]
+    iterator = iter(distributed)
+    next(iterator)
+    other = iter(distributed)
+    other.load_state_dict(iterator.state_dict())
+    assert [portions(strategy, value) for value in other] == [[[], [2, 3]]]
+    with pytest.raises(InvalidArgumentError, match="PER_REPLICA needs as many replicas as before"):
+        iter(mirrored(1).distribute_datasets_from_function(build, options)).load_state_dict(
+            iterator.state_dict()
+        )
+
+
+def test_iterators_cannot_be_pickled() -> None:
+    iterator = iter(mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    with pytest.raises(InvalidTypeError, match="cannot be pickled"):
+        iterator.__reduce__()

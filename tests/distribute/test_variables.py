@@ -1,0 +1,458 @@
+"""Variables: plain ones, and those with a copy on every replica."""
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import penstock as tf
+from penstock.distribute import MirroredStrategy, OneDeviceStrategy, PerReplica, get_replica_context
+from penstock.distribute.backends import load
+from penstock.distribute.devices import Device
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.strategy import Strategy
+from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+
+SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
+FIRST, NONE = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.NONE
+ON_READ = tf.VariableSynchronization.ON_READ
+
+
+@pytest.fixture
+def two() -> MirroredStrategy:
+    return MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def made(strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    with strategy.scope():
+        return tf.Variable(*args, **kwargs)
+
+
+def copies(variable: Any) -> list[Any]:
+    return [np.asarray(one).tolist() for one in variable.values]
+
+
+def number() -> int:
+    replica = get_replica_context()
+    assert replica is not None
+    return replica.replica_id_in_sync_group
+
+
+def test_a_plain_variable() -> None:
+    v = tf.Variable([1.0, 2.0], name="w")
+    assert type(v) is tf.Variable
+    assert (v.name, v.shape, v.dtype, v.trainable) == ("w:0", (2,), np.float32, True)
+    assert v.device == "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert v.assign([3.0, 4.0]).tolist() == [3.0, 4.0]
+    assert v.assign_add(np.ones(2)).tolist() == [4.0, 5.0]
+    assert v.assign_sub([1.0, 1.0], read_value=False).tolist() == [3.0, 4.0]
+    assert v.value().dtype == np.float32
+    assert v.read_value() is v.numpy()
+    assert str(v) == repr(v)
+
+
+def test_variables_print_as_tensorflows_do() -> None:
+    assert repr(tf.Variable(1)) == "<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=1>"
+    text = "<tf.Variable 's:0' shape=(1,) dtype=string, numpy=array([b'a'], dtype=object)>"
+    assert repr(tf.Variable(["a"], name="s")) == text
+    text = "shape=(2, 1) dtype=int32, numpy=\narray([[1],\n       [2]], dtype=int32)>"
+    assert repr(tf.Variable([[1], [2]], name="m")) == f"<tf.Variable 'm:0' {text}"
+
+
+def test_arithmetic_is_that_of_the_value() -> None:
+    v = tf.Variable([1.0, 2.0])
+    x = np.array([3.0, 4.0], np.float32)
+    assert (v * 2).tolist() == (2 * v).tolist() == [2.0, 4.0]
+    assert (x - v).tolist() == [2.0, 2.0]
+    assert (v @ v) == 5.0
+    assert (v**2).tolist() == [1.0, 4.0]
+    assert v[1] == 2.0
+    assert np.dot(v, x) == 11.0
+    assert np.exp(v).dtype == np.float32
+    assert tf.reduce_sum(v) == 3.0
+    assert tf.constant(v).tolist() == [1.0, 2.0]
+    assert float(tf.Variable(2.5)) == 2.5
+    assert tf.Variable(3) == 3
+    assert bool(tf.Variable(0)) is False
+    assert len({v, v}) == 1
+
+
+def test_a_string_variable() -> None:
+    v = tf.Variable("a")
+    assert (v.shape, v.dtype) == ((), np.dtype(object))
+    assert v.assign("b") == b"b"
+    rows = tf.Variable(["a", "b"])
+    assert rows.assign(["c", "d"]).tolist() == [b"c", b"d"]
+
+
+def test_initial_values() -> None:
+    assert tf.Variable(lambda: 2.0).numpy() == 2.0
+    assert tf.Variable(1, dtype=tf.float64).dtype == np.float64
+    assert tf.Variable(tf.Variable(4)).numpy() == 4
+    assert tf.Variable(np.float64(1.5)).dtype == np.float64
+    with pytest.raises(InvalidArgumentError, match="Variable: initial_value is missing; pass an"):
+        tf.Variable()
+
+
+def test_nobody_changes_a_variable_by_accident() -> None:
+    start = np.zeros(2)
+    v = tf.Variable(start)
+    start[0] = 5
+    assert v.numpy().tolist() == [0.0, 0.0]
+    new = np.ones(2)
+    v.assign(new)
+    new[0] = 5
+    assert v.numpy().tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match="read-only"):
+        v.value()[0] = 7
+    before = v.value()
+    v.assign_add([1.0, 1.0])
+    assert before.tolist() == [1.0, 1.0]
+
+
+def test_assignments_are_checked() -> None:
+    v = tf.Variable([1.0, 2.0], name="w")
+    message = r"Variable.assign: 'w:0' has the shape \(2,\), got a value of shape \(\); a variable"
+    with pytest.raises(InvalidArgumentError, match=message):
+        v.assign(1.0)
+    message = "Variable.assign_add: a value of dtype float64 cannot become int32; convert it first"
+    with pytest.raises(InvalidTypeError, match=message):
+        tf.Variable(1).assign_add(1.5)
+    with pytest.raises(InvalidArgumentError, match="PerReplica: 2 values, one for each replica"):
+        v.assign(PerReplica(([1.0, 2.0], [1.0, 2.0])))
+
+
+@pytest.mark.parametrize("name", ["synchronization", "aggregation"])
+def test_modes_are_checked(two: MirroredStrategy, name: str) -> None:
+    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+        message = f"Variable: {name} must be a penstock.Variable{name.title()}, got 'SUM'"
+        with pytest.raises(InvalidArgumentError, match=message):
+            make(1.0, **{name: "SUM"})
+
+
+def test_copies_of_variables(two: MirroredStrategy) -> None:
+    plain, mirrored = tf.Variable([1.0]), made(two, [1.0])
+    for v in (plain, mirrored):
+        with two.scope():
+            other = copy.deepcopy(v)
+        assert type(other) is type(v)
+        v.assign([2.0])
+        assert np.asarray(other).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_a_copy_has_copies_of_its_own(backend: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, [1.0], aggregation=MEAN)
+    other = copy.deepcopy(v)
+    other.assign([3.0])
+    assert copies(other) == [[3.0], [3.0]]
+    assert copies(v) == [[1.0], [1.0]]
+    assert strategy.extended.variable_created_in_scope(other)
+    assert strategy.extended.value_container(other.values[1]) is other
+
+
+def test_a_mirrored_variable(two: MirroredStrategy) -> None:
+    v = made(two, [1.0, 2.0], name="w")
+    assert isinstance(v, MirroredVariable)
+    assert isinstance(v, tf.Variable)
+    assert isinstance(v, tf.distribute.DistributedValues)
+    assert [one.name for one in v.values] == ["w:0", "w/replica_1:0"]
+    assert [one.device[-5:] for one in v.values] == ["CPU:0", "CPU:1"]
+    assert (v.shape, v.dtype, v.device[-5:]) == ((2,), np.float32, "CPU:0")
+    assert v.synchronization is tf.VariableSynchronization.ON_WRITE
+    assert v.aggregation is NONE
+    assert str(v.aggregation) == "VariableAggregation.NONE"
+    assert v.trainable
+    v.assign([5.0, 6.0])
+    assert copies(v) == [[5.0, 6.0]] * 2
+    with two.scope():
+        assert v.assign_add([1.0, 1.0]).tolist() == [6.0, 7.0]
+    assert copies(v) == [[6.0, 7.0]] * 2
+    assert (v * 2).tolist() == [12.0, 14.0]
+    assert v.numpy().tolist() == [6.0, 7.0]
+    assert len({v}) == 1
+
+
+def test_a_mirrored_variable_prints_its_copies(two: MirroredStrategy) -> None:
+    v = made(two, 1.0)
+    text = (
+        "MirroredVariable:{\n"
+        "  0: <tf.Variable 'Variable:0' shape=() dtype=float32, numpy=1.0>,\n"
+        "  1: <tf.Variable 'Variable/replica_1:0' shape=() dtype=float32, numpy=1.0>\n}"
+    )
+    assert str(v) == repr(v) == text
+
+
+def test_one_initial_value_for_all_copies(two: MirroredStrategy) -> None:
+    numbers = iter(range(5))
+    assert copies(made(two, lambda: next(numbers))) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "new", "result"),
+    [
+        (NONE, (10.0, 20.0), (10.0, 20.0)),
+        (SUM, (30.0, 30.0), (30.0, 30.0)),
+        (MEAN, (15.0, 15.0), (15.0, 15.0)),
+        (FIRST, (10.0, 10.0), (10.0, 10.0)),
+    ],
+)
+def test_assigning_from_replicas(
+    two: MirroredStrategy, aggregation: Any, new: tuple[float, ...], result: tuple[float, ...]
+) -> None:
+    v = made(two, 1.0, aggregation=aggregation)
+    for how, change in (("assign", 0.0), ("assign_add", 1.0), ("assign_sub", 1.0)):
+        v.assign(1.0)
+        sign = -1 if how == "assign_sub" else 1
+        got = two.run(lambda how=how: getattr(v, how)(np.float32(10 * (number() + 1))))
+        assert got.values == tuple(change + sign * one for one in result)
+        assert copies(v) == [change + sign * one for one in new]
+
+
+def test_a_constant_from_all_replicas(two: MirroredStrategy) -> None:
+    for aggregation in (NONE, MEAN, FIRST):
+        v = made(two, 1.0, aggregation=aggregation)
+        two.run(lambda v=v: v.assign_add(2.0))
+        assert copies(v) == [3.0, 3.0]
+    v = made(two, 1.0, aggregation=SUM)
+    message = "MirroredVariable.assign_add: SUM needs one value per replica, got 2.0 for all 2"
+    with pytest.raises(InvalidArgumentError, match=message):
+        two.run(lambda: v.assign_add(2.0))
+    assert copies(v) == [1.0, 1.0]
+
+
+def test_assigning_values_of_replicas_from_outside(two: MirroredStrategy) -> None:
+    for aggregation, expected in ((SUM, [3.0, 3.0]), (FIRST, [1.0, 1.0]), (NONE, [1.0, 2.0])):
+        v = made(two, 0.0, aggregation=aggregation)
+        v.assign(PerReplica((np.float32(1), np.float32(2))))
+        assert copies(v) == expected
+    with pytest.raises(InvalidArgumentError, match="MirroredVariable.assign: the value has 3 repl"):
+        made(two, 0.0).assign(PerReplica((1.0, 2.0, 3.0)))
+
+
+def test_a_replica_reads_its_own_copy(two: MirroredStrategy) -> None:
+    v = made(two, 1.0)
+    two.run(lambda: v.assign(number() + 1.5))
+    assert two.run(lambda: v * 2).values == (3.0, 5.0)
+    assert two.run(lambda: v.read_value()).values == (1.5, 2.5)
+    assert two.run(lambda: v.device[-5:]).values == ("CPU:0", "CPU:1")
+    assert v.read_value() == 1.5
+    assert two.run(lambda x: x is v, args=(v,)) is True
+    assert two.experimental_local_results(v) == v.values
+
+
+def test_another_strategys_variable_is_read_as_from_outside(two: MirroredStrategy) -> None:
+    v = made(two, 1.0)
+    three = MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
+    assert three.run(lambda: v + np.float32(number())).values == (1.0, 2.0, 3.0)
+
+
+def test_a_variable_from_outside_of_the_scope_is_one(two: MirroredStrategy) -> None:
+    v = tf.Variable(1.0)
+    two.run(lambda: v.assign_add(1.0))
+    assert v.numpy() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "first", "later", "assigned", "shares"),
+    [
+        (SUM, 2.0, 32.0, 8.0, [4.0, 4.0]),
+        (MEAN, 1.0, 16.0, 8.0, [8.0, 8.0]),
+        (FIRST, 1.0, 11.0, 8.0, [8.0, 8.0]),
+    ],
+)
+def test_on_read(
+    two: MirroredStrategy,
+    aggregation: Any,
+    first: float,
+    later: float,
+    assigned: float,
+    shares: list[float],
+) -> None:
+    v = made(two, 1.0, synchronization=ON_READ, aggregation=aggregation)
+    assert isinstance(v, SyncOnReadVariable)
+    assert not v.trainable
+    assert v.synchronization is ON_READ
+    assert v.read_value() == first
+    got = two.run(lambda: (v.assign_add(10.0 * (number() + 1)), v.read_value()))
+    assert got[0].values == got[1].values == (11.0, 21.0)
+    assert v.read_value() == v.numpy() == later
+    assert v + 1 == later + 1
+    assert v.assign(8.0) == assigned
+    assert copies(v) == shares
+
+
+def test_on_read_without_aggregation(two: MirroredStrategy) -> None:
+    v = made(two, 1.0, name="n", synchronization=ON_READ)
+    message = "SyncOnReadVariable.read_value: 'n:0' has the aggregation NONE, so its copies are no"
+    for read in (v.read_value, v.numpy, lambda: v + 1):
+        with pytest.raises(InvalidArgumentError, match=message):
+            read()
+    assert v.assign(8.0).values == (8.0, 8.0)
+    assert v.assign_add(1.0).values == (9.0, 9.0)
+    assert (v.shape, v.dtype) == ((), np.float32)
+    assert "SyncOnReadVariable:{" in repr(v)
+
+
+def test_on_read_sums_are_changed_by_replicas_only(two: MirroredStrategy) -> None:
+    v = made(two, 1.0, name="n", synchronization=ON_READ, aggregation=SUM)
+    for how in ("assign_add", "assign_sub"):
+        message = f"SyncOnReadVariable.{how}: 'n:0' is the sum of its copies, which only replicas"
+        with pytest.raises(InvalidArgumentError, match=message):
+            getattr(v, how)(1.0)
+    assert made(two, 1.0, synchronization=ON_READ, aggregation=MEAN).assign_add(1.0) == 2.0
+
+
+def test_on_read_sums_of_whole_numbers_are_exact(two: MirroredStrategy) -> None:
+    v = made(two, 0, synchronization=ON_READ, aggregation=SUM)
+    assert v.assign(7) == 7
+    assert copies(v) == [4, 3]
+
+
+def test_on_read_is_not_trainable(two: MirroredStrategy) -> None:
+    with pytest.raises(InvalidArgumentError, match="Variable: an ON_READ variable cannot be train"):
+        made(two, 1.0, trainable=True, synchronization=ON_READ)
+
+
+def test_synchronization_none_needs_no_scope(two: MirroredStrategy) -> None:
+    apart = tf.VariableSynchronization.NONE
+    assert tf.Variable(1.0, synchronization=apart).synchronization is apart
+    with pytest.raises(InvalidArgumentError, match="Variable: synchronization NONE is not poss"):
+        made(two, 1.0, synchronization=apart)
+
+
+def test_variables_are_made_before_run(two: MirroredStrategy) -> None:
+    message = r"Variable: made inside Strategy.run, as replica 0; make it before, under strategy"
+    with pytest.raises(FailedPreconditionError, match=message):
+        two.run(lambda: tf.Variable(1.0))
+
+
+def test_under_one_device_variables_are_plain() -> None:
+    strategy = OneDeviceStrategy("CPU:1")
+    v = made(strategy, 1.0)
+    assert type(v) is tf.Variable
+    assert v.device.endswith("CPU:1")
+    assert strategy.extended.variable_created_in_scope(v)
+    assert strategy.run(lambda: v.assign_add(1.0)) == 2.0
+
+
+def test_one_mirrored_copy() -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+    v = made(strategy, 1.0, aggregation=SUM)
+    assert isinstance(v, MirroredVariable)
+    assert strategy.run(lambda: v.assign_add(2.0)) == 3.0
+    assert copies(v) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("torch", torch.Tensor), ("jax", jax.Array), ("numpy", np.ndarray)]
+)
+def test_variables_of_every_framework(backend: str, kind: type) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, [1.0, 2.0], aggregation=SUM)
+    assert all(isinstance(one.value(), kind) for one in v.values)
+    if backend == "jax":
+        handles = [device.handle for device in strategy._replicas.devices]
+        assert [one.value().device for one in v.values] == handles
+    put = strategy._replicas.backend.put
+    devices = strategy._replicas.devices
+
+    def step() -> Any:
+        delta = put(np.array([1.0, 1.0], np.float32), devices[number()].handle)
+        v.assign_sub(delta * (number() + 1))
+        return v * 2
+
+    results = strategy.run(step).values
+    assert [np.asarray(one).tolist() for one in results] == [[-4.0, -2.0]] * 2
+    assert all(isinstance(one, kind) for one in results)
+    assert v.numpy().tolist() == [-2.0, -1.0]
+    assert "numpy=array([-2., -1.], dtype=float32)" in repr(v)
+    v.assign([7.0, 8.0])
+    assert copies(v) == [[7.0, 8.0]] * 2
+
+
+def test_tensors_as_initial_values() -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    v = tf.Variable(tensor)
+    assert isinstance(v.value(), torch.Tensor)
+    assert not v.value().requires_grad
+    assert v.assign_add(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert v.numpy().tolist() == [2.0, 2.0]
+    assert tf.Variable(torch.ones(2), dtype=tf.float64).dtype == np.float64
+    array = tf.Variable(jnp.ones(2))
+    assert isinstance(array.assign_add(1.0 + jnp.ones(2)), jax.Array)
+    assert torch.dot(v, torch.ones(2)).item() == 4.0
+    with pytest.raises(InvalidArgumentError, match=r"has the shape \(2,\), got a value of shape"):
+        v.assign(torch.ones(3))
+
+
+def test_gradients_by_torch() -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], "torch")
+    w = made(strategy, 0.0, aggregation=SUM)
+    x = PerReplica((torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])))
+
+    def step(x: Any) -> None:
+        weight = w.value().requires_grad_()
+        loss = ((weight * x - 2 * x) ** 2).sum() / 4
+        (gradient,) = torch.autograd.grad(loss, weight)
+        w.assign_sub(0.05 * gradient)
+
+    for _ in range(3):
+        strategy.run(step, args=(x,))
+    assert copies(w) == [1.96875, 1.96875]
+
+
+class Neighbour:
+    """Collectives with one other worker, whose arrays are known."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.theirs = [np.asarray(array) for array in arrays]
+
+    def gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+        raise AssertionError("variables do not gather")
+
+    def all_reduce(self, tensor: Any) -> Any:
+        return tensor + self.theirs.pop(0)
+
+    def broadcast(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self.theirs.pop(0)
+
+    def barrier(self) -> None:
+        raise AssertionError("variables need no barrier")
+
+
+def second_worker(count: int, *arrays: Any) -> Strategy:
+    devices = tuple(Device("CPU", index) for index in range(count))
+    return Strategy(Replicas(load("numpy"), devices, 2, 1, Neighbour(*arrays)))
+
+
+F = np.float32
+
+
+def test_all_workers_begin_with_the_first_ones_value() -> None:
+    assert copies(made(second_worker(2, F(7)), 1.0)) == [7.0, 7.0]
+
+
+def test_assignments_are_aggregated_across_workers() -> None:
+    strategy = second_worker(1, F(0), F(10))
+    v = made(strategy, 0.0, aggregation=SUM)
+    assert strategy.run(lambda: v.assign_add(F(1))) == 11.0
+    strategy = second_worker(2, F(0), F(5))
+    v = made(strategy, 0.0, aggregation=FIRST)
+    strategy.run(lambda: v.assign(F(number())))
+    assert copies(v) == [5.0, 5.0]
+
+
+def test_on_read_across_workers() -> None:
+    strategy = second_worker(2, 0, 10, 5)
+    v = made(strategy, 0, synchronization=ON_READ, aggregation=SUM)
+    strategy.run(lambda: v.assign_add(np.int32(1)))
+    assert v.read_value() == 12
+    assert v.assign(9) == 9
+    assert copies(v) == [2, 2]  # Four replicas; the first worker's first one has the rest.
