@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data import adapters, padding, resampling, structures, tracing
 from penstock.data import arguments as check
-from penstock.data import padding, resampling, structures, tracing
+from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.buckets import Buckets, filled
-from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.data.iterator import Iterations, Iterator, NumpyIterator
 from penstock.data.weights import checked_weights, pick
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -80,7 +81,7 @@ class Dataset:
                 "use Dataset.from_tensor_slices, Dataset.range or another source"
             )
         self._plan = plan
-        self._iterations = itertools.count()
+        self._iterations = Iterations()
 
     # Sources
 
@@ -1031,7 +1032,7 @@ class Dataset:
     # Results
 
     def __iter__(self) -> Iterator:
-        return Iterator(self._plan, ENVIRONMENT, next(self._iterations))
+        return Iterator(self._plan, ENVIRONMENT, self._iterations)
 
     def as_numpy_iterator(self) -> NumpyIterator:
         """An iterator whose elements hold nothing but NumPy values and bytes.
@@ -1206,7 +1207,7 @@ class Dataset:
 
     def _chunks(self) -> Generator[Chunk, None, None]:
         context = Context(
-            ENVIRONMENT, (next(self._iterations),), seeds.draw(), nodes.options_of(self._plan)
+            ENVIRONMENT, (self._iterations.begin(),), seeds.draw(), nodes.options_of(self._plan)
         )
         stream = open_plan(prepare(self._plan), None, context)
         try:
@@ -1240,6 +1241,71 @@ class Dataset:
         True
         """
         return show.explain(self._plan)
+
+    # Frameworks
+
+    def as_torch(self, device: Any = None, pin_memory: bool | None = None) -> Any:
+        """The elements as torch tensors, in a `torch.utils.data.IterableDataset`.
+
+        Each tensor can be written to and shares its memory with nothing else. Strings stay bytes,
+        and ragged values `Ragged`: `torch.nested.nested_tensor_from_jagged` takes their parts.
+        Iterators have `state_dict` and `load_state_dict`.
+
+        In a `DataLoader(..., batch_size=None, num_workers=n)` each worker process reads every n-th
+        element. Without random access (see `explain`) it computes the others, too. As the workers
+        learn of an epoch from torch only, `torch.manual_seed` decides with the seeds of this
+        dataset about the order. Several ranks of torch.distributed are not told apart: `shard`.
+
+        Args:
+            device: Where the tensors are to be, `"cuda:0"` say; main memory if None. A GPU fetches
+                them ahead of their use. Not for worker processes.
+            pin_memory: Whether tensors go through (or stay in) memory that a GPU can read by
+                itself; if None, where the device is a GPU.
+
+        >>> for features, label in Dataset.from_tensor_slices(([[1, 2]], [0])).as_torch():
+        ...     print(features, label)
+        tensor([1, 2], dtype=torch.int32) tensor(0, dtype=torch.int32)
+        """
+        return adapters.load("Dataset.as_torch", "torch").adapt(self, device, pin_memory)
+
+    def as_jax(self, sharding: Any = None) -> AdaptedIterator:
+        """An iterator over the elements as JAX arrays, two of them on their way to the devices.
+
+        JAX makes int64 and float64 narrower unless it is told not to. Strings stay bytes, ragged
+        values `Ragged`. The iterator has `state_dict` and `load_state_dict`.
+
+        Args:
+            sharding: A `jax.Device`, or a `jax.sharding.Sharding` such as
+                `NamedSharding(mesh, PartitionSpec("batch"))`, which splits every array: each
+                device gets its rows. Where it covers several processes, each of them contributes
+                what it reads, and all must read equally many batches of one size. JAX chooses a
+                device if None.
+
+        >>> [batch for batch in Dataset.range(4).batch(2).as_jax()]
+        [Array([0, 1], dtype=int32), Array([2, 3], dtype=int32)]
+        """
+        made: AdaptedIterator = adapters.load("Dataset.as_jax", "jax").adapt(self, sharding)
+        return made
+
+    def as_keras(self, steps_per_epoch: int | None = None) -> Any:
+        """The batches for `fit`, `evaluate`, `predict` of Keras 3, on its jax and torch backends.
+
+        An element is x, (x, y) or (x, y, sample_weight), where each may be a structure. An epoch is
+        one pass, shuffled as the dataset says. Where `cardinality` is unknown, so is the total of
+        the progress bar, and Keras may warn at the end of an epoch that the input ran out. Weights
+        of classes belong into the elements: Keras ignores `class_weight` here.
+
+        Args:
+            steps_per_epoch: How many batches make an epoch. Each goes on where the last one ended,
+                and after the last batch comes the first again. An infinite dataset needs it.
+
+        >>> def train(model, dataset):
+        ...     model.fit(x=dataset.as_keras(), epochs=3)
+        >>> Dataset.range(9).repeat().batch(3).as_keras()
+        Traceback (most recent call last):
+        penstock.errors.InvalidArgumentError: Dataset.as_keras: the dataset is infinite; say ...
+        """
+        return adapters.load("Dataset.as_keras", "keras").adapt(self, steps_per_epoch)
 
     @property
     def __plan__(self) -> Node:

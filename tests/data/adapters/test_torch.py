@@ -1,0 +1,216 @@
+"""`as_torch` in one process; its worker processes are in `torch_worker_cases`."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from penstock.data import Dataset
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+NUMBERS = (
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128 bfloat16"
+).split()
+
+
+def lists(tensors: Any) -> list[Any]:
+    return [tensor.tolist() for tensor in tensors]
+
+
+def test_it_is_an_iterable_dataset_of_tensors() -> None:
+    made = Dataset.range(5).batch(2).as_torch()
+    assert isinstance(made, IterableDataset)
+    assert lists(made) == lists(made) == [[0, 1], [2, 3], [4]]
+    assert repr(made).startswith("<TorchDataset of <Dataset batch element_spec=")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_keeps_its_dtype_and_value(name: str) -> None:
+    dtype = ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+    array = np.array([[0, 1], [2, 3], [100, 5]]).astype(dtype)
+    for dataset in (Dataset.from_tensor_slices(array), Dataset.from_tensor_slices(array).batch(2)):
+        tensors = list(dataset.as_torch())
+        assert {tensor.dtype for tensor in tensors} == {getattr(torch, name)}
+        assert lists(tensors) == lists(dataset)
+
+
+def test_scalars_are_tensors_without_axes() -> None:
+    (first, *_) = Dataset.range(3).as_torch()
+    assert first.shape == ()
+    assert first.dtype == torch.int64
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Sample:
+    features: Any
+    name: Any
+
+
+def test_structures_stay_and_so_does_what_torch_lacks() -> None:
+    def element(x: Any) -> Any:
+        return {"pair": Pair(x, np.full(2, x)), "sample": Sample(x * 2.0, f"{x}"), "none": None}
+
+    made = list(Dataset.range(3).map(element).as_torch())[2]
+    assert made["pair"] == Pair(2, made["pair"].right)
+    assert lists(made["pair"]) == [2, [2, 2]]
+    assert made["sample"] == Sample(torch.tensor(4.0), b"2")
+    assert made["none"] is None
+
+
+def test_strings_and_ragged_values_stay() -> None:
+    dataset = Dataset.from_tensor_slices((["a", "b"], Ragged.from_rows([[1], [2, 3]])))
+    names, rows = next(iter(dataset.ragged_batch(2).as_torch()))
+    assert names.tolist() == [b"a", b"b"]
+    assert rows == Ragged.from_rows([[1], [2, 3]])
+    nested = torch.nested.nested_tensor_from_jagged(
+        torch.from_numpy(rows.flat_values), torch.from_numpy(rows.row_splits)
+    )
+    assert lists(nested.unbind()) == [[1], [2, 3]]
+
+
+SOURCE = np.arange(24).reshape(12, 2)
+PLANS = {
+    "slices": lambda: Dataset.from_tensor_slices(SOURCE),
+    "batches": lambda: Dataset.from_tensor_slices(SOURCE).batch(3),
+    "shuffled": lambda: Dataset.from_tensor_slices(SOURCE).shuffle(12, seed=1).batch(3),
+    "reversed": lambda: Dataset.from_tensor_slices(SOURCE).map(lambda row: row[::-1]),
+    "repeated": lambda: Dataset.from_tensors(SOURCE).repeat(3),
+    "cached": lambda: Dataset.from_tensor_slices(SOURCE).map(lambda row: row + 1).cache().repeat(2),
+    "sliding": lambda: (
+        Dataset.from_tensor_slices(SOURCE).window(3, 1).flat_map(lambda rows: rows.batch(3))
+    ),
+    "states": lambda: Dataset.from_tensor_slices(SOURCE).scan(
+        np.zeros(2, int), lambda s, x: (s + x, s)
+    ),
+    "stream": lambda: (
+        Dataset.from_tensor_slices(SOURCE).filter(lambda row: True).shuffle(5, seed=1).prefetch(2)
+    ),
+    "padded": lambda: Dataset.from_tensor_slices(SOURCE).padded_batch(5, padded_shapes=[3]),
+    "big-endian": lambda: Dataset.from_tensor_slices(SOURCE.astype(">i4")).batch(2),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_writing_to_a_tensor_changes_nothing_else(plan: str) -> None:
+    untouched, dataset, before = PLANS[plan](), PLANS[plan](), SOURCE.copy()
+    found, held = [], []
+    for tensor in dataset.as_torch():
+        found.append(tensor.tolist())
+        held.append(tensor.fill_(-len(held)))
+    assert found == lists(untouched)
+    assert np.array_equal(SOURCE, before)
+    assert all(bool((tensor == -number).all()) for number, tensor in enumerate(held))
+    assert lists(dataset.as_torch()) == lists(untouched)
+
+
+def test_one_array_twice_is_two_tensors() -> None:
+    dataset = Dataset.range(3).map(lambda x: np.full(2, x)).map(lambda row: (row, row, row[:1]))
+    for first, second, third in dataset.as_torch():
+        value = int(first[0])
+        first.fill_(-1)
+        second[0] = -2
+        assert (first.tolist(), second.tolist(), third.tolist()) == ([-1, -1], [-2, value], [value])
+
+
+def test_changing_the_source_changes_no_tensor() -> None:
+    source = np.zeros((4, 2))
+    tensors = list(Dataset.from_tensor_slices(source).batch(2).as_torch())
+    source[:] = 7
+    assert lists(tensors) == [[[0, 0], [0, 0]]] * 2
+
+
+def test_the_length_is_that_of_the_dataset() -> None:
+    assert len(Dataset.range(10).batch(4).as_torch()) == 3
+    assert len(DataLoader(Dataset.range(10).batch(4).as_torch(), batch_size=None)) == 3
+    unknown = Dataset.range(4).filter(lambda x: x != 1).as_torch()
+    assert unknown
+    assert lists(unknown) == [0, 2, 3]
+    with pytest.raises(InvalidTypeError, match="the length is not known before all elements"):
+        len(unknown)
+    with pytest.raises(InvalidTypeError, match="the dataset is infinite, so it has no length"):
+        len(Dataset.range(4).repeat().as_torch())
+
+
+def test_every_epoch_is_one_of_the_dataset() -> None:
+    plain, other = (Dataset.range(20).shuffle(20, seed=3) for _ in range(2))
+    made = other.as_torch()
+    epochs = [lists(made) for _ in range(3)]
+    assert epochs == [lists(plain) for _ in range(3)]
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7, 8])
+def test_an_iterator_resumes_exactly(taken: int) -> None:
+    made = Dataset.range(15).shuffle(15, seed=1).batch(2).as_torch()
+    iterator = iter(made)
+    for _ in range(taken):
+        next(iterator)
+    other = iter(made)
+    other.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    assert lists(other) == lists(iterator)
+
+
+def test_a_loader_without_workers_gives_the_same_elements() -> None:
+    made = Dataset.range(6).map(lambda x: {"a": x, "b": np.full(2, x)}).batch(2).as_torch()
+    for plain, loaded in zip(made, DataLoader(made, batch_size=None), strict=True):
+        assert lists(plain.values()) == lists(loaded.values())
+    rows = Dataset.range(6).as_torch()
+    assert lists(DataLoader(rows, batch_size=4)) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_tensors_are_moved_to_the_device(device: Any) -> None:
+    dataset = Dataset.from_tensor_slices((np.zeros((4, 2)), ["a"] * 4)).batch(2)
+    for tensor, names in dataset.as_torch(device=device):
+        assert tensor.device.type == "meta"
+        assert tensor.shape == (2, 2)
+        assert names.tolist() == [b"a", b"a"]
+
+
+def test_the_cpu_is_a_device() -> None:
+    source = np.zeros((4, 2))
+    (tensor,) = Dataset.from_tensors(source).as_torch(device="cpu", pin_memory=False)
+    tensor.fill_(1)
+    assert not source.any()
+
+
+@pytest.mark.parametrize("device", ["gpu:0", "cuda:x", 1.5, object()])
+def test_what_is_no_device_is_refused(device: Any) -> None:
+    match = r"^Dataset.as_torch: device must be one of torch's, such as 'cuda:0', got "
+    with pytest.raises(InvalidArgumentError, match=match):
+        Dataset.range(3).as_torch(device=device)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    match = r"^Dataset.as_torch: 'cuda:99' is not there; torch finds \d+ GPUs on this machine"
+    with pytest.raises(InvalidArgumentError, match=match):
+        Dataset.range(3).as_torch(device="cuda:99")
+
+
+def test_pinned_memory_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    match = "^Dataset.as_torch: pin_memory=True needs a GPU that torch can use; leave it out"
+    with pytest.raises(InvalidArgumentError, match=match):
+        Dataset.range(3).as_torch(pin_memory=True)
+    with pytest.raises(InvalidTypeError, match="^Dataset.as_torch: pin_memory must be True or"):
+        Dataset.range(3).as_torch(pin_memory="yes")  # type: ignore[arg-type]
+
+
+def test_elements_that_are_datasets_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="^Dataset.as_torch: elements are datasets"):
+        Dataset.range(3).window(2).as_torch()
+    unknown = Dataset.range(3).map(lambda x: x).window(2)
+    with pytest.raises(InvalidTypeError, match="^Dataset.as_torch: an element is a dataset"):
+        next(iter(unknown.as_torch()))
