@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks import alone, report
-from benchmarks.data import SUBJECT, TRUTH, WORKLOADS, Workload
+from benchmarks.data import DATA
+from benchmarks.distribute import DISTRIBUTE
 from benchmarks.environments import PEERS, PENSTOCK, install
 from benchmarks.machine import OtherWork
 from benchmarks.processes import unwind_on_signals
 from benchmarks.rounds import Choir, Result, measure
+from benchmarks.workloads import SUBJECT, TRUTH, Suite, Workload
 
+SUITES = {suite.name: suite for suite in (DATA, DISTRIBUTE)}
 ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = {
     "resume": ("Resume", alone.resume),
     "memory": ("Memory", alone.memory),
@@ -20,20 +23,20 @@ ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = 
 }
 COMMANDS = {
     "data": "the pipelines beside their peers, interleaved, as ratios",
+    "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
     "all": "everything above",
 }
-NAMES = [workload.name for workload in WORKLOADS]
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What the user asked for; nonsense ends the program with a usage message."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measures penstock beside tf.data, Grain, torch's DataLoader and bare NumPy, "
-        "each in its own environment under .bench/ (made when missing).",
+        description="Measures penstock beside tf.data, tf.distribute, Grain, torch's DataLoader "
+        "and bare NumPy, each in its own environment under .bench/ (made when missing).",
         epilog="The exit status is 1 when a program fails or penstock misses a ratio it owes.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -46,12 +49,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _describe(name: str, parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(workloads=[], peers=[], rounds=None)
-    if name == "data":
-        listed = f"of {', '.join(NAMES)} (default: all)"
+    if suite := SUITES.get(name):
+        listed = f"of {', '.join(suite.names)} (default: all)"
         parser.add_argument("workloads", nargs="*", metavar="workload", help=listed)
-        only = f"only these, by comma, of {', '.join(PEERS)}"
+        only = f"only these, by comma, of {', '.join(suite.peers)}"
         parser.add_argument("--peers", type=lambda text: text.split(","), help=only)
-    if name in ("data", "all"):
+    if suite or name == "all":
         often = "how often each peer runs (default 5, with --quick 2)"
         parser.add_argument("--rounds", type=int, help=often)
     parser.add_argument("--quick", action="store_true", help="less of all: a look, not a claim")
@@ -59,12 +62,14 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
-    for name in chosen.workloads:
-        if name not in NAMES:
-            parser.error(f"data: no workload {name!r}; there are {', '.join(NAMES)}")
-    for name in chosen.peers:
-        if name not in PEERS:
-            parser.error(f"--peers: no peer {name!r}; there are {', '.join(PEERS)}")
+    if suite := SUITES.get(chosen.command):
+        for name in chosen.workloads:
+            if name not in suite.names:
+                known = ", ".join(suite.names)
+                parser.error(f"{suite.name}: no workload {name!r}; there are {known}")
+        for name in chosen.peers:
+            if name not in suite.peers:
+                parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
@@ -83,22 +88,23 @@ def missing_peers(wanted: set[str]) -> dict[str, str]:
     return missing
 
 
-def data(chosen: argparse.Namespace) -> bool:
+def compare(suite: Suite, chosen: argparse.Namespace) -> bool:
     """Runs the workloads, prints each as it is done; answers whether penstock owes nothing."""
     rounds = chosen.rounds or (2 if chosen.quick else 5)
-    peers = {*chosen.peers, SUBJECT, TRUTH} if chosen.peers else set(PEERS)
+    peers = {*chosen.peers, SUBJECT, TRUTH} if chosen.peers else set(suite.peers)
     measured: list[tuple[Workload, list[Result]]] = []
     missing, others = missing_peers(peers), OtherWork()
     with Choir(missing) as choir:
-        for workload in WORKLOADS:
-            if workload.name in (chosen.workloads or NAMES):
+        for workload in suite.workloads:
+            if workload.name in (chosen.workloads or suite.names):
                 results = measure(choir, workload.only(peers), rounds, chosen.quick)
                 measured.append((workload, results))
-                print(report.terminal(workload, results), flush=True)
+                print(report.terminal(suite, workload, results), flush=True)
     around = report.circumstances(others, choir.versions)
     print(around)
     if chosen.write:
-        report.write_section("Pipelines", f"{around}\n\n{report.data_section(measured, rounds)}")
+        body = report.section(suite, measured, rounds)
+        report.write_section(suite.heading, f"{around}\n\n{body}")
     return not any(report.failed(results) for _, results in measured)
 
 
@@ -125,9 +131,14 @@ def probe(name: str, chosen: argparse.Namespace) -> bool:
 def main() -> int:
     chosen = arguments()
     unwind_on_signals()
-    names = ("data", *ALONE) if chosen.command == "all" else (chosen.command,)
-    well = [data(chosen) if name == "data" else probe(name, chosen) for name in names]
+    names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)
+    well = [carry_out(name, chosen) for name in names]
     return 0 if all(well) else 1
+
+
+def carry_out(name: str, chosen: argparse.Namespace) -> bool:
+    """One command; answers whether all is well."""
+    return compare(SUITES[name], chosen) if name in SUITES else probe(name, chosen)
 
 
 if __name__ == "__main__":

@@ -1,60 +1,10 @@
-"""The workloads of `scripts/bench data`, each declared once: size, rivals and the ratios owed.
-
-A rival's program of the same name does the same work in the rival's own words; `peers/` holds them.
-The bare NumPy loop does every workload: its answer at a given size is the truth for all others.
-"""
+"""The workloads of `scripts/bench data`: pipelines of one dataset, read in one process."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from benchmarks.workloads import Rival, Suite, Workload, within
 
-TRUTH = "bare"
-SUBJECT = "penstock"
 GATHERED = "a gather in __getitems__, no collate"
-
-
-@dataclass(frozen=True)
-class Rival:
-    """One program that penstock is measured against.
-
-    `at_least` is the ratio owed: penstock must be that many times as fast (below 1: it may be
-    slower by so much). `share` is the part of the workload's elements given to a slow peer, whose
-    time is then compared per element. `variant` names another program for the same work.
-    """
-
-    peer: str
-    at_least: float | None = None
-    share: float = 1.0
-    variant: str = ""
-    note: str = ""
-
-    def program(self, workload: str) -> str:
-        return f"{workload}_{self.variant}" if self.variant else workload
-
-    def size(self, elements: int) -> int:
-        return max(1, int(elements * self.share))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A pipeline, `elements` long (`quick` for a look), and the rivals it is measured against."""
-
-    name: str
-    pipeline: str
-    elements: int
-    quick: int
-    rivals: tuple[Rival, ...]
-
-    def only(self, peers: Collection[str]) -> Workload:
-        """The same with no other rivals than these peers."""
-        return replace(self, rivals=tuple(rival for rival in self.rivals if rival.peer in peers))
-
-
-def within(factor: float) -> float:
-    """The ratio owed to a limit that penstock may miss by `factor`."""
-    return 1 / factor
-
 
 WORKLOADS = (
     Workload(
@@ -164,4 +114,14 @@ WORKLOADS = (
             Rival("bare", note="zeros, filled row by row"),
         ),
     ),
+)
+
+DATA = Suite(
+    "data",
+    "Pipelines",
+    "element",
+    """Every run iterates afresh and to the end; making the data and the pipeline is not timed. The
+first pass, which also touches fresh memory, is given apart. Slow peers get fewer elements, as
+noted, and are compared by the element.""",
+    WORKLOADS,
 )

@@ -56,11 +56,13 @@ class Peer:
 
 
 PENSTOCK = Environment("penstock", ("-e", str(ROOT)), editable=True)
+TENSORFLOW = Environment("tensorflow", ("tensorflow-cpu",))
 PEERS = {
     peer.name: peer
     for peer in (
         Peer("penstock", "penstock", PENSTOCK),
-        Peer("tfdata", "tf.data", Environment("tensorflow", ("tensorflow-cpu",))),
+        Peer("tfdata", "tf.data", TENSORFLOW),
+        Peer("tf_distribute", "tf.distribute", TENSORFLOW),
         Peer("grain", "Grain", Environment("grain", ("grain", "numpy"))),
         Peer("torch_loader", "DataLoader", Environment("torch", ("torch==2.13.0", "numpy"))),
         Peer("bare", "bare NumPy", PENSTOCK),

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.data import Workload
 from benchmarks.environments import PEERS, ROOT
 from benchmarks.machine import OtherWork, description
 from benchmarks.rounds import Result
+from benchmarks.workloads import Suite, Workload
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 OPENING = """# Benchmarks
@@ -21,22 +21,18 @@ OPENING = """# Benchmarks
 Measured by `scripts/bench`; `scripts/bench all --write` writes this page.
 """
 METHOD = """Median of {rounds} rounds; in each round every peer runs in turn, each in a process and
-an environment of its own. *penstock is* says how many times as fast penstock is. Every run iterates
-afresh and to the end; making the data and the pipeline is not timed. The first pass, which also
-touches fresh memory, is given apart. What a peer yields is checked against the bare NumPy loop.
-Slow peers get fewer elements, as noted, and are compared by the element."""
-HEADINGS = (
-    "peer",
-    "ns/element",
-    "spread",
-    "first pass",
-    "penstock is",
-    "at least",
-    "verdict",
-    "notes",
-)
+an environment of its own. *penstock is* says how many times as fast penstock is. What a peer yields
+is checked against the bare NumPy loop.
+
+{more}"""
 
 Row = tuple[str, ...]
+
+
+def headings(unit: str) -> Row:
+    """What stands above `rows`."""
+    times = (f"ns/{unit}", "spread", "first pass", f"{unit}s/s")
+    return ("peer", *times, "penstock is", "at least", "verdict", "notes")
 
 
 def verdict(result: Result, subject: Result) -> str:
@@ -63,23 +59,29 @@ def failed(results: list[Result]) -> bool:
 
 
 def rows(results: list[Result]) -> Iterable[Row]:
-    """A row for each rival, under `HEADINGS`."""
+    """A row for each rival, under the `headings`."""
     for result in results:
-        label = PEERS[result.rival.peer].label
-        if result.problem:
-            yield label, "-", "", "", "", owed(result), verdict(result, results[0]), result.problem
-            continue
-        times = ratio(result, results[0])
+        times, word = ratio(result, results[0]), verdict(result, results[0])
         yield (
-            label,
-            f"{result.nanoseconds:,.1f}",
-            f"{min(result.rounds):,.1f} to {max(result.rounds):,.1f}",
-            f"{result.first:,.1f}",
+            PEERS[result.rival.peer].label,
+            *figures(result),
             "" if times is None else f"{times:,.2f}x",
             owed(result),
-            verdict(result, results[0]),
-            notes(result, results[0]),
+            word,
+            result.problem or notes(result, results[0]),
         )
+
+
+def figures(result: Result) -> Row:
+    """The median, the least and the most, the first pass, and how many in a second."""
+    if not result.nanoseconds:
+        return "-", "", "", ""
+    return (
+        f"{result.nanoseconds:,.1f}",
+        f"{min(result.rounds):,.1f} to {max(result.rounds):,.1f}",
+        f"{result.first:,.1f}",
+        f"{1e9 / result.nanoseconds:,.0f}",
+    )
 
 
 def owed(result: Result) -> str:
@@ -97,9 +99,9 @@ def notes(result: Result, subject: Result) -> str:
     return "; ".join(filter(None, (result.rival.note, fewer)))
 
 
-def terminal(workload: Workload, results: list[Result]) -> str:
+def terminal(suite: Suite, workload: Workload, results: list[Result]) -> str:
     title = f"{workload.name}: {workload.pipeline}, n = {results[0].elements:,}"
-    return f"{title}\n{columns([HEADINGS, *rows(results)])}\n"
+    return f"{title}\n{columns([headings(suite.unit), *rows(results)])}\n"
 
 
 def columns(table: list[Row]) -> str:
@@ -122,15 +124,16 @@ def markdown(table: Iterable[Row]) -> str:
     return "\n".join((head, rule, *body))
 
 
-def data_section(measured: list[tuple[Workload, list[Result]]], rounds: int) -> str:
-    """The whole of `scripts/bench data` for the page."""
-    table: list[Row] = [("workload", *HEADINGS)]
+def section(suite: Suite, measured: list[tuple[Workload, list[Result]]], rounds: int) -> str:
+    """The whole of a suite for the page."""
+    table: list[Row] = [("workload", *headings(suite.unit))]
     for workload, results in measured:
         for place, row in enumerate(rows(results)):
             table.append((workload.name if place == 0 else "", *row))
     pipelines: list[Row] = [("workload", "pipeline", "n")]
     pipelines += [(w.name, f"`{w.pipeline}`", f"{r[0].elements:,}") for w, r in measured]
-    return "\n\n".join((METHOD.format(rounds=rounds), markdown(pipelines), markdown(table)))
+    method = METHOD.format(rounds=rounds, more=suite.method)
+    return "\n\n".join((method, markdown(pipelines), markdown(table)))
 
 
 def circumstances(others: OtherWork, versions: Mapping[str, Mapping[str, str]]) -> str:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.data import SUBJECT, TRUTH, Rival, Workload
 from benchmarks.environments import LOGS, PEERS, ROOT, Peer, child_variables, last_words
 from benchmarks.processes import child
+from benchmarks.workloads import SUBJECT, TRUTH, Rival, Workload
 
 PATIENCE = 600.0
 

@@ -6,12 +6,14 @@ Where the workload hands a Python function single elements, the loop calls it on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from benchmarks.distribute import REPLICAS
 from benchmarks.peers import material
-from benchmarks.peers.serve import serve
+from benchmarks.peers.serve import Program, serve
 
 
 class Loop:
@@ -131,7 +133,21 @@ def padded_batch(n: int) -> Iterable[Any]:
     return Loop(generate)
 
 
-PROGRAMS = {
+def steps(replicas: int, n: int) -> Iterable[Any]:
+    features = material.features()
+    cuts = [slice(start, end) for start, end in spans(256, 256 // replicas)]
+
+    def generate() -> Iterator[Any]:
+        for _ in spans(n * 256, len(features)):
+            order = np.random.default_rng().permutation(len(features))
+            for start, end in spans(len(features), 256):
+                batch = features.take(order[start:end], axis=0)
+                yield tuple([batch[cut] for cut in cuts])
+
+    return Loop(generate)
+
+
+PROGRAMS: dict[str, Program] = {
     "range_batch": range_batch,
     "map": map_,
     "map_vectorized": map_vectorized,
@@ -141,6 +157,7 @@ PROGRAMS = {
     "images": images,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
 }
 
 if __name__ == "__main__":

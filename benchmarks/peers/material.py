@@ -18,6 +18,11 @@ def rows(n: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return features, generator.integers(0, 1000, n)
 
 
+def features() -> NDArray[np.float32]:
+    """65,536 rows of 128 features: whole passes of 256 batches of 256."""
+    return rows(65_536)[0]
+
+
 def images(n: int) -> NDArray[np.uint8]:
     """`n` images of 224 x 224 pixels in three colours."""
     return np.random.default_rng(SEED).integers(0, 256, (n, 224, 224, 3), dtype=np.uint8)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from benchmarks.distribute import REPLICAS
 from benchmarks.peers import material
-from benchmarks.peers.serve import serve
+from benchmarks.peers.serve import Program, serve
+from benchmarks.peers.steps import Stretch, devices
 from penstock.data import Dataset
+from penstock.distribute import MirroredStrategy
 
 
 def range_batch(n: int) -> Iterable[Any]:
@@ -47,7 +51,14 @@ def padded_batch(n: int) -> Iterable[Any]:
     return Dataset.range(n).map(lambda i: flat[starts[i] : ends[i]]).padded_batch(64)
 
 
-PROGRAMS = {
+def steps(replicas: int, n: int) -> Iterable[Any]:
+    rows = material.features()
+    dataset = Dataset.from_tensor_slices(rows).shuffle(len(rows)).batch(256).repeat()
+    strategy = MirroredStrategy(devices(replicas))
+    return Stretch(strategy.experimental_distribute_dataset(dataset), n)
+
+
+PROGRAMS: dict[str, Program] = {
     "range_batch": range_batch,
     "map": map_,
     "map_vectorized": map_vectorized,
@@ -57,6 +68,7 @@ PROGRAMS = {
     "images": images,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
 }
 
 if __name__ == "__main__":

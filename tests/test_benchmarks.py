@@ -1,0 +1,76 @@
+"""The benchmarks' own machinery: the same work on both sides, and verdicts that can fail."""
+
+import itertools
+
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import SUITES, arguments
+from benchmarks.distribute import DISTRIBUTE
+from benchmarks.peers import bare, penstock
+from benchmarks.peers.serve import contents, leaves_of
+from benchmarks.peers.steps import Stretch
+from benchmarks.rounds import Result
+from benchmarks.workloads import Rival, Suite, Workload
+from penstock.distribute import PerReplica
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES.keys())
+def test_penstock_and_the_truth_have_a_program_for_every_workload(suite: Suite) -> None:
+    assert set(suite.names) <= penstock.PROGRAMS.keys() & bare.PROGRAMS.keys()
+
+
+@pytest.mark.parametrize("workload", DISTRIBUTE.workloads, ids=DISTRIBUTE.names)
+def test_steps_of_replicas_are_the_whole_data(workload: Workload) -> None:
+    found = contents(penstock.PROGRAMS[workload.name](workload.quick))
+    assert found == contents(bare.PROGRAMS[workload.name](workload.quick))
+    assert (found["items"], found["cells"]) == (workload.quick, 65_536 * 128)
+
+
+def test_a_pass_goes_on_where_the_one_before_stopped() -> None:
+    steps = Stretch(itertools.count(), 2)
+    assert [list(steps), list(steps)] == [[0, 1], [2, 3]]
+
+
+def test_values_of_replicas_count_as_leaves() -> None:
+    assert leaves_of((PerReplica((1, 2)), [3, (4,)])) == [1, 2, 3, 4]
+
+
+def test_a_row_says_how_fast_and_whether_the_ratio_is_kept() -> None:
+    ours = Result(Rival("penstock"), 512, first=5e4, rounds=[4e4, 2e4, 3e4])
+    kept, missed = (
+        Result(Rival("tf_distribute", 10), 512, first=1e6, rounds=[nanoseconds])
+        for nanoseconds in (3e5, 2.9e5)
+    )
+    table = [
+        dict(zip(report.headings("step"), row, strict=True))
+        for row in report.rows([ours, kept, missed])
+    ]
+    assert [row["verdict"] for row in table] == ["", "ok", "MISS"]
+    assert (table[0]["ns/step"], table[0]["steps/s"]) == ("30,000.0", "33,333")
+    assert (table[1]["penstock is"], table[2]["penstock is"]) == ("10.00x", "9.67x")
+    assert not report.failed([ours, kept])
+    assert report.failed([ours, kept, missed])
+
+
+def test_a_peer_that_failed_has_no_figures() -> None:
+    ours = Result(Rival("penstock"), 512, rounds=[3e4])
+    ended = Result(Rival("tf_distribute", 10), 512, rounds=[0.0], problem="ended by itself")
+    row = list(report.rows([ours, ended]))[1]
+    assert row == ("tf.distribute", "-", "", "", "", "", "10x", "failed", "ended by itself")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("distribute rows", "distribute: no workload 'rows'; there are replicas_1, replicas_2"),
+        ("distribute --peers grain", "--peers: no peer 'grain'; there are penstock, tf_distribute"),
+        ("data --peers tf_distribute", "--peers: no peer 'tf_distribute'; there are penstock"),
+        ("distribute --rounds 0", "--rounds: must be at least 1, got 0"),
+        ("distribute --quick --write", "--write: only for complete runs"),
+    ],
+)
+def test_nonsense_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        arguments(words.split())
+    assert message in capsys.readouterr().err
