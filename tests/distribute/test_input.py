@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -231,16 +235,24 @@ def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_come() -> None
     assert steps_of(strategy, resumed) == epochs[3]
 
 
-def test_a_state_counts_what_was_given_not_what_was_made_ahead() -> None:
-    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=8)
-    dataset = tf.data.Dataset.range(40).map(lambda x: x).batch(2)
+@pytest.mark.parametrize("size", [0, 1, 3, 8])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_state_counts_what_was_given_not_what_was_made_ahead(size: int, mapped: bool) -> None:
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
+    dataset = tf.data.Dataset.range(60)
+    dataset = (dataset.map(lambda x: x) if mapped else dataset).batch(2)
     strategy = mirrored(2)
-    iterator = iter(strategy.experimental_distribute_dataset(dataset, options))
-    for _ in range(3):
-        next(iterator)
-    other = iter(strategy.experimental_distribute_dataset(dataset, options))
-    other.load_state_dict(iterator.state_dict())
-    assert portions(strategy, next(other)) == [[6], [7]]
+    for distributed in (
+        strategy.experimental_distribute_dataset(dataset, options),
+        strategy.distribute_datasets_from_function(lambda context: dataset, options),
+    ):
+        whole = steps_of(strategy, distributed)
+        iterator = iter(distributed)
+        for count in range(len(whole) + 1):
+            other = iter(distributed)
+            other.load_state_dict(iterator.state_dict())
+            assert [portions(strategy, value) for value in other] == whole[count:]
+            next(iterator, None)
 
 
 def test_nothing_is_read_before_the_first_step() -> None:
@@ -372,3 +384,80 @@ def test_iterators_cannot_be_pickled() -> None:
     iterator = iter(mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
     with pytest.raises(InvalidTypeError, match="cannot be pickled"):
         iterator.__reduce__()
+
+
+def test_shapes_that_samples_show_lose_no_rows() -> None:
+    """Two samples of one length do not mean that the last batch has it, too."""
+    strategy = mirrored(2)
+    inner = tf.data.Dataset.range(5).batch(2).flat_map(tf.data.Dataset.from_tensors)
+    from_function = strategy.distribute_datasets_from_function(lambda context: inner)
+    assert steps_of(strategy, from_function) == [[[0, 1], [2, 3]], [[4], []]]
+    cut = tf.data.Dataset.range(10).batch(4).map(lambda x: x[:3])
+    distributed = strategy.experimental_distribute_dataset(with_policy(cut, "OFF"))
+    assert steps_of(strategy, distributed) == [[[0, 1], [2]], [[4, 5], [6]], [[8], [9]]]
+    assert "shape=(None,)" in repr(distributed.element_spec)
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "OFF"])
+@pytest.mark.parametrize("mode", ["short", "pad", "repeat"])
+def test_none_goes_to_every_replica(policy: str, mode: str) -> None:
+    strategy = mirrored(2)
+    dataset = with_policy(tf.data.Dataset.range(5).map(lambda x: (x, None)).batch(4), policy)
+    options = tf.distribute.InputOptions(last_batch=mode)
+    for value in strategy.experimental_distribute_dataset(dataset, options):
+        numbers, nothing = value[0] if mode == "pad" else value
+        assert nothing.values == (None, None)
+        assert len(numbers.values) == 2
+
+
+def test_datasets_of_replicas_must_be_alike() -> None:
+    mode = tf.distribute.InputReplicationMode.PER_REPLICA
+    options = tf.distribute.InputOptions(experimental_replication_mode=mode)
+
+    def build(context: Any) -> tf.data.Dataset:
+        rows = tf.data.Dataset.range(4)
+        return (rows.map(lambda x: (x, x)) if context.input_pipeline_id else rows).batch(2)
+
+    with pytest.raises(InvalidArgumentError, match="for replica 0 but of .* for replica 1"):
+        mirrored(2).distribute_datasets_from_function(build, options)
+
+
+@pytest.mark.parametrize("size", [-1, 2.5, True, "a"])
+def test_wrong_buffer_sizes(size: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="buffer_size must be an int from 0 on, got"):
+        tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
+
+
+def test_other_wrong_options_and_states() -> None:
+    with pytest.raises(InvalidTypeError, match="fetch_to_device must be a bool or None, got 'no'"):
+        tf.distribute.InputOptions(experimental_fetch_to_device="no")  # type: ignore[arg-type]
+    distributed = mirrored(2).experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
+    iterator = iter(distributed)
+    for wrong in ({"replicas": 5}, {**iterator.state_dict(), "at": {"from": {}}}):
+        with pytest.raises(InvalidArgumentError, match="DistributedIterator.load_state_dict"):
+            iterator.load_state_dict(wrong)
+    plain = iter(tf.data.Dataset.range(4).batch(2))
+    with pytest.raises(InvalidArgumentError, match="the state of a distributed iterator"):
+        plain.load_state_dict(iterator.state_dict())
+    with pytest.raises(InvalidTypeError, match="DistributedDataset: cannot be pickled"):
+        pickle.dumps(distributed)
+
+
+ENDING = """
+import sys
+import penstock as tf
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], backend=sys.argv[1])
+dataset = tf.data.Dataset.range(10**9).batch(6).prefetch(2)
+iterator = iter(strategy.experimental_distribute_dataset(dataset))
+for _ in range(500):
+    next(iterator)
+"""
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_a_program_may_end_in_the_middle(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ENDING)
+    for _ in range(3):
+        command = [sys.executable, str(tmp_path / "program.py"), backend]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr

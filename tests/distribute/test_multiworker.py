@@ -373,3 +373,38 @@ def test_numpy_needs_torch_for_more_than_one_process(monkeypatch: pytest.MonkeyP
     message = "2 processes with backend 'numpy' talk by torch.distributed, but torch is not inst"
     with pytest.raises(UnavailableError, match=message):
         collectives.connect("numpy", PAIR, 1, "AUTO", "call")
+
+
+FAILING = """
+import json, sys
+from penstock.data import Dataset
+from penstock.distribute.cluster_resolver import SimpleClusterResolver
+from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
+
+index, where = json.loads(sys.argv[1])
+strategy = MultiWorkerMirroredStrategy(SimpleClusterResolver(where, task_id=index), timeout=120)
+
+def fails_here(x):
+    if index and x == 20:
+        raise ValueError("not here")
+    return x
+
+dataset = Dataset.range(64).map(fails_here).batch(8)
+try:
+    for value in strategy.experimental_distribute_dataset(dataset):
+        strategy.reduce("SUM", value, axis=0)
+except Exception as error:
+    print(json.dumps(["said", "error", [type(error).__name__, str(error)]]))
+    raise
+"""
+
+
+def test_when_one_worker_fails_the_others_are_told_soon():
+    where = addresses(2)
+    commands = [["-c", FAILING, json.dumps([index, where])] for index in range(2)]
+    waiting, failing = run_processes(commands)
+    assert failing["error"][0] == "InvalidArgumentError"
+    assert failing.status == waiting.status == 1
+    kind, message = waiting["error"]
+    assert kind == "UnavailableError"
+    assert re.search("worker 1 .* is gone, see its own output", message)

@@ -184,12 +184,13 @@ def test_merge_takes_later_fields_that_were_set():
     assert merged.framework_type == ["jax"]
 
 
-def test_merge_lets_a_default_that_was_set_win():
+def test_a_policy_that_is_set_to_auto_overrides_nothing():
     off = Options(experimental_distribute=DistributeOptions(auto_shard_policy=AutoShardPolicy.OFF))
     auto = Options(
         experimental_distribute=DistributeOptions(auto_shard_policy=AutoShardPolicy.AUTO)
     )
-    assert off.merge(auto).experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
+    assert off.merge(auto) == off
+    assert auto.merge(off).experimental_distribute.auto_shard_policy is AutoShardPolicy.OFF
     assert off.merge(Options()) == off
 
 

@@ -388,11 +388,14 @@ def test_readers_inside_readers(lines):
         lambda ds: ds.batch(2).rebatch(3),
         lambda ds: ds.snapshot("kept"),
         lambda ds: ds.cache("kept"),
-        lambda ds: ds.ignore_errors(),
     ],
 )
 def test_what_does_the_same_to_some_files_as_to_all(lines, make):
     assert sharding(make(lines_of(lines)), AUTO).policy is FILE
+
+
+def test_files_behind_ignore_errors_are_not_divided(lines):
+    assert sharding(lines_of(lines).ignore_errors(), AUTO).policy is DATA
 
 
 def test_a_worker_has_a_snapshot_of_its_own(lines, tmp_path):
@@ -498,7 +501,6 @@ ANYWHERE = [
     lambda ds: ds.repeat(2),
     lambda ds: ds.cache(),
     lambda ds: ds.prefetch(2),
-    lambda ds: ds.ignore_errors(),
     lambda ds: ds.concatenate(ds.map(bytes.lower)),
 ]
 LOOSE = [lambda ds: ds.map(bytes.upper, num_parallel_calls=2, deterministic=False)]

@@ -19,11 +19,13 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream
-from penstock.errors import InvalidTypeError, OutOfRangeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
+
+_NO_ROW = object()
 
 
 class Iterations:
@@ -84,19 +86,15 @@ class Iterator:
         return self
 
     def __next__(self) -> Any:
-        try:
-            return next(self._rows)
-        except StopIteration:
-            return self._next_of_more()
+        row = next(self._rows, _NO_ROW)
+        return self._next_of_more() if row is _NO_ROW else row
 
     def _next_of_more(self) -> Any:
         """Several threads may iterate; one of them pulls, and another may empty what it pulled."""
         with self._lock:
-            while True:
-                try:
-                    return next(self._rows)
-                except StopIteration:
-                    self._refill()
+            while (row := next(self._rows, _NO_ROW)) is _NO_ROW:
+                self._refill()
+            return row
 
     def _refill(self) -> None:
         """Pulls the next chunk; StopIteration at the end."""
@@ -178,8 +176,12 @@ class Iterator:
         """The place of what the user will be given next."""
         return self._place.after(self._size - length_hint(self._rows))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Goes on from `state`, exactly: the same rest of the sequence."""
+        if isinstance(state, dict) and "rule" in state:
+            raise InvalidArgumentError(
+                "Iterator.load_state_dict: this is the state of a distributed iterator"
+            )
         check_state(state, self._plan, len(seeds_of(self._written)))
         self.close()
         self._written = reseeded(self._written, state["seeds"])

@@ -18,15 +18,28 @@ _INSIDE = ("from", "input", "reader")
 """Where the state of an operator holds another one."""
 
 
-def check_state(state: Any, plan: Node, seeds: int) -> None:
+def check_state(state: Any, plan: Node, seeds: int, call: str = "Iterator.load_state_dict") -> None:
     """InvalidArgumentError unless `state` can be one of `plan`, which was written with `seeds`."""
+    try:
+        _check(state, plan, seeds)
+    except _WrongStateError as wrong:
+        raise InvalidArgumentError(f"{call}: {wrong}") from None
+
+
+class _WrongStateError(Exception):
+    """What is wrong with a state."""
+
+
+def _check(state: Any, plan: Node, seeds: int) -> None:
     if not isinstance(state, dict) or state.get("version") != VERSION:
-        raise _wrong(f"not a state that state_dict() of this version made: {state!r:.80}")
+        raise _WrongStateError(f"not a state that state_dict() of this version made: {state!r:.80}")
     missing = [name for name in ("plan", "iteration", "key", "seeds", "at") if name not in state]
     if missing:
-        raise _wrong(f"the state is not complete, {', '.join(map(repr, missing))} is missing")
+        raise _WrongStateError(
+            f"the state is not complete, {', '.join(map(repr, missing))} is missing"
+        )
     if state["plan"] != structure(plan):
-        raise _wrong(
+        raise _WrongStateError(
             f"the state was saved by another pipeline ({state['plan']} instead of "
             f"{structure(plan)}); build the dataset as it was built when the state was saved "
             "(prefetch and num_parallel_calls may differ)"
@@ -38,21 +51,23 @@ def check_state(state: Any, plan: Node, seeds: int) -> None:
 def _check_numbers(state: dict[str, Any], seeds: int) -> None:
     for name in ("iteration", "key"):
         if not _is_count(state[name]):
-            raise _wrong(f"{name!r} must be an int from 0 on, got {state[name]!r:.60}")
+            raise _WrongStateError(f"{name!r} must be an int from 0 on, got {state[name]!r:.60}")
     found = state["seeds"]
     if not isinstance(found, list) or len(found) != seeds or not all(map(_is_int, found)):
-        raise _wrong(f"'seeds' must be a list of {seeds} ints, got {found!r:.60}")
+        raise _WrongStateError(f"'seeds' must be a list of {seeds} ints, got {found!r:.60}")
 
 
 def _check_place(at: Any, plan: Node) -> None:
     if not _is_place(at):
-        raise _wrong(f"'at' is not what state_dict() makes, {at!r:.60}")
+        raise _WrongStateError(f"'at' is not what state_dict() makes, {at!r:.60}")
     if not isinstance(at, int):
         return
     if not _has_positions(plan):
-        raise _wrong(f"'at' must hold what the operators saved, got the position {at}")
+        raise _WrongStateError(f"'at' must hold what the operators saved, got the position {at}")
     if 0 <= plan.cardinality < at:
-        raise _wrong(f"'at' must be from 0 to {plan.cardinality}, the number of elements, got {at}")
+        raise _WrongStateError(
+            f"'at' must be from 0 to {plan.cardinality}, the number of elements, got {at}"
+        )
 
 
 def _is_place(at: Any) -> bool:
@@ -82,7 +97,3 @@ def _is_count(value: Any) -> bool:
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _wrong(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"Iterator.load_state_dict: {what}")

@@ -28,7 +28,7 @@ class _InputFields(NamedTuple):
     experimental_fetch_to_device: bool
     experimental_replication_mode: InputReplicationMode
     experimental_place_dataset_on_device: bool
-    experimental_per_replica_buffer_size: int
+    experimental_per_replica_buffer_size: int | None
     last_batch: str
 
 
@@ -52,12 +52,18 @@ class InputOptions(_InputFields):
 
     __slots__ = ()
 
+    @property
+    def ahead(self) -> int:
+        """How many steps are made ahead: the buffer size, or the usual one."""
+        size = self.experimental_per_replica_buffer_size
+        return 1 if size is None else size
+
     def __new__(
         cls,
         experimental_fetch_to_device: bool | None = None,
         experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         experimental_place_dataset_on_device: bool = False,
-        experimental_per_replica_buffer_size: int = 1,
+        experimental_per_replica_buffer_size: int | None = 1,
         last_batch: str = "short",
     ) -> InputOptions:
         if last_batch not in LAST_BATCH:
@@ -70,7 +76,17 @@ class InputOptions(_InputFields):
                 "InputOptions: experimental_replication_mode must be an InputReplicationMode, "
                 f"got {experimental_replication_mode!r}"
             )
+        size: Any = experimental_per_replica_buffer_size
+        if size is not None and (type(size) is not int or size < 0):
+            raise InvalidArgumentError(
+                "InputOptions: experimental_per_replica_buffer_size must be an int from 0 on, "
+                f"got {size!r}"
+            )
         fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
+        if not isinstance(fetch, bool):
+            raise InvalidTypeError(
+                f"InputOptions: experimental_fetch_to_device must be a bool or None, got {fetch!r}"
+            )
         return super().__new__(
             cls,
             fetch,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -43,7 +42,7 @@ class Team:
     def _threaded(self) -> Pool:
         if self._pool is None:
             self._pool = Pool(self.threads - 1, self._name)
-            weakref.finalize(self, self._pool.stop)
+            self._pool.stop_with(self)
         return self._pool
 
     def stop(self) -> None:

@@ -85,7 +85,7 @@ class ParallelMapStream(Stream):
         self._pool = Pool(parallelism.most, "penstock-calls")
         self._measured = (time.perf_counter(), 0)
         self._nbytes_each = 0.0
-        weakref.finalize(self, self._pool.stop, False, True)
+        self._pool.stop_with(self)
 
     def pull(self, limit: int) -> Chunk:
         while not len(self._results):

@@ -2,16 +2,19 @@
 
 A pool's threads are daemons, so that a program can end while a call still runs. They end when the
 pool is stopped; a pool that is used again afterwards starts new ones. A forked child has none of
-its parent's threads, so a pool refuses to work there.
+its parent's threads, so a pool refuses to work there. At the program's end all pools are stopped
+and waited for a little: a thread that is killed inside native code can take the process with it.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -19,18 +22,24 @@ from typing import Any
 from penstock.errors import FailedPreconditionError
 
 _JOIN_SECONDS = 5.0
+_EXIT_SECONDS = 2.0
 
 Task = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Pool:
-    """At most `most` calls at once, each in a thread, in the order in which they came."""
+    """At most `most` calls at once, each in a thread, in the order in which they came.
 
-    def __init__(self, most: int, name: str) -> None:
+    `interrupt` ends a call that would go on for ever; it is called before the threads are stopped.
+    """
+
+    def __init__(self, most: int, name: str, interrupt: Callable[[], None] = lambda: None) -> None:
         self._most = most
         self._name = name
+        self._interrupt = interrupt
         self._process = os.getpid()
         self._reset()
+        _POOLS.add(self)
 
     def _reset(self) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -63,16 +72,46 @@ class Pool:
 
     def stop(self, join: bool = False, drop: bool = False) -> None:
         """Ends the threads when their calls are done; `drop` forgets the calls that wait."""
+        self._interrupt()
+        threads = self._end(drop)
+        if join:
+            _join(threads, _JOIN_SECONDS)
+
+    def stop_with(self, owner: object) -> None:
+        """Ends the threads when their owner is gone; calls that wait are forgotten."""
+        # At the program's end, whoever waits for the threads must find them here.
+        weakref.finalize(owner, self.stop, False, True).atexit = False
+
+    def _end(self, drop: bool) -> list[threading.Thread]:
         tasks, threads = self._tasks, self._threads
         self._reset()
         if drop:
             _drain(tasks)
         for _ in threads:
             tasks.put(None)
-        until = time.monotonic() + _JOIN_SECONDS
-        for thread in threads if join else ():
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
+        return threads
+
+    def _leave(self) -> list[threading.Thread]:
+        """The threads to wait for when the program ends."""
+        if os.getpid() != self._process:
+            return []
+        self._interrupt()
+        return self._end(drop=True)
+
+
+_POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    _join([thread for pool in list(_POOLS) for thread in pool._leave()], _EXIT_SECONDS)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _drain(tasks: queue.SimpleQueue[Task | None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from concurrent.futures import Future
 from typing import Any
@@ -74,23 +73,18 @@ class _Ahead:
             self.changed.notify_all()
 
 
-def _abandon(ahead: _Ahead, pool: Pool) -> None:
-    ahead.stop()
-    pool.stop(drop=True)
-
-
 class PrefetchStream(Stream):
     """The input, pulled by a thread, up to a number of elements ahead."""
 
     def __init__(self, source: Stream, depth: Depth) -> None:
         self.inputs = (source,)
         self._ahead = _Ahead(source, depth)
-        self._pool = Pool(1, "penstock-prefetch")
+        self._pool = Pool(1, "penstock-prefetch", self._ahead.stop)
         self._running: Future[Any] | None = None
         self._place: Place | None = None
         self._rest: Chunk | None = None
         self._ended = False
-        weakref.finalize(self, _abandon, self._ahead, self._pool)
+        self._pool.stop_with(self)
 
     def warm(self) -> None:
         self._start()
@@ -115,6 +109,8 @@ class PrefetchStream(Stream):
                 ahead.depth.starved(ahead.seconds_each, ahead.nbytes_each)
                 ahead.changed.notify_all()
             while not ahead.ready:
+                if ahead.stopping:
+                    raise StopIteration  # Somebody else ends the iteration.
                 ahead.changed.wait()
             place, result = ahead.ready.popleft()
         if isinstance(result, Chunk):
@@ -136,7 +132,6 @@ class PrefetchStream(Stream):
             self._running = self._pool.submit(self._ahead.run)
 
     def _stop(self) -> None:
-        self._ahead.stop()
         self._pool.stop(join=True)
         self._running = None
 

@@ -63,6 +63,28 @@ def spec_of(node: Node, environment: Environment) -> Any:
     return spec
 
 
+def is_certain(node: Node) -> bool:
+    """Whether the spec holds for every element, because no function was asked for it."""
+    if getattr(node, "signature", None) is not None or getattr(node, "spec", None) is not None:
+        return True
+    if not all(map(is_certain, node.inputs)):
+        return False
+    return node.spec_from(*map(known_spec, node.inputs)) is not OPAQUE
+
+
+def is_steady(node: Node) -> bool:
+    """Whether functions were asked for the spec only where all that they are given has one shape.
+
+    What they make of it may still differ, but seldom does; of shapes that differ, samples do not
+    show all.
+    """
+    if getattr(node, "signature", None) is not None or getattr(node, "spec", None) is not None:
+        return True
+    if not all(map(is_steady, node.inputs)):
+        return False
+    return is_certain(node) or not any(_has_unknown(known_spec(part)) for part in node.inputs)
+
+
 def trace(node: Node, function: Function) -> tuple[bool, Any]:
     """A function's answer for the first element of `node`, if that costs nothing but this call."""
     if node.blocked is not None or not node.pure or node.cardinality == 0:

@@ -48,11 +48,21 @@ class AutotuneAlgorithm(enum.Enum):
 
 
 class Option(property, Generic[T, D]):
-    """One option: reads its default until it is set, checks what it is set to."""
+    """One option: reads its default until it is set, checks what it is set to.
 
-    def __init__(self, kind: type[T], doc: str, default: D, choices: tuple[D, ...] = ()) -> None:
+    Who sets a `weak` one to its default has not set it, as in TensorFlow: it overrides nothing.
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        doc: str,
+        default: D,
+        choices: tuple[D, ...] = (),
+        weak: bool = False,
+    ) -> None:
         super().__init__(self._read, self._write, doc=doc)
-        self.kind, self.default, self.choices = kind, default, choices
+        self.kind, self.default, self.choices, self.weak = kind, default, choices, weak
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -117,6 +127,13 @@ def _a(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'aeioAEIO' else 'a'} {kind.__name__}"
 
 
+def _counts(field: Option[Any, Any], value: Any) -> bool:
+    """Whether a field with this value is set."""
+    if isinstance(value, OptionsBase):
+        return bool(value._set())
+    return value is not _UNSET and not (field.weak and value == field.default)
+
+
 class OptionsBase:
     """What all options share: fields by name, values by equality, frozen or not."""
 
@@ -139,12 +156,8 @@ class OptionsBase:
 
     def _set(self) -> dict[str, Any]:
         """What was set, by name, in the order of the fields; parts only if they hold something."""
-        values = ((field.name, self._values.get(field.name, _UNSET)) for field in self._fields())
-        return {
-            name: value
-            for name, value in values
-            if value is not _UNSET and not (isinstance(value, OptionsBase) and not value._set())
-        }
+        values = [(field, self._values.get(field.name, _UNSET)) for field in self._fields()]
+        return {field.name: value for field, value in values if _counts(field, value)}
 
     def merge(self: SomeOptions, options: SomeOptions) -> SomeOptions:
         """New options: these, with every field that `options` sets taken from there."""
@@ -232,7 +245,7 @@ class DistributeOptions(OptionsBase):
     """How a strategy divides the dataset."""
 
     auto_shard_policy = Option(
-        AutoShardPolicy, "How workers share the data.", default=AutoShardPolicy.AUTO
+        AutoShardPolicy, "How workers share the data.", default=AutoShardPolicy.AUTO, weak=True
     )
     num_devices = _optional(int, "How many devices one host feeds.")
 

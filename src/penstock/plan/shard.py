@@ -17,7 +17,7 @@ from penstock.plan.readers import is_reader
 from penstock.plan.seeds import derive
 
 _ANYWHERE = {
-    *(nodes.Map, nodes.Filter, nodes.Interleave, nodes.FlatMap, nodes.IgnoreErrors),
+    *(nodes.Map, nodes.Filter, nodes.Interleave, nodes.FlatMap),
     *(nodes.Batch, nodes.PaddedBatch, nodes.RaggedBatch, nodes.Unbatch, nodes.Rebatch),
     *(nodes.Shuffle, nodes.Repeat, nodes.Concatenate),
     *(nodes.Prefetch, nodes.Cache, nodes.Snapshot, nodes.WithOptions),

@@ -13,7 +13,13 @@ from typing import Any
 
 from penstock.element import nest
 from penstock.element.dtypes import bool as bool_dtype
-from penstock.element.spec import RaggedTensorSpec, TensorShape, TensorSpec, TypeSpec
+from penstock.element.spec import (
+    NoneTensorSpec,
+    RaggedTensorSpec,
+    TensorShape,
+    TensorSpec,
+    TypeSpec,
+)
 from penstock.element.values import zeros
 from penstock.errors import InvalidArgumentError, UnbatchedError
 from penstock.plan import nodes
@@ -60,6 +66,8 @@ def rule_for(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -> R
         return Rule("batch", None, f"the batch size cannot be told behind {_culprit(plan).label}")
     if policy is AutoShardPolicy.DATA:
         return Rule("batch", size, "the data is sharded by element")
+    if any(isinstance(leaf, NoneTensorSpec) for leaf in nest.flatten(spec)[0]):
+        return Rule("batch", size, "None has no rows that could be regrouped")
     return Rule("stream", size, f"batches have {size} rows and the data is not sharded by element")
 
 
@@ -90,7 +98,8 @@ def filled_spec(spec: Any, rows: int, mode: str) -> Any:
 
 def batch_size(plan: Node, spec: Any) -> int | None:
     """How many rows a full batch has: by its spec, else by the operator that made it."""
-    rows = [leaf.rows for leaf in nest.flatten(spec)[0]]
+    leaves = nest.flatten(spec)[0]
+    rows = [leaf.rows for leaf in leaves if not isinstance(leaf, NoneTensorSpec)]
     if rows and None not in rows:
         return rows[0] if len(set(rows)) == 1 else None
     return _made_by(plan)
@@ -174,6 +183,11 @@ def portion_spec(spec: Any, replicas: int, forget: bool) -> Any:
     return nest.map_structure(portion, spec)
 
 
+def without_rows(spec: Any) -> Any:
+    """The spec of batches that may be of any length."""
+    return nest.map_structure(lambda leaf: with_rows(leaf, None), spec)
+
+
 def with_rows(leaf: TypeSpec, rows: int | None) -> TypeSpec:
     """The spec with another leading dimension; specs without one stay as they are."""
     if isinstance(leaf, TensorSpec):
@@ -189,7 +203,8 @@ def with_rows(leaf: TypeSpec, rows: int | None) -> TypeSpec:
 def is_static(spec: Any) -> bool:
     """Whether no dimension of a spec is unknown."""
     leaves = nest.flatten(spec)[0]
-    return all(isinstance(leaf, TensorSpec) and leaf.shape.known for leaf in leaves)
+    tensors = [leaf for leaf in leaves if not isinstance(leaf, NoneTensorSpec)]
+    return all(isinstance(leaf, TensorSpec) and leaf.shape.known for leaf in tensors)
 
 
 def blank(spec: Any) -> list[Any]:

@@ -26,8 +26,9 @@ from penstock.distribute.options import InputContext, InputOptions, InputReplica
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values.specs import PerReplicaSpec
 from penstock.element import nest
+from penstock.element.spec import relax
 from penstock.element.values import zeros
-from penstock.engine.specs import known_spec
+from penstock.engine.specs import is_certain, is_steady
 from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -104,6 +105,11 @@ class DistributedDataset:
     def _trees(self) -> list[str]:
         return [line for pipeline in self._pipelines for line in show.tree(pipeline.plan)]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidTypeError(
+            "DistributedDataset: cannot be pickled; pickle the dataset and distribute it again"
+        )
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} element_spec={self.element_spec}>"
 
@@ -135,7 +141,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
         )
     replicas: Replicas = strategy._replicas
     plan, key = _agreed(replicas, plan, call)
-    spec = Dataset(plan).element_spec
+    spec = _spec_of(plan)
     sharding = shard_plan(plan, replicas.workers, replicas.worker)
     rule = batches.rule_for(plan, spec, replicas.total, sharding.policy)
     if options.last_batch != "short":
@@ -148,10 +154,10 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
     counted = dealt and rule.name == "batch" and options.last_batch != "drop"
     steps = plan.cardinality if counted else -1
     # Of a spec that was learned from samples it is not certain that no batch is shorter.
-    static = known_spec(plan) is not None and batches.is_static(part)
+    static = is_certain(plan) and batches.is_static(part)
     face = _face(replicas, part, plan.cardinality, steps, static, options)
     built = Built(story, plan.cardinality, _leaves(part), options.experimental_fetch_to_device, key)
-    ahead = options.experimental_per_replica_buffer_size
+    ahead = options.ahead
     padded = options.last_batch == "pad"
     numbers = None if padded else _cuts(rule, NUMBERS, replicas, dealt, options.last_batch)
     pipeline = Pipeline(read, rule.name, cuts, ahead, numbers)
@@ -178,15 +184,15 @@ def distribute_from_function(
         _plan_of(dataset_fn(one), call, "dataset_fn must return a penstock.data.Dataset")
         for one in contexts
     ]
-    spec = Dataset(plans[0]).element_spec
+    spec = _common_spec(plans, call)
     if replicas.workers > 1 and plans[0].cardinality != INFINITE:
-        spec = nest.map_structure(lambda leaf: batches.with_rows(leaf, None), spec)
+        spec = batches.without_rows(spec)
     here = replicas.here // count
     cuts = {"whole": _whole(here, spec)}
-    ahead = options.experimental_per_replica_buffer_size
+    ahead = options.ahead
     length = plans[0].cardinality if not each else -1
     steps = -(-length // here) if length >= 0 else -1
-    static = known_spec(plans[0]) is not None and batches.is_static(spec)
+    static = all(map(is_certain, plans)) and batches.is_static(spec)
     face = _face(replicas, spec, plans[0].cardinality, steps, static, options)
     built = Built(
         (f"from a function: every replica takes a whole element in turn, {len(plans)} dataset(s)",),
@@ -198,6 +204,26 @@ def distribute_from_function(
     numbers = {"whole": _whole(here, NUMBERS)}
     pipelines = [Pipeline(plan, "whole", cuts, ahead, numbers) for plan in plans]
     return DistributedDatasetsFromFunction(strategy, pipelines, face, built)
+
+
+def _spec_of(plan: Node) -> Any:
+    """What elements look like; how many rows they have, only where samples are no accident."""
+    spec = Dataset(plan).element_spec
+    return spec if is_steady(plan) else batches.without_rows(spec)
+
+
+def _common_spec(plans: list[Node], call: str) -> Any:
+    spec = _spec_of(plans[0])
+    for number, plan in enumerate(plans[1:], 1):
+        other = _spec_of(plan)
+        try:
+            spec = relax(spec, other)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"{call}: dataset_fn returned a dataset of {spec} for replica 0 but of {other} for "
+                f"replica {number}; all must have the same structure and dtypes"
+            ) from None
+    return spec
 
 
 def _checked(strategy: Any, options: InputOptions | None, call: str) -> InputOptions:

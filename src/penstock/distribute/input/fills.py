@@ -37,7 +37,9 @@ class Fill:
         return Chunk(masked(chunk.tree), [*made, mask], len(chunk))
 
     def _sizes(self, chunk: Chunk) -> Any:
-        counts = [[len(leaf) for leaf in column] for column in chunk.columns]
+        counts = [
+            [len(leaf) for leaf in column] for column in chunk.columns if column[0] is not None
+        ]
         sizes = np.array(counts[0])
         if any(count != counts[0] for count in counts) or sizes.max() > self.batch:
             raise InvalidArgumentError(
@@ -53,7 +55,7 @@ class Fill:
         return columns.make([self._longer(leaf) for leaf in column])
 
     def _longer(self, leaf: Any) -> Any:
-        if len(leaf) == self.rows:
+        if leaf is None or len(leaf) == self.rows:
             return leaf
         if self.mode == "repeat":
             again = np.arange(self.rows) % max(len(leaf), 1)

@@ -190,7 +190,8 @@ class DistributedIterator:
 
     def load_state_dict(self, state: Any) -> None:
         """Goes on from `state`, exactly: the same rest of the sequence of batches."""
-        states = state.get("replicas", [state]) if isinstance(state, dict) else [state]
+        states = state.get("replicas") if isinstance(state, dict) else None
+        states = states if isinstance(states, list) else [state]
         if len(states) != len(self._steps):
             raise InvalidArgumentError(
                 f"DistributedIterator.load_state_dict: the state has {len(states)} datasets, this "

@@ -273,6 +273,8 @@ def even_part(column: Column, number: int, total: int) -> Column:
 
 
 def _even(leaf: Any, number: int, total: int) -> Any:
+    if leaf is None:
+        return None
     if not isinstance(leaf, Ragged) and not np.ndim(leaf):
         raise UnbatchedError(
             "experimental_distribute_dataset: an element is a single value, which cannot be cut "

@@ -107,7 +107,8 @@ class Steps(Iterator):
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
         present, *leaves = chunk.columns
-        return zip(present, zip(*leaves, strict=True), strict=True)
+        # A list: how much of it was taken tells where the iteration is.
+        return iter(list(zip(present, zip(*leaves, strict=True), strict=True)))
 
     def receive(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Leaves of a step, fit for use by the calling thread."""
@@ -134,10 +135,11 @@ class Steps(Iterator):
         if not isinstance(state, dict) or "rule" not in state:
             raise _wrong(f"not a state of a distributed iterator: {state!r:.80}")
         at = state.get("at")
-        mark = at["from"] if isinstance(at, dict) and "from" in at else at
+        mark = at["from"] if isinstance(at, dict) and set(at) == {"from", "skip"} else at
         known = mark is None or (isinstance(mark, dict) and set(mark) == _FIELDS)
         where = mark["at"] if mark is not None and known else None if known else "?"
-        check_state({**state, "at": where}, self._plan, len(seeds_of(self._written)))
+        plain = {**state, "at": where}
+        check_state(plain, self._plan, len(seeds_of(self._written)), _CALL)
         saved = state["rule"]
         if saved in self._pipeline.cuts:
             return self._pipeline.rule if saved == "none" else saved
@@ -147,6 +149,7 @@ class Steps(Iterator):
         )
 
 
+_CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step"}
 
 
@@ -167,4 +170,4 @@ def _at_a_border(at: State) -> State:
 
 
 def _wrong(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"DistributedIterator.load_state_dict: {what}")
+    return InvalidArgumentError(f"{_CALL}: {what}")
