@@ -7,6 +7,7 @@ import pytest
 
 from penstock import TensorSpec, int64
 from penstock.data import Dataset
+from penstock.engine.specs import is_certain, is_steady
 from penstock.errors import InvalidTypeError
 
 SCALAR = TensorSpec((), int64)
@@ -86,3 +87,19 @@ def test_iterating_asks_for_no_spec():
     function = Counted(lambda x: x)
     assert len(list(Dataset.range(5).map(function).batch(2).prefetch(1))) == 3
     assert len(function.given) == 5
+
+
+def test_rows_that_samples_show_are_relied_on_where_shapes_are_one():
+    rows = Dataset.range(9)
+    for dataset, certain, steady in (
+        (rows.batch(4), True, True),
+        (rows.batch(4, drop_remainder=True).map(lambda x: x[:3]), False, True),
+        (rows.batch(4).map(lambda x: x[:3]), False, False),
+        (rows.batch(4).map(lambda x: x[:3]).filter(lambda x: True), False, False),
+        (rows.map(lambda x: x).batch(4, drop_remainder=True), False, True),
+        (rows.map(lambda x: x).batch(2).batch(4, drop_remainder=True).take(1), False, True),
+        (rows.batch(4).map(lambda x: x[:3]).rebatch(2, drop_remainder=True), False, True),
+    ):
+        _ = dataset.element_spec
+        plan = dataset.__plan__
+        assert (is_certain(plan), is_steady(plan)) == (certain, steady), plan

@@ -73,16 +73,20 @@ def is_certain(node: Node) -> bool:
 
 
 def is_steady(node: Node) -> bool:
-    """Whether functions were asked for the spec only where all that they are given has one shape.
+    """Whether the number of rows in the spec can be relied on, though functions were asked for it.
 
-    What they make of it may still differ, but seldom does; of shapes that differ, samples do not
-    show all.
+    It can where all that they are given has one shape: what they make of it may still differ, but
+    seldom does. Of shapes that differ, samples do not show all. Batching says how many rows it
+    gives, whatever it is given.
     """
     if getattr(node, "signature", None) is not None or getattr(node, "spec", None) is not None:
         return True
+    if isinstance(node, nodes.Batch | nodes.Rebatch):
+        return True
     if not all(map(is_steady, node.inputs)):
         return False
-    return is_certain(node) or not any(_has_unknown(known_spec(part)) for part in node.inputs)
+    given = [known_spec(part) for part in node.inputs]
+    return node.spec_from(*given) is not OPAQUE or not any(map(_has_unknown, given))
 
 
 def trace(node: Node, function: Function) -> tuple[bool, Any]:
