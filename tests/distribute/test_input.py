@@ -398,6 +398,19 @@ def test_shapes_that_samples_show_lose_no_rows() -> None:
     assert "shape=(None,)" in repr(distributed.element_spec)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_an_incomplete_step_is_dropped_only_while_shapes_are_the_same(backend: str) -> None:
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], backend=backend)
+
+    def steps(make: Any) -> list[Any]:
+        dataset = tf.data.Dataset.range(5).map(make)
+        return steps_of(strategy, strategy.distribute_datasets_from_function(lambda _: dataset))
+
+    assert steps(lambda x: x * 2) == [[0, 2], [4, 6]]
+    growing = steps(lambda x: np.full(1 + x // 3, x))
+    assert growing == [[[0], [1]], [[2], [3, 3]], [[4, 4], []]]
+
+
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
 @pytest.mark.parametrize("mode", ["short", "pad", "repeat"])
 def test_none_goes_to_every_replica(policy: str, mode: str) -> None:

@@ -153,14 +153,13 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
     story = (f"auto_shard_policy {sharding.policy.name}: {sharding.reason}", rule.told)
     counted = dealt and rule.name == "batch" and options.last_batch != "drop"
     steps = plan.cardinality if counted else -1
-    # Of a spec that was learned from samples it is not certain that no batch is shorter.
-    static = is_certain(plan) and batches.is_static(part)
+    static = batches.is_static(part)
     face = _face(replicas, part, plan.cardinality, steps, static, options)
     built = Built(story, plan.cardinality, _leaves(part), options.experimental_fetch_to_device, key)
     ahead = options.ahead
     padded = options.last_batch == "pad"
     numbers = None if padded else _cuts(rule, NUMBERS, replicas, dealt, options.last_batch)
-    pipeline = Pipeline(read, rule.name, cuts, ahead, numbers)
+    pipeline = Pipeline(read, rule.name, cuts, ahead, numbers, _doubtful(plan, part))
     return DistributedDataset(strategy, [pipeline], face, built)
 
 
@@ -192,7 +191,7 @@ def distribute_from_function(
     ahead = options.ahead
     length = plans[0].cardinality if not each else -1
     steps = -(-length // here) if length >= 0 else -1
-    static = all(map(is_certain, plans)) and batches.is_static(spec)
+    static = batches.is_static(spec)
     face = _face(replicas, spec, plans[0].cardinality, steps, static, options)
     built = Built(
         (f"from a function: every replica takes a whole element in turn, {len(plans)} dataset(s)",),
@@ -202,8 +201,17 @@ def distribute_from_function(
         draw(),
     )
     numbers = {"whole": _whole(here, NUMBERS)}
-    pipelines = [Pipeline(plan, "whole", cuts, ahead, numbers) for plan in plans]
+    pipelines = [
+        Pipeline(plan, "whole", cuts, ahead, numbers, _doubtful(plan, spec)) for plan in plans
+    ]
     return DistributedDatasetsFromFunction(strategy, pipelines, face, built)
+
+
+def _doubtful(plan: Node, part: Any) -> tuple[Any, ...]:
+    """The shapes of a portion's leaves, if they are all known but only from samples."""
+    if is_certain(plan) or not batches.is_static(part):
+        return ()
+    return tuple(getattr(leaf, "shape", None) for leaf in nest.flatten(part)[0])
 
 
 def _spec_of(plan: Node) -> Any:

@@ -97,9 +97,15 @@ class DistributedIterator:
 
     def __next__(self) -> Any:
         present, value = self._next("next")
-        if present < self._replicas.here and self._face.drops:
+        if self._drops(present):
             raise StopIteration
         return value
+
+    def _drops(self, present: int) -> bool:
+        """Whether a step is left out because not all replicas have a portion of one shape."""
+        if present >= self._replicas.here or not self._face.drops:
+            return False
+        return not any(steps.surprised for steps in self._steps)
 
     def get_next(self) -> Any:
         """What every replica gets in the next step; `OutOfRangeError` at the end."""
@@ -107,7 +113,7 @@ class DistributedIterator:
             present, value = self._next("get_next")
         except StopIteration:
             present = 0
-        if present == 0 or (present < self._replicas.here and self._face.drops):
+        if present == 0 or self._drops(present):
             raise OutOfRangeError("DistributedIterator.get_next: End of sequence") from None
         return value
 

@@ -6,10 +6,13 @@ the user has been given counts in a state, never what was made ahead.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Iterator as PythonIterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterations, Iterator
@@ -18,6 +21,8 @@ from penstock.distribute.backends import Delivery
 from penstock.distribute.input.numbered import numbered
 from penstock.distribute.input.portions import PortionsStream, Position
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
+from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
 from penstock.engine.prefetch import PrefetchStream
@@ -37,7 +42,8 @@ class Pipeline:
 
     `rule` is how it is cut from the start; an iterator that goes on from a state may have to go on
     cutting as that one did, so `cuts` may know other rules. `numbers` are the same for batches of
-    row numbers; None if rows cannot travel as numbers.
+    row numbers; None if rows cannot travel as numbers. `shapes` are those of a portion's leaves, if
+    samples say that they are always the same.
     """
 
     plan: Node
@@ -45,18 +51,27 @@ class Pipeline:
     cuts: Cuts
     ahead: int
     numbers: Cuts | None = None
+    shapes: tuple[TensorShape | None, ...] = ()
 
 
 class DeliveryStream(Stream):
     """Chunks of steps on their way to the devices."""
 
-    def __init__(self, source: Stream, delivery: Delivery) -> None:
+    def __init__(self, source: Stream, delivery: Delivery, shapes: Sequence[Any] = ()) -> None:
         self.inputs = (source,)
         self._source = source
         self._delivery = delivery
+        self._shapes = shapes
+        self.surprised = False
+        """Whether a leaf had another shape than all samples."""
 
     def pull(self, limit: int) -> Chunk:
-        return self._delivery.send(self._source.pull(limit))
+        chunk = self._source.pull(limit)
+        if self._shapes and not self.surprised:
+            present, *leaves = chunk.columns
+            there = leaves[: int(present[0]) * len(self._shapes)]
+            self.surprised = not all(map(_has_shape, there, itertools.cycle(self._shapes)))
+        return self._delivery.send(chunk)
 
     def save(self) -> State:
         return self._source.save()
@@ -64,6 +79,12 @@ class DeliveryStream(Stream):
     def close(self) -> None:
         super().close()
         self._delivery.close()
+
+
+def _has_shape(column: Column, shape: TensorShape | None) -> bool:
+    if shape is None:
+        return True
+    return isinstance(column, np.ndarray) and column.shape[1:] == shape.dims
 
 
 class Steps(Iterator):
@@ -90,7 +111,7 @@ class Steps(Iterator):
         source = open_plan(plan, position.at, context)
         portions = cuts[self._rule](source, position)
         discard(portions, skipped)
-        stream = DeliveryStream(portions, delivery)
+        stream = self._sent = DeliveryStream(portions, delivery, self._pipeline.shapes)
         if not self._pipeline.ahead or context.inline:
             return stream
         return PrefetchStream(stream, Depth(self._pipeline.ahead, Budget.of(context.options)))
@@ -109,6 +130,11 @@ class Steps(Iterator):
         present, *leaves = chunk.columns
         # A list: how much of it was taken tells where the iteration is.
         return iter(list(zip(present, zip(*leaves, strict=True), strict=True)))
+
+    @property
+    def surprised(self) -> bool:
+        """Whether shapes were not what samples had shown, so that none of them is certain."""
+        return self._sent.surprised
 
     def receive(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Leaves of a step, fit for use by the calling thread."""
