@@ -103,3 +103,9 @@ def test_rows_that_samples_show_are_relied_on_where_shapes_are_one():
         _ = dataset.element_spec
         plan = dataset.__plan__
         assert (is_certain(plan), is_steady(plan)) == (certain, steady), plan
+
+
+def test_the_spec_of_windows_of_nothing():
+    windows = Dataset.range(0).window(2).flat_map(lambda window: window.batch(2))
+    assert windows.element_spec == TensorSpec([None], int64)
+    assert list(windows) == []

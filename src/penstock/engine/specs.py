@@ -18,7 +18,7 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
-from penstock.element.spec import TensorShape, TensorSpec, relax
+from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
 from penstock.element.values import spec_of as spec_of_element
 from penstock.engine.access import access, as_result, vectorized
@@ -107,7 +107,7 @@ class _Probe:
         self._environment = environment
 
     def spec(self, node: Node, given: Any) -> Any:
-        samples = self._samples(node.inputs[0]) or [nest.map_structure(zeros, given)]
+        samples = self._samples(node.inputs[0]) or [nest.map_structure(self._made_up, given)]
         match node:
             case nodes.Map():
                 return self._of_map(node, samples, given)
@@ -122,6 +122,14 @@ class _Probe:
                 return self._of_group(key, reduce, samples[0], given)
             case _:
                 raise AssertionError(f"{node.label} is not opaque")
+
+    def _made_up(self, leaf: Any) -> Any:
+        if not isinstance(leaf, DatasetSpec):
+            return zeros(leaf)
+        element = nest.map_structure(self._made_up, leaf.element_spec)
+        rows = nodes.Slices(nodes.Data(Chunk.of([element])))
+        rows.__dict__["_spec"] = leaf.element_spec
+        return self._environment.wrap(rows)
 
     def _samples(self, node: Node) -> list[Any]:
         context = Context(self._environment, options=Options(executor="inline"))
