@@ -6,7 +6,9 @@ A message reads: `<call as the user wrote it>: <what is wrong, with the value>; 
     OpError
     ├── InvalidArgumentError   (ValueError)         a value that cannot be right
     │   ├── DisagreementError  (AssertionError)     values that cannot be right together
-    │   └── UnbatchedError     (IndexError)         single values where batches must stand
+    │   ├── UnbatchedError     (IndexError)         single values where batches must stand
+    │   ├── NoSuchEntryError   (IndexError)         an index that leads nowhere
+    │   └── UnfitTypeError     (InvalidTypeError)   a value of a type that cannot be used so
     ├── InvalidTypeError       (TypeError)          a value of the wrong type
     │   └── NotADatasetError   (AttributeError)     something else where a dataset must stand
     ├── OutOfRangeError        (IndexError)         past the end
@@ -57,6 +59,14 @@ class UnbatchedError(InvalidArgumentError, IndexError):
 
 class InvalidTypeError(OpError, TypeError):
     """A value of the wrong type."""
+
+
+class NoSuchEntryError(InvalidArgumentError, IndexError):
+    """An index leads nowhere."""
+
+
+class UnfitTypeError(InvalidArgumentError, InvalidTypeError):
+    """A value of a type that cannot be used so: wrong as a value, and as a type."""
 
 
 class NotADatasetError(InvalidTypeError, AttributeError):

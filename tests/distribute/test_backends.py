@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -27,6 +28,16 @@ def backend(request) -> Backend:
 def places(backend: Backend) -> Any:
     """The devices that a strategy would take: GPUs where there are any."""
     return backend.handles("GPU") or backend.handles("CPU")
+
+
+def test_values_are_not_traced(backend, place):
+    assert not any(map(backend.is_traced, (1, None, np.ones(2), backend.put(np.ones(2), place))))
+
+
+def test_what_jax_traces_is_traced():
+    seen = []
+    jax.jit(lambda x: seen.append(load("jax").is_traced(x)))(1.0)
+    assert seen == [True]
 
 
 @pytest.fixture
@@ -207,9 +218,9 @@ def test_divide_keeps_the_dtype_of_fractions(backend, place, dtype):
     assert np.isnan(nan).all()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "int32", "int64"])
 def test_divide_makes_fractions_of_whole_numbers(backend, place, dtype):
-    wide = np.float32 if backend.name == "jax" else np.float64
+    wide = np.float32 if backend.name == "jax" or np.dtype(dtype).itemsize < 4 else np.float64
     found = backend.numpy(backend.divide(backend.put(np.array([1, 2, 5], dtype), place), 2))
     same(found, np.array([0.5, 1, 2.5], wide))
 

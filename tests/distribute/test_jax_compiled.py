@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import penstock as tf
 from penstock.distribute import Mirrored, MirroredStrategy, PerReplica, get_replica_context
@@ -199,8 +201,86 @@ def test_merge_call_is_refused(strategy):
 
 def test_single_numbers_cannot_be_gathered(strategy):
     step = lambda: get_replica_context().all_gather(jnp.float32(1), 0)  # noqa: E731
-    with pytest.raises(InvalidArgumentError, match="all_gather: axis 0 does not fit"):
+    with pytest.raises(InvalidArgumentError, match=r"all_gather: axis 0 .*value\[None\]"):
         strategy.run(step, jit=True)
+
+
+def test_strings_are_refused_by_their_place(strategy, rows):
+    strings = np.array([b"a"], object)
+    message = r"args\[1\]\['name'\] holds strings, which JAX does not have; leave it out"
+    differing = PerReplica([b"a", b"b", b"a", b"a"])
+    for names in (strings, PerReplica([strings] * COUNT), np.array(["a"]), differing):
+        with pytest.raises(InvalidArgumentError, match=message):
+            strategy.run(lambda x, d: x, args=(rows, {"name": names}), jit=True)
+    with pytest.raises(InvalidArgumentError, match=r"kwargs\['x'\] holds strings"):
+        strategy.run(lambda x: x, kwargs={"x": strings}, jit=True)
+    assert (
+        strategy.run(lambda x, name: name, args=(rows, b"same"), jit=True).values == (b"same",) * 4
+    )
+
+
+def test_tensors_of_torch_are_refused(strategy):
+    with pytest.raises(InvalidArgumentError, match="jit=True.: got a tensor of torch.*'torch'"):
+        strategy.run(lambda x: 0, args=(torch.ones(2),), jit=True)
+
+
+def test_a_function_without_a_hash_is_refused(strategy):
+    @dataclass
+    class Step:
+        size: int
+
+        def __call__(self):
+            return self.size
+
+    with pytest.raises(
+        InvalidTypeError, match="programs are kept by their function, but .* has no h"
+    ):
+        strategy.run(Step(1), jit=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "message"),
+    [
+        (lambda c: c.all_gather(jnp.ones(2), "a"), InvalidTypeError, "gather: axis must be an int"),
+        (
+            lambda c: c.all_gather(jnp.ones(2), 1),
+            InvalidArgumentError,
+            "axis 1 does not fit values",
+        ),
+        (
+            lambda c: c.all_gather({"a": "x"}, 0),
+            InvalidArgumentError,
+            r"gather: value\['a'\] must be",
+        ),
+        (
+            lambda c: c.all_reduce("SUM", "x"),
+            InvalidArgumentError,
+            "value must be an array or a num",
+        ),
+        (
+            lambda c: c.all_reduce("SUM", [None]),
+            InvalidArgumentError,
+            r"value\[0\] is None, and needs",
+        ),
+        (
+            lambda c: c.all_reduce("SUM", jnp.array(True)),
+            InvalidArgumentError,
+            "needs numbers, got tru",
+        ),
+        (lambda c: c.all_reduce("MAX", 1.0), InvalidArgumentError, "all_reduce: reduce_op must be"),
+    ],
+)
+def test_what_is_wrong_inside_a_program_is_said(strategy, step, error, message):
+    with pytest.raises(error, match=message) as caught:
+        strategy.run(lambda: step(get_replica_context()), jit=True)
+    assert caught.value.__notes__[0] == "while tracing for all 4 replicas"
+
+
+def test_truth_values_are_no_numbers_with_and_without_jit(strategy):
+    for jit in (False, True):
+        step = lambda: get_replica_context().all_reduce("SUM", jnp.array(True))  # noqa: E731
+        with pytest.raises(InvalidArgumentError, match="all_reduce: needs numbers.*bool"):
+            strategy.run(step, jit=jit)
 
 
 def test_variables_are_refused(strategy):

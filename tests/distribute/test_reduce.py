@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -81,6 +82,15 @@ def test_python_numbers_count(two: MirroredStrategy) -> None:
     assert plain(two, two.reduce("SUM", value, None)) == 3.5
 
 
+@pytest.mark.parametrize("call", ["reduce", "gather"])
+def test_tensors_of_different_dtypes_are_refused(two: MirroredStrategy, call: str) -> None:
+    value = spread(two, np.array([1], np.int32), np.array([1.5], np.float32))
+    message = rf"Strategy.{call}: the replicas' values have the dtypes .*int32, .*float32; convert"
+    calls = {"reduce": lambda: two.reduce("SUM", value, 0), "gather": lambda: two.gather(value, 0)}
+    with pytest.raises(InvalidArgumentError, match=message):
+        calls[call]()
+
+
 def test_the_mean_of_nothing_is_no_number() -> None:
     strategy = mirrored(2)
     assert np.isnan(strategy.reduce("MEAN", spread(strategy, F([]), F([])), 0))
@@ -92,6 +102,10 @@ def test_a_value_for_all_replicas(two: MirroredStrategy) -> None:
     assert two.reduce("MEAN", common, None) is common
     assert two.reduce("MEAN", "x", None) == "x"
     assert plain(two, two.reduce("MEAN", common, 0)) == 3.0
+    assert plain(two, two.reduce("SUM", common, 0)) == 12.0
+    assert plain(two, two.reduce("SUM", two.run(lambda: common), 0)) == 12.0
+    with pytest.raises(InvalidArgumentError, match="axis 0 does not fit single numbers"):
+        two.reduce("SUM", 5.0, 0)
     message = r"Strategy.reduce: SUM needs one value per replica, got 5.0 for all 2 together; pass"
     with pytest.raises(InvalidArgumentError, match=message):
         two.reduce("SUM", 5.0, None)
@@ -117,7 +131,8 @@ def test_variables_are_reduced_as_their_values(two: MirroredStrategy) -> None:
     ("kind", "value", "axis", "error", "message"),
     [
         ("MAX", 1, None, InvalidArgumentError, "reduce_op must be 'SUM' or 'MEAN', got 'MAX'"),
-        (3, 1, None, InvalidArgumentError, "reduce_op must be 'SUM' or 'MEAN', got 3"),
+        (3, 1, None, InvalidTypeError, "reduce_op must be 'SUM' or 'MEAN', got 3"),
+        (None, 1, None, InvalidTypeError, "reduce_op must be 'SUM' or 'MEAN', got None"),
         ("SUM", [[1], [2]], [0], InvalidTypeError, r"axis must be a tuple, got the list \[0\]"),
         ("SUM", [[1], [2]], "0", InvalidTypeError, "axis must be an int, ints or None, got '0'"),
         ("SUM", [[1], [2]], True, InvalidTypeError, "axis must be an int, ints or None, got True"),
@@ -161,9 +176,46 @@ def test_reduce_refuses_what_is_no_number() -> None:
         message = rf"Strategy.reduce: needs numbers or tensors of backend 'numpy', got .*\({what}\)"
         with pytest.raises(InvalidArgumentError, match=message):
             strategy.reduce("SUM", value, None)
-    tensors = PerReplica((torch.ones(2), torch.ones(2)))
-    with pytest.raises(InvalidArgumentError, match="tensors of backend 'numpy', got tensor"):
-        strategy.reduce("SUM", tensors, None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "tensor", "framework"),
+    [
+        ("numpy", torch.ones(2), "torch"),
+        ("jax", torch.ones(2), "torch"),
+        ("torch", jnp.ones(2), "jax"),
+    ],
+)
+def test_tensors_of_another_framework_are_refused(
+    backend: str, tensor: Any, framework: str
+) -> None:
+    strategy = mirrored(2, backend)
+    message = (
+        f"got a tensor of {framework}, but here the backend is '{backend}'; make the strategy with "
+        f"backend='{framework}'"
+    )
+    value = PerReplica((tensor, tensor))
+    with pytest.raises(InvalidArgumentError, match=f"Strategy.reduce: {message}"):
+        strategy.reduce("SUM", value, None)
+    with pytest.raises(InvalidArgumentError, match=f"Strategy.gather: {message}"):
+        strategy.gather(value, 0)
+    with strategy.scope():
+        variable = tf.Variable([1.0, 1.0])
+        with pytest.raises(InvalidArgumentError, match=f"Variable: {message}"):
+            tf.Variable(tensor)
+    with pytest.raises(InvalidArgumentError, match=f"Variable.assign: {message}"):
+        variable.assign(tensor)
+
+
+def test_single_numbers_need_an_axis_to_be_gathered(two: MirroredStrategy) -> None:
+    message = r"axis 0 does not fit single numbers; give them an axis first, with value\[None\]"
+    with pytest.raises(InvalidArgumentError, match=f"Strategy.gather: {message}"):
+        two.gather(spread(two, 1, 2), 0)
+
+
+def test_an_array_is_no_reduce_op(two: MirroredStrategy) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"reduce_op must be 'SUM' or 'MEAN', got array"):
+        two.reduce(np.array([1, 2]), spread(two, 1, 2), 0)
 
 
 def test_values_of_another_strategy_are_refused() -> None:

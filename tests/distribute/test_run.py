@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -96,8 +97,9 @@ def test_results_that_differ_in_structure_are_refused() -> None:
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
     for strategy in (mirrored(2), tf.distribute.get_strategy()):
-        with pytest.raises(InvalidTypeError, match=message):
+        with pytest.raises(InvalidTypeError, match=message) as caught:
             strategy.run(**{"fn": lambda: 1} | arguments)
+        assert isinstance(caught.value, ValueError) is ("args" in arguments)
 
 
 def test_values_of_another_strategy_are_refused() -> None:
@@ -553,20 +555,63 @@ def test_all_gather() -> None:
         strategy.run(lambda: get_replica_context().all_reduce("MAX", 1))  # type: ignore[union-attr]
 
 
-def test_all_reduce_on_torch_stays_apart_and_differentiable() -> None:
+def test_all_reduce_on_torch_ends_gradients() -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend="torch")
     weight = torch.tensor(2.0, requires_grad=True)
 
     def step() -> Any:
         replica = get_replica_context()
         assert replica is not None
-        total = replica.all_reduce("SUM", weight * (number() + 1))
-        return total * (number() + 1)
+        scaled = weight * (number() + 1)
+        total = replica.all_reduce("SUM", scaled)
+        rows = replica.all_gather(scaled[None], 0)
+        assert not total.requires_grad
+        assert not rows.requires_grad
+        (gradient,) = torch.autograd.grad(scaled * total, weight)
+        return gradient
 
-    first, second = strategy.run(step).values
-    assert (first.detach().item(), second.detach().item()) == (6.0, 12.0)
-    (gradient,) = torch.autograd.grad(first + second, weight)
-    assert gradient.item() == 9.0
+    assert [one.item() for one in strategy.run(step).values] == [6.0, 12.0]
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather", "merge_call"])
+@pytest.mark.parametrize("transform", [jax.grad, jax.jit])
+def test_replicas_cannot_meet_inside_a_transformation_of_jax(call: str, transform: Any) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend="jax")
+    calls: dict[str, Callable[[Any, Any], Any]] = {
+        "all_reduce": lambda replica, x: replica.all_reduce("SUM", {"x": x})["x"],
+        "all_gather": lambda replica, x: replica.all_gather(x[None], 0).sum(),
+        "merge_call": lambda replica, x: replica.merge_call(lambda _, x: x, (x,)),
+    }
+    message = f"ReplicaContext.{call}: called inside jax.grad, jax.jit .*Strategy.run.*jit=True"
+    with pytest.raises(FailedPreconditionError, match=message):
+        strategy.run(lambda: transform(lambda x: calls[call](get_replica_context(), x))(1.0))
+
+
+def test_one_replica_may_meet_itself_inside_a_transformation_of_jax() -> None:
+    strategy = OneDeviceStrategy("CPU:0", backend="jax")
+    loss = lambda x: get_replica_context().all_reduce("SUM", 2 * x)  # type: ignore[union-attr]  # noqa: E731
+    assert strategy.run(lambda: jax.grad(loss)(1.0)) == 2.0
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_gather"])
+def test_nothing_cannot_be_reduced(call: str) -> None:
+    def step(tree: Any) -> Any:
+        replica: Any = get_replica_context()
+        return (
+            replica.all_reduce("SUM", tree) if call == "all_reduce" else replica.all_gather(tree, 0)
+        )
+
+    row = np.ones(1)
+    for tree, place in (
+        (
+            {"a": row, "b": [row, None]},
+            r"value\['b'\]\[1\] is None, and needs numbers; leave it out",
+        ),
+        (None, "value is None, and needs"),
+        ({"a": PerReplica((row, None))}, r"value\['a'\] is None in replica 1, and needs"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"ReplicaContext.{call}: {place}"):
+            mirrored(2).run(step, args=(tree,))
 
 
 def test_what_the_callers_thread_has_set_holds_for_all_replicas() -> None:
@@ -586,3 +631,20 @@ def test_what_one_replica_sets_for_itself_does_not_reach_the_others() -> None:
         return before, torch.is_grad_enabled()
 
     assert strategy.run(step) == (True, True)
+
+
+def test_what_is_given_to_merge_call_is_checked() -> None:
+    calls: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda r: r.merge_call(print, 5), "args must be a tuple or list, got int; for one arg"),
+        (lambda r: r.merge_call(print, (1,), 5), "kwargs must be a dict or None, got int"),
+    ]
+    for call, message in calls:
+        with pytest.raises(InvalidTypeError, match=f"ReplicaContext.merge_call: {message}"):
+            mirrored(2).run(lambda call=call: call(get_replica_context()))
+
+
+def test_options_of_run_are_checked() -> None:
+    message = "Strategy.run: options must be a RunOptions or None, got 3; arguments of the function"
+    for strategy in (mirrored(2), tf.distribute.get_strategy()):
+        with pytest.raises(InvalidTypeError, match=message):
+            strategy.run(lambda: 1, options=3)

@@ -1,6 +1,7 @@
 """Strategies: how they are made, what they tell, and the values and updates they spread."""
 
 import copy
+import pickle
 from typing import Any
 
 import jax
@@ -123,6 +124,8 @@ def test_local_results(two: MirroredStrategy) -> None:
     value = two.run(lambda: {"id": get_replica_context().replica_id_in_sync_group})  # type: ignore[union-attr]
     assert two.experimental_local_results(value) == ({"id": 0}, {"id": 1})
     assert two.experimental_local_results(4) == (4,)
+    assert two.experimental_local_results([4.0]) == ([4.0], [4.0])
+    assert tf.distribute.get_strategy().experimental_local_results([4.0]) == ([4.0],)
 
 
 def test_the_default_strategy_leaves_datasets_alone() -> None:
@@ -170,8 +173,20 @@ def test_update_changes_each_copy_by_its_own_arguments(two: MirroredStrategy) ->
         args=(PerReplica((np.float32(1), np.float32(2))),),
         kwargs={"k": Mirrored((np.float32(10), np.float32(10)))},
     )
+    assert isinstance(result, Mirrored)
     assert result.values == (11.0, 21.0)
     assert [float(copy) for copy in variable.values] == [11.0, 21.0]
+
+
+def test_update_without_a_group_gives_what_each_copy_gave(two: MirroredStrategy) -> None:
+    with two.scope():
+        variable = tf.Variable(1.0)
+    update = two.extended.update
+    assert update(variable, lambda v: v + 1, group=False) == (2.0, 2.0)
+    assert update(variable, lambda v: [v + 1, None], group=False) == [(2.0, 2.0), (None,)]
+    assert update(tf.Variable(1.0), lambda v: v + 1, group=False) == (2.0,)
+    grouped = update(variable, lambda v: (v + 1, 5))
+    assert (type(grouped[0]), grouped[1]) == (Mirrored, 5)
 
 
 def test_update_of_anything_else(two: MirroredStrategy) -> None:
@@ -213,6 +228,16 @@ def test_who_made_a_variable(two: MirroredStrategy) -> None:
 
 def test_a_strategy_is_not_copied(two: MirroredStrategy) -> None:
     assert copy.deepcopy({"strategy": two})["strategy"] is two
+    assert copy.copy(two) is two
+
+
+def test_a_strategy_is_not_pickled(two: MirroredStrategy) -> None:
+    for strategy in (two, get_strategy()):
+        message = (
+            f"pickle: a {type(strategy).__name__} belongs to its process and its devices; make"
+        )
+        with pytest.raises(InvalidTypeError, match=message):
+            pickle.dumps(strategy)
 
 
 def test_run_compiles_one_program_with_jax() -> None:

@@ -41,6 +41,13 @@ TEXTS: dict[str, tuple[Any, str, str]] = {
         "0: <tf.Tensor: shape=(), dtype=int32, numpy=1>|"
         "1: <tf.Tensor: shape=(), dtype=int32, numpy=2>",
     ),
+    "fractions": (
+        (C(1 / 3), C(65504.0, tf.float16)),
+        "0: tf.Tensor(0.33333334, shape=(), dtype=float32)|"
+        "1: tf.Tensor(6.55e+04, shape=(), dtype=float16)",
+        "0: <tf.Tensor: shape=(), dtype=float32, numpy=0.3333333432674408>|"
+        "1: <tf.Tensor: shape=(), dtype=float16, numpy=65504.0>",
+    ),
     "vectors": (
         (C([1, 2]), C([3, 4])),
         "0: tf.Tensor([1 2], shape=(2,), dtype=int32)|1: tf.Tensor([3 4], shape=(2,), dtype=int32)",
@@ -322,11 +329,12 @@ def test_spread_refuses_another_strategys_values() -> None:
 
 def test_local_results() -> None:
     value = PerReplica((1, 2))
-    assert local_results(value) == (1, 2)
-    assert local_results({"a": value}) == ({"a": 1}, {"a": 2})
-    assert local_results([value, 7]) == ([1, 7], [2, 7])
-    assert local_results("x") == ("x",)
-    assert local_results((1, 2)) == ((1, 2),)
+    assert local_results(value, 2) == (1, 2)
+    assert local_results({"a": value}, 2) == ({"a": 1}, {"a": 2})
+    assert local_results([value, 7], 2) == ([1, 7], [2, 7])
+    assert local_results("x", 2) == ("x",)
+    assert local_results((1, 2), 3) == ((1, 2),) * 3
+    assert local_results({}, 2) == ({}, {})
 
 
 def test_trees_by_themselves() -> None:

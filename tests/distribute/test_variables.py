@@ -1,6 +1,7 @@
 """Variables: plain ones, and those with a copy on every replica."""
 
 import copy
+import pickle
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from penstock.distribute.devices import Device
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy import Strategy
 from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
+from penstock.element.ragged import Ragged
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
@@ -50,9 +52,10 @@ def test_a_plain_variable() -> None:
     assert v.device == "/job:localhost/replica:0/task:0/device:CPU:0"
     assert v.assign([3.0, 4.0]).tolist() == [3.0, 4.0]
     assert v.assign_add(np.ones(2)).tolist() == [4.0, 5.0]
-    assert v.assign_sub([1.0, 1.0], read_value=False).tolist() == [3.0, 4.0]
+    assert v.assign_sub([1.0, 1.0], read_value=False) is None
+    assert v.numpy().tolist() == v.read_value().tolist() == [3.0, 4.0]
     assert v.value().dtype == np.float32
-    assert v.read_value() is v.numpy()
+    assert v.get_shape() == (2,)
     assert str(v) == repr(v)
 
 
@@ -60,6 +63,15 @@ def test_variables_print_as_tensorflows_do() -> None:
     assert repr(tf.Variable(1)) == "<tf.Variable 'Variable:0' shape=() dtype=int32, numpy=1>"
     text = "<tf.Variable 's:0' shape=(1,) dtype=string, numpy=array([b'a'], dtype=object)>"
     assert repr(tf.Variable(["a"], name="s")) == text
+    for value, dtype, shown in (
+        (1 / 3, "float32", "0.3333333432674408"),
+        (65504.0, "float16", "65504.0"),
+        (2 / 3, "bfloat16", "0.66796875"),
+        (1e20, "float32", "1.0000000200408773e+20"),
+        ("a", "string", "b'a'"),
+    ):
+        text = f"<tf.Variable 'v:0' shape=() dtype={dtype}, numpy={shown}>"
+        assert repr(tf.Variable(value, dtype=dtype, name="v")) == text
     text = "shape=(2, 1) dtype=int32, numpy=\narray([[1],\n       [2]], dtype=int32)>"
     assert repr(tf.Variable([[1], [2]], name="m")) == f"<tf.Variable 'm:0' {text}"
 
@@ -69,6 +81,10 @@ def test_arithmetic_is_that_of_the_value() -> None:
     x = np.array([3.0, 4.0], np.float32)
     assert (v * 2).tolist() == (2 * v).tolist() == [2.0, 4.0]
     assert (x - v).tolist() == [2.0, 2.0]
+    assert (v * [1.0, 2.0]).dtype == ([1.0, 2.0] - v).dtype == np.float32
+    assert (tf.Variable([0.1, 0.2]) == [0.1, 0.3]).tolist() == [True, False]
+    assert (tf.Variable([0.1]) != [0.1]).tolist() == [False]
+    assert (tf.Variable([2]) * [1.5]).tolist() == [3.0]
     assert (v @ v) == 5.0
     assert (v**2).tolist() == [1.0, 4.0]
     assert v[1] == 2.0
@@ -86,7 +102,10 @@ def test_a_string_variable() -> None:
     v = tf.Variable("a")
     assert (v.shape, v.dtype) == ((), np.dtype(object))
     assert v.assign("b") == b"b"
+    with pytest.raises(InvalidTypeError, match="Variable.assign: 1.0 cannot be .*; pass strings"):
+        v.assign(1.0)
     rows = tf.Variable(["a", "b"])
+    assert v.dtype.name == rows.dtype.name == "string"
     assert rows.assign(["c", "d"]).tolist() == [b"c", b"d"]
 
 
@@ -126,6 +145,225 @@ def test_assignments_are_checked() -> None:
     with pytest.raises(InvalidArgumentError, match="PerReplica: 2 values, one for each replica"):
         v.assign(PerReplica(([1.0, 2.0], [1.0, 2.0])))
 
+    with pytest.raises(
+        InvalidArgumentError, match=r"Variable.assign: \[\[1\], \[2, 3\]\] is not one"
+    ):
+        v.assign([[1], [2, 3]])
+
+
+@pytest.mark.parametrize("make", [torch.tensor, jnp.asarray])
+def test_a_variable_keeps_its_dtype(make: Any) -> None:
+    whole, real = tf.Variable(make([1, 2])), tf.Variable(make([1.0, 2.0]), name="r")
+    for v in (whole, real):
+        dtype = v.dtype
+        assert v.assign([3, 4]).dtype == v.assign_add(np.ones(2, np.int8)).dtype == dtype
+    message = (
+        r"Variable.assign: 'r:0' has the dtype .*float32, got a tensor of .*int\d+; convert it"
+    )
+    with pytest.raises(InvalidArgumentError, match=message):
+        real.assign(make([1, 2]))
+    for how in ("assign", "assign_add", "assign_sub"):
+        with pytest.raises(
+            InvalidArgumentError, match=f"Variable.{how}: .* got a tensor of .*float32"
+        ):
+            getattr(whole, how)(make([1.0, 2.0]))
+    assert whole.numpy().tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error", "message"),
+    [
+        (
+            (object(),),
+            {},
+            InvalidArgumentError,
+            "<object .* is no initial value: .*; pass an array",
+        ),
+        (([[1], [2, 3]],), {}, InvalidArgumentError, "is no initial value: the rows of .* differ"),
+        (({"a": 1},), {}, InvalidArgumentError, "{'a': 1} is no initial value: .*; pass an array"),
+        (("a",), {"dtype": "int32"}, InvalidTypeError, "'a' is no initial value: .*cannot be conv"),
+        (
+            (Ragged.from_rows([np.ones(1), np.ones(2)]),),
+            {},
+            InvalidArgumentError,
+            "is no initial value; pass",
+        ),
+        ((1,), {"dtype": "nope"}, InvalidTypeError, "'nope' is not a data type; use one of"),
+        (
+            (1, True, "n"),
+            {},
+            InvalidTypeError,
+            "takes initial_value and trainable by position, got 3",
+        ),
+    ],
+)
+def test_what_a_variable_is_made_of_is_checked(
+    args: Any, named: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=f"^Variable: .*{message}"):
+        tf.Variable(*args, **named)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ((1, 2.5), "int64"),
+        (1.5, "int32"),
+        (1j, "int64"),
+        (1j, "float32"),
+        ([1.0, 2.0], "bool"),
+        (1, "bool"),
+    ],
+)
+def test_numbers_of_another_kind_are_refused(value: Any, dtype: str) -> None:
+    with pytest.raises(InvalidTypeError, match=f"^Variable: .* cannot become {dtype}; convert it"):
+        tf.Variable(value, dtype=dtype)
+
+
+def test_numbers_of_a_narrower_kind_are_converted() -> None:
+    assert tf.Variable(True, dtype=tf.float32).numpy() == 1.0
+    assert tf.Variable(1, dtype=tf.complex64).numpy() == 1
+    assert tf.Variable([], dtype=tf.int64).dtype == np.int64
+    assert tf.Variable(np.array([1.5]), dtype=tf.int64).numpy().tolist() == [1]
+    v = tf.Variable(1, dtype=tf.uint8)
+    assert (v.assign(3), v.assign(np.int64(4)), v.assign(True)) == (3, 4, 1)
+    assert tf.Variable(1.0, dtype=tf.bfloat16).assign(2.5) == 2.5
+    assert tf.Variable(1.0).assign(np.float64(2.5)).dtype == np.float32
+
+
+def test_none_is_not_assigned(two: MirroredStrategy) -> None:
+    for v in (tf.Variable(1.0), made(two, 1.0)):
+        with pytest.raises(
+            InvalidArgumentError, match="Variable.assign: None is no value; pass an"
+        ):
+            v.assign(None)
+
+
+def test_the_shape_is_that_of_the_initial_value(two: MirroredStrategy) -> None:
+    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+        assert make([1.0, 2.0], shape=[2], validate_shape=False).shape == (2,)
+        assert make(1.0, shape=tf.TensorShape(None)).shape == ()
+        for shape in ([3], [None]):
+            with pytest.raises(InvalidArgumentError, match="Variable: shape is .*, but the initia"):
+                make([1.0, 2.0], shape=shape)
+
+
+def test_what_is_kept_for_others(two: MirroredStrategy) -> None:
+    for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
+        assert make(1.0, constraint=abs).constraint is abs
+        assert make(1.0).constraint is None
+        assert make(1.0, aggregation=None).aggregation is NONE
+    assert made(two, 1.0, constraint=abs).values[1].constraint is abs
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_indices_are_checked(backend: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, [1.0, 2.0])
+    assert (float(v[-1]), float(v[tf.Variable(1)]), np.asarray(v[:1]).tolist()) == (2.0, 2.0, [1.0])
+    for key in (2, -3, np.int64(2), (0, 0)):
+        with pytest.raises(InvalidArgumentError, match=r"index .* does not fit the shape \(2,\)"):
+            v[key]
+    with pytest.raises(IndexError, match=r"MirroredVariable: index 0 does not fit the shape \(\)"):
+        made(strategy, 1.0)[0]
+    for key in ("a", 1.5, (0, "a")):
+        with pytest.raises(InvalidTypeError, match="an index must be ints or slices, got"):
+            v[key]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("aggregation", [NONE, SUM, MEAN, FIRST])
+def test_replicas_read_values_of_their_own(backend: str, aggregation: Any) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    variables = [
+        made(strategy, [1.0, 2.0], aggregation=aggregation),
+        made(strategy, [1.0, 2.0], aggregation=aggregation, synchronization=ON_READ),
+        tf.Variable([1.0, 2.0]),
+        made(OneDeviceStrategy("CPU:0", backend), [1.0, 2.0]),
+    ]
+    for v in variables:
+        for read in (v.read_value, v.value, v.numpy):
+            got = strategy.run(read)
+            assert isinstance(got, PerReplica)
+            assert [np.asarray(one).tolist() for one in got.values] == [[1.0, 2.0]] * 2
+    total = strategy.reduce("SUM", strategy.run(variables[0].read_value), axis=0)
+    assert float(total) == 6.0
+    assert isinstance(strategy.run(variables[0].assign, args=([1.0, 2.0],)), PerReplica)
+
+
+def test_single_numbers_are_read_anew(two: MirroredStrategy) -> None:
+    for value in (1.5, 3, True, "a", 1j):
+        v = made(two, value)
+        got = two.run(v.read_value)
+        assert isinstance(got, PerReplica)
+        assert got.values[0] == got.values[1] == v.numpy()
+
+
+def changes(tensor: Any) -> None:
+    """Everything that can be done to a tensor of torch in place."""
+    tensor.requires_grad_()
+    tensor.detach().add_(7)
+    tensor.detach().numpy()[0] = 99
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_tensors_of_torch_share_no_memory_with_a_variable(distributed: bool) -> None:
+    start = torch.zeros(3)
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], "torch")
+    v = made(strategy, start) if distributed else tf.Variable(start)
+    all_copies = v.values if distributed else [v]
+    changes(start)
+    changes(v.assign_add(torch.ones(3)))
+    new = torch.ones(3)
+    changes(v.assign(new))
+    changes(new)
+    for one in (v, *all_copies):
+        for read in (
+            one.value(),
+            one.read_value(),
+            +one,
+            one[:2],
+            torch.relu(one),
+            next(iter(one))[None],
+        ):
+            assert not read.requires_grad
+            changes(read)
+        one.numpy()[0] = 99
+    before = v.value()
+    v.assign_sub([0.0, 1.0, 2.0])
+    assert before.tolist() == [1.0, 1.0, 1.0]
+    assert [one.numpy().tolist() for one in all_copies] == [[1.0, 0.0, -1.0]] * len(all_copies)
+    assert not v.value().requires_grad
+
+
+@pytest.mark.parametrize("aggregation", [NONE, SUM, MEAN, FIRST])
+@pytest.mark.parametrize("how", ["assign", "assign_add", "assign_sub"])
+def test_nothing_is_assigned_while_jax_traces(aggregation: Any, how: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], "jax")
+    v = made(strategy, [1.0, 1.0], aggregation=aggregation)
+    message = f"Variable.{how}: called inside jax.jit or another transformation of JAX"
+    for function in (lambda x: getattr(v, how)(x), lambda x: getattr(v, how)(np.ones(2))):
+        with pytest.raises(FailedPreconditionError, match=message):
+            strategy.run(lambda function=function: jax.jit(function)(jnp.ones(2)))
+    with pytest.raises(FailedPreconditionError, match=message):
+        jax.jit(lambda x: getattr(v, how)(x))(jnp.ones(2))
+    assert copies(v) == [[1.0, 1.0]] * 2
+    with (
+        pytest.raises(FailedPreconditionError, match="Variable: called inside jax.jit"),
+        strategy.scope(),
+    ):
+        jax.jit(tf.Variable)(1.0)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_variables_are_not_pickled(backend: str) -> None:
+    v = made(MirroredStrategy(["CPU:0", "CPU:1"], backend), 1.0, name="w")
+    for one in (v, v.values[1], tf.Variable(1.0, name="w")):
+        with pytest.raises(
+            InvalidTypeError, match="pickle: the variable 'w.* belongs to its strategy"
+        ):
+            pickle.dumps(one)
+
 
 @pytest.mark.parametrize("name", ["synchronization", "aggregation"])
 def test_modes_are_checked(two: MirroredStrategy, name: str) -> None:
@@ -139,10 +377,11 @@ def test_copies_of_variables(two: MirroredStrategy) -> None:
     plain, mirrored = tf.Variable([1.0]), made(two, [1.0])
     for v in (plain, mirrored):
         with two.scope():
-            other = copy.deepcopy(v)
-        assert type(other) is type(v)
+            others = [copy.deepcopy(v), copy.copy(v)]
         v.assign([2.0])
-        assert np.asarray(other).tolist() == [1.0]
+        for other in others:
+            assert type(other) is type(v)
+            assert np.asarray(other).tolist() == [1.0]
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
@@ -221,17 +460,112 @@ def test_a_constant_from_all_replicas(two: MirroredStrategy) -> None:
         two.run(lambda v=v: v.assign_add(2.0))
         assert copies(v) == [3.0, 3.0]
     v = made(two, 1.0, aggregation=SUM)
-    message = "MirroredVariable.assign_add: SUM needs one value per replica, got 2.0 for all 2"
-    with pytest.raises(InvalidArgumentError, match=message):
-        two.run(lambda: v.assign_add(2.0))
+    one = np.float32(2)
+    for value, text in ((2.0, "2.0"), (one, "np.float32")):
+        message = (
+            "MirroredVariable.assign_add: SUM needs a value of each replica's own, but all 2 gave "
+            f"the same object, {text}.*; pass one that each makes inside run"
+        )
+        with pytest.raises(InvalidArgumentError, match=message):
+            two.run(lambda value=value: v.assign_add(value))
     assert copies(v) == [1.0, 1.0]
+    two.run(lambda: v.assign_add(np.float32(2)))
+    assert copies(v) == [5.0, 5.0]
 
 
-def test_assigning_values_of_replicas_from_outside(two: MirroredStrategy) -> None:
-    for aggregation, expected in ((SUM, [3.0, 3.0]), (FIRST, [1.0, 1.0]), (NONE, [1.0, 2.0])):
-        v = made(two, 0.0, aggregation=aggregation)
-        v.assign(PerReplica((np.float32(1), np.float32(2))))
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        (NONE, [[1.0, 2.0], [2.0, 2.0]]),
+        (SUM, [[3.0, 4.0]] * 2),
+        (MEAN, [[1.5, 2.0]] * 2),
+        (FIRST, [[1.0, 2.0]] * 2),
+    ],
+)
+def test_a_list_from_each_replica_is_one_array(
+    backend: str, aggregation: Any, expected: list[Any]
+) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, [0.0, 0.0], aggregation=aggregation)
+    strategy.run(lambda: v.assign([1.0 + number(), 2.0]))
+    assert copies(v) == expected
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_numbers_from_each_replica_keep_the_dtype(backend: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, 0, dtype=tf.int16, aggregation=SUM)
+    dtype = v.dtype
+    strategy.run(lambda: v.assign_add(number() + 1))
+    assert copies(v) == [3, 3]
+    assert v.dtype == dtype
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_whole_numbers_have_no_mean(backend: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    message = "Variable: the aggregation MEAN needs a float variable, but 'n:0' has the dtype .*int"
+    for synchronization in (ON_READ, tf.VariableSynchronization.AUTO):
+        with pytest.raises(InvalidArgumentError, match=message):
+            made(strategy, 1, name="n", aggregation=MEAN, synchronization=synchronization)
+    assert copies(made(strategy, 1.0, dtype=tf.bfloat16, aggregation=MEAN)) == [1.0, 1.0]
+    assert tf.Variable(1, aggregation=MEAN).numpy() == 1
+
+
+@pytest.mark.parametrize("aggregation", [NONE, SUM, MEAN, FIRST])
+def test_assigning_from_outside_aggregates_nothing(two: MirroredStrategy, aggregation: Any) -> None:
+    v, w = made(two, 4.0, aggregation=aggregation), made(two, 3.0)
+    kept = made(two, 5.0, aggregation=SUM, synchronization=ON_READ)
+    assert copies_after(v, "assign", v) == [4.0, 4.0]
+    assert copies_after(v, "assign_add", w) == [7.0, 7.0]
+    assert copies_after(v, "assign_sub", w) == [4.0, 4.0]
+    assert copies_after(v, "assign", w) == [3.0, 3.0]
+    assert copies_after(v, "assign", kept) == [5.0, 5.0]
+    own = PerReplica((np.float32(1), np.float32(2)))
+    assert copies_after(v, "assign", own) == [1.0, 2.0]
+    two.run(lambda: get_replica_context().merge_call(lambda _: v.assign(own)))  # type: ignore[union-attr]
+    assert copies(v) == [1.0, 2.0]
+
+
+def copies_after(variable: Any, how: str, value: Any) -> list[Any]:
+    getattr(variable, how)(value)
+    return copies(variable)
+
+
+def test_what_on_read_variables_are_assigned_from_outside(two: MirroredStrategy) -> None:
+    w = made(two, 3.0, aggregation=SUM, synchronization=ON_READ)
+    v = made(two, 1.0, aggregation=MEAN, synchronization=ON_READ)
+    assert copies_after(v, "assign", w) == [6.0, 6.0]
+    assert copies_after(v, "assign", PerReplica((1.0, 2.0))) == [1.0, 2.0]
+    assert copies_after(w, "assign", made(two, 3.0)) == [1.5, 1.5]
+    assert copies_after(w, "assign", w) == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_replicas_assign_other_variables(backend: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend)
+    v = made(strategy, 4.0, aggregation=SUM)
+    kept = made(strategy, 3.0, aggregation=SUM, synchronization=ON_READ)
+    mirrored, plain = made(strategy, 3.0), tf.Variable(3.0)
+    for value in (kept, mirrored.read_value):
+        strategy.run(lambda value=value: v.assign(value() if callable(value) else value))
+        assert copies(v) == [6.0, 6.0]
+    message = "MirroredVariable.assign: SUM needs a value of each replica's own, but all 2 gave"
+    for value in (mirrored, v, plain) if backend == "numpy" else (mirrored, v):
+        with pytest.raises(InvalidArgumentError, match=message):
+            strategy.run(lambda value=value: v.assign(value))
+    mean = made(strategy, 4.0, aggregation=MEAN)
+    strategy.run(lambda: mean.assign(mirrored))
+    assert copies(mean) == [3.0, 3.0]
+    strategy.run(lambda: mirrored.assign(mirrored + number()))
+    for aggregation, expected in ((MEAN, [3.0, 4.0]), (FIRST, [3.0, 3.0])):
+        v = made(strategy, 0.0, aggregation=aggregation)
+        strategy.run(lambda v=v: v.assign(mirrored))
         assert copies(v) == expected
+
+
+def test_values_of_another_number_of_replicas_are_refused(two: MirroredStrategy) -> None:
     with pytest.raises(InvalidArgumentError, match="MirroredVariable.assign: the value has 3 repl"):
         made(two, 0.0).assign(PerReplica((1.0, 2.0, 3.0)))
 
@@ -247,10 +581,20 @@ def test_a_replica_reads_its_own_copy(two: MirroredStrategy) -> None:
     assert two.experimental_local_results(v) == v.values
 
 
-def test_another_strategys_variable_is_read_as_from_outside(two: MirroredStrategy) -> None:
-    v = made(two, 1.0)
+@pytest.mark.parametrize("synchronization", [tf.VariableSynchronization.AUTO, ON_READ])
+def test_another_strategys_variable_is_refused(two: MirroredStrategy, synchronization: Any) -> None:
+    v = made(two, 1.0, aggregation=SUM, name="w", synchronization=synchronization)
     three = MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
-    assert three.run(lambda: v + np.float32(number())).values == (1.0, 2.0, 3.0)
+    message = "Variable: 'w:0' is used inside the run of another strategy, and mixing strategies"
+    for use in (lambda: v + 1, lambda: v.assign(np.float32(number())), v.numpy):
+        with pytest.raises(FailedPreconditionError, match=message):
+            three.run(use)
+    message = "Variable.assign: called under the scope of another strategy, and mixing strategies"
+    with three.scope():
+        with pytest.raises(FailedPreconditionError, match=message):
+            v.assign(4.0)
+        assert float(v) == float(v.values[0]) * (2 if synchronization is ON_READ else 1)
+    assert copies(v) == [1.0, 1.0]
 
 
 def test_a_variable_from_outside_of_the_scope_is_one(two: MirroredStrategy) -> None:
@@ -348,6 +692,8 @@ def test_one_mirrored_copy() -> None:
     assert isinstance(v, MirroredVariable)
     assert strategy.run(lambda: v.assign_add(2.0)) == 3.0
     assert copies(v) == [3.0]
+    for other in (made(strategy, 4.0), tf.Variable(4.0)):
+        assert strategy.run(lambda other=other: v.assign(other)) == 4.0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from penstock.distribute.values.trees import leaves
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnfitTypeError,
+)
 
 Meeting = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """What `merge_call` of one replica does: it waits for the others, and gives the merged result."""
@@ -65,31 +71,64 @@ class ReplicaContext:
         Arguments that differ between the replicas arrive as `PerReplica`; a `PerReplica` in the
         result is handed back to each replica as its own value.
         """
-        if not callable(merge_fn):
-            raise InvalidTypeError(
-                f"ReplicaContext.merge_call: needs a function to call, got {merge_fn!r}"
-            )
+        call = "ReplicaContext.merge_call"
+        return self._met(call, merge_fn, *arguments(call, merge_fn, args, kwargs))
+
+    def _met(
+        self, call: str, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._meeting is None or get_replica_context() is not self:
             raise FailedPreconditionError(
-                "ReplicaContext.merge_call: this is not the context of a replica that runs here; "
+                f"{call}: this is not the context of a replica that runs here; "
                 "call get_replica_context() inside the function given to Strategy.run"
             )
-        return self._meeting(merge_fn, tuple(args), dict(kwargs or {}))
+        replicas = self._strategy._replicas
+        if replicas.total > 1 and any(map(replicas.backend.is_traced, leaves((args, kwargs)))):
+            raise FailedPreconditionError(
+                f"{call}: called inside jax.grad, jax.jit or another transformation of JAX, which "
+                "replicas can only do together; use Strategy.run(..., jit=True), or call it outside"
+            )
+        return self._meeting(merge_fn, args, kwargs)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """The sum or mean of every replica's value, for all of them; `value` may be a tree."""
-        return self.merge_call(
-            lambda strategy, value: strategy.extended._all_reduce(reduce_op, value), (value,)
+        """The sum or mean of every replica's value, for all of them; `value` may be a tree.
+
+        Gradients end here: the result of torch's tensors is detached.
+        """
+        return self._met(
+            "ReplicaContext.all_reduce",
+            lambda strategy, value: strategy.extended._all_reduce(reduce_op, value),
+            (value,),
+            {},
         )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Every replica's value, one after the other along `axis`, for all of them."""
-        return self.merge_call(
-            lambda strategy, value: strategy.extended._all_gather(value, axis), (value,)
+        """Every replica's value, one after the other along `axis`, for all of them; detached."""
+        return self._met(
+            "ReplicaContext.all_gather",
+            lambda strategy, value: strategy.extended._all_gather(value, axis),
+            (value,),
+            {},
         )
 
     def __repr__(self) -> str:
         return f"<ReplicaContext replica {self._id} of {self.num_replicas_in_sync}>"
+
+
+def arguments(call: str, fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What is given to a call that calls a function, checked."""
+    if not callable(fn):
+        raise InvalidTypeError(f"{call}: needs a function to call, got {fn!r}")
+    if not isinstance(args, tuple | list):
+        raise UnfitTypeError(
+            f"{call}: args must be a tuple or list, got {type(args).__name__}; "
+            "for one argument write args=(value,)"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidTypeError(
+            f"{call}: kwargs must be a dict or None, got {type(kwargs).__name__}"
+        )
+    return tuple(args), dict(kwargs or {})
 
 
 class Standpoint(NamedTuple):

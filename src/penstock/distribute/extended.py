@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.distribute import reduce
-from penstock.distribute.context import require_own_scope
+from penstock.distribute.context import arguments, require_own_scope
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import (
     DistributedValues,
@@ -15,8 +15,7 @@ from penstock.distribute.values.per_replica import (
     regroup,
     spread,
 )
-from penstock.distribute.values.trees import map_leaves
-from penstock.errors import InvalidTypeError
+from penstock.distribute.values.trees import map_leaves, place_of
 
 
 class StrategyExtended:
@@ -65,19 +64,18 @@ class StrategyExtended:
     ) -> Any:
         """`fn(copy, *args, **kwargs)` for each copy of a variable, with that replica's arguments.
 
-        What it returned comes back as `Strategy.run` would give it.
+        What it returned comes back as `Strategy.run` would give it, but `Mirrored`; with
+        `group=False`, every leaf as a tuple of what each copy gave.
         """
         call = "StrategyExtended.update"
         require_own_scope(self._strategy, call)
-        if not callable(fn):
-            raise InvalidTypeError(f"{call}: needs a function to call, got {fn!r}")
-        if not isinstance(var, DistributedValues):
-            return fn(var, *args, **(kwargs or {}))
-        count = len(var.values)
-        positional = spread(tuple(args), count, call)
-        named = spread(dict(kwargs or {}), count, call)
-        results = [fn(var.values[i], *positional[i], **named[i]) for i in range(count)]
-        return results[0] if count == 1 else regroup(results, False, f"{call}: fn returned")
+        given, by_name = arguments(call, fn, args, kwargs)
+        copies = var.values if isinstance(var, DistributedValues) else (var,)
+        count = len(copies)
+        positional, named = spread(given, count, call), spread(by_name, count, call)
+        results = [fn(copies[i], *positional[i], **named[i]) for i in range(count)]
+        regrouped = regroup(results, False, f"{call}: fn returned") if count > 1 else results[0]
+        return map_leaves(_mirrored if group else _local, regrouped)
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was made under this strategy's scope."""
@@ -92,7 +90,8 @@ class StrategyExtended:
         op = reduce.reduce_op(reduce_op, call)
 
         def everywhere(leaf: Any) -> PerReplica:
-            total = reduce.reduced(self._replicas, op, self._from_each(leaf), None, call)
+            values = self._from_each(leaf, tree, call)
+            total = reduce.reduced(self._replicas, op, values, None, call)
             return reduce.everywhere(self._replicas, total)
 
         return map_leaves(everywhere, tree)
@@ -101,13 +100,27 @@ class StrategyExtended:
         call = "ReplicaContext.all_gather"
 
         def everywhere(leaf: Any) -> PerReplica:
-            whole = reduce.gathered(self._replicas, self._from_each(leaf), axis, call)
+            values = self._from_each(leaf, tree, call)
+            whole = reduce.gathered(self._replicas, values, axis, call)
             return reduce.everywhere(self._replicas, whole)
 
         return map_leaves(everywhere, tree)
 
-    def _from_each(self, leaf: Any) -> PerReplica:
+    def _from_each(self, leaf: Any, tree: Any, call: str) -> PerReplica:
         """A leaf with a value from each replica, also where all of them gave the same object."""
-        if isinstance(leaf, PerReplica):
-            return leaf
-        return PerReplica([acting(leaf)] * self._replicas.here)
+        if leaf is None:
+            raise reduce.missing(place_of(leaf, tree), "", call)
+        if not isinstance(leaf, PerReplica):
+            return PerReplica([acting(leaf)] * self._replicas.here)
+        for index, value in enumerate(leaf._values, self._replicas.first):
+            if value is None:
+                raise reduce.missing(place_of(leaf, tree), f" in replica {index}", call)
+        return leaf
+
+
+def _mirrored(leaf: Any) -> Any:
+    return Mirrored(leaf._values) if isinstance(leaf, PerReplica) else leaf
+
+
+def _local(leaf: Any) -> tuple[Any, ...]:
+    return leaf._values if isinstance(leaf, PerReplica) else (leaf,)

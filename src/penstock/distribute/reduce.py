@@ -17,8 +17,14 @@ from penstock.distribute.options import ReduceOp
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
+from penstock.distribute.values.storage import refuse_foreign
 from penstock.element.ragged import Ragged
-from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnfitTypeError,
+    UnimplementedError,
+)
 
 Axis = Any
 """An axis, a tuple of axes, or None; checked where the shape is known."""
@@ -26,28 +32,32 @@ Axis = Any
 
 def reduce_op(given: Any, call: str) -> ReduceOp:
     """A `ReduceOp`, or its name in any case."""
-    name = given.upper() if isinstance(given, str) else given
+    name = given.upper() if isinstance(given, str) else None
     for op in ReduceOp:
-        if name in (op, op.value):
+        if given is op or name == op.value:
             return op
-    raise InvalidArgumentError(f"{call}: reduce_op must be 'SUM' or 'MEAN', got {given!r}")
+    kind = InvalidArgumentError if name else UnfitTypeError
+    raise kind(f"{call}: reduce_op must be 'SUM' or 'MEAN', got {given!r}")
 
 
 def reduced(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
     """The sum or mean of one leaf over the replicas, and over an axis of each of its values."""
-    parts = _parts(replicas, value, call)
-    if parts is None:
-        return _reduced_common(replicas, op, value, axis, call)
+    given = parts(replicas, value, call)
+    if given is None and axis is None:
+        return _common(replicas, op, value, call)
+    if given is None:
+        given = [value] * replicas.here
     if axis is None and replicas.total == 1:
-        return acting(parts[0])
-    tensors = [_number_tensor(replicas, part, index, call) for index, part in enumerate(parts)]
+        return acting(given[0])
+    tensors = [_number_tensor(replicas, part, index, call) for index, part in enumerate(given)]
+    _check_dtypes(replicas, given, call)
     if axis is None:
         total = _added(replicas, tensors, call)
         return total if op is ReduceOp.SUM else replicas.backend.divide(total, replicas.total)
     return _reduced_over(replicas, op, tensors, axis, call)
 
 
-def _parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
+def parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
     """What each replica of this process has; None for a value that they have in common."""
     if isinstance(value, DistributedValues):
         check_count(value, replicas.here, call)
@@ -55,17 +65,13 @@ def _parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
     return [value] if replicas.here == 1 else None
 
 
-def _reduced_common(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
+def _common(replicas: Replicas, op: ReduceOp, value: Any, call: str) -> Any:
     if op is ReduceOp.SUM:
         raise InvalidArgumentError(
             f"{call}: SUM needs one value per replica, got {_short(value)} for all "
             f"{replicas.total} together; pass what strategy.run returned"
         )
-    if axis is None:
-        return value
-    tensor = _number_tensor(replicas, value, 0, call)
-    axes, count = _axes(tensor, axis, call)
-    return replicas.backend.divide(replicas.backend.sum(tensor, axes), count or math.nan)
+    return value
 
 
 def _reduced_over(
@@ -107,19 +113,20 @@ def _axes(tensor: Any, axis: Axis, call: str) -> tuple[tuple[int, ...], int]:
 
 def _number_tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
     """One replica's value, of a dtype that can be added."""
-    tensor = _tensor(replicas, value, index)
+    tensor = _tensor(replicas, value, index, call)
     dtype = str(getattr(tensor, "dtype", type(value).__name__)).removeprefix("torch.")
     numeric = replicas.backend.is_tensor(tensor) and dtype not in ("bool", "object")
     if not numeric:
-        raise InvalidArgumentError(
+        raise UnfitTypeError(
             f"{call}: needs numbers or tensors of backend {replicas.backend.name!r}, got "
             f"{_short(value)} ({dtype})"
         )
     return tensor
 
 
-def _tensor(replicas: Replicas, value: Any, index: int) -> Any:
+def _tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
     value = acting(value)
+    refuse_foreign(replicas, value, call)
     if replicas.backend.is_tensor(value):
         return value
     tensor = replicas.backend.put(value, replicas.devices[index].handle)
@@ -149,21 +156,32 @@ def _check_shapes(tensors: Sequence[Any], call: str) -> None:
         )
 
 
+def _check_dtypes(replicas: Replicas, given: Sequence[Any], call: str) -> None:
+    """Refuses tensors of different dtypes; Python's numbers have none."""
+    tensors = filter(replicas.backend.is_tensor, map(acting, given))
+    dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in tensors))
+    if len(dtypes) > 1:
+        raise InvalidArgumentError(
+            f"{call}: the replicas' values have the dtypes {', '.join(dtypes)}; convert them to one"
+        )
+
+
 def gathered(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
     """The values of one leaf, one after the other along an axis, in the order of the replicas."""
-    _check_axis(axis, call)
-    parts = _parts(replicas, value, call)
-    if parts is None or replicas.total == 1:
-        return acting(value if parts is None else parts[0])
-    if all(isinstance(part, Ragged) for part in parts):
-        return _gathered_ragged(replicas, parts, axis, call)
-    tensors = [_row_tensor(replicas, part, index, axis, call) for index, part in enumerate(parts)]
+    check_axis(axis, call)
+    given = parts(replicas, value, call)
+    if given is None or replicas.total == 1:
+        return acting(value if given is None else given[0])
+    if all(isinstance(part, Ragged) for part in given):
+        return _gathered_ragged(replicas, given, axis, call)
+    tensors = [_row_tensor(replicas, part, index, axis, call) for index, part in enumerate(given)]
+    _check_dtypes(replicas, given, call)
     whole = _concatenated(replicas, tensors, axis, call)
     everyones = _across(replicas, whole)
     return whole if len(everyones) == 1 else _concatenated(replicas, everyones, axis, call)
 
 
-def _check_axis(axis: Any, call: str) -> None:
+def check_axis(axis: Any, call: str) -> None:
     if axis is None:
         raise InvalidArgumentError(f"{call}: axis must be an int, got None; 0 is the batch")
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
@@ -171,7 +189,7 @@ def _check_axis(axis: Any, call: str) -> None:
 
 
 def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str) -> Any:
-    tensor = _tensor(replicas, value, index)
+    tensor = _tensor(replicas, value, index, call)
     is_text = isinstance(tensor, np.ndarray) and tensor.dtype.kind == "O"
     if not (replicas.backend.is_tensor(tensor) or is_text):
         raise InvalidTypeError(
@@ -180,8 +198,24 @@ def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str
         )
     if is_text and replicas.collectives is not None:
         raise InvalidTypeError(f"{call}: strings cannot be gathered from other processes")
+    if not tensor.shape:
+        raise single_number(axis, call)
     _axes(tensor, axis, call)
     return tensor
+
+
+def single_number(axis: Any, call: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{call}: axis {axis} does not fit single numbers; give them an axis first, with "
+        "value[None]"
+    )
+
+
+def missing(place: str | None, whose: str, call: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{call}: {place or 'value'} is None{whose}, and needs numbers; leave it out of the tree, "
+        "or put zeros there"
+    )
 
 
 def _concatenated(replicas: Replicas, tensors: Sequence[Any], axis: int, call: str) -> Any:
@@ -212,7 +246,11 @@ def everywhere(replicas: Replicas, tensor: Any) -> PerReplica:
 
 def _own(replicas: Replicas, tensor: Any, index: int) -> Any:
     placed = replicas.backend.put(tensor, replicas.devices[index].handle)
-    if index == 0 or placed is not tensor or isinstance(tensor, Ragged):
+    shared = index > 0 and placed is tensor
+    if hasattr(placed, "detach"):
+        # A gradient would lead from one replica into the others, which are not there any more.
+        placed = placed.detach()
+    if not shared or isinstance(tensor, Ragged):
         return placed
     # Replicas may write into what they are given, and those of logical devices share a place.
     return placed.clone() if hasattr(placed, "clone") else placed.copy()

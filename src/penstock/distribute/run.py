@@ -8,7 +8,7 @@ A failure ends all of them, and comes out once.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from penstock.distribute.context import ReplicaContext, Standpoint, entered
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strands import Arrived, Raised, Strand, Unwind
 from penstock.distribute.values.per_replica import regroup, spread
-from penstock.errors import FailedPreconditionError, InvalidTypeError
+from penstock.errors import FailedPreconditionError
 
 
 def each_replica(
@@ -30,22 +30,6 @@ def each_replica(
     calls = [partial(fn, *positional[i], **named[i]) for i in range(count)]
     results = Run(strategy, calls).results()
     return results[0] if count == 1 else regroup(results, always=False)
-
-
-def arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What is given to `Strategy.run`, checked."""
-    if not callable(fn):
-        raise InvalidTypeError(f"Strategy.run: needs a function to call, got {fn!r}")
-    if not isinstance(args, tuple | list):
-        raise InvalidTypeError(
-            f"Strategy.run: args must be a tuple or list, got {type(args).__name__}; "
-            "for one argument write args=(value,)"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise InvalidTypeError(
-            f"Strategy.run: kwargs must be a dict or None, got {type(kwargs).__name__}"
-        )
-    return tuple(args), dict(kwargs or {})
 
 
 class Run:

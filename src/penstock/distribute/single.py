@@ -14,7 +14,6 @@ from penstock.distribute.context import DefaultStandpoint, ReplicaContext, Stand
 from penstock.distribute.devices import Device, resolve
 from penstock.distribute.options import InputContext, InputOptions, RunOptions, ValueContext
 from penstock.distribute.replicas import Replicas
-from penstock.distribute.run import arguments
 from penstock.distribute.strategy import Strategy
 from penstock.distribute.values import per_replica
 from penstock.distribute.values.variables import Variable, VariableSynchronization
@@ -60,8 +59,7 @@ class DefaultStrategy(Alone):
         jit: bool = False,
     ) -> Any:
         """Calls the function, as it stands."""
-        context.require_own_scope(self, "Strategy.run")
-        positional, named = arguments(fn, args, kwargs)
+        positional, named = self._run_arguments(fn, args, kwargs, options)
         if jit:
             return self._run_compiled(fn, positional, named)
         return fn(*positional, **named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.distribute import context, reduce
 from penstock.distribute.context import Standpoint
@@ -13,7 +13,7 @@ from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.dataset import distribute_dataset, distribute_from_function
 from penstock.distribute.options import InputContext, InputOptions, RunOptions, ValueContext
 from penstock.distribute.replicas import Replicas
-from penstock.distribute.run import arguments, each_replica
+from penstock.distribute.run import each_replica
 from penstock.distribute.values import per_replica
 from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
 from penstock.distribute.values.trees import map_leaves
@@ -81,11 +81,21 @@ class Strategy:
         >>> strategy.run(lambda: context.get_replica_context().replica_id_in_sync_group).values
         (0, 1)
         """
-        context.require_own_scope(self, "Strategy.run")
-        positional, named = arguments(fn, args, kwargs)
+        positional, named = self._run_arguments(fn, args, kwargs, options)
         if jit:
             return self._run_compiled(fn, positional, named)
         return each_replica(self, fn, positional, named)
+
+    def _run_arguments(
+        self, fn: Any, args: Any, kwargs: Any, options: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        context.require_own_scope(self, "Strategy.run")
+        if not isinstance(options, RunOptions | None):
+            raise InvalidTypeError(
+                f"Strategy.run: options must be a RunOptions or None, got {options!r:.60}; "
+                "arguments of the function go into args=(...) and kwargs={...}"
+            )
+        return context.arguments("Strategy.run", fn, args, kwargs)
 
     def _run_compiled(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -127,8 +137,8 @@ class Strategy:
         return map_leaves(lambda leaf: reduce.gathered(self._replicas, leaf, axis, call), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The values of this process's replicas; a value that is not distributed, alone."""
-        return per_replica.local_results(value)
+        """What each replica of this process has: a value, or a tree of them; a bare value once."""
+        return per_replica.local_results(value, self._replicas.here)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
@@ -176,6 +186,15 @@ class Strategy:
     def __deepcopy__(self, memo: Any) -> Strategy:
         """A strategy is one, also for copies of the variables that know it."""
         return self
+
+    def __copy__(self) -> Strategy:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"pickle: a {type(self).__name__} belongs to its process and its devices; make one in "
+            "each process"
+        )
 
     def __repr__(self) -> str:
         devices = ", ".join(device.name for device in self._replicas.devices)

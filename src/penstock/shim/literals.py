@@ -46,14 +46,19 @@ def dtype_of(leaf: Any) -> DType:
 
 def converted(call: str, value: Any, dtype: DType) -> Any:
     """`value` in a dtype: arrays are cast, Python's values must be of that kind already."""
+    literal = is_literal(value)
+    if type(value) is int and dtype.is_integer:
+        return _of_literal(call, value, dtype)
     leaf = leaf_of(call, value)
-    source, literal = dtype_of(leaf), is_literal(value)
+    source = dtype_of(leaf)
     if source == dtype:
         return leaf
     if np.size(leaf) and not _may_become(source, dtype, literal):
         raise InvalidTypeError(f"{call}: {typed(value)} cannot become {dtype.name}")
-    if not literal:
-        return cast_array(leaf, dtype)
+    return _of_literal(call, value, dtype) if literal else cast_array(leaf, dtype)
+
+
+def _of_literal(call: str, value: Any, dtype: DType) -> Any:
     try:
         # From the value, not from the leaf, whose floats are float32 already.
         return scalar(np.array(value, dtype.dtype))

@@ -68,6 +68,9 @@ class Backend(Protocol):
     def is_tensor(self, value: object) -> bool:
         """Whether it is a value of this framework (for numpy: an array or a NumPy scalar)."""
 
+    def is_traced(self, value: object) -> bool:
+        """Whether it stands for a value that is known only when a compiled function runs."""
+
     def add(self, tensors: Sequence[Tensor], handle: Handle) -> Tensor:
         """The sum of tensors of one shape, from any devices, on a device."""
 
@@ -75,7 +78,8 @@ class Backend(Protocol):
         """The sum over one axis or several, where it lies."""
 
     def divide(self, tensor: Tensor, count: float) -> Tensor:
-        """The quotient; float64 for whole numbers, else the tensor's own dtype."""
+        """The quotient; float64 for whole numbers, float32 for those of 8 or 16 bits, else the
+        tensor's own dtype."""
 
     def concatenate(self, tensors: Sequence[Tensor], axis: int, handle: Handle) -> Tensor:
         """The tensors one after the other along an axis, on a device."""

@@ -67,6 +67,9 @@ class JaxBackend:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, jax.Array)
 
+    def is_traced(self, value: object) -> bool:
+        return isinstance(value, jax.core.Tracer)
+
     def add(self, tensors: Sequence[jax.Array], handle: jax.Device) -> jax.Array:
         total: jax.Array = jax.device_put(tensors[0], handle)
         for tensor in tensors[1:]:
@@ -78,8 +81,9 @@ class JaxBackend:
         return total
 
     def divide(self, tensor: jax.Array, count: float) -> jax.Array:
-        whole = jnp.issubdtype(tensor.dtype, jnp.integer)
-        dtype = jnp.result_type(float) if whole else tensor.dtype
+        dtype = tensor.dtype
+        if jnp.issubdtype(dtype, jnp.integer):
+            dtype = jnp.dtype(jnp.float32) if dtype.itemsize < 4 else jnp.result_type(float)
         return jnp.true_divide(tensor.astype(dtype), count).astype(dtype)
 
     def concatenate(self, tensors: Sequence[jax.Array], axis: int, handle: jax.Device) -> jax.Array:

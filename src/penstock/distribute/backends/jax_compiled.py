@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NoReturn
+from functools import lru_cache, partial
+from typing import Any
 
 import jax as jax_module
 import numpy as np
 
-from penstock.distribute import reduce
+from penstock.distribute.backends.jax_context import CALL, CompiledReplicaContext, is_array
 from penstock.distribute.backends.jax_global import (
     AXIS,
     along,
@@ -24,75 +24,18 @@ from penstock.distribute.backends.jax_global import (
     mesh_of,
     pieces,
 )
-from penstock.distribute.context import ReplicaContext, Standpoint, entered
-from penstock.distribute.options import ReduceOp
+from penstock.distribute.context import Standpoint, entered
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values.per_replica import regroup, spread
-from penstock.distribute.values.trees import map_leaves
+from penstock.distribute.values.storage import refuse_foreign
 from penstock.errors import (
     DisagreementError,
-    FailedPreconditionError,
     InvalidArgumentError,
-    UnimplementedError,
+    InvalidTypeError,
 )
 
 # Its own annotations are incomplete.
 jax: Any = jax_module
-
-_CALL = "Strategy.run(..., jit=True)"
-_ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
-
-
-class CompiledReplicaContext(ReplicaContext):
-    """What a compiled function may ask: the same, but answered by the program when it runs."""
-
-    __slots__ = ()
-
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
-        self._meeting = None
-
-    @property
-    def replica_id_in_sync_group(self) -> Any:
-        return jax.lax.axis_index(AXIS)
-
-    @property
-    def _id(self) -> Any:  # type: ignore[override]
-        return "every"
-
-    @property
-    def _index(self) -> NoReturn:
-        raise FailedPreconditionError(
-            f"{_CALL}: variables, devices and input know one replica at a time, but this function "
-            "is compiled for all of them at once; pass arrays in args and return the new ones"
-        )
-
-    def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise UnimplementedError(
-            "ReplicaContext.merge_call: not possible inside Strategy.run(..., jit=True), where all "
-            "replicas are one program; use all_reduce or all_gather, or leave out jit"
-        )
-
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        op = reduce.reduce_op(reduce_op, "ReplicaContext.all_reduce")
-        return map_leaves(lambda leaf: self._reduced(op, jax.numpy.asarray(leaf)), value)
-
-    def _reduced(self, op: ReduceOp, leaf: Any) -> Any:
-        total = jax.lax.psum(leaf, AXIS)
-        backend = self._strategy._replicas.backend
-        return total if op is ReduceOp.SUM else backend.divide(total, self.num_replicas_in_sync)
-
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        return map_leaves(lambda leaf: _gathered(jax.numpy.asarray(leaf), axis), value)
-
-
-def _gathered(leaf: Any, axis: int) -> Any:
-    if not -leaf.ndim <= axis < leaf.ndim:
-        raise InvalidArgumentError(
-            f"ReplicaContext.all_gather: axis {axis} does not fit values of shape {leaf.shape}; "
-            "give single numbers an axis first, with value[None]"
-        )
-    return jax.lax.all_gather(leaf, AXIS, axis=axis % leaf.ndim, tiled=True)
 
 
 def run_compiled(
@@ -100,16 +43,34 @@ def run_compiled(
 ) -> Any:
     """What `fn` returned for each replica, regrouped, from one program for all of them."""
     replicas: Replicas = strategy._replicas
-    mesh = mesh_of(_everyones(replicas), _CALL)
+    mesh = mesh_of(_everyones(replicas), CALL)
     given = spread((args, kwargs), replicas.here, "Strategy.run")
     flat = [jax.tree.flatten(one) for one in given]
     if any(tree != flat[0][1] for _, tree in flat):
-        raise DisagreementError(f"{_CALL}: the replicas' arguments have different structures")
-    columns = list(zip(*(leaves for leaves, _ in flat), strict=True))
-    inputs = [_input(column, replicas, mesh) for column in columns]
+        raise DisagreementError(f"{CALL}: the replicas' arguments have different structures")
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    inputs = [
+        _input(column, replicas, mesh, partial(_place, given[0], index))
+        for index, column in enumerate(columns)
+    ]
+    _check_function(fn)
     program = _program(strategy, fn, mesh, flat[0][1], tuple(one.key for one in inputs))
     results = program([one.array for one in inputs if one.array is not None], replicas.here)
     return results[0] if replicas.here == 1 else regroup(results, always=False)
+
+
+def _place(given: Any, index: int) -> str:
+    """Where a leaf of the arguments stands, as one would write it."""
+    first, *others = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
+    return ("args", "kwargs")[first.idx] + str(jax.tree_util.keystr(tuple(others)))
+
+
+def _check_function(fn: Any) -> None:
+    if not _has_hash(fn):
+        raise InvalidTypeError(
+            f"{CALL}: programs are kept by their function, but {fn!r:.60} has no hash; pass a "
+            "function, or give its class a __hash__"
+        )
 
 
 def _everyones(replicas: Replicas) -> list[Any]:
@@ -134,33 +95,46 @@ class _Input:
     array: Any = None
 
 
-def _input(column: Sequence[Any], replicas: Replicas, mesh: Any) -> _Input:
+def _input(
+    column: Sequence[Any], replicas: Replicas, mesh: Any, place: Callable[[], str]
+) -> _Input:
     first = column[0]
-    if not all(isinstance(leaf, _ARRAYS) for leaf in column):
-        return _Input(("constant", _constant(column)))
+    if not all(map(is_array, column)):
+        for leaf in column:
+            refuse_foreign(replicas, leaf, CALL)
+        return _Input(("constant", _constant(column, place)))
     put, devices = replicas.backend.put, replicas.devices
     values = [put(leaf, devices[i].handle) for i, leaf in enumerate(column)]
     kind = (values[0].shape, values[0].dtype)
     if all(leaf is first for leaf in column):
         return _Input(("common", kind), everywhere(values, mesh))
-    check_alike(values, _CALL, "the replicas' values of an argument")
+    check_alike(values, CALL, "the replicas' values of an argument")
     if not values[0].ndim:
         return _Input(("number", kind), along([value[None] for value in values], 0, mesh))
     return _Input(("rows", kind), along(values, 0, mesh))
 
 
-def _constant(column: Sequence[Any]) -> Any:
+def _constant(column: Sequence[Any], place: Callable[[], str]) -> Any:
     first = column[0]
-    try:
-        hash(first)
-    except TypeError:
-        first = None
-    if first is None or any(leaf is not first and leaf != first for leaf in column):
+    if _has_hash(first) and all(leaf is first or leaf == first for leaf in column):
+        return first
+    if isinstance(first, np.ndarray | np.generic | bytes):
         raise InvalidArgumentError(
-            f"{_CALL}: {column[0]!r:.60} is neither an array nor a constant that all replicas "
-            "share; pass arrays, numbers, or hashable values"
+            f"{CALL}: {place()} holds strings, which JAX does not have; leave it out, with "
+            "Dataset.map before the dataset is distributed, say"
         )
-    return first
+    raise InvalidArgumentError(
+        f"{CALL}: {place()} ({first!r:.60}) is neither an array nor a constant that all replicas "
+        "share; pass arrays, numbers, or hashable values"
+    )
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass
@@ -203,10 +177,9 @@ def _program(
         given = iter(arrays)
         leaves = [_local(kind, detail, given) for kind, detail in keys]
         args, kwargs = jax.tree.unflatten(tree, leaves)
-        with entered(Standpoint(strategy, CompiledReplicaContext(strategy))):
-            returned, traced.tree = jax.tree.flatten(fn(*args, **kwargs))
-        traced.leaves = [None if isinstance(leaf, _ARRAYS) else leaf for leaf in returned]
-        results = [jax.numpy.asarray(leaf) for leaf in returned if isinstance(leaf, _ARRAYS)]
+        returned, traced.tree = jax.tree.flatten(_traced_call(strategy, fn, args, kwargs))
+        traced.leaves = [None if is_array(leaf) else leaf for leaf in returned]
+        results = [jax.numpy.asarray(leaf) for leaf in returned if is_array(leaf)]
         ranks = iter([result.ndim for result in results])
         traced.kinds = [next(ranks) if leaf is None else None for leaf in traced.leaves]
         return [result if result.ndim else result[None] for result in results]
@@ -216,6 +189,15 @@ def _program(
     # What is the same on all devices is not checked: users' functions may return anything.
     mapped = jax.shard_map(body, mesh=mesh, in_specs=tuple(taken), out_specs=parts, check_vma=False)
     return _Program(jax.jit(mapped), traced)
+
+
+def _traced_call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with entered(Standpoint(strategy, CompiledReplicaContext(strategy))):
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"while tracing for all {strategy.num_replicas_in_sync} replicas")
+            raise
 
 
 def _local(kind: str, detail: Any, given: Any) -> Any:

@@ -50,6 +50,9 @@ class NumpyBackend:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, np.ndarray | np.generic)
 
+    def is_traced(self, value: object) -> bool:
+        return False
+
     def add(self, tensors: Sequence[Any], handle: None) -> Any:
         total = tensors[0]
         for tensor in tensors[1:]:
@@ -62,9 +65,11 @@ class NumpyBackend:
 
     def divide(self, tensor: Any, count: float) -> Any:
         array = np.asarray(tensor)
-        dtype = np.float64 if array.dtype.kind in "iu" else array.dtype
+        dtype = array.dtype
+        if dtype.kind in "iu":
+            dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
         with np.errstate(invalid="ignore"):  # The mean of nothing is no number, and no surprise.
-            return np.true_divide(array, count).astype(dtype)[()]
+            return np.true_divide(array.astype(dtype), count).astype(dtype)[()]
 
     def concatenate(self, tensors: Sequence[Any], axis: int, handle: None) -> Any:
         return np.concatenate(tensors, axis)

@@ -64,6 +64,9 @@ class TorchBackend:
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, torch.Tensor)
 
+    def is_traced(self, value: object) -> bool:
+        return False
+
     def add(self, tensors: Sequence[torch.Tensor], handle: torch.device) -> torch.Tensor:
         total = tensors[0].to(handle)
         for tensor in tensors[1:]:
@@ -74,8 +77,9 @@ class TorchBackend:
         return torch.sum(tensor, axis, dtype=tensor.dtype)
 
     def divide(self, tensor: torch.Tensor, count: float) -> torch.Tensor:
-        whole = not (tensor.is_floating_point() or tensor.is_complex())
-        return torch.true_divide(tensor.double() if whole else tensor, count)
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.float() if tensor.element_size() < 4 else tensor.double()
+        return torch.true_divide(tensor, count)
 
     def concatenate(
         self, tensors: Sequence[torch.Tensor], axis: int, handle: torch.device

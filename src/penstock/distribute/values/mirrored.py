@@ -9,48 +9,51 @@ import numpy as np
 
 from penstock.distribute import context
 from penstock.distribute.options import ReduceOp
-from penstock.distribute.reduce import reduced
+from penstock.distribute.reduce import parts, reduced
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
-from penstock.distribute.values.storage import initial_value_of
+from penstock.distribute.values.trees import container_of
 from penstock.distribute.values.variables import (
-    AUTO,
     NONE,
     Variable,
     VariableAggregation,
     VariableCopy,
     VariableSynchronization,
 )
-from penstock.errors import InvalidArgumentError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
-SUM, ONLY_FIRST = VariableAggregation.SUM, VariableAggregation.ONLY_FIRST_REPLICA
+SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
+ONLY_FIRST = VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class DistributedVariable(DistributedValues, Variable):
     """A variable with a copy on every replica of a strategy: `.values`."""
 
     __hash__ = object.__hash__
+    __init__ = Variable.__init__
 
-    def __init__(
-        self,
-        initial_value: Any = None,
-        trainable: bool | None = None,
-        *,
-        name: str | None = None,
-        dtype: Any = None,
-        synchronization: VariableSynchronization = AUTO,
-        aggregation: VariableAggregation = NONE,
-    ) -> None:
-        self._describe(trainable, name, synchronization, aggregation)
+    def _hold(self, value: Any) -> None:
         self._replicas: Replicas = self._strategy._replicas
-        value = _of_first_worker(self._replicas, initial_value_of(initial_value, dtype))
+        value = _of_first_worker(self._replicas, value)
         copies = [VariableCopy(self, index, value) for index in range(self._replicas.here)]
         DistributedValues.__init__(self, copies)
+        if self._aggregation is MEAN and "float" not in str(self.dtype):
+            raise InvalidArgumentError(
+                f"Variable: the aggregation MEAN needs a float variable, but {self.name!r} has the "
+                f"dtype {self.dtype}; pass dtype=, or use SUM"
+            )
 
     def _here(self) -> int | None:
         """The replica that asks; None where all are seen."""
-        return context.local_index() if context.get_strategy() is self._strategy else None
+        index = context.local_index()
+        if index is not None and context.get_strategy() is not self._strategy:
+            raise FailedPreconditionError(
+                f"{type(self).__name__}: {self.name!r} is used inside the run of another strategy, "
+                "and mixing strategies is impossible; make it under that strategy's scope, or pass "
+                "its value to run in args"
+            )
+        return index
 
     def _copy_here(self) -> Any:
         return self._values[self._here() or 0]
@@ -72,14 +75,16 @@ class DistributedVariable(DistributedValues, Variable):
 
     def _change_each(self, how: str, value: Any) -> None:
         """Changes every copy; by its own value, if there is one for each."""
+        context.require_own_scope(self._strategy, f"{type(self).__name__}.{how}")
         per_replica = isinstance(value, DistributedValues)
         if per_replica:
             check_count(value, self._replicas.here, f"{type(self).__name__}.{how}")
         for index, one in enumerate(self._values):
             one._changed(how, value._values[index] if per_replica else value)
 
-    def __deepcopy__(self, memo: Any) -> DistributedVariable:
-        twin = copy.copy(self)
+    def __copy__(self) -> DistributedVariable:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         twin._values = tuple(map(copy.copy, self._values))
         for one in twin._values:
             one._container = twin
@@ -102,15 +107,19 @@ class MirroredVariable(DistributedVariable):
     def _changed(self, how: str, value: Any) -> Any:
         index = self._here()
         if index is None:
-            one_each = isinstance(value, DistributedValues)
-            return self._change_all(how, self._made_one(how, value) if one_each else value)[0]
+            return self._change_all(how, value)[0]
         if self._aggregation is NONE:
             return self._values[index]._changed(how, value)
-        replica = context.get_replica_context()
+        replica, own = context.get_replica_context(), acting(value)
         assert replica is not None
+        if not isinstance(value, Variable) or isinstance(value, SyncOnReadVariable):
+            value = own  # Other variables are the same for all replicas, and no sum.
+        if container_of(type(value)) is not None:
+            # One array, of which a merge would make a tree.
+            value = self._values[index]._fitting(value, f"{type(self).__name__}.{how}")
         return replica.merge_call(
             lambda _, value: PerReplica(self._change_all(how, self._made_one(how, value))),
-            (acting(value),),
+            (value,),
         )
 
     def _change_all(self, how: str, value: Any) -> list[Any]:
@@ -118,14 +127,27 @@ class MirroredVariable(DistributedVariable):
         return [one._acting() for one in self._values]
 
     def _made_one(self, how: str, value: Any) -> Any:
-        """What the replicas assign, aggregated; by NONE, each copy is assigned its own."""
-        if self._aggregation is NONE:
-            return value
+        """What the replicas assign, aggregated."""
+        call = f"{type(self).__name__}.{how}"
+        given = parts(self._replicas, value, call)
         if self._aggregation is ONLY_FIRST:
-            one_each = isinstance(value, DistributedValues)
-            return _of_first_worker(self._replicas, value._values[0] if one_each else value)
+            return _of_first_worker(self._replicas, acting(value if given is None else given[0]))
+        if given is None or (isinstance(value, MirroredVariable) and self._replicas.here > 1):
+            return self._common(value, call)
+        pairs = zip(self._values, given, strict=True)
+        fitting = [one._fitting(acting(each), call) for one, each in pairs]
         op = _REDUCTIONS[self._aggregation]
-        return reduced(self._replicas, op, value, None, f"MirroredVariable.{how}")
+        return reduced(self._replicas, op, PerReplica(fitting), None, call)
+
+    def _common(self, value: Any, call: str) -> Any:
+        """What all replicas assign, being one object: it stands for itself, but is no sum."""
+        if self._aggregation is SUM:
+            raise InvalidArgumentError(
+                f"{call}: SUM needs a value of each replica's own, but all {self._replicas.here} "
+                f"gave the same object, {value!r:.60}; pass one that each makes inside run, such "
+                "as np.float32(1)"
+            )
+        return value
 
 
 class SyncOnReadVariable(DistributedVariable):
@@ -159,7 +181,7 @@ class SyncOnReadVariable(DistributedVariable):
             return self._values[index]._changed(how, value)
         if self._aggregation is SUM:
             value = self._shares(how, value)
-        self._change_each(how, value)
+        self._change_each(how, acting(value) if isinstance(value, SyncOnReadVariable) else value)
         if self._aggregation is NONE:
             return PerReplica([one._acting() for one in self._values])
         return self._acting()
@@ -180,10 +202,7 @@ class SyncOnReadVariable(DistributedVariable):
         return PerReplica([share + rest, *[share] * (self._replicas.here - 1)])
 
 
-_REDUCTIONS = {
-    VariableAggregation.SUM: ReduceOp.SUM,
-    VariableAggregation.MEAN: ReduceOp.MEAN,
-}
+_REDUCTIONS = {SUM: ReduceOp.SUM, MEAN: ReduceOp.MEAN}
 
 
 def _of_first_worker(replicas: Replicas, value: Any) -> Any:

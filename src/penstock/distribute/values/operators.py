@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute.values.trees import map_leaves
+from penstock.errors import InvalidTypeError, NoSuchEntryError
 
 
 class ActsAsValue:
@@ -40,10 +41,20 @@ class ActsAsValue:
         return self._acting()
 
     def __eq__(self, other: object) -> Any:
-        return self._acting() == acting(other)
+        value = self._acting()
+        return value == _beside(value, other)
 
     def __ne__(self, other: object) -> Any:
-        return self._acting() != acting(other)
+        value = self._acting()
+        return value != _beside(value, other)
+
+    def __getitem__(self, key: Any) -> Any:
+        value, key = self._acting(), map_leaves(acting, key)
+        _check_key(type(self).__name__, key, tuple(np.shape(value)))
+        try:
+            return value[key]
+        except IndexError as error:
+            raise _no_entry(type(self).__name__, key, tuple(np.shape(value))) from error
 
     __hash__ = object.__hash__
 
@@ -80,23 +91,50 @@ def acting(value: Any) -> Any:
     return value._acting() if isinstance(value, ActsAsValue) else value
 
 
+def _check_key(name: str, key: Any, shape: tuple[int, ...]) -> None:
+    """Refuses indices that frameworks treat differently, down to JAX's taking the last entry."""
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, str | bytes | float):
+            raise InvalidTypeError(f"{name}: an index must be ints or slices, got {key!r}")
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if not shape or not -shape[0] <= key < shape[0]:
+            raise _no_entry(name, key, shape)
+
+
+def _no_entry(name: str, key: Any, shape: tuple[int, ...]) -> NoSuchEntryError:
+    return NoSuchEntryError(f"{name}: index {key!r:.60} does not fit the shape {shape}")
+
+
+def _beside(value: Any, other: Any) -> Any:
+    """The other side of an operator; a list has the dtype of an array beside it."""
+    other = acting(other)
+    if not isinstance(other, list | tuple) or not isinstance(value, np.ndarray | np.generic):
+        return other
+    array = np.asarray(other)
+    return (
+        array.astype(value.dtype) if np.can_cast(array.dtype, value.dtype, "same_kind") else array
+    )
+
+
 def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: ActsAsValue, *others: Any) -> Any:
-        return function(self._acting(), *map(acting, others))
+        value = self._acting()
+        return function(value, *(_beside(value, other) for other in others))
 
     return apply
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[ActsAsValue, Any], Any]:
     def apply(self: ActsAsValue, other: Any) -> Any:
-        return function(acting(other), self._acting())
+        value = self._acting()
+        return function(_beside(value, other), value)
 
     return apply
 
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
-for _name in (*BINARY, "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem"):
+for _name in (*BINARY, "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"):
     setattr(ActsAsValue, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
 for _name in BINARY:
     setattr(ActsAsValue, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__")))

@@ -200,12 +200,12 @@ def check_count(value: DistributedValues, count: int, call: str) -> None:
         )
 
 
-def local_results(tree: Any) -> tuple[Any, ...]:
-    """The tree once per replica; once in all if nothing in it is distributed."""
+def local_results(tree: Any, count: int) -> tuple[Any, ...]:
+    """The tree as each of `count` replicas has it; a bare value once."""
     for leaf in leaves(tree):
         if isinstance(leaf, DistributedValues):
             return tuple(select(index, tree) for index in range(len(leaf._values)))
-    return (tree,)
+    return (tree,) if container_of(type(tree)) is None else (tree,) * count
 
 
 _registered: set[str] = set()

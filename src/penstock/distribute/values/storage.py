@@ -11,8 +11,15 @@ from penstock.distribute.devices import FRAMEWORKS, resolve
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import acting
+from penstock.element.dtypes import as_dtype
+from penstock.element.spec import TensorShape
 from penstock.element.values import as_value
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OpError,
+)
 
 
 def initial_value_of(value: Any, dtype: Any) -> Any:
@@ -21,8 +28,68 @@ def initial_value_of(value: Any, dtype: Any) -> Any:
         raise InvalidArgumentError("Variable: initial_value is missing; pass an array or a number")
     if framework_of(value) is None or dtype is not None:
         array = texts.as_array(value)
-        return _copied(as_value(value if array is None else array, dtype))
+        return _copied(_leaf_of(value if array is None else array, dtype))
     return value
+
+
+def _leaf_of(value: Any, dtype: Any) -> Any:
+    """An initial value as NumPy has it."""
+    try:
+        wanted = None if dtype is None else as_dtype(dtype)
+    except OpError as error:
+        raise InvalidTypeError(f"Variable: {_reason(error)}") from error
+    if isinstance(value, _LITERALS) and wanted is not None and not _becomes(value, wanted.dtype):
+        raise InvalidTypeError(
+            f"Variable: {value!r:.60} cannot become {wanted.name}; convert it first, with cast"
+        )
+    try:
+        leaf = as_value(value, wanted)
+    except OpError as error:
+        kind = InvalidTypeError if isinstance(error, TypeError) else InvalidArgumentError
+        reason = _reason(error).partition(";")[0]
+        raise kind(f"Variable: {value!r:.60} is no initial value: {reason}; {_REMEDY}") from error
+    if not isinstance(leaf, np.ndarray | np.generic | bytes):
+        raise InvalidArgumentError(
+            f"Variable: {value!r:.60} ({type(value).__name__}) is no initial value; {_REMEDY}"
+        )
+    return leaf
+
+
+_LITERALS = (bool, int, float, complex, list, tuple)
+
+
+def _becomes(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype can hold numbers of this kind: truth values are whole numbers, which are
+    real numbers, which are complex ones. How large they are does not matter."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # Rows of different lengths, which are refused elsewhere.
+        return True
+    return dtype.kind == "O" or array.size == 0 or _width(array.dtype) <= _width(dtype)
+
+
+def _width(dtype: np.dtype[Any]) -> int:
+    return _WIDTHS.get("f" if dtype.name == "bfloat16" else dtype.kind, len(_WIDTHS))
+
+
+_WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def check_shape(shape: tuple[int, ...], wanted: Any) -> None:
+    """Refuses a `shape` that the initial value does not have."""
+    dims = None if wanted is None else TensorShape(wanted).dims
+    if dims is not None and (dims := tuple(dims)) != shape:
+        raise InvalidArgumentError(
+            f"Variable: shape is {dims}, but the initial value has the shape {shape}, which a "
+            "variable keeps; leave shape out"
+        )
+
+
+def _reason(error: OpError) -> str:
+    return error.message.removeprefix("penstock: ")
+
+
+_REMEDY = "pass an array, a number, a string, or lists of them of one length"
 
 
 def framework_of(value: Any) -> str | None:
@@ -38,16 +105,51 @@ def home(value: Any, strategy: Any) -> Replicas:
     return Replicas(*resolve([value.device], None, "Variable"))
 
 
+def refuse_foreign(replicas: Replicas, value: Any, call: str) -> None:
+    """Refuses tensors of another framework, which would lose their device and their gradients."""
+    framework, backend = framework_of(value), replicas.backend
+    if framework not in (None, backend.name) and not backend.is_tensor(value):
+        raise InvalidArgumentError(
+            f"{call}: got a tensor of {framework}, but here the backend is {backend.name!r}; "
+            f"make the strategy with backend={framework!r}, or convert the tensor to NumPy"
+        )
+
+
+def refuse_traced(replicas: Replicas, value: Any, call: str) -> None:
+    """Refuses what a compiled function knows only when it runs; to keep it would keep nothing."""
+    if replicas.backend.is_traced(value):
+        raise FailedPreconditionError(
+            f"{call}: called inside jax.jit or another transformation of JAX, where values are "
+            "not known yet; return the new value and assign it outside"
+        )
+
+
 def array_like(value: Any, old: Any, call: str) -> Any:
     """A NumPy value of its own, in the dtype of the old one."""
+    if value is None:
+        raise InvalidArgumentError(f"{call}: None is no value; {_REMEDY}")
     if isinstance(old, bytes) or old.dtype.kind == "O":
-        return _copied(as_value(value, "string"))
-    array = np.asarray(value)
-    if not np.can_cast(array.dtype, old.dtype, "same_kind"):
+        return _copied(_text_of(value, call))
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        if isinstance(error, OpError):
+            raise
+        raise InvalidArgumentError(
+            f"{call}: {value!r:.60} is not one array: its rows differ in length; {_REMEDY}"
+        ) from error
+    if not _becomes(array, old.dtype):
         raise InvalidTypeError(
             f"{call}: a value of dtype {array.dtype} cannot become {old.dtype}; convert it first"
         )
     return np.array(array, old.dtype)[()]
+
+
+def _text_of(value: Any, call: str) -> Any:
+    try:
+        return as_value(value, "string")
+    except OpError as error:
+        raise InvalidTypeError(f"{call}: {_reason(error)}; pass strings") from error
 
 
 def _copied(leaf: Any) -> Any:
@@ -55,7 +157,21 @@ def _copied(leaf: Any) -> Any:
 
 
 def frozen(tensor: Any) -> Any:
-    """A value that nobody can change by what they read, as far as its framework allows it."""
+    """A value made for a variable, to be kept: without gradients, and read-only where that is."""
     if isinstance(tensor, np.ndarray):
         tensor.setflags(write=False)
     return tensor.detach() if hasattr(tensor, "detach") else tensor
+
+
+def apart(tensor: Any) -> Any:
+    """The value as a new object, because `Strategy.run` takes one that all replicas return for
+    one that they share; in memory of its own where the framework has nothing that is read-only."""
+    if isinstance(tensor, np.ndarray):
+        return tensor.view()
+    if isinstance(tensor, np.generic):
+        return tensor.copy()
+    if framework_of(tensor) == "jax":
+        import jax
+
+        return jax.make_array_from_single_device_arrays(tensor.shape, tensor.sharding, [tensor])
+    return tensor.detach().clone() if hasattr(tensor, "detach") else tensor

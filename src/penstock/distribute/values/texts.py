@@ -31,7 +31,7 @@ def short(value: Any) -> str:
     if (array := as_array(value)) is None:
         return str(value)
     text = str(array)
-    return f"tf.Tensor({_own_lines(text)}, shape={np.shape(array)}, dtype={_dtype(array)})"
+    return f"tf.Tensor({_own_lines(text)}, shape={np.shape(array)}, dtype={dtype_name(array)})"
 
 
 def full(value: Any) -> str:
@@ -42,17 +42,20 @@ def full(value: Any) -> str:
     """
     if (array := as_array(value)) is None:
         return repr(value)
-    return f"<tf.Tensor: shape={np.shape(array)}, dtype={_dtype(array)}, numpy={numpy_text(array)}>"
+    dtype, text = dtype_name(array), numpy_text(array)
+    return f"<tf.Tensor: shape={np.shape(array)}, dtype={dtype}, numpy={text}>"
 
 
 def numpy_text(array: Any) -> str:
-    """What stands behind `numpy=`."""
-    return _own_lines(repr(array) if np.ndim(array) else str(np.asarray(array)[()]))
+    """What stands behind `numpy=`; a single number as Python's, with all of its digits."""
+    if np.ndim(array):
+        return _own_lines(repr(array))
+    return str(array if isinstance(array, bytes) else np.asarray(array).item())
 
 
 def _own_lines(text: str) -> str:
     return "\n" + text if "\n" in text else text
 
 
-def _dtype(array: Any) -> str:
+def dtype_name(array: Any) -> str:
     return "string" if isinstance(array, bytes) else of_numpy(array.dtype).name

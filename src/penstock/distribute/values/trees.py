@@ -109,6 +109,29 @@ def leaves(tree: Any) -> Iterator[Any]:
             yield from leaves(part)
 
 
+def place_of(leaf: Any, tree: Any, place: str = "value") -> str | None:
+    """Where a leaf stands, as one would write it.
+
+    >>> place_of(None, {"a": [1, None]})
+    "value['a'][1]"
+    """
+    container = container_of(type(tree))
+    if container is None:
+        return place if tree is leaf else None
+    for label, part in zip(_labels(tree), container.parts(tree), strict=True):
+        if found := place_of(leaf, part, place + label):
+            return found
+    return None
+
+
+def _labels(tree: Any) -> list[str]:
+    if isinstance(tree, dict):
+        return [f"[{key!r}]" for key in tree]
+    if dataclasses.is_dataclass(tree):
+        return [f".{field.name}" for field in dataclasses.fields(tree)]
+    return [f"[{index}]" for index in range(len(tree))]
+
+
 def described(tree: Any) -> str:
     """The outermost part of a structure, in words.
 

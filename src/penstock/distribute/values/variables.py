@@ -1,16 +1,16 @@
 """Variables: values that can be assigned; under a strategy's scope, a copy on every replica.
 
-A copy is never changed in place: what was read stays what it was. In arithmetic a variable is its
+A copy is never changed in place, and shares no memory that can be written to with anybody: what
+was given, and what was read, stays what it was. In arithmetic a variable is its
 value: that of the replica that asks, or outside of `run` that of all of them.
 """
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,8 +18,18 @@ from penstock.distribute import context
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import ActsAsValue, acting
-from penstock.distribute.values.storage import array_like, frozen, home, initial_value_of
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.distribute.values.storage import (
+    apart,
+    array_like,
+    check_shape,
+    frozen,
+    home,
+    initial_value_of,
+    refuse_foreign,
+    refuse_traced,
+)
+from penstock.element.dtypes import as_dtype
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 
 class VariableSynchronization(Enum):
@@ -45,7 +55,7 @@ NONE = VariableAggregation.NONE
 
 Change = Callable[[Any, Any], Any]
 _CHANGES: dict[str, Change] = {
-    "assign": lambda old, new: new,
+    "assign": lambda old, new: apart(new),
     "assign_add": operator.add,
     "assign_sub": operator.sub,
 }
@@ -63,6 +73,9 @@ class Variable(ActsAsValue):
         synchronization: Under a scope: AUTO or ON_WRITE keep the copies equal whenever they are
             assigned; ON_READ lets each replica keep its own until somebody reads them all.
         aggregation: How assignments from replicas (ON_READ: the copies) become one.
+        shape: Checked: a variable keeps the shape of its initial value.
+        constraint: Kept for the code that trains.
+        validate_shape: Accepted, without meaning.
 
     >>> v = Variable([1.0, 2.0], name="w")
     >>> v.assign_add([1.0, 1.0])
@@ -78,6 +91,11 @@ class Variable(ActsAsValue):
     ) -> Variable:
         # Copies are made without arguments, and are what they are copies of.
         made = cls is Variable and (given or named)
+        if made and len(given) > 2:
+            raise InvalidTypeError(
+                f"Variable: takes initial_value and trainable by position, got {len(given)} "
+                "arguments; pass the others by name, such as name= and dtype="
+            )
         return super().__new__(_kind_here(synchronization) if made else cls)
 
     def __init__(
@@ -88,12 +106,19 @@ class Variable(ActsAsValue):
         name: str | None = None,
         dtype: Any = None,
         synchronization: VariableSynchronization = AUTO,
-        aggregation: VariableAggregation = NONE,
+        aggregation: VariableAggregation | None = NONE,
+        shape: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+        validate_shape: bool = True,
     ) -> None:
-        self._describe(trainable, name, synchronization, aggregation)
+        self._describe(trainable, name, synchronization, aggregation or NONE)
+        self._constraint = constraint
         value = initial_value_of(initial_value, dtype)
-        replicas = home(value, self._strategy)
-        self._place(replicas, 0, value)
+        check_shape(np.shape(value), shape)
+        self._hold(value)
+
+    def _hold(self, value: Any) -> None:
+        self._place(home(value, self._strategy), 0, value)
 
     def _describe(
         self,
@@ -119,7 +144,10 @@ class Variable(ActsAsValue):
 
     def _place(self, replicas: Replicas, index: int, value: Any) -> None:
         self._replicas, self._device = replicas, replicas.devices[index]
-        self._value = frozen(replicas.backend.put(value, self._device.handle))
+        refuse_foreign(replicas, value, "Variable")
+        placed = replicas.backend.put(value, self._device.handle)
+        refuse_traced(replicas, placed, "Variable")
+        self._value = frozen(apart(placed))
 
     @property
     def name(self) -> str:
@@ -138,6 +166,10 @@ class Variable(ActsAsValue):
         return self._aggregation
 
     @property
+    def constraint(self) -> Callable[[Any], Any] | None:
+        return self._constraint
+
+    @property
     def device(self) -> str:
         """The name of the device that it is on."""
         return str(self._device)
@@ -146,13 +178,18 @@ class Variable(ActsAsValue):
     def shape(self) -> tuple[int, ...]:
         return tuple(np.shape(self._value) if isinstance(self._value, bytes) else self._value.shape)
 
+    def get_shape(self) -> tuple[int, ...]:
+        """The same as `shape`."""
+        return self.shape
+
     @property
     def dtype(self) -> Any:
-        """The dtype, as the framework of the value has it."""
-        return np.dtype(object) if isinstance(self._value, bytes) else self._value.dtype
+        """The dtype, as the framework of the value has it; `penstock.string` for strings."""
+        is_text = isinstance(self._value, bytes) or self._value.dtype == np.dtype(object)
+        return as_dtype("string") if is_text else self._value.dtype
 
     def _acting(self) -> Any:
-        return self._value
+        return apart(self._value)
 
     def value(self) -> Any:
         """The value: an array, or a tensor of the strategy's framework."""
@@ -176,8 +213,8 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Makes it `value`; the new value comes back."""
-        return self._changed("assign", value)
+        """Makes it `value`; the new value comes back, unless `read_value` is False."""
+        return self._assigned("assign", value, read_value)
 
     def assign_add(
         self,
@@ -186,8 +223,8 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Adds `delta`; the new value comes back."""
-        return self._changed("assign_add", delta)
+        """Adds `delta`; the new value comes back, unless `read_value` is False."""
+        return self._assigned("assign_add", delta, read_value)
 
     def assign_sub(
         self,
@@ -196,20 +233,36 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Subtracts `delta`; the new value comes back."""
-        return self._changed("assign_sub", delta)
+        """Subtracts `delta`; the new value comes back, unless `read_value` is False."""
+        return self._assigned("assign_sub", delta, read_value)
+
+    def _assigned(self, how: str, value: Any, read_value: bool) -> Any:
+        # Before the replicas meet: what one of them traces means nothing to the others.
+        refuse_traced(self._replicas, value, f"Variable.{how}")
+        changed = self._changed(how, value)
+        return changed if read_value else None
 
     def _changed(self, how: str, value: Any) -> Any:
-        new = self._fitting(acting(value), f"Variable.{how}")
-        self._value = frozen(_CHANGES[how](self._value, new))
-        return self._value
+        call = f"Variable.{how}"
+        fitting = self._fitting(acting(value), call)
+        refuse_traced(self._replicas, fitting, call)
+        new = _CHANGES[how](self._value, fitting)
+        refuse_traced(self._replicas, new, call)
+        self._value = frozen(new)
+        return self._acting()
 
     def _fitting(self, value: Any, call: str) -> Any:
         """A value to assign, in this variable's dtype and shape, on its device."""
         backend = self._replicas.backend
+        refuse_foreign(self._replicas, value, call)
         if backend.name == "numpy" or not backend.is_tensor(value):
             value = array_like(value, backend.numpy(self._value), call)
         tensor = backend.put(value, self._device.handle)
+        if backend.is_tensor(tensor) and tensor.dtype != self.dtype:
+            raise InvalidArgumentError(
+                f"{call}: {self.name!r} has the dtype {self.dtype}, got a tensor of "
+                f"{tensor.dtype}; convert it first: a variable keeps its dtype"
+            )
         if tuple(np.shape(tensor)) != self.shape:
             raise InvalidArgumentError(
                 f"{call}: {self.name!r} has the shape {self.shape}, got a value of shape "
@@ -217,14 +270,24 @@ class Variable(ActsAsValue):
             )
         return tensor
 
+    def __copy__(self) -> Variable:
+        # What it holds is never changed in place, so both may hold it; devices are not copied.
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def __deepcopy__(self, memo: Any) -> Variable:
-        # What it holds is never changed in place, and devices are not copied.
-        return copy.copy(self)
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidTypeError(
+            f"pickle: the variable {self.name!r} belongs to its strategy and its process; save "
+            "its numpy() and assign that to a variable made there"
+        )
 
     def __repr__(self) -> str:
         array = self._replicas.backend.numpy(self._value)
-        dtype = "string" if self.dtype == np.dtype(object) else str(array.dtype)
-        text = texts.numpy_text(array)
+        dtype, text = texts.dtype_name(array), texts.numpy_text(array)
         return f"<tf.Variable {self.name!r} shape={self.shape} dtype={dtype}, numpy={text}>"
 
 
@@ -236,7 +299,7 @@ class VariableCopy(Variable):
         self._container, self._strategy = container, container._strategy
         self._trainable, self._name = container.trainable, container._name + replica
         self._synchronization = container.synchronization
-        self._aggregation = container.aggregation
+        self._aggregation, self._constraint = container.aggregation, container.constraint
         self._place(container._strategy._replicas, index, value)
 
 
