@@ -17,7 +17,7 @@ import numpy as np
 from penstock.data.dataset import Dataset
 from penstock.distribute.backends import load
 from penstock.distribute.devices import Device
-from penstock.distribute.input.dataset import distribute_dataset
+from penstock.distribute.input.planning import distribute_dataset
 from penstock.distribute.replicas import Replicas
 from penstock.plan.shard import shard_plan
 

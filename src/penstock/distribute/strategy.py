@@ -10,7 +10,7 @@ from penstock.distribute import context, reduce
 from penstock.distribute.context import Standpoint
 from penstock.distribute.devices import LogicalCpus, backend_named, resolve
 from penstock.distribute.extended import StrategyExtended
-from penstock.distribute.input.dataset import distribute_dataset, distribute_from_function
+from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
 from penstock.distribute.options import InputContext, InputOptions, RunOptions, ValueContext
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.run import each_replica

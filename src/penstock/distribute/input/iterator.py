@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,30 +24,22 @@ from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError
 _ENDED, _READY, _FAILED = 0, 1, 2
 
 
+@dataclass(frozen=True)
 class Face:
     """What a dataset's steps look like from outside; the same for all of its iterators.
 
     `value` makes a step's value of its leaves (replica by replica), `blank` the leaves of the
-    portions of so many replicas without data. `steps` is how many there are, -1 if unknown.
+    portions of some replicas (the first, how many) without data. `steps` is how many there are, -1
+    if unknown; `drops` says that incomplete ones are left out.
     """
 
-    def __init__(
-        self,
-        spec: Any,
-        value: Callable[[Sequence[Any]], Any],
-        blank: Callable[[int], list[Any]],
-        steps: int,
-        endless: bool,
-        drops: bool,
-        last_batch: str,
-    ) -> None:
-        self.spec = spec
-        self.value = value
-        self.blank = blank
-        self.steps = steps
-        self.endless = endless
-        self.drops = drops
-        self.last_batch = last_batch
+    spec: Any
+    value: Callable[[Sequence[Any]], Any]
+    blank: Callable[[int, int], list[Any]]
+    steps: int
+    endless: bool
+    drops: bool
+    last_batch: str
 
 
 def wrapped(tree: nest.Tree) -> Callable[[Sequence[Any]], Any]:
@@ -163,7 +156,8 @@ class DistributedIterator:
         """What the replicas of a pipeline without data get."""
         if self._face.last_batch == "repeat" and self._latest:
             return self._latest[pipeline]
-        return self._face.blank(self._replicas.here // len(self._steps))
+        each = self._replicas.here // len(self._steps)
+        return self._face.blank(pipeline * each, each)
 
     def _agree(self, flag: int) -> bool:
         """Whether there is a step, for all workers."""
