@@ -411,6 +411,22 @@ def test_an_incomplete_step_is_dropped_only_while_shapes_are_the_same(backend: s
     assert growing == [[[0], [1]], [[2], [3, 3]], [[4, 4], []]]
 
 
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_a_state_knows_that_shapes_were_not_the_same(size: int) -> None:
+    strategy = mirrored(2)
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
+    dataset = tf.data.Dataset.range(7).map(lambda x: np.zeros(5 if x == 4 else 3))
+    distributed = strategy.distribute_datasets_from_function(lambda context: dataset, options)
+    whole = steps_of(strategy, distributed)
+    assert [len(one) for one in whole[-1]] == [3, 0]
+    iterator = iter(distributed)
+    for count in range(len(whole) + 1):
+        other = iter(distributed)
+        other.load_state_dict(iterator.state_dict())
+        assert [portions(strategy, value) for value in other] == whole[count:]
+        next(iterator, None)
+
+
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])
 @pytest.mark.parametrize("mode", ["short", "pad", "repeat"])
 def test_none_goes_to_every_replica(policy: str, mode: str) -> None:

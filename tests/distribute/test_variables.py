@@ -802,3 +802,45 @@ def test_on_read_across_workers() -> None:
     assert v.read_value() == 12
     assert v.assign(9) == 9
     assert copies(v) == [2, 2]  # Four replicas; the first worker's first one has the rest.
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("value", ["hello", np.array([True, False])])
+def test_what_is_no_number_has_no_sum(backend, value):
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend=backend)
+    with strategy.scope(), pytest.raises(InvalidArgumentError, match="SUM needs numbers"):
+        tf.Variable(
+            value,
+            aggregation=tf.VariableAggregation.SUM,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
+    with strategy.scope(), pytest.raises(InvalidArgumentError, match="use ONLY_FIRST_REPLICA"):
+        tf.Variable(value, aggregation=tf.VariableAggregation.MEAN)
+
+
+@pytest.mark.parametrize(
+    ("start", "value"),
+    [(1, 2**40), (1, 2**70), (np.int8(1), 300), (np.uint8(1), -1), (np.int8([1, 2]), [1, 200])],
+)
+def test_numbers_that_do_not_fit_are_refused(start, value):
+    variable = tf.Variable(start)
+    with pytest.raises(InvalidArgumentError, match="Variable.assign: .* does not fit into"):
+        variable.assign(value)
+    with pytest.raises(InvalidArgumentError, match="Variable: .* does not fit into"):
+        tf.Variable(value, dtype=variable.dtype)
+
+
+def test_memory_that_is_donated_is_not_that_of_a_variable():
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], backend="jax")
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    given = jax.numpy.ones(4)
+    with strategy.scope():
+        variable = tf.Variable(given)
+    donating(given)
+    donating(variable.value())
+    np.testing.assert_array_equal(variable.numpy(), np.ones(4))
+    given = jax.numpy.full(4, 3.0)
+    variable.assign(given)
+    donating(given)
+    for one in strategy.experimental_local_results(variable):
+        np.testing.assert_array_equal(one.numpy(), np.full(4, 3.0))

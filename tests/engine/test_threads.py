@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 
+from penstock import TensorSpec, int64
 from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.iterator import Iterator
 from penstock.element import nest
@@ -421,3 +422,22 @@ def test_without_order_states_fit_other_numbers_of_calls(around, before, after):
             state = iterator.state_dict()
             rest = list(map(str, iterator))
         assert sorted([*found, *rest]) == expected
+
+
+def test_closing_while_another_thread_is_inside_a_generator():
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slowly():
+        yield 1
+        inside.set()
+        go_on.wait()
+        yield 2
+
+    iterator = iter(Dataset.from_generator(slowly, output_signature=TensorSpec([], int64)))
+    thread = threading.Thread(target=list, args=(iterator,))
+    thread.start()
+    inside.wait()
+    iterator.close()
+    go_on.set()
+    thread.join()
+    assert list(iterator) == []

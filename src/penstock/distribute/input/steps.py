@@ -74,7 +74,7 @@ class DeliveryStream(Stream):
         return self._delivery.send(chunk)
 
     def save(self) -> State:
-        return self._source.save()
+        return {**self._source.save(), "odd": self.surprised}
 
     def close(self) -> None:
         super().close()
@@ -105,13 +105,15 @@ class Steps(Iterator):
 
     def _streams(self, context: Context) -> Stream:
         mark, skipped = _parts(self._at)
-        position = Position(**mark)
+        odd = mark.get("odd", False)
+        position = Position(**{name: mark[name] for name in mark if name != "odd"})
         plan, cuts, delivery = self._route()
         self._delivery = delivery
         source = open_plan(plan, position.at, context)
         portions = cuts[self._rule](source, position)
-        discard(portions, skipped)
         stream = self._sent = DeliveryStream(portions, delivery, self._pipeline.shapes)
+        stream.surprised = odd
+        discard(stream, skipped)
         if not self._pipeline.ahead or context.inline:
             return stream
         return PrefetchStream(stream, Depth(self._pipeline.ahead, Budget.of(context.options)))
@@ -176,7 +178,7 @@ class Steps(Iterator):
 
 
 _CALL = "DistributedIterator.load_state_dict"
-_FIELDS = {"at", "row", "more", "step"}
+_FIELDS = {"at", "row", "more", "step", "odd"}
 
 
 def _parts(at: State) -> tuple[dict[str, Any], int]:
@@ -192,7 +194,7 @@ def _at_a_border(at: State) -> State:
         return None
     mark, skipped = _parts(at)
     moved = Place(mark["at"], skipped).state
-    return {"at": moved, "row": 0, "more": 0, "step": mark["step"] + skipped}
+    return {**mark, "at": moved, "row": 0, "more": 0, "step": mark["step"] + skipped}
 
 
 def _wrong(what: str) -> InvalidArgumentError:

@@ -38,10 +38,16 @@ class DistributedVariable(DistributedValues, Variable):
         value = _of_first_worker(self._replicas, value)
         copies = [VariableCopy(self, index, value) for index in range(self._replicas.here)]
         DistributedValues.__init__(self, copies)
-        if self._aggregation is MEAN and "float" not in str(self.dtype):
+        self._check_aggregation()
+
+    def _check_aggregation(self) -> None:
+        """Refuses what cannot be aggregated, before anybody tries."""
+        dtype = str(self.dtype)
+        if self._aggregation is MEAN and "float" not in dtype:
+            remedy = "pass dtype=, or use SUM" if "int" in dtype else "use ONLY_FIRST_REPLICA"
             raise InvalidArgumentError(
                 f"Variable: the aggregation MEAN needs a float variable, but {self.name!r} has the "
-                f"dtype {self.dtype}; pass dtype=, or use SUM"
+                f"dtype {self.dtype}; {remedy}"
             )
 
     def _here(self) -> int | None:
@@ -158,6 +164,15 @@ class SyncOnReadVariable(DistributedVariable):
         if self._trainable:
             raise InvalidArgumentError(
                 "Variable: an ON_READ variable cannot be trainable; leave trainable out"
+            )
+
+    def _check_aggregation(self) -> None:
+        super()._check_aggregation()
+        numbers = any(kind in str(self.dtype) for kind in ("int", "float", "complex"))
+        if self._aggregation is SUM and not numbers:
+            raise InvalidArgumentError(
+                f"Variable: the aggregation SUM needs numbers, but {self.name!r} has the dtype "
+                f"{self.dtype}; use ONLY_FIRST_REPLICA"
             )
 
     def _acting(self) -> Any:

@@ -38,6 +38,8 @@ def _leaf_of(value: Any, dtype: Any) -> Any:
         wanted = None if dtype is None else as_dtype(dtype)
     except OpError as error:
         raise InvalidTypeError(f"Variable: {_reason(error)}") from error
+    if wanted is not None:
+        _check_range(value, wanted.dtype, "Variable")
     if isinstance(value, _LITERALS) and wanted is not None and not _becomes(value, wanted.dtype):
         raise InvalidTypeError(
             f"Variable: {value!r:.60} cannot become {wanted.name}; convert it first, with cast"
@@ -73,6 +75,21 @@ def _width(dtype: np.dtype[Any]) -> int:
 
 
 _WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _check_range(value: Any, dtype: np.dtype[Any], call: str) -> None:
+    """Refuses whole numbers that a dtype cannot hold; NumPy would wrap them around."""
+    if dtype.kind not in "iu" or not isinstance(value, _LITERALS):
+        return
+    array, info = np.asarray(value), np.iinfo(dtype)
+    if (
+        array.dtype.kind in "iuO"
+        and array.size
+        and (np.min(array) < info.min or np.max(array) > info.max)
+    ):
+        raise InvalidArgumentError(
+            f"{call}: {value!r:.60} does not fit into {dtype}, which holds {info.min} to {info.max}"
+        )
 
 
 def check_shape(shape: tuple[int, ...], wanted: Any) -> None:
@@ -138,6 +155,7 @@ def array_like(value: Any, old: Any, call: str) -> Any:
         raise InvalidArgumentError(
             f"{call}: {value!r:.60} is not one array: its rows differ in length; {_REMEDY}"
         ) from error
+    _check_range(value, old.dtype, call)
     if not _becomes(array, old.dtype):
         raise InvalidTypeError(
             f"{call}: a value of dtype {array.dtype} cannot become {old.dtype}; convert it first"
@@ -160,6 +178,8 @@ def frozen(tensor: Any) -> Any:
     """A value made for a variable, to be kept: without gradients, and read-only where that is."""
     if isinstance(tensor, np.ndarray):
         tensor.setflags(write=False)
+    if framework_of(tensor) == "jax":
+        return tensor.copy()
     return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
@@ -171,7 +191,6 @@ def apart(tensor: Any) -> Any:
     if isinstance(tensor, np.generic):
         return tensor.copy()
     if framework_of(tensor) == "jax":
-        import jax
-
-        return jax.make_array_from_single_device_arrays(tensor.shape, tensor.sharding, [tensor])
+        # Read-only, but whoever gets it may donate its memory to a compiled function.
+        return tensor.copy()
     return tensor.detach().clone() if hasattr(tensor, "detach") else tensor

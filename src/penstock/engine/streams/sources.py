@@ -119,10 +119,11 @@ class GeneratorStream(Stream):
         return self._count
 
     def close(self) -> None:
-        close = getattr(self._running, "close", None)
-        if close is not None:
-            close()
+        running: Any = self._running
         self._running = iter(())
+        # Another thread may be inside of it; then it is closed when that one lets go of it.
+        if hasattr(running, "close") and not getattr(running, "gi_running", False):
+            running.close()
 
 
 class RecordsStream(Stream):
