@@ -104,6 +104,7 @@ def test_it_works_two_elements_ahead_and_the_state_does_not() -> None:
     dataset = Dataset.range(8).map(lambda x: made.append(int(x)) or x)
     iterator = dataset.as_jax()
     assert int(next(iterator)) == 0
+    iterator._sending.result()
     assert made == [0, 1, 2]
     state = json.loads(json.dumps(iterator.state_dict()))
     other = dataset.as_jax()

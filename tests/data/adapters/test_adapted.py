@@ -1,11 +1,14 @@
 """Elements sent ahead: in order, failures too, and states that count what was handed out."""
 
 import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock import TensorSpec, int64
 from penstock.data import Dataset
 from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.adapters.leaves import convert, owned
@@ -52,10 +55,29 @@ def test_as_many_are_sent_ahead_as_the_transfer_says(ahead: int) -> None:
     iterator = AdaptedIterator(iter(Dataset.range(10)), transfer)
     for number in range(4):
         assert next(iterator) == number
+        if ahead:
+            assert iterator._sending is not None
+            iterator._sending.result()
         assert transfer.sent == list(range(number + ahead + 1))
         assert transfer.received == list(range(number + 1))
     assert list(iterator) == list(range(4, 10))
     assert list(iterator) == []
+
+
+def test_nobody_waits_for_the_elements_ahead() -> None:
+    """A generator may wait for what its consumer does with the last element."""
+    taken = threading.Semaphore(1)
+
+    def one_at_a_time() -> Iterator[int]:
+        for number in range(4):
+            taken.acquire()
+            yield number
+
+    signature = TensorSpec([], int64)
+    iterator = adapted(Dataset.from_generator(one_at_a_time, output_signature=signature))
+    for number in range(4):
+        assert next(iterator) == number
+        taken.release()
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
