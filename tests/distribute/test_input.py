@@ -1,5 +1,6 @@
 """What replicas get: against a list model of the rules, for random datasets and options."""
 
+import contextlib
 import itertools
 import json
 import pickle
@@ -36,6 +37,30 @@ def portions(strategy: Any, value: Any) -> list[Any]:
 
 def steps_of(strategy: Any, distributed: Any) -> list[list[Any]]:
     return [portions(strategy, value) for value in distributed]
+
+
+def outcomes(strategy: Any, iterator: Any) -> list[Any]:
+    """Every step that follows, a failure as a word."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(portions(strategy, next(iterator)))
+        except StopIteration:
+            return found
+        except ValueError:
+            found.append("failed")
+
+
+def check_every_state(strategy: Any, distributed: Any) -> None:
+    """A state saved before each step gives exactly what follows."""
+    everything = outcomes(strategy, iter(distributed))
+    iterator = iter(distributed)
+    for count in range(len(everything) + 1):
+        other = iter(distributed)
+        other.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+        assert outcomes(strategy, other) == everything[count:]
+        with contextlib.suppress(ValueError):
+            next(iterator, None)
 
 
 def stream_rule(rows: list[int], batch: int, replicas: int) -> list[list[list[int]]]:
@@ -246,13 +271,7 @@ def test_a_state_counts_what_was_given_not_what_was_made_ahead(size: int, mapped
         strategy.experimental_distribute_dataset(dataset, options),
         strategy.distribute_datasets_from_function(lambda context: dataset, options),
     ):
-        whole = steps_of(strategy, distributed)
-        iterator = iter(distributed)
-        for count in range(len(whole) + 1):
-            other = iter(distributed)
-            other.load_state_dict(iterator.state_dict())
-            assert [portions(strategy, value) for value in other] == whole[count:]
-            next(iterator, None)
+        check_every_state(strategy, distributed)
 
 
 def test_nothing_is_read_before_the_first_step() -> None:
@@ -359,6 +378,28 @@ def test_a_failing_element_costs_its_step_and_nothing_else() -> None:
         assert (got, failures) == (expected, 1)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 4])
+@pytest.mark.parametrize("failing", [{4}, {4, 5}, {1, 8}, {0}, {10}])
+def test_a_state_knows_the_failures_inside_a_step(
+    whole: bool, size: int, failing: set[int]
+) -> None:
+    def fails(x: Any) -> Any:
+        if int(x) in failing:
+            raise ValueError("this one")
+        return x
+
+    strategy = mirrored(3)
+    options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
+    rows = tf.data.Dataset.range(11).map(fails)
+    if whole:
+        made = strategy.distribute_datasets_from_function(lambda context: rows.batch(1), options)
+    else:
+        dataset = with_policy(rows.batch(2).repeat(2), "OFF")
+        made = strategy.experimental_distribute_dataset(dataset, options)
+    check_every_state(strategy, made)
+
+
 def test_per_replica_datasets_of_different_lengths() -> None:
     mode = tf.distribute.InputReplicationMode.PER_REPLICA
     options = tf.distribute.InputOptions(experimental_replication_mode=mode)
@@ -417,14 +458,8 @@ def test_a_state_knows_that_shapes_were_not_the_same(size: int) -> None:
     options = tf.distribute.InputOptions(experimental_per_replica_buffer_size=size)
     dataset = tf.data.Dataset.range(7).map(lambda x: np.zeros(5 if x == 4 else 3))
     distributed = strategy.distribute_datasets_from_function(lambda context: dataset, options)
-    whole = steps_of(strategy, distributed)
-    assert [len(one) for one in whole[-1]] == [3, 0]
-    iterator = iter(distributed)
-    for count in range(len(whole) + 1):
-        other = iter(distributed)
-        other.load_state_dict(iterator.state_dict())
-        assert [portions(strategy, value) for value in other] == whole[count:]
-        next(iterator, None)
+    assert [len(one) for one in steps_of(strategy, distributed)[-1]] == [3, 0]
+    check_every_state(strategy, distributed)
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "OFF"])

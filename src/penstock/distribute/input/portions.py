@@ -10,7 +10,7 @@ A state says where the *input* is, so that it fits another number of replicas.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.ragged import Ragged
 from penstock.engine.collate import UnstackableError, batched, stacked
-from penstock.engine.stream import Feed, State, Stream, discard
+from penstock.engine.stream import Feed, Place, State, Stream, discard
 from penstock.engine.streams.batching import UnbatchStream
 from penstock.errors import UnbatchedError
 
@@ -30,13 +30,35 @@ from penstock.errors import UnbatchedError
 class Position:
     """Where a stream of steps is: `more` rows behind row `row` of the input's next element.
 
-    `step` counts the steps before. With even portions `row` counts portions, not rows.
+    `step` counts the steps before, `told` the failures behind it that were raised already. With
+    even portions `row` counts portions, not rows.
     """
 
     at: State = None
     row: int = 0
     more: int = 0
     step: int = 0
+    told: int = 0
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements that wait for more of their step, where the first stood, and failures since."""
+
+    rows: Chunk | None
+    place: Place
+    told: int
+
+    def __len__(self) -> int:
+        return 0 if self.rows is None else len(self.rows)
+
+    def with_rows(self, more: Chunk, place: Place) -> Held:
+        if self.rows is None:
+            return Held(more, place, 0)
+        return Held(Chunk.join([self.rows, more]), self.place, self.told)
+
+    def after_failure(self) -> Held:
+        return replace(self, told=self.told + 1)
 
 
 class PortionsStream(Stream):
@@ -47,33 +69,44 @@ class PortionsStream(Stream):
         self._feed = Feed(source)
         self._replicas = replicas
         self._step = position.step
+        self._untold = position.told
+        self._held: Held | None = None
 
     def save(self) -> State:
-        return {**self._used(), "step": self._step}
+        told = 0 if self._held is None else self._held.told
+        return {**self._used(), "step": self._step, "told": told}
 
     def _used(self) -> dict[str, Any]:
-        return {"at": self._feed.save(), "row": 0, "more": 0}
+        return {"at": self._input(), "row": 0, "more": 0}
+
+    def _input(self) -> State:
+        """Where the input is, from which what is held can be read again."""
+        return self._feed.save() if self._held is None else self._held.place.state
 
     def _collect(self, least: int, most: int) -> Chunk:
         """At least `least` elements, unless the input ends before; StopIteration if it has none.
 
-        What was collected when an element fails is kept for the next step.
+        What was collected when an element fails is held for the next step: nothing may be lost but
+        the element that failed.
         """
-        chunk = self._last = self._feed.pull(most)
-        parts = [chunk]
-        count = len(chunk)
-        while count < least:
+        held, self._held = self._held or Held(None, self._feed.place, 0), None
+        while len(held) < least:
             try:
-                self._last = self._feed.pull(least - count)
+                self._last = self._feed.pull(least - len(held) if len(held) else most)
             except StopIteration:
+                if not len(held):
+                    raise
                 break
             except Exception:
-                # Nothing may be lost but the element that failed.
-                self._feed.unread(Chunk.join(parts), 0)
+                held = held.after_failure()
+                if self._untold:
+                    self._untold -= 1
+                    continue
+                self._held = held if len(held) else None
                 raise
-            parts.append(self._last)
-            count += len(self._last)
-        return Chunk.join(parts)
+            held = held.with_rows(self._last, self._feed.place)
+        assert held.rows is not None
+        return held.rows
 
     def _keep(self, rows: Chunk, used: int) -> None:
         if used < len(rows):
@@ -253,7 +286,7 @@ class SizedPortions(PortionsStream):
         return self._last_step(self._tree, [self._blank()] * empty, self._blank())
 
     def _used(self) -> dict[str, Any]:
-        rows, more = self._feed.save(), 0
+        rows, more = self._input(), 0
         if "skip" in rows:
             rows, more = rows["from"], rows["skip"]
         return {"at": rows["inputs"][0], "row": rows["own"], "more": more}

@@ -178,7 +178,7 @@ class Steps(Iterator):
 
 
 _CALL = "DistributedIterator.load_state_dict"
-_FIELDS = {"at", "row", "more", "step", "odd"}
+_FIELDS = {"at", "row", "more", "step", "told", "odd"}
 
 
 def _parts(at: State) -> tuple[dict[str, Any], int]:

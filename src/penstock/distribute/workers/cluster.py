@@ -6,6 +6,7 @@ numbers, and is the only thing that strategies look at.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,7 @@ def _addresses(job: object, tasks: Any) -> list[str]:
     return list(tasks)
 
 
-class ClusterResolver:
+class ClusterResolver(ABC):
     """Who takes part, and who this process is; derive from it for a launcher of your own.
 
     `task_type` and `task_id` are None where there is no cluster.
@@ -92,8 +93,9 @@ class ClusterResolver:
     local: tuple[int, int] | None = None
     """Which of how many processes on this machine this one is, where the launcher says so."""
 
+    @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        raise NotImplementedError(f"{type(self).__name__} must say who takes part")
+        """Who takes part."""
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
