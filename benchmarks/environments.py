@@ -63,6 +63,7 @@ PEERS = {
         Peer("penstock", "penstock", PENSTOCK),
         Peer("tfdata", "tf.data", TENSORFLOW),
         Peer("tf_distribute", "tf.distribute", TENSORFLOW),
+        Peer("tf_service", "tf.data service", TENSORFLOW),
         Peer("grain", "Grain", Environment("grain", ("grain", "numpy"))),
         Peer("torch_loader", "DataLoader", Environment("torch", ("torch==2.13.0", "numpy"))),
         Peer("bare", "bare NumPy", PENSTOCK),

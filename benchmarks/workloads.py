@@ -54,7 +54,8 @@ class Workload:
 class Suite:
     """Workloads that are measured in one go; `heading` is theirs in the page, `method` says how.
 
-    `unit` is the word for what a workload's elements are: what the times are given by.
+    `unit` is the word for what a workload's elements are: what the times are given by. `then` is a
+    measurement of penstock alone that belongs to the suite.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Suite:
     unit: str
     method: str
     workloads: tuple[Workload, ...]
+    then: str = ""
 
     @property
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What all tests share: eight CPU devices for JAX, and how hypothesis searches.
+"""What all tests share: eight CPU devices for JAX, a token of their own, how hypothesis searches.
 
 No profile has a deadline: a slow machine must not fail a test. On a build server (CI is set) the
 examples are the same every time; elsewhere each run tries new ones, and a failure prints how to
@@ -6,11 +6,15 @@ reproduce it.
 """
 
 import os
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
 # JAX reads it when it is first imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+# The token of the user who runs the tests is none of their business. Processes of one run share it.
+os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
 
 settings.register_profile(
     "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]

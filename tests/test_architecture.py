@@ -15,7 +15,7 @@ from scripts.architecture_map import BEGIN, END, PACKAGE, PAGE, first_sentence, 
 
 # A room imports from rooms of earlier lines and from itself; those of one line are strangers.
 ORDER = (
-    ("errors",),
+    ("errors", "version"),
     ("element",),
     ("plan",),
     ("engine",),
@@ -35,6 +35,8 @@ LOADED_WHEN_NEEDED = {
     *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "grpc", "msgspec"),
     *("pyarrow", "torch", "jax", "keras", "ray", "tensorflow"),
 }
+# The one room of ours that is heavy: it brings gRPC along, for those who distribute a dataset.
+HEAVY_ROOM = "penstock.service."
 # What `import penstock` may load besides the standard library.
 LOADED_AT_IMPORT = {"penstock", "numpy", "optree", "typing_extensions"}
 SHAPELESS_NAMES = {"util", "helper", "common", "misc", "manager"}
@@ -108,7 +110,8 @@ def test_functions_import_only_what_is_heavy(module: str) -> None:
         for node in ast.walk(function)
         for name in imported(node)
     )
-    assert [name for name in inside if name.split(".")[0] not in LOADED_WHEN_NEEDED] == []
+    light = (name for name in inside if not name.startswith(HEAVY_ROOM))
+    assert [name for name in light if name.split(".")[0] not in LOADED_WHEN_NEEDED] == []
 
 
 @pytest.mark.parametrize("module", sorted(TREES))

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.distribute import REPLICAS
-from benchmarks.peers import material
+from benchmarks.peers import elements, material
 from benchmarks.peers.serve import Program, serve
+from benchmarks.service import CONSUMERS
 
 
 class Loop:
@@ -147,6 +148,33 @@ def steps(replicas: int, n: int) -> Iterable[Any]:
     return Loop(generate)
 
 
+def transfer(name: str, n: int) -> Iterable[Any]:
+    """What carrying elements takes at the least: a copy, into memory that is there."""
+    source = elements.PROGRAMS[name]()
+    target = np.empty_like(source)
+
+    def generate() -> Iterator[Any]:
+        for _ in range(n):
+            np.copyto(target, source)
+            yield target
+
+    return Loop(generate)
+
+
+def function(n: int) -> Iterable[Any]:
+    def generate() -> Iterator[Any]:
+        # Two batches come before the clock starts.
+        for start, end in spans(n, 16):
+            yield np.array([elements.busy(x + 32) for x in range(start, end)])
+
+    return Loop(generate)
+
+
+def ones(size: int, n: int) -> Iterable[Any]:
+    """What is counted where it is no matter what comes."""
+    return Loop(lambda: (np.ones(size, int) for _ in range(n)))
+
+
 PROGRAMS: dict[str, Program] = {
     "range_batch": range_batch,
     "map": map_,
@@ -158,6 +186,10 @@ PROGRAMS: dict[str, Program] = {
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
+    **{name: partial(transfer, name) for name in elements.PROGRAMS},
+    "function": function,
+    "sleeping": partial(ones, 1),
+    "coordinated": partial(ones, CONSUMERS),
 }
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.distribute import REPLICAS
-from benchmarks.peers import material
+from benchmarks.peers import material, services
 from benchmarks.peers.serve import Program, serve
 from benchmarks.peers.steps import Stretch, devices
 from penstock.data import Dataset
@@ -69,6 +69,7 @@ PROGRAMS: dict[str, Program] = {
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
+    **services.PROGRAMS,
 }
 
 if __name__ == "__main__":

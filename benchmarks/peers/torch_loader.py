@@ -1,4 +1,5 @@
-"""The workloads in torch's DataLoader, num_workers=0 as fits data in memory, threads as by default.
+"""The workloads in torch's DataLoader, num_workers=0 as fits data in memory, threads as by default;
+those of the data service with worker processes.
 
 Of the ordinary ways to write a dataset the fastest one is taken; gathering a whole batch by hand in
 `__getitems__` and switching collation off is measured apart, as a variant.
@@ -7,6 +8,8 @@ Of the ordinary ways to write a dataset the fastest one is taken; gathering a wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -14,8 +17,9 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from benchmarks.peers import material
-from benchmarks.peers.serve import serve
+from benchmarks.peers import elements, material
+from benchmarks.peers.elements import UnderWay
+from benchmarks.peers.serve import Program, serve
 
 
 class Squares(Dataset[int]):
@@ -70,6 +74,27 @@ class TokenLists(Dataset[torch.Tensor]):
         return self.flat[self.starts[index] : self.ends[index]]
 
 
+class Repeated(IterableDataset[Any]):
+    """The same array without end; what it becomes is copied each time it is sent."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+
+    def __iter__(self) -> Iterator[Any]:
+        return repeat(self.array)
+
+
+class Busy(Dataset[int]):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return elements.busy(index)
+
+
 def padded(lists: list[torch.Tensor]) -> torch.Tensor:
     return pad_sequence(lists, batch_first=True)
 
@@ -119,7 +144,16 @@ def padded_batch(n: int) -> Iterable[Any]:
     return DataLoader(lists, batch_size=64, collate_fn=padded)
 
 
-PROGRAMS = {
+def transfer(name: str, n: int) -> Iterable[Any]:
+    array = elements.PROGRAMS[name]()
+    return UnderWay(DataLoader(Repeated(array), batch_size=None, num_workers=1), n)
+
+
+def function(n: int) -> Iterable[Any]:
+    return UnderWay(DataLoader(Busy(n + 32), batch_size=16, num_workers=2), n // 16, ahead=2)
+
+
+PROGRAMS: dict[str, Program] = {
     "range_batch": range_batch,
     "map": map_,
     "filter": filter_,
@@ -129,6 +163,8 @@ PROGRAMS = {
     "images_gathered": images_gathered,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    **{name: partial(transfer, name) for name in elements.PROGRAMS},
+    "function": function,
 }
 
 if __name__ == "__main__":

@@ -57,8 +57,9 @@ from penstock.shim import (
     square,
     zeros,
 )
+from penstock.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "config",

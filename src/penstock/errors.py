@@ -8,9 +8,11 @@ A message reads: `<call as the user wrote it>: <what is wrong, with the value>; 
     │   ├── DisagreementError  (AssertionError)     values that cannot be right together
     │   ├── UnbatchedError     (IndexError)         single values where batches must stand
     │   ├── NoSuchEntryError   (IndexError)         an index that leads nowhere
+    │   ├── UnfitServerError   (RuntimeError)       what a server cannot be started with
     │   └── UnfitTypeError     (InvalidTypeError)   a value of a type that cannot be used so
     ├── InvalidTypeError       (TypeError)          a value of the wrong type
-    │   └── NotADatasetError   (AttributeError)     something else where a dataset must stand
+    │   ├── NotADatasetError   (AttributeError)     something else where a dataset must stand
+    │   └── NotAConfigError    (AttributeError)     something else where a config must stand
     ├── OutOfRangeError        (IndexError)         past the end
     ├── NotFoundError          (FileNotFoundError)  no such file, job, dataset
     ├── AlreadyExistsError     (FileExistsError)    somebody else holds it
@@ -65,12 +67,20 @@ class NoSuchEntryError(InvalidArgumentError, IndexError):
     """An index leads nowhere."""
 
 
+class UnfitServerError(InvalidArgumentError, RuntimeError):
+    """What a server cannot be started with."""
+
+
 class UnfitTypeError(InvalidArgumentError, InvalidTypeError):
     """A value of a type that cannot be used so: wrong as a value, and as a type."""
 
 
 class NotADatasetError(InvalidTypeError, AttributeError):
     """Something else stands where a dataset must."""
+
+
+class NotAConfigError(InvalidTypeError, AttributeError):
+    """Something else stands where the config of a server or a cache must."""
 
 
 class OutOfRangeError(OpError, IndexError):

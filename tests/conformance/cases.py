@@ -13,9 +13,9 @@ from typing import Any
 FOLDER = Path(__file__).parent / "cases"
 PINS = FOLDER / "deviations.json"
 
-# Programs that name TensorFlow itself, leave unguarded what penstock does not have, or write a str
-# where an element holds bytes, are run with (old, new) text. Nothing that penstock is asked changes
-# by it.
+# Programs that name TensorFlow itself, leave unguarded what penstock does not have, write a str
+# where an element holds bytes, or into a folder that is not theirs, are run with (old, new) text.
+# Nothing that penstock is asked changes by it.
 EDITS = {
     "strategy/values/in_function": (
         "(ident(PR(3., 4.)), ident.experimental_get_tracing_count())[1]",
@@ -27,6 +27,11 @@ EDITS = {
         '"sparse": t(D.from_tensors(tf.sparse.from_dense([1, 0])))',
         '"sparse": err(lambda: t(D.from_tensors(tf.sparse.from_dense([1, 0]))))',
     ),
+    "service/server/ctor_work_dir_missing": (
+        'work_dir="/nope/zz/dir")).target)',
+        'work_dir=os.path.join(tmpdir(), "zz/dir"))).target.rstrip("0123456789") + "PORT")',
+    ),
+    "service/id/basic": ('"dtype": i1.dtype.name', '"dtype": type(i1).__name__'),
     "autoshard/policy/textline_map_W2": ('s + "!"', 's + b"!"'),
     "autoshard/policy/textline_map_W3": ('s + "!"', 's + b"!"'),
     "autoshard/policy/interleave_map_inner_W2": ('s + "?"', 's + b"?"'),

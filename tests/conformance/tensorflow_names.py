@@ -31,6 +31,18 @@ class Names:
             raise AttributeError(f"{self._path}.{name}: neither penstock nor the harness has it")
         return extra if own is MISSING else own
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Functions that name `tf` travel to the workers of a service."""
+        return at_path, (self._path,)
+
+
+def at_path(path: str) -> Any:
+    """`tf.io` and the like."""
+    found: Any = namespace()
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
 
 def namespace() -> Names:
     """What a program sees as `tf`."""

@@ -1,6 +1,7 @@
 """The harness itself: what counts as equal, and that the list of deviations stays honest."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,11 @@ def test_the_product_comes_before_the_names_of_the_harness() -> None:
     assert (names.fill, names.x, names.strings.join, names.strings.as_string) == ("own", 3, 1, 2)
     with pytest.raises(AttributeError, match=r"tf\.strings\.no: neither penstock nor the harness"):
         _ = names.strings.no
+
+
+def test_the_names_of_a_program_travel() -> None:
+    for names in (tensorflow_names.namespace(), tensorflow_names.namespace().io):
+        assert pickle.loads(pickle.dumps(names)).__dict__ == names.__dict__
 
 
 def test_tensor_operations_have_tensorflows_dtypes() -> None:

@@ -91,7 +91,7 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return chain(source, *others)
         case n.Choose(_, _, stop):
             return chosen_from(source, others, stop)
-        case n.Prefetch() | n.Cache() | n.WithOptions():
+        case n.Prefetch() | n.Cache() | n.WithOptions() | n.Distribute():
             return source
     raise AssertionError(f"the model does not know {plan.label}")
 

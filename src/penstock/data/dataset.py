@@ -35,6 +35,7 @@ from penstock.engine.copies import kept
 from penstock.engine.formats import files, saved
 from penstock.engine.lower import open_plan
 from penstock.engine.specs import known_spec
+from penstock.engine.stream import State, Stream
 from penstock.engine.streams.elementwise import check_state
 from penstock.errors import (
     InvalidArgumentError,
@@ -1331,7 +1332,14 @@ def _spec_of(plan: Node) -> Any:
     return specs.spec_of(plan, ENVIRONMENT)
 
 
-ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of)
+def _connect(node: Node, state: State, context: Context) -> Stream:
+    # The service brings gRPC and more along, which only those need who distribute a dataset.
+    from penstock.service.host.connect import connect
+
+    return connect(node, state, context)
+
+
+ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
 """What the engine is told of the world: that plans are seen as datasets."""
 
 

@@ -163,6 +163,8 @@ class Iterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: small, and JSON where no user data is buffered."""
+        if self._stream is not None:
+            self._stream.commit()
         return {
             "version": VERSION,
             "plan": structure(self._plan),
@@ -174,7 +176,10 @@ class Iterator:
 
     def _here(self) -> Place:
         """The place of what the user will be given next."""
-        return self._place.after(self._size - length_hint(self._rows))
+        left = length_hint(self._rows)
+        if not left and self._stream is not None and not self._stream.replays:
+            return Place(self._stream.save())
+        return self._place.after(self._size - left)
 
     def load_state_dict(self, state: Any) -> None:
         """Goes on from `state`, exactly: the same rest of the sequence."""

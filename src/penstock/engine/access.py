@@ -35,10 +35,12 @@ from penstock.plan.nodes import (
     Random,
     Range,
     Repeat,
+    Round,
     Shard,
     Shuffle,
     Skip,
     Slices,
+    Tail,
     Take,
     WithOptions,
     Zip,
@@ -83,7 +85,9 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
             return partial(_shuffle, read[0], node)
         case Repeat(source):
             return partial(_repeat, read[0], round_length(source), source.by_epoch)
-        case Skip(_, count):
+        case Round(_, number):
+            return lambda index, epoch: read[0](index, (*epoch, number))
+        case Skip(_, count) | Tail(_, count):
             return lambda index, epoch: read[0](scaled(index, 1, count), epoch)
         case Shard(_, shards, offset):
             return lambda index, epoch: read[0](scaled(index, shards, offset), epoch)

@@ -18,7 +18,7 @@ from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
 
 
-class Failed:
+class FailedCall:
     """Stands among results for an element that could not be made."""
 
     __slots__ = ("error",)
@@ -141,14 +141,14 @@ class Calls:
             self._pace((now - started) / (len(results) - begun))
 
     def all(self, chunk: Chunk, ordinal: int) -> list[Any]:
-        """One result, or a `Failed`, for every element of `chunk`."""
+        """One result, or a `FailedCall`, for every element of `chunk`."""
         results: list[Any] = []
         while len(results) < len(chunk):
             rest = chunk.rows(len(results), len(chunk))
             made, error = self.many(rest, ordinal + len(results), float("inf"))
             results += made
             if error is not None:
-                results.append(Failed(error))
+                results.append(FailedCall(error))
         return results
 
     def _failure(self, ordinal: int, cause: BaseException) -> OpError:

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.engine.access import Epoch
 from penstock.engine.meters import Meters
+from penstock.engine.stream import State, Stream
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options
 from penstock.plan.seeds import derive
@@ -18,11 +19,15 @@ from penstock.plan.seeds import derive
 
 @dataclass(frozen=True)
 class Environment:
-    """The outside world: `wrap` makes the dataset that users' functions see from a plan, `spec`
-    tells a plan's spec, which may take a call of a user's function."""
+    """The outside world.
+
+    `wrap` makes the dataset that users' functions see from a plan. `spec` tells a plan's spec,
+    which may take a call of a user's function. `connect` opens what a service computes.
+    """
 
     wrap: Callable[[Node], Any]
     spec: Callable[[Node], Any]
+    connect: Callable[[Node, State, Context], Stream]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,9 @@ class Tap(Stream):
     def save(self) -> State:
         return self._stream.save() if self._position is None else self._position
 
+    def sure(self, limit: int) -> int:
+        return self._stream.sure(limit)
+
     def warm(self) -> None:
         self._stream.warm()
 
@@ -120,6 +123,10 @@ def _at(node: Node, start: int, context: Context) -> Stream:
         case nodes.Repeat(source, count):
             number, within = divmod(start, round_length(source))
             return ordering.RepeatStream(_rounds(source, context), count, number, within, True)
+        case nodes.Tail(source, first):
+            return open_plan(source, start + first, context)
+        case nodes.Round(source, number):
+            return open_plan(source, start, context.repetition(number))
         case nodes.Enumerate(source, first):
             return counting.EnumerateStream(open_plan(source, start, context), first + start)
         case nodes.Zip(parts, tree):
@@ -148,7 +155,9 @@ def _from(node: Node, state: State, context: Context) -> Stream:
             return files.FileCacheStream(filename, partial(_open, source, context), state)
         case nodes.Snapshot(source):
             return files.snapshot(node, source, context, open_plan, state)
-    own, inputs = (None, [None] * len(node.inputs)) if state is None else _parts(state)
+        case nodes.Distribute():
+            return context.environment.connect(node, state, context)
+    own, inputs = _begin(node) if state is None else (state["own"], state["inputs"])
     match node:
         case nodes.Repeat(source, count):
             number, produced, done = own or (0, False, False)
@@ -229,8 +238,20 @@ def _rounds(source: Node, context: Context) -> Any:
     return lambda number, state: open_plan(source, state, context.repetition(number))
 
 
-def _parts(state: State) -> tuple[State, list[State]]:
-    return state["own"], state["inputs"]
+def _begin(node: Node) -> tuple[State, list[State]]:
+    """The states at the start; what numbers its elements goes on from the number of the first."""
+    inputs: list[State] = [None] * len(node.inputs)
+    first = _first(node) if isinstance(node, nodes.Map | nodes.Filter | nodes.Interleave) else 0
+    if first and isinstance(node, nodes.Interleave):
+        return {"at": [0, 0, first], "slots": []}, inputs
+    return first or None, inputs
+
+
+def _first(node: Node) -> int:
+    """The number of the first element: pieces of a plan are numbered as in the whole."""
+    while node.inputs and not isinstance(node, nodes.Tail):
+        node = node.inputs[0]
+    return node.start if isinstance(node, nodes.Tail) else 0
 
 
 def _accessed(node: Node, start: int, context: Context) -> Stream:

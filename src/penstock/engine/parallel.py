@@ -14,10 +14,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.calls import Calls, Failed
+from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.pool import Pool
 from penstock.engine.results import Results, as_results
-from penstock.engine.stream import BUDGET, Feed, Place, State, Stream
+from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.engine.tuning import Parallelism
 
 
@@ -69,7 +69,7 @@ class ParallelMapStream(Stream):
         state: State,
     ) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._work = _Work(calls)
         self._arguments = arguments
         self._parallelism = parallelism
@@ -130,7 +130,7 @@ class ParallelMapStream(Stream):
             if any(start <= self._ordinal < stop for start, stop in self._done):
                 self._ordinal += 1
             else:
-                self._add(1, _completed([Failed(error)]))
+                self._add(1, _completed([FailedCall(error)]))
             return
         fresh = self._undone(rows)
         if fresh is not None:
@@ -176,7 +176,7 @@ class ParallelMapStream(Stream):
         self._task = task
         self._results.ordinal = task.first
         made = task.future.result()
-        self._results.add(made, sum(type(item) is Failed for item in made))
+        self._results.add(made, sum(type(item) is FailedCall for item in made))
         self._measure(task.size)
 
     def _finish_task(self) -> None:

@@ -71,6 +71,7 @@ class _Ahead:
         with self.changed:
             self.stopping = True
             self.changed.notify_all()
+        self.marked.stream.interrupt()
 
 
 class PrefetchStream(Stream):

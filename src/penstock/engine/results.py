@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.element.chunk import Chunk, changed, describe, unusable
-from penstock.engine.calls import Failed
+from penstock.engine.calls import FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
@@ -27,7 +27,7 @@ class Results:
         return len(self._waiting)
 
     def add(self, results: list[Any], failures: int = 0) -> None:
-        """Takes results over; `failures` of them are `Failed`."""
+        """Takes results over; `failures` of them are `FailedCall`."""
         self._waiting = self._waiting + results if self._waiting else results
         self._failures += failures
 
@@ -54,7 +54,7 @@ class Results:
         if not self._failures:
             return len(self._waiting)
         for index, item in enumerate(self._waiting):
-            if type(item) is Failed:
+            if type(item) is FailedCall:
                 return index
         return len(self._waiting)
 

@@ -127,13 +127,17 @@ class _Probe:
         if not isinstance(leaf, DatasetSpec):
             return zeros(leaf)
         element = nest.map_structure(self._made_up, leaf.element_spec)
+        return self._environment.wrap(self._rows(element, leaf.element_spec))
+
+    def _rows(self, element: Any, spec: Any) -> Node:
+        """A plan of one element that stands for many, whose spec is `spec`."""
         rows = nodes.Slices(nodes.Data(Chunk.of([element])))
-        rows.__dict__["_spec"] = leaf.element_spec
-        return self._environment.wrap(rows)
+        rows.__dict__["_spec"] = spec
+        return rows
 
     def _samples(self, node: Node) -> list[Any]:
         context = Context(self._environment, options=Options(executor="inline"))
-        stream = open_plan(_light(node), None, replace(context, meters=context.meters.inner()))
+        stream = open_plan(self._light(node), None, replace(context, meters=context.meters.inner()))
         found: list[Any] = []
         try:
             for _ in range(_TRIED):
@@ -148,6 +152,22 @@ class _Probe:
         finally:
             stream.close()
         return found
+
+    def _light(self, node: Node) -> Node:
+        """The same elements at first sight, without buffers, threads, services and filled files."""
+        match node:
+            case nodes.Distribute(None, element=element):
+                return self._rows(nest.map_structure(self._made_up, element), element)
+            case nodes.Distribute(source) if source is not None:
+                return self._light(source)
+            case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
+                return self._light(source)
+            case nodes.Repeat(source) | nodes.Snapshot(source) | nodes.WithOptions(source):
+                return self._light(source)
+            case nodes.Filter(source, function):
+                return type(node)(nodes.Take(self._light(source), _TRIED), function)
+            case _:
+                return node.with_inputs(tuple(map(self._light, node.inputs)))
 
     def _of_map(self, node: nodes.Map, samples: list[Any], given: Any) -> Any:
         calls = Calls("map", node.function)
@@ -187,9 +207,7 @@ class _Probe:
 
     def _of_group(self, key: Function, reduce: Function, sample: Any, given: Any) -> Any:
         number = Calls("group_by_window", key).one(sample, 0)
-        rows = nodes.Slices(nodes.Data(Chunk.of([sample])))
-        rows.__dict__["_spec"] = given  # That of every window, not only of this one.
-        window = self._environment.wrap(rows)
+        window = self._environment.wrap(self._rows(sample, given))
         made = Calls("group_by_window", reduce).plain(0, np.int64(number), window)
         return spec_of(plan_of("Dataset.group_by_window: reduce_func", made), self._environment)
 
@@ -221,19 +239,6 @@ class _Probe:
 def spec_of_rows(rows: Chunk, given: Any) -> Any:
     leaves = [spec_of_leaf(as_value(column)).unbatch() for column in rows.columns]
     return nest.unflatten(rows.tree, leaves)
-
-
-def _light(node: Node) -> Node:
-    """The same elements at first sight, without buffers, threads and files that are filled."""
-    match node:
-        case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
-            return _light(source)
-        case nodes.Repeat(source) | nodes.Snapshot(source) | nodes.WithOptions(source):
-            return _light(source)
-        case nodes.Filter(source, function):
-            return type(node)(nodes.Take(_light(source), _TRIED), function)
-        case _:
-            return node.with_inputs(tuple(_light(part) for part in node.inputs))
 
 
 def _has_unknown(spec: Any) -> bool:

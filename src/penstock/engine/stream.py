@@ -41,6 +41,28 @@ class Stream:
     def save(self) -> State:
         return {"own": self.state(), "inputs": self.input_states()}
 
+    @property
+    def replays(self) -> bool:
+        """Whether opening from a state gives the same elements again, as many as are pulled.
+
+        Where others share the elements, only those are sure that were set aside at the state.
+        """
+        return all(stream.replays for stream in self.inputs)
+
+    def sure(self, limit: int) -> int:
+        """How many of `limit` elements would come again from the state as it is now."""
+        return limit if self.replays else 1
+
+    def commit(self) -> None:
+        """Somebody keeps the state: whoever else hands out elements must know what it holds."""
+        for stream in self.inputs:
+            stream.commit()
+
+    def interrupt(self) -> None:
+        """Another thread wants the one that waits in `pull` to give up."""
+        for stream in self.inputs:
+            stream.interrupt()
+
     def warm(self) -> None:
         """Somebody will pull soon: what can work ahead may begin."""
 
@@ -90,7 +112,8 @@ class Marked:
         if isinstance(self._place.mark, int):
             return self._place
         started = time.perf_counter()
-        if self._place.count and started - self._marked >= 20 * self._cost:
+        due = started - self._marked >= 20 * self._cost or not self.stream.replays
+        if self._place.count and due:
             self._place = Place(self.stream.save())
             self._marked = time.perf_counter()
             self._cost = self._marked - started
@@ -98,7 +121,7 @@ class Marked:
 
     def pull(self, limit: int) -> Chunk:
         try:
-            chunk = self.stream.pull(limit)
+            chunk = self.stream.pull(self.stream.sure(limit))
         except StopIteration:
             raise
         except Exception:
@@ -108,7 +131,7 @@ class Marked:
         return chunk
 
 
-class Feed:
+class Inlet:
     """An operator's input that takes back what was not needed."""
 
     def __init__(self, stream: Stream) -> None:

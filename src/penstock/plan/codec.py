@@ -20,7 +20,7 @@ from penstock.element.ragged import Ragged
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import functions
 from penstock.plan.functions import Function
-from penstock.plan.nodes import Data, Node, Store
+from penstock.plan.nodes import Data, Node, Repetitions, Store
 
 VERSION = 1
 _HEADER = b"penstock plan %d\n"
@@ -96,7 +96,7 @@ def _parts(value: Any) -> list[Any]:
             return list(value)
         case bytes() | bytearray():
             return [bytes(value)]
-        case Store():
+        case Store() | Repetitions():
             return []
         case os.PathLike():
             return [os.fsencode(value)]

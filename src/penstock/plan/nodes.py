@@ -7,6 +7,7 @@ elements it has, and what (if anything) keeps it from random access. Nodes never
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,6 +59,9 @@ class Node:
 
     reason: ClassVar[str | None] = None
     """What keeps such an operator from random access, if something always does."""
+
+    sealed: ClassVar[bool] = False
+    """Whether somebody else runs what is below: it has its own options and is left as written."""
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -122,6 +126,11 @@ class Node:
         if self.obstacle is not None:
             return f"{self.label}: {self.obstacle}"
         return next((node.blocked for node in self.inputs if node.blocked), None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields, and the spec if it is known: what else was found out holds here only."""
+        names = {field.name for field in dataclasses.fields(self)} | {"_spec"}
+        return {name: value for name, value in self.__dict__.items() if name in names}
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -892,18 +901,117 @@ class WithOptions(Node):
 
 
 def options_of(node: Node) -> Options:
-    """The options of a plan: inputs first, a later setting wins."""
+    """The options of a plan: inputs first, a later setting wins.
+
+    Of a plan that a service computes, those that count there; they do not count around it.
+    """
     merged = Options()
-    for options in _options_in(node):
-        merged = merged.merge(options)
+    for part in node.inputs if node.sealed else (node,):
+        for options in _options_in(part):
+            merged = merged.merge(options)
     return merged
 
 
 def _options_in(node: Node) -> Iterator[Options]:
-    for part in node.inputs:
+    for part in () if node.sealed else node.inputs:
         yield from _options_in(part)
     if isinstance(node, WithOptions):
         yield node.options
+
+
+# Service
+
+
+@node
+class Tail(Node):
+    """The elements from `start` on of a plan with random access, numbered as they are there.
+
+    So whoever computes one piece of a plan draws for each element what the whole plan draws.
+    """
+
+    input: Node
+    start: int
+
+    @cached_property
+    def cardinality(self) -> int:
+        inner = self.input.cardinality
+        return inner if inner < 0 else max(0, inner - self.start)
+
+
+@node
+class Round(Node):
+    """Repetition `number` of a plan that is repeated, by itself."""
+
+    input: Node
+    number: int
+
+
+class Repetitions:
+    """Numbers the iterations of one distributed dataset that this process begins.
+
+    Equal to itself only, and at its start again in another process.
+    """
+
+    __leaf__ = True
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> int:
+        """The number of an iteration that begins now."""
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
+    def resume(self, number: int) -> None:
+        """That one goes on here; the next one comes after it."""
+        with self._lock:
+            self._next = max(self._next, number + 1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Repetitions, ()
+
+
+@node
+class Distribute(Node):
+    """The elements, made by the workers of a service.
+
+    Without `input` the dataset is one that only the dispatcher knows: `dataset_id` names it there,
+    `element` is its spec and `known` its cardinality, as far as a distributed dataset tells one.
+    """
+
+    input: Node | None
+    service: str
+    mode: int
+    job_name: str | None = None
+    consumer_index: int | None = None
+    num_consumers: int | None = None
+    max_outstanding: int | None = None
+    transfer: str | None = None
+    compression: str | None = None
+    trainer: str | None = None
+    target: str = "AUTO"
+    dataset_id: str | None = None
+    element: Any = None
+    known: int = UNKNOWN
+    repetitions: Repetitions = dataclasses.field(default_factory=Repetitions)
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return inputs[0] if inputs else self.element
+
+    @cached_property
+    def cardinality(self) -> int:
+        count = self.known if self.input is None else self.input.cardinality
+        return INFINITE if count == INFINITE else UNKNOWN
+
+    reason = "the service decides who computes what"
+    sealed = True
+
+    @property
+    def sharded_elsewhere(self) -> bool:
+        """The readers of a job that has a name share its elements."""
+        return self.job_name is not None
 
 
 BOOL = TensorSpec((), bool_dtype)

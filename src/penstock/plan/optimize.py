@@ -96,6 +96,8 @@ RULES: tuple[Rule, ...] = (
 
 def optimize(node: Node, rules: Sequence[Rule] = RULES) -> Node:
     """Applies `rules`, inputs first, until none of them changes the plan."""
+    if node.sealed:
+        return node
     node = node.with_inputs(tuple(optimize(part, rules) for part in node.inputs))
     for rule in rules:
         if (better := rule(node)) is not None:
@@ -124,12 +126,16 @@ def prepare(node: Node) -> Node:
 
 def without_options(node: Node) -> Node:
     """The plan itself: rules must not see a difference where somebody sets an option."""
+    if node.sealed:
+        return node
     node = node.with_inputs(tuple(without_options(part) for part in node.inputs))
     return node.input if isinstance(node, WithOptions) else node
 
 
 def loosened(node: Node) -> Node:
     """Order given up wherever calls are made in parallel and nobody asked to keep it."""
+    if node.sealed:
+        return node
     node = node.with_inputs(tuple(loosened(part) for part in node.inputs))
     if isinstance(node, Map) and node.parallel is not None and node.deterministic is None:
         return replace(node, deterministic=False)

@@ -9,7 +9,11 @@ from dataclasses import fields, replace
 from penstock.element.dtypes import DType
 from penstock.plan.nodes import Choices, Map, Node, Prefetch, Random, Shuffle, WithOptions
 
-_FREE = {"parallel", "deterministic", "seed", "random", "log_warning", "filename", "path"}
+_FREE = {
+    *("parallel", "deterministic", "seed", "random", "log_warning", "filename", "path"),
+    *("service", "job_name", "consumer_index", "max_outstanding", "transfer", "compression"),
+    *("trainer", "target", "dataset_id"),
+}
 """Settings that may differ between the plan that saved a state and the one that loads it."""
 
 _SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}

@@ -11,8 +11,8 @@ from typing import assert_never
 
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
-from penstock.plan.nodes import Node, Store, options_of
-from penstock.plan.options import AutoShardPolicy
+from penstock.plan.nodes import UNKNOWN, Node, Store, options_of
+from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
 from penstock.plan.readers import is_reader
 from penstock.plan.seeds import derive
 
@@ -67,6 +67,46 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
             assert_never(policy)
 
 
+def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) -> Node:
+    """What worker `index` of a service reads, by a policy that divides the data beforehand."""
+    share = _Share.checked(workers, index)
+    match policy:
+        case ShardingPolicy.HINT:
+            return in_order(_by_hint(plan, share).plan)
+        case ShardingPolicy.OFF | ShardingPolicy.DYNAMIC:
+            return in_order(plan)
+        case _ if _sharded_elsewhere(plan) is not None:
+            return in_order(plan)
+        case ShardingPolicy.DATA:
+            return in_order(_by_data(plan, share, "").plan)
+        case ShardingPolicy.FILE:
+            return in_order(_by_file(plan, share, "ShardingPolicy", "FILE_OR_DATA").plan)
+        case ShardingPolicy.FILE_OR_DATA:
+            return in_order(_by_file_or_data(plan, share).plan)
+        case _:
+            assert_never(policy)
+
+
+def share_plan(plan: Node, workers: int, index: int) -> Node:
+    """All operators of a plan over one worker's share of its sources: each counts on its own."""
+    return in_order(_shared(plan, _Share.checked(workers, index)))
+
+
+def _shared(node: Node, share: _Share) -> Node:
+    match node:
+        case nodes.Saved(shards=shards):
+            own = shards[share.index :: share.workers]
+            return replace(node, shards=own, count=node.count if own == shards else UNKNOWN)
+        case nodes.Choose(choice, parts):
+            own_parts = (_shared(part, share) for part in parts)
+            return share.above(node, (choice, *own_parts))
+        case _ if node.sharded_elsewhere:
+            return node
+        case _ if node.inputs and not node.sealed:
+            return share.above(node, tuple(_shared(part, share) for part in node.inputs))
+    return share.of(node)
+
+
 @dataclass(frozen=True)
 class _Share:
     """One worker's part of what all workers see alike."""
@@ -87,7 +127,7 @@ class _Share:
 
     def of(self, node: Node) -> Node:
         """This worker's elements of `node`."""
-        return nodes.Shard(_in_order(node), self.workers, self.index) if self.workers > 1 else node
+        return nodes.Shard(in_order(node), self.workers, self.index) if self.workers > 1 else node
 
     def above(self, node: Node, inputs: tuple[Node, ...]) -> Node:
         """`node` over this worker's inputs: with a cache and random numbers of its own."""
@@ -116,13 +156,23 @@ class _Share:
         return "each worker reads its own files"
 
 
-def _in_order(node: Node) -> Node:
+def in_order(node: Node) -> Node:
     """The plan, its order kept by parallel calls too: workers that count must count alike."""
-    node = node.with_inputs(tuple(map(_in_order, node.inputs)))
+    if node.sealed:
+        return _asking_for_order(node)
+    node = node.with_inputs(tuple(map(in_order, node.inputs)))
     if isinstance(node, nodes.Map | nodes.Interleave | nodes.Batch):
         if node.parallel is not None and node.deterministic is not True:
             return replace(node, deterministic=True)
     return node
+
+
+def _asking_for_order(node: Node) -> Node:
+    """A plan that others run, which are asked to keep its order; those who share one have none."""
+    if node.sharded_elsewhere:
+        return node
+    ordered = Options(deterministic=True).frozen()
+    return node.with_inputs(tuple(nodes.WithOptions(part, ordered) for part in node.inputs))
 
 
 def _sharded_elsewhere(node: Node) -> Node | None:
@@ -164,17 +214,19 @@ def _at_end(node: Node, share: _Share) -> Node:
     return share.of(node)
 
 
-def _by_file(plan: Node, share: _Share) -> Sharding:
+def _by_file(
+    plan: Node, share: _Share, policies: str = "AutoShardPolicy", other: str = "AUTO"
+) -> Sharding:
     files = _Files(share)
     divided = files.divide(plan)
     if files.unfit and share.workers > 1:
         raise NotFoundError(
-            f"AutoShardPolicy.FILE: {files.unfit}; use AutoShardPolicy.AUTO or DATA, "
+            f"{policies}.FILE: {files.unfit}; use {policies}.{other} or DATA, "
             "which can divide the elements"
         )
     if files.few:
         raise InvalidArgumentError(
-            f"AutoShardPolicy.FILE: {files.few}; write more files, or use AutoShardPolicy.AUTO "
+            f"{policies}.FILE: {files.few}; write more files, or use {policies}.{other} "
             "or DATA, which can divide the elements"
         )
     return Sharding(divided, AutoShardPolicy.FILE, f"FILE: {share.reads}")

@@ -8,9 +8,10 @@ from typing import Any
 
 from penstock.element.spec import TypeSpec
 from penstock.plan.functions import Function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, Store
-from penstock.plan.optimize import prepare
-from penstock.plan.options import Options
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Distribute, Node, Store, options_of
+from penstock.plan.optimize import prepare, without_options
+from penstock.plan.options import Options, ShardingPolicy
+from penstock.plan.splits import ENDLESS, Splits, cut, shape_of
 
 
 def explain(node: Node) -> str:
@@ -38,6 +39,8 @@ def tree(node: Node, depth: int = 0) -> Iterator[str]:
     mode = "random access" if node.blocked is None else "stream"
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
     yield f"  {'  ' * depth}{title(node)}  [{_count(node)}; {mode}{own}]"
+    if isinstance(node, Distribute):
+        yield from (f"  {'  ' * depth}  - {line}" for line in _shared(node))
     for part in node.inputs:
         yield from tree(part, depth + 1)
 
@@ -47,9 +50,64 @@ def title(node: Node) -> str:
     shown = []
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
+        if isinstance(node, Distribute) and field.name in _SAID_OTHERWISE:
+            continue
         if _worth_showing(value, field.default):
             shown.append(f"{field.name}={value!r:.60}" if field.name != "function" else str(value))
     return f"{node.label}({', '.join(shown)})"
+
+
+_SAID_OTHERWISE = ("mode", "element", "known")
+
+
+def _shared(node: Distribute) -> Iterator[str]:
+    """How the workers of a service share the work, and the readers the elements."""
+    match ShardingPolicy(node.mode):
+        case ShardingPolicy.OFF:
+            yield "parallel_epochs: every worker makes all of it"
+        case ShardingPolicy.DYNAMIC:
+            yield from _divided(node)
+        case policy:
+            yield f"{policy.name}: each worker makes its own part, which is settled beforehand"
+    if node.job_name is not None:
+        yield f"all readers of the job {node.job_name!r} share the elements"
+
+
+def _divided(node: Distribute) -> Iterator[str]:
+    if node.input is None:
+        yield "distributed_epoch: the dispatcher knows how it is divided"
+        return
+    shape = shape_of(node.input)
+    if shape.kind == "single" and options_of(node).service.stateful == "per_worker":
+        yield "distributed_epoch: every worker runs all operators on its share of the source"
+        return
+    parts: list[Node] = []
+
+    def noted(part: Node) -> Node:
+        parts.append(part)
+        return part
+
+    words = cut(node.input, noted)[1]
+    if shape.kind != "single" or node.job_name is not None or words is None:
+        yield f"distributed_epoch, {_pieces(shape)}"
+        return
+    for part in parts:
+        shown = without_options(part).label
+        yield f"distributed_epoch of {shown} and all before it, {_pieces(shape_of(part))}"
+    yield words
+
+
+def _pieces(shape: Splits) -> str:
+    if shape.kind == "random":
+        return "random access: any worker computes any range of the elements"
+    if shape.kind == "single":
+        return "one stream: one worker after the other can make it, but not two at once"
+    count = "pieces without end" if shape.streams == ENDLESS else f"{shape.streams} pieces"
+    if shape.streams == 1:
+        return "1 piece: there is nothing to divide"
+    if shape.ordered:
+        return f"{count} by index range, delivered in order"
+    return f"{count} by file or element, read in turns"
 
 
 def _worth_showing(value: Any, default: Any) -> bool:

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from penstock.element import nest
+from penstock.element import descriptions, nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, NoneTensorSpec, RaggedTensorSpec, TensorSpec
-from penstock.engine.formats import blocks, chunks, headers
+from penstock.engine.formats import blocks, chunks
 from penstock.engine.formats.blocks import BlocksOut, Head
 from penstock.engine.formats.buffers import Packed
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
@@ -332,13 +332,13 @@ def test_same_structure() -> None:
 
     local, other = namedtuple("local", "a b"), namedtuple("local", "a c")
     again = namedtuple("local", "a b")
-    assert headers.same_structure(tree(local(1, {"a": 2})), tree(again(1, {"a": 2})))
-    assert headers.same_structure(
+    assert descriptions.same_structure(tree(local(1, {"a": 2})), tree(again(1, {"a": 2})))
+    assert descriptions.same_structure(
         tree({"a": 1, "b": local(1, 2)}), tree({"b": again(1, 2), "a": 1})
     )
-    assert not headers.same_structure(tree(local(1, 2)), tree(other(1, 2)))
-    assert not headers.same_structure(tree(local(1, 2)), tree((1, 2)))
-    assert not headers.same_structure(tree((1, 2)), tree((1, (2,))))
+    assert not descriptions.same_structure(tree(local(1, 2)), tree(other(1, 2)))
+    assert not descriptions.same_structure(tree(local(1, 2)), tree((1, 2)))
+    assert not descriptions.same_structure(tree((1, 2)), tree((1, (2,))))
 
 
 @pytest.mark.parametrize(
@@ -352,12 +352,13 @@ def test_same_structure() -> None:
     ],
 )
 def test_specs(spec: Any) -> None:
-    assert headers.spec_from_json(json.loads(json.dumps(headers.spec_to_json(spec)))) == spec
+    written = json.dumps(descriptions.spec_to_json(spec))
+    assert descriptions.spec_from_json(json.loads(written)) == spec
 
 
 def test_specs_that_cannot_be_written() -> None:
     with pytest.raises(InvalidArgumentError, match="with a DatasetSpec cannot be written"):
-        headers.spec_to_json(DatasetSpec(TensorSpec(())))
+        descriptions.spec_to_json(DatasetSpec(TensorSpec(())))
 
 
 # What cannot be written

@@ -99,3 +99,35 @@ def test_a_compressed_file_without_its_header(tmp_path: Path) -> None:
 def test_wrong_sizes(sizes: tuple[int, int, int], problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"FixedLengthRecordDataset: {problem}"):
         FixedReader("x", *sizes)
+
+
+@given(st.integers(0, 20), st.integers(1, 7), st.integers(1, 8), st.integers(1, 3))
+def test_parts_are_the_file(
+    file: Path, count: int, parts: int, buffer_size: int, limit: int
+) -> None:
+    file.write_bytes(b"HH" + bytes(range(3 * count)) + b"F")
+    found: list[bytes] = []
+    for index in range(parts):
+        part = (index, parts)
+        reader = FixedReader(file, 3, 2, 1, buffer_size=buffer_size, part=part)
+        while block := reader.read(limit):
+            found += block
+            reader.close()
+            reader = FixedReader(file, 3, 2, 1, None, buffer_size, reader.position, part)
+        reader.close()
+    assert found == records(FixedReader(file, 3, 2, 1))
+
+
+def test_a_file_that_does_not_fit_is_refused_by_every_part(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    path.write_bytes(b"12345")
+    for index in range(2):
+        with pytest.raises(InvalidArgumentError, match="has 5 bytes, which is not a header"):
+            FixedReader(path, 3, part=(index, 2)).read(1)
+
+
+def test_what_has_no_size_has_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "records.gz"
+    path.write_bytes(gzip.compress(b"123456"))
+    with pytest.raises(InvalidArgumentError, match="cannot be read by parts, for its size"):
+        FixedReader(path, 3, compression="GZIP", part=(0, 2)).read(1)

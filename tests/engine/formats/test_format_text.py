@@ -1,15 +1,18 @@
 """Lines: line ends, long lines, and the same answer as splitting the whole file."""
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.formats.text import TextReader
+from penstock.errors import InvalidArgumentError
 
 
-def lines(path: Path, limit: int = 100, **options: int) -> list[bytes]:
+def lines(path: Path, limit: int = 100, **options: Any) -> list[bytes]:
     reader = TextReader(path, **options)  # type: ignore[arg-type]
     records: list[bytes] = []
     while part := reader.read(limit):
@@ -89,3 +92,44 @@ def test_one_read_gives_a_block_and_not_a_line(tmp_path: Path) -> None:
     assert len(reader.read(8_000)) == 8_000
     assert len(reader.read(8_000)) == 2_000
     assert reader.read(8_000) == []
+
+
+def parts(path: Path, count: int, limit: int, **options: int) -> list[bytes]:
+    """The lines of all parts, each reader replaced by one that goes on from its position."""
+    found: list[bytes] = []
+    for index in range(count):
+        reader = TextReader(path, part=(index, count), **options)
+        while block := reader.read(limit):
+            found += block
+            reader.close()
+            reader = TextReader(path, position=reader.position, part=(index, count), **options)
+        reader.close()
+    return found
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bb", b"\r", b"\n", b"\n\n", b"long line"]), max_size=30),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.integers(1, 3),
+)
+def test_parts_are_the_file(
+    file: Path, pieces: list[bytes], count: int, buffer_size: int, limit: int
+) -> None:
+    file.write_bytes(b"".join(pieces))
+    assert parts(file, count, limit, buffer_size=buffer_size) == lines(file)
+
+
+def test_a_line_belongs_to_the_part_that_it_begins_in(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"aaa\nbb\nc\n")
+    found = [lines(path, part=(index, 3)) for index in range(3)]
+    assert found == [[b"aaa"], [b"bb"], [b"c"]]
+    assert [lines(path, part=(index, 2)) for index in range(2)] == [[b"aaa"], [b"bb", b"c"]]
+
+
+def test_what_has_no_size_has_no_parts(tmp_path: Path) -> None:
+    path = tmp_path / "lines.gz"
+    path.write_bytes(gzip.compress(b"a\nb\n"))
+    with pytest.raises(InvalidArgumentError, match="cannot be read by parts, for its size"):
+        TextReader(path, "GZIP", part=(0, 2)).read(1)

@@ -4,6 +4,7 @@ from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT
 from penstock.data.experimental import service
 from penstock.data.experimental.csv import CsvDataset, make_csv_dataset
+from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.transformations import (
     Counter,
     RandomDataset,
@@ -69,6 +70,7 @@ __all__ = [
     "cardinality",
     "choose_from_datasets",
     "dense_to_ragged_batch",
+    "distributed_save",
     "enumerate_dataset",
     "from_list",
     "get_next_as_optional",

@@ -104,13 +104,13 @@ class Driver:
         self._library.cuStreamCreate(byref(made), c_uint(_NON_BLOCKING))
         return int(made.value or 0)
 
-    def mark(self, gpu: int, stream: int) -> Mark:
+    def mark(self, gpu: int, stream: int) -> EventMark:
         """Marks what was begun on a stream until now."""
         made = c_void_p()
         with self.on(gpu):
             self._library.cuEventCreate(byref(made), c_uint(_WITHOUT_SPINNING))
             self._library.cuEventRecord(made, c_void_p(stream))
-        return Mark(self, gpu, made)
+        return EventMark(self, gpu, made)
 
     def is_passed(self, event: c_void_p) -> bool:
         return bool(self._library.cuEventQuery(event) == 0)
@@ -128,7 +128,7 @@ class Driver:
                 self._library.cuCtxSynchronize()
 
 
-class Mark:
+class EventMark:
     """Some work of a GPU: all that was begun on a stream before a moment."""
 
     def __init__(self, driver: Driver, gpu: int, event: c_void_p) -> None:

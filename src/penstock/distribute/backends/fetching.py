@@ -44,7 +44,7 @@ class Copies:
             return self.cuda.copy_rows(to, self.sources, self.sizes, stream)
 
 
-class Fetch:
+class RowFetch:
     """Rows in memory, and whether a GPU can read them by itself."""
 
     def __init__(self, rows: Chunk, cuda: Driver) -> None:

@@ -14,7 +14,7 @@ import jax as jax_module
 import numpy as np
 
 from penstock.distribute.backends.cuda import Driver
-from penstock.distribute.backends.fetching import Fetch, fetched, owners_of_numbers
+from penstock.distribute.backends.fetching import RowFetch, fetched, owners_of_numbers
 from penstock.distribute.backends.jax_landing import Landing, received
 from penstock.distribute.backends.moving import Array, ColumnDelivery
 from penstock.distribute.backends.pinned import Buffers
@@ -112,7 +112,7 @@ class JaxCudaRows(JaxCudaDelivery):
         rows: Chunk,
     ) -> None:
         super().__init__(handles, columns, ahead, cuda)
-        self._fetch = Fetch(rows, cuda)
+        self._fetch = RowFetch(rows, cuda)
 
     def _sent(self, chunk: Chunk) -> Chunk:
         return fetched(chunk, self._fetch.rows, self._columns, self._fetched)

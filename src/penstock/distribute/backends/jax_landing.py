@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax as jax_module
 import numpy as np
 
-from penstock.distribute.backends.cuda import Driver, Mark
+from penstock.distribute.backends.cuda import Driver, EventMark
 
 # Its own annotations are incomplete.
 jax: Any = jax_module
@@ -44,7 +44,7 @@ class Arrival:
     """What is sent to one GPU at once; the mark is set when nothing more belongs to it."""
 
     def __init__(self) -> None:
-        self.mark: Mark | None = None
+        self.mark: EventMark | None = None
 
 
 class Landed(NamedTuple):
@@ -84,7 +84,7 @@ class Landing:
         jax.block_until_ready(oldest.left)
         return oldest
 
-    def mark(self) -> Mark:
+    def mark(self) -> EventMark:
         """Everything that was begun until now."""
         return self._cuda.mark(self.gpu, self._stream)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.backends.cuda import Driver, Mark
+from penstock.distribute.backends.cuda import Driver, EventMark
 from penstock.distribute.backends.moving import Array
 
 _BUFFERS = 3
@@ -33,7 +33,7 @@ class Buffer:
         # Where it cannot be locked, copies take longer and are right all the same.
         if cuda.lock(address, self.nbytes):
             weakref.finalize(self, cuda.unlock, address).atexit = False
-        self.reader: Mark | None = None
+        self.reader: EventMark | None = None
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

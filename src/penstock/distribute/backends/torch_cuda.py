@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock.distribute.backends.cuda import Driver, driver
-from penstock.distribute.backends.fetching import Fetch, fetched, owners_of_numbers
+from penstock.distribute.backends.fetching import RowFetch, fetched, owners_of_numbers
 from penstock.distribute.backends.moving import Array, ColumnDelivery
 from penstock.distribute.backends.torch_tensors import dtype_of, locked, tensor_of
 from penstock.element.chunk import Chunk
@@ -110,7 +110,7 @@ class CudaRows(CudaDelivery):
         cuda: Driver,
     ) -> None:
         super().__init__(handles, columns, ahead)
-        self._fetch = Fetch(rows, cuda)
+        self._fetch = RowFetch(rows, cuda)
 
     def _sent(self, chunk: Chunk) -> Chunk:
         return fetched(chunk, self._fetch.rows, self._columns, self._fetched)

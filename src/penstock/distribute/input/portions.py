@@ -21,7 +21,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.ragged import Ragged
 from penstock.engine.collate import UnstackableError, batched, stacked
-from penstock.engine.stream import Feed, Place, State, Stream, discard
+from penstock.engine.stream import Inlet, Place, State, Stream, discard
 from penstock.engine.streams.batching import UnbatchStream
 from penstock.errors import UnbatchedError
 
@@ -66,7 +66,7 @@ class PortionsStream(Stream):
 
     def __init__(self, source: Stream, replicas: int, position: Position) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._replicas = replicas
         self._step = position.step
         self._untold = position.told

@@ -13,12 +13,12 @@ from typing import Any
 
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.columns import Column
+from penstock.element.descriptions import structure_from_json, structure_to_json
 from penstock.element.nest import Tree
 from penstock.element.ragged import Ragged
 from penstock.element.values import is_opaque
 from penstock.engine.formats.blocks import DONE, BlocksIn, BlocksOut, Head
 from penstock.engine.formats.buffers import MAX_ROWS, Packed, Unpacked
-from penstock.engine.formats.headers import structure_from_json, structure_to_json
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 BLOCK_ROWS, BLOCK_BYTES = 1 << 16, 4 << 20

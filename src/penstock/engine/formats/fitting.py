@@ -9,11 +9,11 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.columns import Column
+from penstock.element.descriptions import same_structure
 from penstock.element.dtypes import of_numpy
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec, TypeSpec, relax
 from penstock.element.values import spec_of_leaf
-from penstock.engine.formats.headers import same_structure
 from penstock.errors import InvalidArgumentError
 
 

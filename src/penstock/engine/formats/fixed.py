@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from penstock.engine.formats.files import Path, size_of
-from penstock.engine.formats.records import BlockReader
+from penstock.engine.formats.records import BlockReader, Part
 from penstock.errors import DataLossError, InvalidArgumentError
 
 
@@ -27,6 +27,7 @@ class FixedReader(BlockReader[bytes]):
         compression: str | None = None,
         buffer_size: int | None = None,
         position: int = 0,
+        part: Part | None = None,
     ) -> None:
         _check_at_least(1, "record_bytes", record_bytes)
         _check_at_least(0, "header_bytes", header_bytes)
@@ -34,8 +35,15 @@ class FixedReader(BlockReader[bytes]):
         super().__init__(path, compression, buffer_size, position)
         self._record_bytes = record_bytes
         self._header_bytes, self._footer_bytes = header_bytes, footer_bytes
+        self._part = part
+        self._stop: int | None = None
 
     def _cut(self, limit: int) -> list[bytes]:
+        if self._stop is not None:
+            limit = min(limit, (self._stop - self.position) // self._record_bytes)
+            self._more = self._more and limit > 0
+            if limit <= 0:
+                return []
         size, rest = self._record_bytes, len(self._buffer) - self._start
         # What may still turn out to be the footer stays in the buffer.
         count = min(limit, max(rest - self._footer_bytes, 0) // size)
@@ -54,8 +62,18 @@ class FixedReader(BlockReader[bytes]):
             if body < 0 or body % self._record_bytes:
                 raise InvalidArgumentError(self._misfit(size))
             file.seek(0)
-        self.position = position or self._header_bytes
+        begin = self._header_bytes if self._part is None else self._begin(file, self._part)
+        self.position = position or begin
         super()._go_to(file, self.position)
+
+    def _begin(self, file: BinaryIO, part: Part) -> int:
+        """Where a part begins; notes where it ends."""
+        body = self._size_for_parts(file) - self._header_bytes - self._footer_bytes
+        file.seek(0)
+        count = body // self._record_bytes
+        first, last = (count * number // part[1] for number in (part[0], part[0] + 1))
+        self._stop = self._header_bytes + last * self._record_bytes
+        return self._header_bytes + first * self._record_bytes
 
     def _misfit(self, size: int) -> str:
         return (

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engine.formats import headers
+from penstock.element.descriptions import spec_from_json, spec_to_json
 from penstock.engine.formats.blocks import crc32c
 from penstock.engine.formats.folders import join, read_small
 from penstock.errors import DataLossError, FailedPreconditionError
@@ -32,7 +32,7 @@ class SavedInfo:
 
 
 def to_bytes(info: SavedInfo) -> bytes:
-    spec = None if info.spec is None else headers.spec_to_json(info.spec)
+    spec = None if info.spec is None else spec_to_json(info.spec)
     text = json.dumps(info.__dict__ | {"spec": spec, "version": VERSION}, indent=1).encode()
     return b"%08x %b" % (crc32c(text), text)
 
@@ -62,5 +62,5 @@ def _from_bytes(data: bytes) -> SavedInfo:
         raise ValueError("it is of another version")
     if not all(re.fullmatch(r"\d*", found[run]) for run in ("run", "replaced")):
         raise ValueError("a run is a number")
-    spec = found["spec"] if found["spec"] is None else headers.spec_from_json(found["spec"])
+    spec = found["spec"] if found["spec"] is None else spec_from_json(found["spec"])
     return SavedInfo(**found | {"spec": spec, "shards": tuple(found["shards"])})

@@ -14,6 +14,9 @@ from penstock.errors import DataLossError, InvalidArgumentError
 
 Record = TypeVar("Record")
 
+Part = tuple[int, int]
+"""Part i of n of a file: the records that begin in the i-th of n equal stretches."""
+
 
 class RecordReader(Protocol[Record]):
     """The records of one file, in order."""
@@ -111,6 +114,15 @@ class BlockReader(ABC, Generic[Record]):
                 f"{self.call}: {self.path!r} ends {missing} bytes before position {position}; "
                 "it is not the file that the position was taken from"
             )
+
+    def _size_for_parts(self, file: BinaryIO) -> int:
+        size = size_of(file)
+        if size is None:
+            raise InvalidArgumentError(
+                f"{self.call}: {self.path!r} cannot be read by parts, for its size is not known; "
+                "read it as a whole"
+            )
+        return size
 
     def close(self) -> None:
         self._ended, self._more = True, False

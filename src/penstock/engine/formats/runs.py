@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
+from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
-from penstock.engine.formats import headers, metadata
+from penstock.engine.formats import metadata
 from penstock.engine.formats.blocks import check_packing
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.fitting import fitted, spec_of_chunk
@@ -55,12 +56,13 @@ class RunWriter:
         self._run, self._pid = self._lock.token, os.getpid()
         self._writers: dict[int, ChunkWriter] = {}
         self._open: dict[int, ChunkWriter] = {}
+        self._adopted: list[int] = []
         self._count = 0
         self._committed = False
 
     def _check_spec(self) -> None:
         try:
-            headers.spec_to_json(self._declared)
+            spec_to_json(self._declared)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{self._call}: {error.message}") from None
 
@@ -107,6 +109,16 @@ class RunWriter:
             self._open.pop(next(iter(self._open))).pause()
         return writer
 
+    def place(self, number: int) -> str:
+        """The file that somebody else is to write as a shard; its folder is there."""
+        self._folder.make(f"{self._run}/{number:08}.shard")
+        return join(self._path, self._file(number))
+
+    def adopt(self, number: int, count: int) -> None:
+        """That shard was written, with so many elements, which fit the declared spec."""
+        self._adopted.append(number)
+        self._count += count
+
     def _file(self, number: int) -> str:
         return f"{self._run}/{number:08}.shard/{0:08}.snapshot"
 
@@ -118,12 +130,12 @@ class RunWriter:
             self.abandon()
             return False
         before = self._before()
-        shards = tuple(self._file(number) for number in sorted(self._writers))
+        shards = tuple(self._file(number) for number in sorted([*self._writers, *self._adopted]))
         info = SavedInfo(self._found, shards, self._count, self._packing, self._run, before)
         self._folder.replace(METADATA, metadata.to_bytes(info))
         self._committed = True
         if self._found is not None:
-            spec = json.dumps(headers.spec_to_json(self._found)).encode()
+            spec = json.dumps(spec_to_json(self._found)).encode()
             self._folder.replace(SPEC, spec)
         self._remove(before)
         self.abandon()

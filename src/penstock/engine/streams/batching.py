@@ -10,7 +10,7 @@ import numpy as np
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.engine.collate import Collate, UnstackableError, batched, stacked
-from penstock.engine.stream import Feed, State, Stream, discard
+from penstock.engine.stream import Inlet, State, Stream, discard
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch
 
@@ -23,7 +23,7 @@ class BatchStream(Stream):
 
     def __init__(self, node: Batch, source: Stream, collate: Collate) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._collate = collate
         self._size = node.size
         self._drop = node.drop_remainder
@@ -84,7 +84,7 @@ class UnbatchStream(Stream):
     def __init__(self, label: str, source: Stream, row: State) -> None:
         self.inputs = (source,)
         self._label = label
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._skip = row or 0
         self._rows: Chunk | None = None
         self._counts = np.zeros(0, np.int64)
@@ -151,7 +151,7 @@ class RebatchStream(Stream):
     def __init__(self, node: Rebatch, rows: Stream, turn: State) -> None:
         self.inputs = (rows,)
         self._node = node
-        self._feed = Feed(rows)
+        self._feed = Inlet(rows)
         self._turn = turn or 0
 
     def pull(self, limit: int) -> Chunk:

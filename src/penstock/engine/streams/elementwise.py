@@ -13,10 +13,10 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.values import as_value
 from penstock.engine.access import Epoch, leaf, pair, vectorized
-from penstock.engine.calls import Calls, Failed
+from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.copies import kept
 from penstock.engine.results import Results, as_results
-from penstock.engine.stream import BUDGET, Feed, Place, State, Stream
+from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan
 from penstock.plan.seeds import generator
@@ -30,7 +30,7 @@ class MapStream(Stream):
     def __init__(self, node: Map, source: Stream, epoch: Epoch, ordinal: State) -> None:
         self.inputs = (source,)
         self._node = node
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._calls = map_calls(node, epoch)
         self._results = Results(self._calls.where, ordinal or 0)
         self._used = 0
@@ -59,7 +59,7 @@ class MapStream(Stream):
         if self._used < len(rows):
             self._feed.unread(rows, self._used)
         if error is not None:
-            self._results.add([*results, Failed(error)], failures=1)
+            self._results.add([*results, FailedCall(error)], failures=1)
         else:
             self._results.add(results)
 
@@ -119,7 +119,7 @@ class FilterStream(Stream):
 
     def __init__(self, node: Filter, source: Stream, ordinal: State) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._calls = Calls(node.label, node.function)
         self._ordinal = ordinal or 0
         self._failed: OpError | None = None
@@ -215,7 +215,7 @@ class ScanStream(Stream):
 
     def __init__(self, node: Scan, source: Stream, state: State) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._calls = Calls("scan", node.function)
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
         self._state = kept(begin)
@@ -244,7 +244,7 @@ class ScanStream(Stream):
             try:
                 made.append(self._step(element, number))
             except OpError as error:
-                failed = [Failed(error)]
+                failed = [FailedCall(error)]
                 break
             if time.perf_counter() - started > BUDGET:
                 break

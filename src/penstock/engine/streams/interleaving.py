@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.calls import Calls, Failed
-from penstock.engine.stream import Demand, Feed, Place, State, Stream
+from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.stream import Demand, Inlet, Place, State, Stream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
 from penstock.plan.nodes import Interleave, Node
@@ -31,7 +31,7 @@ class Slot:
     ordinal: int
     place: Place
     stream: Stream
-    feed: Feed
+    feed: Inlet
     demand: Demand = field(default_factory=Demand)
 
     def pull(self, least: int) -> Chunk:
@@ -55,14 +55,14 @@ class InterleaveStream(Stream):
     ) -> None:
         self.inputs = (source,)
         self._node = node
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._key = key
         self._open_inner = open_inner
         self._calls = Calls(node.label, node.function)
         self._slots: list[Slot | None] = [None] * node.cycle
         self._ahead = ahead
         self._alike = Alike(self._calls.where)
-        self._next: deque[tuple[Place, Slot | Failed]] = deque()
+        self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
         if state is not None:
             self._restore(state)
@@ -126,7 +126,7 @@ class InterleaveStream(Stream):
             return None
         _, slot = self._next.popleft()
         self._ordinal += 1
-        if isinstance(slot, Failed):
+        if isinstance(slot, FailedCall):
             raise slot.error
         self._slots[self._turn] = slot
         return slot
@@ -145,11 +145,11 @@ class InterleaveStream(Stream):
             place, ordinal = self._feed.place, self._ordinal + len(self._next)
             self._next.append((place, self._tried(element, ordinal, place)))
 
-    def _tried(self, element: Any, ordinal: int, place: Place) -> Slot | Failed:
+    def _tried(self, element: Any, ordinal: int, place: Place) -> Slot | FailedCall:
         try:
             slot = self._open(element, ordinal, place, None)
         except Exception as error:
-            return Failed(error)
+            return FailedCall(error)
         slot.stream.warm()
         return slot
 
@@ -157,7 +157,7 @@ class InterleaveStream(Stream):
         with scoped(derive(self._key, ordinal)):
             made = self._calls.one(element, ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, ordinal)
-        return Slot(ordinal, place, stream, Feed(stream))
+        return Slot(ordinal, place, stream, Inlet(stream))
 
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % self._node.cycle

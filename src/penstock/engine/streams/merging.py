@@ -12,7 +12,7 @@ from penstock.element.chunk import Chunk, describe
 from penstock.element.index import Array
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
-from penstock.engine.stream import Feed, State, Stream
+from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -21,7 +21,7 @@ class ZipStream(Stream):
 
     def __init__(self, parts: tuple[Stream, ...], tree: Tree) -> None:
         self.inputs = parts
-        self._feeds = [Feed(part) for part in parts]
+        self._feeds = [Inlet(part) for part in parts]
         self._tree = tree
 
     def pull(self, limit: int) -> Chunk:
@@ -127,8 +127,8 @@ class ChooseStream(Stream):
 
     def __init__(self, parts: tuple[Stream, ...], stop_on_empty: bool, done: State) -> None:
         self.inputs = parts
-        self._choices = Feed(parts[0])
-        self._feeds = [Feed(part) for part in parts[1:]]
+        self._choices = Inlet(parts[0])
+        self._feeds = [Inlet(part) for part in parts[1:]]
         self._stop = stop_on_empty
         self._done: list[int] = list(done or ())
         self._alike = Alike("Dataset.choose_from_datasets")

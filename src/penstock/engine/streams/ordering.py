@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Feed, State, Stream
+from penstock.engine.stream import Inlet, State, Stream
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
 
@@ -22,7 +22,7 @@ class ShuffleStream(Stream):
 
     def __init__(self, source: Stream, buffer: int | None, key: int, state: State) -> None:
         self.inputs = (source,)
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._size = buffer
         self._key = key
         self._count = 0

@@ -15,7 +15,7 @@ from penstock.engine.conform import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
 from penstock.engine.formats.records import RecordReader
-from penstock.engine.stream import Feed, State, Stream
+from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
 
@@ -135,7 +135,7 @@ class RecordsStream(Stream):
     def __init__(self, node: Records, source: Stream, position: State) -> None:
         self.inputs = (source,)
         self._node = node
-        self._names = Feed(source)
+        self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
         self._begin = position
 

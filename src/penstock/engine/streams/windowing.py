@@ -11,7 +11,7 @@ from penstock import errors
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.engine.calls import Calls
-from penstock.engine.stream import Feed, State, Stream
+from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, GroupByWindow, Node, Slices, Window
@@ -29,7 +29,7 @@ class WindowStream(Stream):
     def __init__(self, node: Window, source: Stream, wrap: Wrap, state: State) -> None:
         self.inputs = (source,)
         self._node = node
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._wrap = wrap
         self._held: Chunk | None = None
         self._failed: dict[int, Exception] = {}
@@ -118,7 +118,7 @@ class GroupByWindowStream(Stream):
     ) -> None:
         self.inputs = (source,)
         self._node = node
-        self._feed = Feed(source)
+        self._feed = Inlet(source)
         self._wrap = wrap
         self._open_inner = open_inner
         self._key = Calls("group_by_window", node.key)

@@ -1,7 +1,7 @@
-"""Structures and specs as JSON: what a file says about the elements in it.
+"""Structures and specs as JSON: what a file or another process is told about elements.
 
-No pickles, and reading never imports a module: a class that a file names is looked up among those
-that the program has loaded already.
+No pickles, and reading never imports a module: a class that somebody names is looked up among
+those that the program has loaded already.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _key_to_json(key: Any) -> Json:
         return {"bytes": key.hex()}
     if type(key) not in _KEYS:
         raise InvalidArgumentError(
-            f"the dict key {key!r} cannot be written to a file; use strings or numbers as keys"
+            f"the dict key {key!r} cannot be written down; use strings or numbers as keys"
         )
     return key
 
@@ -110,7 +110,7 @@ def _kind(kind: Any) -> str:
     if loaded and dataclasses.is_dataclass(kind):
         return "dataclass"
     raise InvalidArgumentError(
-        f"elements of type {kind.__qualname__} cannot be written to a file; use tuples, dicts, "
+        f"elements of type {kind.__qualname__} cannot be written down; use tuples, dicts, "
         "named tuples, or dataclasses defined at the top level of a module"
     )
 
@@ -167,7 +167,7 @@ def _leaf_to_json(spec: Any) -> Json:
             return ["ragged", spec.dtype.name, spec.shape.dims, spec.ragged_rank, splits]
         case NoneTensorSpec():
             return ["none"]
-    raise InvalidArgumentError(f"elements with a {type(spec).__name__} cannot be written to a file")
+    raise InvalidArgumentError(f"elements with a {type(spec).__name__} cannot be written down")
 
 
 def spec_from_json(value: Json) -> Any:

@@ -1,0 +1,199 @@
+"""The commands and their arguments: each command is a function of parsed arguments to a status.
+
+0: all went well, or the server ended as it was asked to; 1: an error, said in one line; 2: wrong
+arguments; 128 and the number of the signal: stopped before it had finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.cli import guide, overview, serving
+from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
+from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
+from penstock.errors import OpError
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; gives its exit status."""
+    parsed = _parser().parse_args(arguments)
+    command: Command = parsed.command
+    # As for a program in this folder: a console script has only its own folder on the path.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return command(parsed)
+    except OpError as error:
+        print(f"penstock {parsed.name}: {error.message}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "penstock", description=guide.ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(title="commands", dest="name", required=True)
+
+    def add(name: str, command: Command, help: str, about: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=help,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(command=command)
+        return made
+
+    _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", guide.DISPATCHER))
+    _worker_arguments(add("worker", worker, "start a worker", guide.WORKER))
+    _status_arguments(add("status", status, "show what a service does", guide.STATUS))
+    _certs_arguments(add("certs", certs, "make certificates and a token", guide.CERTS))
+    return parser
+
+
+def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
+    parser.add_argument("--port", type=int, default=0, metavar="N", help=port)
+    parser.add_argument(
+        "--host",
+        default="localhost",
+        metavar="NAME",
+        help="name or address to listen on, by which others reach it (default: localhost, "
+        "which only this machine can reach)",
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="a file with the secret of this service"
+    )
+    parser.add_argument(
+        "--certificates", metavar="FOLDER", help="what penstock certs has made, for TLS"
+    )
+    parser.add_argument(
+        "--functions",
+        choices=("by_value", "by_reference"),
+        default="by_value",
+        help="by_reference: take no pickled functions, only names of them (default: by_value)",
+    )
+
+
+def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
+    _server_arguments(parser, "port to listen on (default: a free one)")
+    parser.add_argument("--work-dir", metavar="FOLDER", help="folder for the journal")
+    parser.add_argument(
+        "--worker-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a worker may be silent before it counts as lost",
+    )
+    parser.add_argument(
+        "--worker-address",
+        action="append",
+        metavar="HOST:PORT",
+        help="a worker that there may be; if any is named, no others may be "
+        "(for policies that divide a dataset beforehand)",
+    )
+
+
+def _worker_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dispatcher", required=True, metavar="HOST:PORT", help="where the dispatcher listens"
+    )
+    _server_arguments(parser, "port to hand out data on (default: a free one)")
+    parser.add_argument(
+        "--worker-address",
+        metavar="HOST:PORT",
+        help="what others reach it by, if not by --host; %%port%% stands for its port",
+    )
+    parser.add_argument(
+        "--tag", action="append", default=[], metavar="WORD", help="a word about it, for status"
+    )
+    parser.add_argument(
+        "--modules",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a module whose functions it may run, with --functions by_reference",
+    )
+    parser.add_argument(
+        "--dispatcher-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long to wait for the dispatcher when it starts (default: 30)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument(
+        "--stop-with-stdin",
+        action="store_true",
+        help="stop when the standard input is closed, as it is when the parent process ends",
+    )
+
+
+def _status_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+
+def _certs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="where to put them")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name or address of a machine with a dispatcher or worker; give all of them "
+        "(localhost is always one), or *.example.org for a whole domain",
+    )
+    parser.add_argument(
+        "--days", type=int, default=365, metavar="N", help="how long they are valid (default: 365)"
+    )
+
+
+def dispatcher(given: argparse.Namespace) -> int:
+    config = DispatcherConfig(
+        work_dir=given.work_dir,
+        fault_tolerant_mode=given.work_dir is not None,
+        worker_addresses=given.worker_address,
+        worker_timeout_ms=_milliseconds(given.worker_timeout),
+        **_of_server(given),
+    )
+    return serving.run_dispatcher(DispatchServer(config, start=False))
+
+
+def worker(given: argparse.Namespace) -> int:
+    config = WorkerConfig(
+        dispatcher_address=given.dispatcher.removeprefix("grpc://"),
+        worker_address=given.worker_address,
+        dispatcher_timeout_ms=_milliseconds(given.dispatcher_timeout),
+        worker_tags=tuple(given.tag),
+        modules=tuple(name for names in given.modules for name in names.split(",")),
+        **_of_server(given),
+    )
+    return serving.run_worker(WorkerServer(config, start=False), given.quiet, given.stop_with_stdin)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _of_server(given: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "port": given.port,
+        "host": given.host,
+        "token": None if given.token_file is None else serving.token_in(given.token_file),
+        "certificates": given.certificates,
+        "functions": given.functions,
+    }
+
+
+def status(given: argparse.Namespace) -> int:
+    show = overview.as_json if given.json else overview.as_tables
+    return overview.run(given.service, show, given.watch)
+
+
+def certs(given: argparse.Namespace) -> int:
+    return serving.make_certificates(given.folder, given.host, given.days)

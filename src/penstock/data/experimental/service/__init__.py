@@ -1,0 +1,43 @@
+"""The data service: datasets made by other processes, here or on other machines.
+
+A dispatcher knows the datasets and the workers, workers make the elements, and `distribute` reads
+them. What runs all this loads when it is first needed.
+
+>>> import penstock
+>>> service = penstock.data.experimental.service
+>>> with service.DispatchServer() as dispatcher:
+...     address = dispatcher.target.split("://")[1]
+...     with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
+...         squares = penstock.data.Dataset.range(5).map(lambda x: x * x)
+...         remote = squares.apply(service.distribute("distributed_epoch", dispatcher.target))
+...         print(*remote)
+0 1 4 9 16
+"""
+
+from penstock.data.experimental.service.asking import CrossTrainerCache
+from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
+from penstock.data.experimental.service.reading import (
+    distribute,
+    from_dataset_id,
+    merge_states,
+    register_dataset,
+    status,
+)
+from penstock.data.experimental.service.saving import distributed_save
+from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
+from penstock.plan.options import ShardingPolicy
+
+__all__ = [
+    "DispatcherConfig",
+    "WorkerConfig",
+    "DispatchServer",
+    "WorkerServer",
+    "CrossTrainerCache",
+    "ShardingPolicy",
+    "distribute",
+    "register_dataset",
+    "from_dataset_id",
+    "distributed_save",
+    "merge_states",
+    "status",
+]

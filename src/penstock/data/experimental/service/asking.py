@@ -1,0 +1,168 @@
+"""What a reader asks of a data service, the same whatever the dataset is.
+
+What is wrong in itself is refused by the call that gets it, the rest once there is a dataset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.data import arguments as check
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotAConfigError,
+    UnfitTypeError,
+)
+from penstock.plan.options import ShardingPolicy
+
+_MODES = {
+    "parallel_epochs": ShardingPolicy.OFF,
+    "distributed_epoch": ShardingPolicy.DYNAMIC,
+}
+_TARGETS = ("AUTO", "ANY", "LOCAL")
+
+
+@dataclass(frozen=True)
+class CrossTrainerCache:
+    """Several trainers read the same elements of one job, which are made once.
+
+    Args:
+        trainer_id: Names a trainer; readers with one id share the elements between them.
+    """
+
+    trainer_id: Any
+
+    def __post_init__(self) -> None:
+        if not self.trainer_id and self.trainer_id != 0:
+            raise InvalidArgumentError(
+                f"CrossTrainerCache: trainer_id must name a trainer, got {self.trainer_id!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments that `distribute` and `from_dataset_id` share; `where` is which of them."""
+
+    where: str
+    processing_mode: Any
+    job_name: Any
+    consumer_index: Any
+    num_consumers: Any
+    max_outstanding_requests: Any
+    data_transfer_protocol: Any
+    cross_trainer_cache: Any
+    target_workers: Any
+
+    def __post_init__(self) -> None:
+        _mode(self.where, self.processing_mode)
+        _check_job_name(self.where, self.job_name)
+        _consumers(self.where, self.job_name, self.consumer_index, self.num_consumers)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the node."""
+        where = self.where
+        index, count = _consumers(where, self.job_name, self.consumer_index, self.num_consumers)
+        trainer = _trainer(where, self.cross_trainer_cache)
+        if trainer is not None and (self.job_name is None or count is not None):
+            raise InvalidArgumentError(
+                f"{where}: cross_trainer_cache needs a job_name, and no num_consumers, got "
+                f"{self.job_name!r} and {count}; trainers meet in a job, and each gets all of it"
+            )
+        return {
+            "mode": _mode(where, self.processing_mode),
+            "job_name": self.job_name,
+            "consumer_index": index,
+            "num_consumers": count,
+            "max_outstanding": _outstanding(where, self.max_outstanding_requests),
+            "transfer": _transfer(where, self.data_transfer_protocol),
+            "trainer": trainer,
+            "target": _target(where, self.target_workers),
+        }
+
+
+def _mode(where: str, value: Any) -> ShardingPolicy:
+    if isinstance(value, ShardingPolicy):
+        return value
+    if isinstance(value, str) and value in _MODES:
+        return _MODES[value]
+    raise InvalidArgumentError(
+        f'{where}: processing_mode must be "parallel_epochs", "distributed_epoch" or a '
+        f"ShardingPolicy, got {check.typed(value)}"
+    )
+
+
+def _check_job_name(where: str, value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UnfitTypeError(f"{where}: job_name must be a string, got {check.typed(value)}")
+    if value == "":
+        raise InvalidArgumentError(
+            f"{where}: job_name must not be empty; leave it out for a job that nobody shares"
+        )
+
+
+def _consumers(
+    where: str, job_name: str | None, index: Any, count: Any
+) -> tuple[int | None, int | None]:
+    """Which consumer of how many this is; both are None without coordination."""
+    if index is None and count is None:
+        return None, None
+    if index is None or count is None:
+        raise InvalidArgumentError(
+            f"{where}: consumer_index and num_consumers go together, got {index} and {count}; "
+            "give both for coordinated reads, or none"
+        )
+    if job_name is None:
+        raise InvalidArgumentError(
+            f"{where}: coordinated reads need a job_name, got None; consumers meet in a job"
+        )
+    number = check.integer(where, "consumer_index", index)
+    total = check.integer(where, "num_consumers", count, 1)
+    if not 0 <= number < total:
+        raise FailedPreconditionError(
+            f"{where}: consumer_index must be from 0 to {total - 1} for {total} consumers, "
+            f"got {number}"
+        )
+    return number, total
+
+
+def _outstanding(where: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    number = check.integer(where, "max_outstanding_requests", value)
+    if number < 1 and number != check.AUTOTUNE:
+        raise InvalidArgumentError(
+            f"{where}: max_outstanding_requests must be at least 1, or -1 to have it found out, "
+            f"got {number}"
+        )
+    return None if number == check.AUTOTUNE else number
+
+
+def _trainer(where: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, CrossTrainerCache):
+        raise NotAConfigError(
+            f"{where}: cross_trainer_cache must be a CrossTrainerCache, got {check.typed(value)}"
+        )
+    return str(value.trainer_id)
+
+
+def _target(where: str, value: Any) -> str:
+    name = "AUTO" if value is None else check.text(where, "target_workers", value).upper()
+    if name not in _TARGETS:
+        raise InvalidArgumentError(
+            f'{where}: target_workers must be "AUTO", "ANY" or "LOCAL", got {value!r}'
+        )
+    return name
+
+
+def _transfer(where: str, value: Any) -> str | None:
+    """How data travels; TensorFlow's name of its only way leaves the choice to us."""
+    if value not in (None, "grpc", "tcp", "shm"):
+        raise InvalidArgumentError(
+            f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '
+            f"got {check.typed(value)}"
+        )
+    return value if value in ("tcp", "shm") else None

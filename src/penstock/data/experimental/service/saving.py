@@ -1,0 +1,171 @@
+"""Saving by a service: its workers write the shards of a saved dataset, each of them whole.
+
+A shard may be written twice, when a worker dies: so each writing has a name of its own until it is
+complete. Readers see nothing before the client, at the end, says what was written.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.experimental.service.reading import distribute
+from penstock.element.chunk import Chunk
+from penstock.element.dtypes import int64
+from penstock.element.spec import TensorSpec
+from penstock.engine.context import Context
+from penstock.engine.formats.chunks import ChunkWriter
+from penstock.engine.formats.fitting import fitted
+from penstock.engine.formats.runs import RunWriter
+from penstock.engine.lower import open_plan
+from penstock.errors import AbortedError, InvalidArgumentError
+from penstock.plan import codec, nodes, seeds
+from penstock.plan.nodes import INFINITE, Node, options_of
+from penstock.plan.optimize import prepare
+from penstock.plan.splits import ENDLESS, Splits, piece, shape_of
+
+_WHERE = "distributed_save"
+_SHARDS = 128
+"""The most of them: enough for many workers, and few enough for a folder."""
+
+_AT_ONCE = 1024
+
+
+def distributed_save(
+    dataset: Dataset,
+    path: Any,
+    dispatcher_address: str | tuple[str, str],
+    compression: str | None = "AUTO",
+) -> None:
+    """Has the workers of a service write a dataset into a folder, for `Dataset.load`.
+
+    It returns when all is written; what was there before is replaced at that moment.
+
+    Args:
+        dataset: The dataset; it must end.
+        path: The folder, which all workers reach under this name.
+        dispatcher_address: The service, as for `distribute`.
+        compression: "AUTO", None or "GZIP"; `Dataset.load` needs to be told of the last one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     distributed_save(Dataset.range(3).map(lambda x: x * x), folder, "local://1")
+    ...     print(*Dataset.load(folder))
+    0 1 4
+    """
+    plan = check.plan_of(_WHERE, "dataset", dataset)
+    folder = check.path(_WHERE, "path", path)
+    folder = folder if "://" in folder else os.path.abspath(folder)
+    packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
+    shares = _shares(plan)
+    run = RunWriter(folder, packing, None, _WHERE, dataset.element_spec)
+    try:
+        files = [run.place(number) for number in range(len(shares))]
+        write = ShardWriter(
+            codec.encode(plan), shares, tuple(files), packing, dataset.element_spec, seeds.draw()
+        )
+        counts = _counts(write, len(shares), dispatcher_address)
+        for number, count in enumerate(counts):
+            run.adopt(number, count)
+        if not run.commit():
+            raise AbortedError(
+                f"{_WHERE}: somebody else has begun to write {folder!r} anew; "
+                "give each its own folder"
+            )
+    finally:
+        run.abandon()
+
+
+def _counts(write: ShardWriter, shards: int, service: Any) -> Iterator[int]:
+    """Has every shard written, somewhere; gives the lengths of them."""
+    made = Dataset.range(shards).map(write, output_signature=TensorSpec((), int64))
+    return map(int, made.apply(distribute("distributed_epoch", service)))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one shard holds: some elements, or some pieces, of a plan."""
+
+    kind: str
+    start: int
+    stop: int
+    streams: int
+
+    def plans(self, plan: Node) -> Iterator[Node]:
+        """Whose elements they are, one after the other."""
+        if self.kind == "split":
+            for stream in range(self.start, self.stop):
+                yield piece(plan, "split", stream, self.streams)
+        elif self.kind == "random":
+            whole = piece(plan, "random", 0, 1)
+            yield nodes.Take(nodes.Skip(whole, self.start), self.stop - self.start)
+        else:
+            yield piece(plan, "single", 0, 1)
+
+
+def _shares(plan: Node) -> tuple[Share, ...]:
+    shape: Splits = shape_of(plan)
+    if plan.cardinality == INFINITE or shape.streams == ENDLESS:
+        raise InvalidArgumentError(
+            f"{_WHERE}: the dataset has no end, so it is never saved; take() some of it"
+        )
+    total = shape.length if shape.kind == "random" else shape.streams
+    shards = min(total, _SHARDS)
+    ends = [total * number // shards for number in range(shards + 1)] if shards else []
+    return tuple(
+        Share(shape.kind, start, stop, shape.streams) for start, stop in itertools.pairwise(ends)
+    )
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes shard number so and so, wherever it is called; returns how many elements it has."""
+
+    plan: bytes
+    shares: tuple[Share, ...]
+    files: tuple[str, ...]
+    packing: str | None
+    spec: Any
+    key: int
+
+    def __call__(self, number: Any) -> np.int64:
+        file = self.files[number]
+        # Behind a URL, a file appears when it is complete.
+        name = file if "://" in file else f"{file}.{secrets.token_hex(8)}"
+        writer = ChunkWriter(name, self.packing, _WHERE)
+        try:
+            for chunk in self._chunks(self.shares[number]):
+                writer.write(fitted(chunk, self.spec, _WHERE))
+            writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        if name != file:
+            os.replace(name, file)
+        return np.int64(writer.count)
+
+    def _chunks(self, share: Share) -> Iterator[Chunk]:
+        for plan in share.plans(_decoded(self.plan)):
+            context = Context(ENVIRONMENT, (0,), self.key, options_of(plan))
+            stream = open_plan(prepare(plan), None, context)
+            try:
+                while True:
+                    yield stream.pull(_AT_ONCE)
+            except StopIteration:
+                pass
+            finally:
+                stream.close()
+
+
+@functools.lru_cache(maxsize=4)
+def _decoded(plan: bytes) -> Node:
+    return codec.decode(plan)

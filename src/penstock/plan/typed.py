@@ -1,0 +1,224 @@
+"""Values as typed text and raw bytes: what a plan holds besides functions, without a pickle.
+
+Reading makes nothing but plain values, arrays, specs and options: whatever the bytes are, no code
+of theirs runs and no module is imported. What cannot be read is a ValueError or its like.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.descriptions import (
+    spec_from_json,
+    spec_to_json,
+    structure_from_json,
+    structure_to_json,
+)
+from penstock.element.dtypes import DType, as_dtype, is_number
+from penstock.element.ragged import Ragged
+from penstock.element.spec import DatasetSpec, OptionalSpec, TensorShape, TypeSpec
+from penstock.errors import InvalidArgumentError
+from penstock.plan import options as option_module
+from penstock.plan.nodes import Data, Repetitions, Store
+from penstock.plan.options import OptionsBase
+
+Json = Any
+Kind = TypeVar("Kind")
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _named(base: type[Kind]) -> dict[str, type[Kind]]:
+    found = vars(option_module).items()
+    return {name: kind for name, kind in found if isinstance(kind, type) and issubclass(kind, base)}
+
+
+_OPTIONS = _named(OptionsBase)
+_ENUMS = _named(enum.Enum)
+
+
+class Written:
+    """Values on their way out: `value` gives their text, `bytes` collects what is no text."""
+
+    def __init__(self) -> None:
+        self._blobs: list[bytes] = []
+        self._size = 0
+
+    def pack(self, text: Json) -> bytes:
+        """All that was written: the length of the text, the text, the bytes."""
+        body = json.dumps(text, separators=(",", ":")).encode()
+        return b"".join([len(body).to_bytes(8, "little"), body, *self._blobs])
+
+    def value(self, value: Any) -> Json:
+        match value:
+            case _ if type(value) in _PLAIN:
+                return value
+            case enum.Enum() if type(value).__name__ in _ENUMS:
+                return {"enum": [type(value).__name__, value.value]}
+            case bytes() | bytearray():
+                return {"bytes": self._blob(bytes(value))}
+            case np.ndarray() | np.generic() | Ragged():
+                return self._array(value)
+            case DType():
+                return {"dtype": value.name}
+            case TensorShape():
+                return {"shape": value.dims}
+            case TypeSpec():
+                return {"spec": self._spec(value)}
+            case nest.Tree():
+                return {"tree": structure_to_json(value)}
+            case Data():
+                return {"data": self._chunk(value.chunk)}
+            case Store() | Repetitions():
+                return {"new": type(value).__name__}
+            case OptionsBase():
+                parts = {name: self.value(getattr(value, name)) for name in value._set()}
+                return {"options": [type(value).__name__, parts]}
+            case list():
+                return {"list": [self.value(part) for part in value]}
+        return self._structure(value)
+
+    def _structure(self, value: Any) -> Json:
+        leaves, tree = nest.flatten(value)
+        if tree.is_leaf():
+            raise InvalidArgumentError(
+                f"a {type(value).__name__} cannot be sent without a pickle; use numbers, strings, "
+                "arrays, and tuples or dicts of them"
+            )
+        return {"in": [structure_to_json(tree), [self.value(leaf) for leaf in leaves]]}
+
+    def _spec(self, spec: TypeSpec) -> Json:
+        match spec:
+            case DatasetSpec(element):
+                return ["dataset", self.value(element)]
+            case OptionalSpec(element):
+                return ["optional", self.value(element)]
+        return spec_to_json(spec)
+
+    def _chunk(self, chunk: Chunk) -> Json:
+        columns = [self.value(column) for column in chunk.columns]
+        return [structure_to_json(chunk.tree), columns, len(chunk)]
+
+    def _array(self, value: Any) -> Json:
+        if isinstance(value, Ragged):
+            return {"ragged": [self._array(value.values), self._array(value.row_splits)]}
+        if isinstance(value, np.generic):
+            return {"scalar": self._array(np.asarray(value))}
+        if value.dtype == object:
+            return {"strings": [list(value.shape), [self.value(x) for x in value.ravel().tolist()]]}
+        if not is_number(value.dtype):
+            raise InvalidArgumentError(f"an array of {value.dtype} cannot be sent without a pickle")
+        raw = np.ascontiguousarray(value).tobytes()
+        return {"array": [value.dtype.name, list(value.shape), self._blob(raw)]}
+
+    def _blob(self, data: bytes) -> list[int]:
+        start, self._size = self._size, self._size + len(data)
+        self._blobs.append(data)
+        return [start, len(data)]
+
+
+class Read:
+    """What `Written` packed; `value` makes values of the text again."""
+
+    def __init__(self, data: bytes) -> None:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > len(data) - 8:
+            raise ValueError("the bytes are too short")
+        self.text: Json = json.loads(data[8 : 8 + length])
+        self._blobs = memoryview(data)[8 + length :]
+
+    def value(self, text: Json) -> Any:
+        if type(text) in _PLAIN:
+            return text
+        ((name, body),) = text.items()
+        return self.made(name, body)
+
+    def made(self, name: str, body: Json) -> Any:
+        """The value of a kind that has a name."""
+        make: Callable[[Json], Any] | None = getattr(self, f"_{name}", None)
+        if name not in _KINDS or make is None:
+            raise ValueError(f"{name!r:.40} is not a kind of value")
+        return make(body)
+
+    def _enum(self, body: Json) -> Any:
+        name, value = body
+        return _ENUMS[name](value)
+
+    def _bytes(self, body: Json) -> bytes:
+        return bytes(self._blob(body))
+
+    def _dtype(self, body: Json) -> DType:
+        return as_dtype(body)
+
+    def _shape(self, body: Json) -> TensorShape:
+        return TensorShape(body)
+
+    def _spec(self, body: Json) -> Any:
+        match body:
+            case ["dataset", element]:
+                return DatasetSpec(self.value(element))
+            case ["optional", element]:
+                return OptionalSpec(self.value(element))
+        return spec_from_json(body)
+
+    def _tree(self, body: Json) -> Any:
+        return structure_from_json(body)
+
+    def _data(self, body: Json) -> Data:
+        tree, columns, size = body
+        made = [self.value(column) for column in columns]
+        found = structure_from_json(tree)
+        if len(made) != found.num_leaves or any(len(column) != size for column in made):
+            raise ValueError("columns that do not fit each other")
+        return Data(Chunk(found, made, size).frozen())
+
+    def _new(self, body: Json) -> Any:
+        return {"Store": Store, "Repetitions": Repetitions}[body]()
+
+    def _options(self, body: Json) -> Any:
+        name, parts = body
+        values = {part: self.value(value) for part, value in parts.items()}
+        return _OPTIONS[name](**values).frozen()
+
+    def _list(self, body: Json) -> list[Any]:
+        return [self.value(part) for part in body]
+
+    def _in(self, body: Json) -> Any:
+        tree, leaves = body
+        return nest.unflatten(self._tree(tree), [self.value(leaf) for leaf in leaves])
+
+    def _ragged(self, body: Json) -> Ragged:
+        values, splits = map(self.value, body)
+        return Ragged.from_row_splits(values, splits)
+
+    def _scalar(self, body: Json) -> Any:
+        return self.value(body)[()]
+
+    def _strings(self, body: Json) -> Any:
+        shape, values = body
+        array = np.empty(len(values), object)
+        array[:] = [self.value(value) for value in values]
+        return array.reshape(shape)
+
+    def _array(self, body: Json) -> Any:
+        name, shape, where = body
+        raw = np.frombuffer(self._blob(where), as_dtype(name).dtype)
+        return raw.reshape(shape)
+
+    def _blob(self, where: Json) -> memoryview:
+        start, length = where
+        if not 0 <= start <= start + length <= len(self._blobs):
+            raise ValueError("bytes that are not there")
+        return self._blobs[start : start + length]
+
+
+_KINDS = frozenset(
+    "enum bytes dtype shape spec tree data new options list in ragged scalar strings array".split()
+)

@@ -1,0 +1,102 @@
+"""Compression of elements on their way through a network; never of those that stay on a machine.
+
+The client asks for it, the worker decides for each frame, and the frame says what was done.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from penstock.errors import DataLossError, InvalidArgumentError
+
+NONE, AUTO, ALWAYS = range(3)
+_MODES = {None: NONE, "AUTO": AUTO, "SNAPPY": ALWAYS}
+
+ZLIB, LZ4 = 1, 2
+"""Bits of the ways that one side knows."""
+
+_WORTH = 4 << 10
+_MOST = 1 << 30  # More is not compressed in one piece.
+_SLOW = 300e6  # Bytes per second: a network that is faster is not worth waiting for a compressor.
+_SAMPLE = 64 << 10
+_EVERY = 64
+
+
+def _find_lz4() -> Any:
+    try:
+        return import_module("lz4.block")
+    except ImportError:
+        return None
+
+
+_lz4 = _find_lz4()
+KNOWN = ZLIB | (LZ4 if _lz4 is not None else 0)
+
+
+def mode_of(compression: str | None) -> int:
+    """The number of a mode, as the handshake carries it."""
+    if compression not in _MODES:
+        raise InvalidArgumentError(
+            f'compression must be None, "AUTO" or "SNAPPY", got {compression!r}'
+        )
+    return _MODES[compression]
+
+
+class Squeezer:
+    """Compresses what a worker sends to one client, as that client asked."""
+
+    def __init__(self, mode: int, known: int) -> None:
+        self._always = mode == ALWAYS
+        self._name = "lz4" if known & KNOWN & LZ4 else "zlib"
+        self._pays = False
+        self._number = 0
+
+    def squeeze(
+        self, parts: Sequence[memoryview], size: int
+    ) -> tuple[str, Sequence[bytes | memoryview]]:
+        """How the parts are compressed (empty: not at all), and what to send instead of them."""
+        self._number += 1
+        if not _WORTH <= size <= _MOST or not (self._always or self._tries()):
+            return "", parts
+        squeezed = _squeezed(self._name, parts)
+        return (self._name, [squeezed]) if len(squeezed) < size else ("", parts)
+
+    def _tries(self) -> bool:
+        return self._pays and self._number % _EVERY != 0
+
+    def sent(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
+        """Learns from parts that were sent as they are whether others should be."""
+        if self._always or size < _SAMPLE:
+            return
+        self._pays = False
+        if size / max(seconds, 1e-9) < _SLOW and self._name == "lz4":
+            sample = max(parts, key=len)[:_SAMPLE]
+            self._pays = len(_squeezed("lz4", [sample])) < 0.7 * len(sample)
+
+
+def _squeezed(name: str, parts: Sequence[memoryview]) -> bytes:
+    if name == "lz4":
+        whole: bytes = _lz4.compress(b"".join(parts), store_size=False)
+        return whole
+    packer = zlib.compressobj(1)
+    return b"".join([*map(packer.compress, parts), packer.flush()])
+
+
+def expand(name: str, data: memoryview, target: memoryview) -> None:
+    """Fills `target` with what `data` is the compressed form of."""
+    size = len(target)
+    try:
+        if name == "lz4" and _lz4 is not None:
+            plain = _lz4.decompress(data, uncompressed_size=size)
+        elif name == "zlib":
+            plain = zlib.decompressobj().decompress(data, size)
+        else:
+            raise ValueError(f"unknown compression {name!r:.20}")
+        if len(plain) != size:
+            raise ValueError(f"{len(plain)} bytes instead of {size}")
+    except (ValueError, RuntimeError, zlib.error) as error:
+        raise DataLossError(f"data connection: cannot uncompress elements ({error})") from None
+    target[:] = plain

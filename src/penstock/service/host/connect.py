@@ -1,0 +1,267 @@
+"""Connecting: a `Distribute` node becomes a stream of what workers make.
+
+A plan whose operators need all elements in one place is cut: workers make what can be divided,
+the rest happens here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.element import nest
+from penstock.element.spec import DatasetSpec
+from penstock.engine.context import Context
+from penstock.engine.lower import open_plan
+from penstock.engine.stream import State, Stream
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.plan import nodes
+from penstock.plan.nodes import Node, options_of
+from penstock.plan.optimize import prepare
+from penstock.plan.options import ShardingPolicy
+from penstock.plan.references import decode_spec
+from penstock.plan.resume import seeds_of
+from penstock.plan.splits import cut
+from penstock.service.host.connections import Connection, connect_data
+from penstock.service.host.services import HOME, borrow, parse, register_scheme
+from penstock.service.host.session import Session, session
+from penstock.service.host.stream import Opening, RemoteStream
+from penstock.service.logic.merging import merge_states
+from penstock.service.logic.reader import Limits
+from penstock.service.logic.reading import claimed
+from penstock.service.protocol.messages import (
+    DatasetInfo,
+    IterationOpened,
+    JobOptions,
+    OpenIteration,
+    WorkerInfo,
+)
+
+
+def register(service: str, plan: Node, spec: Any, dataset_id: str | None = None) -> str:
+    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset."""
+    found = session(parse(service)[1])
+    given = found.register(plan, spec, dataset_id)
+    _SEEDS[found.address, given] = seeds_of(plan)
+    return given
+
+
+_SEEDS: dict[tuple[str, str], list[int]] = {}
+"""The seeds of datasets as they were registered; a restored state brings others."""
+
+
+def whole(plan: Node) -> Node:
+    """The plan as workers run it for several readers: operators that need all elements in one
+    place run on one worker, which reads what the others make."""
+    local, reason = cut(
+        plan, lambda part: nodes.Distribute(part, HOME, int(ShardingPolicy.DYNAMIC))
+    )
+    return plan if reason is None else local
+
+
+def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
+    """What the dispatcher of `service` knows of a dataset."""
+    return session(parse(service)[1]).dataset(dataset_id)
+
+
+def spec_of_dataset(info: DatasetInfo) -> Any:
+    """The spec of the elements of a registered dataset."""
+    return decode_spec(info.spec)
+
+
+def status(service: str) -> dict[str, Any]:
+    """What goes on at a service, as plain data."""
+    return session(parse(service, "service.status")[1]).status()
+
+
+def connect(node: Node, state: State, context: Context, home: Session | None = None) -> Stream:
+    """The stream of a `Distribute` node, from a state (None: the start)."""
+    assert isinstance(node, nodes.Distribute)
+    plan = node.input
+    if plan is not None and _alone(node, context):
+        local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
+        if reason is not None:
+            return open_plan(prepare(local), state, context)
+    return _Opener(node, context, home).open(None if state is None else state["own"])
+
+
+def _alone(node: nodes.Distribute, context: Context) -> bool:
+    """Whether one reader gets everything, in the order of the local dataset."""
+    options = options_of(node).merge(context.options)
+    return (
+        node.mode == ShardingPolicy.DYNAMIC
+        and node.job_name is None
+        and options.service.stateful != "per_worker"
+    )
+
+
+class _Opener:
+    """Opens an iteration, and again if the dispatcher forgot it."""
+
+    def __init__(self, node: nodes.Distribute, context: Context, home: Session | None) -> None:
+        self._node = node
+        self._context = context
+        self._shared = borrow(node, home)
+        self._session = self._shared.service.session
+        self._spec = context.environment.spec(node)
+        leaves, self._tree = nest.flatten(self._spec)
+        if any(isinstance(leaf, DatasetSpec) for leaf in leaves):
+            raise FailedPreconditionError(
+                "distribute: elements that hold datasets cannot travel; flat_map the windows into "
+                "elements before distribute"
+            )
+        self._options = options_of(node).merge(context.options)
+
+    def open(self, state: dict[str, Any] | None) -> Stream:
+        try:
+            return self._open(state)
+        except BaseException:
+            self._shared.leave()
+            raise
+
+    def _open(self, state: dict[str, Any] | None) -> Stream:
+        node = self._node
+        self._check(state)
+        info = self._dataset()
+        request = self._request(state, info.dataset_id)
+        try:
+            opened: IterationOpened = self._session.call(request)
+        except NotFoundError:
+            if node.input is None or ShardingPolicy(node.mode) not in _UNFIXED:
+                raise
+            request = self._request(state, self._registered().dataset_id)
+            opened = self._session.call(request)
+        opening = Opening(
+            self._session,
+            request,
+            opened,
+            lambda: self._again(request),
+            info.shape,
+            self._tree,
+            Limits(elements=_most(node.max_outstanding)),
+            self._options.deterministic is not False,
+            self._connect,
+            self._extra(request, opened),
+        )
+        return RemoteStream(opening, state, self._shared.leave)
+
+    def _check(self, state: dict[str, Any] | None) -> None:
+        if state is None:
+            return
+        leased = self._node.job_name is not None and not self._node.num_consumers
+        if ("held" if leased else "order") not in state:
+            raise InvalidArgumentError(
+                "Iterator.load_state_dict: the state is that of a distributed dataset "
+                f"{'without' if leased else 'with'} a job_name, and this one is "
+                f"{'with' if leased else 'without'} one; distribute it as it was when it was saved"
+            )
+
+    def _dataset(self) -> DatasetInfo:
+        """The dataset as the dispatcher knows it; it is told of it if it does not."""
+        node, session = self._node, self._session
+        if node.input is None:
+            assert node.dataset_id is not None
+            return session.dataset(node.dataset_id)
+        if node.dataset_id is not None and self._plan() is node.input:
+            seeds = _SEEDS.get((session.address, node.dataset_id))
+            if seeds == seeds_of(node.input):
+                try:
+                    return session.dataset(node.dataset_id)
+                except NotFoundError:
+                    pass  # It has come back without its memory.
+        return self._registered()
+
+    def _registered(self) -> DatasetInfo:
+        registered = self._session.register(self._plan(), self._spec, again=False)
+        return self._session.dataset(registered)
+
+    def _plan(self) -> Node:
+        """What workers run. Where several read, what cannot be divided runs on one of them."""
+        plan = self._node.input
+        assert plan is not None
+        divided = self._node.mode == ShardingPolicy.DYNAMIC and not self._per_worker
+        return whole(plan) if divided and not _alone(self._node, self._context) else plan
+
+    @property
+    def _per_worker(self) -> bool:
+        return self._options.service.stateful == "per_worker"
+
+    def _again(self, request: OpenIteration) -> IterationOpened:
+        """Opens once more; a reader that goes on by itself only needs the plan to be known."""
+        dataset_id = self._dataset().dataset_id
+        again = msgspec.structs.replace(request, dataset_id=dataset_id)
+        opened: IterationOpened = self._session.call(again)
+        return opened
+
+    def _request(self, state: dict[str, Any] | None, dataset_id: str) -> OpenIteration:
+        node, context = self._node, self._context
+        consumed, finished = claimed(state) if state and "held" in state else ((), ())
+        return OpenIteration(
+            client=uuid.uuid4().hex,
+            job=node.job_name,
+            repetition=self._repetition(state),
+            dataset_id=dataset_id,
+            options=self._job_options(),
+            key=context.key if state is None else state.get("key", context.key),
+            epoch=context.epoch if state is None else tuple(state.get("epoch", context.epoch)),
+            host=self._session.here,
+            consumer=-1 if node.consumer_index is None else node.consumer_index,
+            group=node.trainer or "",
+            resumes=tuple(state.get("clients", ())) if state else (),
+            consumed=consumed,
+            finished=finished,
+            streams=len(state["order"]["open"]) if state and "order" in state else 0,
+        )
+
+    def _repetition(self, state: dict[str, Any] | None) -> int:
+        repetitions = self._node.repetitions
+        if state is None or "repetition" not in state:
+            return repetitions.begin()
+        repetitions.resume(state["repetition"])
+        return int(state["repetition"])
+
+    def _job_options(self) -> JobOptions:
+        node = self._node
+        return JobOptions(
+            mode=int(node.mode),
+            consumers=node.num_consumers or 0,
+            target=node.target,
+            cached=node.trainer is not None,
+            per_worker=self._per_worker,
+        )
+
+    def _extra(self, request: OpenIteration, opened: IterationOpened) -> dict[str, Any]:
+        """What a state of a named job holds beside addresses: which iteration, whose."""
+        if request.job is None:
+            return {}
+        return {
+            "repetition": request.repetition,
+            "clients": [request.client],
+            "key": opened.work.key,
+            "epoch": list(opened.work.epoch),
+        }
+
+    def _connect(self, info: WorkerInfo) -> Connection:
+        node, session = self._node, self._session
+        return connect_data(info, session.security, node.transfer, session.here, node.compression)
+
+
+__all__ = [
+    "connect",
+    "dataset_info",
+    "merge_states",
+    "parse",
+    "register",
+    "register_scheme",
+    "spec_of_dataset",
+    "status",
+]
+
+_UNFIXED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
+
+
+def _most(most: int | None) -> int | None:
+    return most if most is not None and most > 0 else None

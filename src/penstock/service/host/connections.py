@@ -1,0 +1,85 @@
+"""Data connections from a client to a worker: the best that both can have, and reasons if none.
+
+Whoever answers must prove that it has the token before a byte of its messages is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+
+from penstock.errors import (
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from penstock.service.host.compression import KNOWN, mode_of
+from penstock.service.host.exchange import Connection
+from penstock.service.host.handshake import HANDSHAKE_SECONDS, Terms, introduce
+from penstock.service.host.security import Security, split_address
+from penstock.service.host.segments import MappedSlabs
+from penstock.service.host.sockets import can_share, connect_tcp, connect_unix, here
+from penstock.service.host.wires import Channel, DescriptorChannel, SecretChannel
+from penstock.service.protocol.messages import WorkerInfo
+
+__all__ = ["Connection", "connect_data", "here"]
+
+
+def connect_data(
+    info: WorkerInfo, security: Security, protocol: str | None, here: str, compression: str | None
+) -> Connection:
+    """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp."""
+    terms = Terms(mode_of(compression), KNOWN)
+    if protocol not in (None, "tcp", "shm"):
+        raise InvalidArgumentError(
+            f'data_transfer_protocol must be None, "tcp" or "shm", got {protocol!r}'
+        )
+    shared = can_share() and info.host == here and "shm" in info.transfers
+    if protocol == "shm" and not shared:
+        raise UnavailableError(
+            f"worker {info.address} shares no memory with this process ({info.host} and {here}); "
+            'use data_transfer_protocol "tcp" or None'
+        )
+    if shared and protocol != "tcp":
+        with contextlib.suppress(*(() if protocol else (UnavailableError,))):
+            return _connect(info, "shm", security, Terms())
+    return _connect(info, "tcp", security, terms)
+
+
+def _connect(info: WorkerInfo, protocol: str, security: Security, terms: Terms) -> Connection:
+    address = info.transfers.get(protocol)
+    if address is None:
+        raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
+    try:
+        channel = _open(protocol, address, security, terms)
+    except UnauthenticatedError as error:
+        raise UnauthenticatedError(
+            f"worker {info.address} at {protocol} {address}: {error.message}; all of a service "
+            f"need one token, and this one comes from {security.origin}"
+        ) from None
+    except (OSError, InvalidArgumentError) as error:  # What the handshake raises is of them, too.
+        raise UnavailableError(
+            f"worker {info.address}: no data from {protocol} {address} ({error}); is the worker "
+            "running, and can this machine reach that address? If not, start the worker with a "
+            "worker_address or data_transfer_address that can be reached from here"
+        ) from None
+    mapped = MappedSlabs() if protocol == "shm" else None
+    return Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
+
+
+def _open(protocol: str, address: str, security: Security, terms: Terms) -> Channel:
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    connect = connect_unix if protocol == "shm" else connect_tcp
+    made = connect(address, HANDSHAKE_SECONDS)
+    try:
+        context = security.client_context() if protocol == "tcp" else None
+        if context is not None:
+            made = context.wrap_socket(made, server_hostname=split_address(address)[0])
+        introduce(made, security.token, terms, deadline)
+        if isinstance(made, ssl.SSLSocket):
+            return SecretChannel(made)
+        return DescriptorChannel(made) if protocol == "shm" else Channel(made)
+    except BaseException:
+        made.close()
+        raise

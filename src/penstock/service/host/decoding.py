@@ -1,0 +1,110 @@
+"""Decoding: a worker's plans, fetched from the dispatcher by digest and decoded once.
+
+A plan is code: nothing is decoded that the dispatcher did not give, or whose digest is another. A
+worker that takes functions by reference decodes no pickles at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from penstock.errors import DataLossError, FailedPreconditionError, OpError
+from penstock.plan.codec import decode
+from penstock.plan.nodes import Node
+from penstock.plan.references import decode_by_reference
+from penstock.service.protocol.messages import GetPlan, PlanPart, Reply, Request
+
+_MOST_PLANS = 64
+"""How many decoded plans are kept."""
+
+_MOST_BYTES = 4 << 30
+"""A plan that claims to be longer is not fetched."""
+
+Decode = Callable[[bytes], Node]
+
+
+def decoder(functions: str, modules: tuple[str, ...]) -> Decode:
+    """What a worker reads plans with."""
+    if functions == "by_reference":
+        return lambda data: decode_by_reference(data, modules)
+    return decode
+
+
+class DecodedPlans:
+    """Plans by digest. Who asks for one that another thread is fetching waits for it."""
+
+    def __init__(self, call: Callable[[Request], Reply], decode: Decode, address: str) -> None:
+        self._call = call
+        self._decode = decode
+        self._address = address
+        self._plans: OrderedDict[str, Node] = OrderedDict()
+        self._fetching: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, digest: str) -> Node:
+        """The plan; an error that says why if it cannot be had here."""
+        with self._lock:
+            if (plan := self._known(digest)) is not None:
+                return plan
+            fetching = self._fetching.setdefault(digest, threading.Lock())
+        with fetching:
+            with self._lock:
+                if (plan := self._known(digest)) is not None:
+                    return plan
+            try:
+                plan = self._decoded(self._fetch(digest))
+                self._keep(digest, plan)
+            finally:
+                with self._lock:
+                    self._fetching.pop(digest, None)
+        return plan
+
+    def _known(self, digest: str) -> Node | None:
+        if digest in self._plans:
+            self._plans.move_to_end(digest)
+        return self._plans.get(digest)
+
+    def _keep(self, digest: str, plan: Node) -> None:
+        with self._lock:
+            self._plans[digest] = plan
+            while len(self._plans) > _MOST_PLANS:
+                self._plans.popitem(last=False)
+
+    def _fetch(self, digest: str) -> bytes:
+        data = bytearray()
+        while True:
+            part = self._call(GetPlan(digest, len(data)))
+            assert isinstance(part, PlanPart)
+            data += part.data
+            if len(data) >= part.total or not part.data or part.total > _MOST_BYTES:
+                break
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DataLossError(
+                f"distribute: the {len(data)} bytes of the plan that the dispatcher gave to worker "
+                f"{self._address} do not have the digest {digest[:12]}; register the dataset again"
+            )
+        return bytes(data)
+
+    def _decoded(self, data: bytes) -> Node:
+        try:
+            return self._decode(data)
+        except OpError as error:
+            cause = error.__cause__
+            if not isinstance(cause, ImportError | AttributeError):
+                raise
+            raise FailedPreconditionError(self._lacking(cause)) from cause
+
+    def _lacking(self, cause: ImportError | AttributeError) -> str:
+        if isinstance(cause, ModuleNotFoundError):
+            return (
+                f"distribute: worker {self._address} has no module {cause.name!r}, which this "
+                "dataset needs; install it where the worker runs, or start the worker in a folder "
+                f"or with a PYTHONPATH from which {cause.name!r} can be imported"
+            )
+        return (
+            f"distribute: worker {self._address} has another version of a module that this "
+            f"dataset needs ({cause}); install the same one where the worker runs"
+        )

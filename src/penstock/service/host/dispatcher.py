@@ -1,0 +1,235 @@
+"""The dispatcher as a server: requests come in, what the logic decides is done and answered.
+
+With a `work_dir` it can be killed at any time and started again; whoever talked to it goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.engine.formats.files import reported
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.service.host.control import ControlServer
+from penstock.service.host.ledger import Ledger
+from penstock.service.host.plans import Plans
+from penstock.service.host.ports import joined
+from penstock.service.host.security import Security
+from penstock.service.logic.state import Settings
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    GetPlan,
+    Hello,
+    PlanPart,
+    PlanStored,
+    PutPlan,
+    RegisterDataset,
+    Reply,
+    Request,
+    Welcome,
+)
+from penstock.version import VERSION
+
+_TICK = 0.5
+_FUNCTIONS = ("by_value", "by_reference")
+_PYTHON = ".".join(platform.python_version_tuple()[:2])
+
+
+class Dispatcher:
+    """A dispatcher; it stops when nobody holds it. Times are in seconds.
+
+    Args:
+        port: Where it listens; 0 for a free port.
+        host: What it listens on; other machines can reach it only if this is not loopback.
+        work_dir: Where its journal and the plans are; it is made if it does not exist.
+        fault_tolerant: Insists on a `work_dir`.
+        worker_addresses: The only workers there may be.
+        job_gc_check_interval: How often it looks for jobs that nobody reads.
+        job_gc_timeout: How long such a job is kept.
+        worker_timeout: How long a worker may be silent.
+        token: The secret of the service; by default that of this user.
+        certificates: A folder of certificates, for TLS.
+        functions: How functions travel, "by_value" or "by_reference".
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        host: str = "localhost",
+        work_dir: str | None = None,
+        fault_tolerant: bool = False,
+        worker_addresses: Sequence[str] | None = None,
+        job_gc_check_interval: float | None = None,
+        job_gc_timeout: float | None = None,
+        worker_timeout: float | None = None,
+        token: str | bytes | None = None,
+        certificates: str | None = None,
+        functions: str = "by_value",
+    ) -> None:
+        _check(fault_tolerant, work_dir, functions)
+        self.security = Security.of_server(host, port, token, certificates)
+        settings = _settings(worker_addresses, job_gc_timeout, worker_timeout)
+        self._desk = desk = _Desk(settings, work_dir, functions)
+        try:
+            self._server = ControlServer(desk.handle, host, port, self.security)
+        except BaseException:
+            desk.close()
+            raise
+        self.port, self._host = self._server.port, host
+        # Neither the server nor the thread knows this object, so that it can be dropped.
+        interval = min(job_gc_check_interval or _TICK, _TICK)
+        self._ticking = threading.Thread(
+            target=desk.run, args=(interval,), name="penstock-dispatcher", daemon=True
+        )
+        self._end = weakref.finalize(self, _dropped, self._server, desk)
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for clients and workers."""
+        anywhere = self._host in ("", "0.0.0.0", "::")
+        return joined(platform.node() if anywhere else self._host, self.port)
+
+    def start(self) -> None:
+        """Begins to answer; a second time does nothing."""
+        if self._desk.closed.is_set():
+            raise FailedPreconditionError(
+                f"dispatcher {self.address} was stopped and cannot be started again; make a new one"
+            )
+        if not self._ticking.is_alive():
+            self._ticking.start()
+            self._server.start()
+
+    def stop(self) -> None:
+        """Answers no more, and gives back its port and its files; twice is fine."""
+        if self._end.detach() is not None:
+            _stop(self._server, self._desk)
+            if self._ticking.is_alive():
+                self._ticking.join(10.0)
+
+    def join(self) -> None:
+        """Waits until it is stopped."""
+        self._desk.closed.wait()
+
+    def handle(self, request: Request) -> Reply:
+        """Answers a request of this process, or raises what is wrong with it."""
+        return self._desk.handle(request)
+
+    def status(self) -> dict[str, Any]:
+        """What goes on, as plain data."""
+        return self._desk.ledger.status()
+
+
+def _check(fault_tolerant: bool, work_dir: str | None, functions: str) -> None:
+    if fault_tolerant and not work_dir:
+        raise InvalidArgumentError(
+            "dispatcher: fault_tolerant_mode needs a work_dir; name a folder that stays when the "
+            "dispatcher is started again"
+        )
+    if functions not in _FUNCTIONS:
+        raise InvalidArgumentError(
+            f'dispatcher: functions must be "by_value" or "by_reference", got {functions!r}'
+        )
+
+
+def _settings(
+    worker_addresses: Sequence[str] | None,
+    job_gc_timeout: float | None,
+    worker_timeout: float | None,
+) -> Settings:
+    return Settings(
+        dispatcher=uuid.uuid4().hex,
+        python=_PYTHON,
+        version=VERSION,
+        worker_addresses=tuple(worker_addresses or ()),
+        worker_timeout=worker_timeout or Settings.worker_timeout,
+        job_gc_timeout=job_gc_timeout or None,
+    )
+
+
+def _stop(server: ControlServer, desk: _Desk) -> None:
+    server.stop()
+    desk.close()
+
+
+def _dropped(server: ControlServer, desk: _Desk) -> None:
+    """Stops what nobody holds any more, wherever that is noticed: even under one of its locks."""
+    if not desk.is_mine():
+        _INHERITED.append(desk)
+    elif threading.main_thread().is_alive():
+        threading.Thread(target=_stop, args=(server, desk), daemon=True).start()
+    else:  # The program ends, and starts no more threads.
+        _stop(server, desk)
+
+
+_INHERITED: list[_Desk] = []
+"""Files of the parent process: a child must neither close nor remove them."""
+
+
+class _Desk:
+    """Where requests are handled: the ledger and the plans, and the folder of both."""
+
+    def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
+        self.closed = threading.Event()
+        self._functions = functions
+        self._process = os.getpid()
+        self._temporary = None if work_dir else tempfile.mkdtemp(prefix="penstock-")
+        folder = os.path.abspath(os.path.expanduser(work_dir or str(self._temporary)))
+        with reported(folder, "dispatcher: work_dir"):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        # The journal first: who has it has the folder.
+        self.ledger = Ledger(settings, os.path.join(folder, "journal.sqlite") if work_dir else None)
+        try:
+            self._plans = Plans(os.path.join(folder, "plans"))
+        except BaseException:
+            self.close()
+            raise
+
+    def handle(self, request: Request) -> Reply:
+        match request:
+            case Hello(protocol, python, version):
+                _check_peer(protocol, python, version)
+                return Welcome(self.ledger.name, self._functions)
+            case PutPlan(digest, offset, total, data):
+                return PlanStored(self._plans.put(digest, offset, total, data))
+            case GetPlan(digest, offset):
+                return PlanPart(*self._plans.get(digest, offset))
+            case RegisterDataset(digest) if digest not in self._plans:
+                raise FailedPreconditionError(
+                    f"RegisterDataset: plan {digest[:12]!r} has not arrived; send it first"
+                )
+        return self.ledger.answer(request)
+
+    def run(self, interval: float) -> None:
+        """Looks at the clock until it is closed."""
+        while not self.closed.wait(interval):
+            self.ledger.tick()
+
+    def is_mine(self) -> bool:
+        """Whether this process made it; after a fork, the child did not."""
+        return self._process == os.getpid()
+
+    def close(self) -> None:
+        self.closed.set()
+        self.ledger.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def _check_peer(protocol: int, python: str, version: str) -> None:
+    for what, theirs, ours in (
+        ("penstock", version, VERSION),
+        ("the protocol of penstock", str(protocol), str(PROTOCOL)),
+        ("Python", python, _PYTHON),
+    ):
+        if theirs != ours:
+            raise FailedPreconditionError(
+                f"the dispatcher runs {what} {ours}, and this process {theirs}; use the same "
+                "version for the dispatcher, its workers and its clients"
+            )

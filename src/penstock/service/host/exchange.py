@@ -1,0 +1,217 @@
+"""Exchange: messages and chunks between a client and a worker, after the handshake.
+
+One thread may send while another receives. After any error a connection is of no use: what was
+half sent or half read cannot be made whole.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.element.chunk import Chunk
+from penstock.errors import (
+    InvalidArgumentError,
+    OpError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from penstock.service.host.compression import Squeezer
+from penstock.service.host.incoming import Incoming, Received
+from penstock.service.host.segments import MappedSlabs, SlabPool
+from penstock.service.host.wires import Channel, Part
+from penstock.service.protocol.columns import pack_columns
+from penstock.service.protocol.fetches import Mark, Release, Rows, ToClient, ToWorker
+from penstock.service.protocol.frames import MESSAGE, SLAB, encode, frame_head
+
+INLINE = 48 << 10
+"""Rows of fewer bytes go through the socket, also where memory is shared."""
+
+_TELL = 8  # So many segments to release are worth a message of their own.
+_MOST_WAITING = 256
+
+
+class Connection:
+    """One end; `peer` says in messages who is at the other one.
+
+    A client has `mapped` and a worker `pool` where they share memory.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        peer: str,
+        *,
+        client: bool,
+        pool: SlabPool | None = None,
+        mapped: MappedSlabs | None = None,
+        squeezer: Squeezer | None = None,
+    ) -> None:
+        self.peer = peer
+        self._channel = channel
+        self._pool, self._mapped, self._squeezer = pool, mapped, squeezer
+        self._incoming = Incoming(channel, client, pool, mapped)
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._aborted = False
+        self._waiting: collections.deque[Received] = collections.deque()
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def send(self, message: ToClient | ToWorker) -> None:
+        """Sends a message that has no columns."""
+        with self._sending:
+            try:
+                self._channel.send([*self._releases(), *_frame(message)])
+            except BaseException as error:
+                raise self._failed(error) from None
+
+    def send_rows(
+        self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
+    ) -> None:
+        """Sends a chunk; its memory may be changed afterwards."""
+        columns, parts = pack_columns(chunk)
+        size = sum(map(len, parts))
+        rows = Rows(request, start, len(chunk), columns, -1, size, "", mark, seconds)
+        with self._sending:
+            try:
+                if self._pool is None or size < INLINE or not self._share(self._pool, rows, parts):
+                    self._send_inline(rows, parts)
+            except BaseException as error:
+                raise self._failed(error) from None
+
+    def receive(self) -> Received:
+        """The next message, with the columns if it is `Rows`; UnavailableError at the end."""
+        with self._receiving:
+            try:
+                if self._mapped is not None and self._mapped.waiting >= _TELL:
+                    self._release_now()
+                received = self._waiting.popleft() if self._waiting else self._incoming.read()
+                if self._aborted:
+                    raise EOFError
+                return received
+            except BaseException as error:
+                raise self._failed(error) from None
+
+    def pending(self) -> bool:
+        """Whether a message is here already, so that a select on the socket may not see it."""
+        return bool(self._waiting) or self._incoming.complete() or self._channel.pending()
+
+    def look(self) -> bool:
+        """Takes in what has arrived, without waiting; whether a message is here."""
+        try:
+            if not self.pending():
+                self._take_in()
+            return self.pending()
+        except BaseException as error:
+            raise self._failed(error) from None
+
+    def abort(self) -> None:
+        """Ends the connection from any thread: those who send or receive get UnavailableError."""
+        self._aborted = True
+        self._channel.shut()
+
+    def close(self) -> None:
+        """Ends it and gives everything back; arrays that came through it stay as they are."""
+        self.abort()
+        with self._sending, self._receiving:
+            self._channel.close()
+            if self._pool is not None:
+                self._pool.close()
+            if self._mapped is not None:
+                self._mapped.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _releases(self) -> list[bytes]:
+        segments = self._mapped.unused() if self._mapped is not None else ()
+        return _frame(Release(segments)) if segments else []
+
+    def _release_now(self) -> None:
+        """Tells the worker at once, unless another thread is sending and will."""
+        if self._sending.acquire(blocking=False):
+            try:
+                self._channel.send(self._releases())
+            finally:
+                self._sending.release()
+
+    def _send_inline(self, rows: Rows, parts: list[memoryview]) -> None:
+        squeezer = self._squeezer
+        if squeezer is None:
+            self._channel.send([*_frame(rows, rows.nbytes), *parts])
+            return
+        packed, body = squeezer.squeeze(parts, rows.nbytes)
+        began = time.monotonic()
+        frame = _frame(replace(rows, packed=packed), sum(map(len, body)))
+        self._channel.send([*frame, *body])
+        if not packed:
+            squeezer.sent(parts, rows.nbytes, time.monotonic() - began)
+
+    def _share(self, pool: SlabPool, rows: Rows, parts: list[memoryview]) -> bool:
+        """Sends rows through shared memory, if there is room."""
+        cell = pool.reuse(rows.nbytes)
+        if cell is None:
+            self._take_in()
+            cell = pool.reuse(rows.nbytes) or pool.extend(rows.nbytes)
+        if cell is None:
+            return False
+        _fill(cell.memory, parts)
+        frame = _frame(replace(rows, segment=cell.segment))
+        if cell.slab is None:
+            self._channel.send(frame)
+            return True
+        announced = encode(cell.slab)
+        head = frame_head(SLAB, len(announced))
+        self._channel.send([head, announced, *frame], [cell.descriptor])
+        pool.announced(cell.slab.number)
+        return True
+
+    def _take_in(self) -> None:
+        """Reads what is here, segments that came back above all, unless another thread does so."""
+        if len(self._waiting) >= _MOST_WAITING or not self._receiving.acquire(blocking=False):
+            return
+        try:
+            self._incoming.look()
+            while self._incoming.complete():
+                received = self._incoming.read()
+                if type(received[0]) is not Release:
+                    self._waiting.append(received)
+        finally:
+            self._receiving.release()
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """The error to raise; the connection ends, and whoever waits in it learns of that."""
+        if isinstance(error, InvalidArgumentError):
+            return error  # Nothing was sent.
+        reason = "it was aborted" if self._aborted else str(error) or "the other side closed it"
+        self.abort()
+        if isinstance(error, MemoryError):
+            return ResourceExhaustedError(
+                f"data connection to {self.peer}: no memory for what comes; use smaller batches"
+            )
+        if isinstance(error, EOFError | OSError) and not isinstance(error, OpError):
+            return UnavailableError(f"data connection to {self.peer}: {reason}")
+        return error
+
+
+def _frame(message: Any, body: int = 0) -> list[bytes]:
+    data = encode(message)
+    return [frame_head(MESSAGE, len(data), body), data]
+
+
+def _fill(memory: Any, parts: Sequence[Part]) -> None:
+    start = 0
+    for part in parts:
+        end = start + len(part)
+        memory[start:end] = np.frombuffer(part, np.uint8)  # Unlike a memoryview, without the GIL.
+        start = end

@@ -1,0 +1,135 @@
+"""The ledger: what a dispatcher knows, changed by facts that are on disk before anybody sees them.
+
+Every request is decided, journalled, applied and answered under one lock. Nothing else may change
+the state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from penstock.errors import ResourceExhaustedError, UnavailableError
+from penstock.service.host.journal import Journal
+from penstock.service.logic.dispatcher import decide, snapshot, status, tick
+from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.logic.state import Settings, State
+from penstock.service.protocol.messages import Reply, Request
+
+_SLACK = 2000
+_TIMES = 4
+"""A journal is compacted when it has so many times the facts that would do, and some more."""
+
+_PAUSE = 3.0
+"""Seconds without a tick after which this process itself must have been asleep."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(Fact)
+
+
+class Ledger:
+    """The state of a dispatcher, for any number of threads.
+
+    Args:
+        settings: What the logic is told.
+        path: The file of the journal; None to keep nothing.
+    """
+
+    def __init__(self, settings: Settings, path: str | None) -> None:
+        self._lock = threading.Lock()
+        self._clock = WakingClock()
+        self._state = State(dataclasses.replace(settings, started=self._clock.now()))
+        self._full = 0
+        self._closed = False
+        self._journal: Journal[Fact] | None = None
+        if path is not None:
+            self._journal = Journal(path, _encode, _decoder.decode)
+        try:
+            self._recover(settings)
+        except BaseException:
+            self.close()
+            raise
+
+    def _recover(self, settings: Settings) -> None:
+        if self._journal is not None:
+            for fact in self._journal.replay():
+                self._state.apply(fact, self._clock.now())
+        self._commit((DispatcherStarted(settings.dispatcher),))
+        self._compact()
+
+    @property
+    def name(self) -> str:
+        """Of the dispatcher; it stays through restarts."""
+        return self._state.dispatcher
+
+    def answer(self, request: Request) -> Reply:
+        """Decides about a request; when the answer is out, what it says is on disk."""
+        with self._lock:
+            self._check_open()
+            decision = decide(self._state, request, self._clock.now())
+            self._commit(decision.facts)
+            return decision.reply
+
+    def tick(self) -> None:
+        """Notes what follows from the time alone; on a full disk, the next time."""
+        with self._lock, contextlib.suppress(ResourceExhaustedError, UnavailableError):
+            self._check_open()
+            self._commit(tick(self._state, self._clock.now()))
+
+    def status(self) -> dict[str, Any]:
+        """What goes on, as plain data."""
+        with self._lock:
+            return status(self._state, self._clock.now())
+
+    def close(self) -> None:
+        """Twice is fine."""
+        with self._lock:
+            self._closed = True
+            if self._journal is not None:
+                self._journal.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the dispatcher was stopped; make a new one")
+
+    def _commit(self, facts: tuple[Fact, ...]) -> None:
+        """Durable first, visible second."""
+        if self._journal is not None:
+            self._journal.append(fact for fact in facts if fact.durable)
+        for fact in facts:
+            self._state.apply(fact, self._clock.now())
+        if self._journal is not None and len(self._journal) > self._full > 0:
+            self._compact()
+
+    def _compact(self) -> None:
+        if self._journal is None:
+            return
+        facts = snapshot(self._state)
+        # A full disk keeps the long journal, and is not asked again at once.
+        with contextlib.suppress(ResourceExhaustedError):
+            self._journal.compact(facts)
+        self._full = max(_SLACK + _TIMES * len(facts), _SLACK + len(self._journal))
+
+
+class WakingClock:
+    """Seconds, as somebody counts them who does not notice that he slept.
+
+    After this process was stopped for a while, messages of those who were thought silent are
+    waiting to be read.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._slept = time.monotonic(), 0.0
+
+    def now(self) -> float:
+        """Called often; what is longer than a pause between two calls was sleep."""
+        time_now = time.monotonic()
+        if time_now - self._last > _PAUSE:
+            self._slept += time_now - self._last - _PAUSE
+        self._last = time_now
+        return time_now - self._slept

@@ -1,0 +1,252 @@
+"""Lines: the engine at work on one stream, for all who read it.
+
+Users' functions run outside of every lock: who asks for something that is there gets it, however
+long the function of another one takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.element.chunk import Chunk
+from penstock.engine.stream import Demand
+from penstock.errors import UnavailableError
+from penstock.service.host.failures import Fault, fault_of
+from penstock.service.host.recipes import Recipe, decode_state, encode_state, settled
+from penstock.service.logic.keeping import Block, Known, Pace, Stock
+from penstock.service.logic.production import TAIL, Cursor, End, Make, Production, Serve, Wait, Want
+from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.messages import Work
+
+KEPT = 256 << 20
+"""Bytes that a worker keeps for those who read the same elements."""
+
+_TAILS = 64 << 20
+"""Bytes that a worker keeps of all other streams together, for those who ask again."""
+
+_POLL = 0.05
+"""Seconds after which somebody who waits looks whether it is still to wait."""
+
+_MARK_SECONDS, _MARK_FRAMES = 0.5, 64
+_MARK_SHARE = 20
+"""Marks take at most this part of the time."""
+
+Quit = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a cursor gave in one go, and the state before it, if one was saved."""
+
+    content: Chunk | Fault
+    mark: bytes | None
+    seconds: float
+
+
+class Depot:
+    """What all lines of a worker share: one lock, and the bytes that they keep."""
+
+    def __init__(self, address: str, kept: int, clock: Callable[[], float]) -> None:
+        self.address = address
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.lines: dict[Hashable, Line] = {}
+        self._stocks = {True: Stock(kept), False: Stock(_TAILS)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stock.nbytes for stock in self._stocks.values())
+
+    def allowance(self) -> int:
+        """Bytes that a production with consumers may be ahead of the slowest one."""
+        paced = sum(line.production.pace is not None for line in self.lines.values())
+        return TAIL + self._stocks[True].limit // max(1, paced)
+
+    def keep(self, line: Line, block: Block) -> None:
+        """A block is on the shelf; others go for it, where it must be so."""
+        stock = self._stocks[line.production.kept]
+        if line.production.pace is None:
+            stock.add(line.name, block.start, block.nbytes)
+        self.trim(line)
+        for name, start in stock.excess():
+            self.lines[name].production.shelf.drop(start)
+            stock.remove(name, start)
+
+    def used(self, line: Line, block: Block) -> None:
+        self._stocks[line.production.kept].touch(line.name, block.start)
+
+    def trim(self, line: Line) -> None:
+        """Lets go what nobody waits for."""
+        for start in line.production.spare():
+            line.production.shelf.drop(start)
+            self._stocks[line.production.kept].remove(line.name, start)
+
+    def forget(self, line: Line) -> None:
+        """A line that is closed: nothing of it is kept."""
+        if self.lines.get(line.name) is line:
+            del self.lines[line.name]
+            self._stocks[line.production.kept].clear(line.name)
+
+
+class Line:
+    """One stream of a worker, shared by all tasks that read it."""
+
+    def __init__(self, depot: Depot, name: Hashable, recipe: Recipe, work: Work) -> None:
+        self.name = name
+        self.job = work.job
+        self.recipe = recipe
+        self.demand = Demand()
+        self.readers = 0
+        self.idle_since = 0.0
+        self.elements = 0
+        self.seconds = 0.0
+        strided = work.consumers > 1
+        pace = Pace(work.consumers) if strided and not recipe.random else None
+        # With random access, each consumer has a stream of its own.
+        kept = work.kept and not (strided and recipe.random)
+        self.production = Production(recipe.random, kept, pace, recipe.longest)
+        self._depot = depot
+        self._changed = threading.Condition(depot.lock)
+        self._closed = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether every reader makes its own elements: they are nobody else's."""
+        return self.recipe.random and not self.production.kept
+
+    def did(self, elements: int, seconds: float) -> None:
+        """Takes notice of work."""
+        with self._changed:
+            self.elements += elements
+            self.seconds += seconds
+
+    def learn(self, mark: Mark | None) -> None:
+        """A mark that a client had of another worker."""
+        if mark is None or self.recipe.random:
+            return
+        try:
+            ordinal, state = decode_state(mark.state)
+        except (msgspec.MsgspecError, ValueError, TypeError):
+            return  # Without it, the stream begins at its start.
+        with self._changed:
+            self.production.marks.add(Known(ordinal, state))
+
+    def block(self, want: Want, quit: Quit) -> Block | None:
+        """The block with the element that is wanted; None at the end, or if nobody wants it."""
+        while not quit():
+            with self._changed:
+                match self._step(want):
+                    case Serve(block):
+                        self._depot.used(self, block)
+                        return block
+                    case End():
+                        return None
+                    case Wait():
+                        self._changed.wait(_POLL)
+                        continue
+                    case Make(cursor, most):
+                        pass
+            made = self._make(cursor, most)
+            if made is not None and made.start <= want.at < made.stop:
+                return made
+        return None
+
+    def _step(self, want: Want) -> Serve | Make | Wait | End:
+        if self._closed:
+            raise UnavailableError("distribute: this worker stops; ask another one")
+        self._depot.trim(self)
+        return self.production.step(want, self._depot.clock(), self._depot.allowance())
+
+    def _make(self, cursor: Cursor, most: int) -> Block | None:
+        """Goes on with a cursor; what it gives is kept, as far as it is to be."""
+        made = None
+        try:
+            item = self._pulled(cursor, most)
+        except StopIteration:
+            with self._changed:
+                self.production.ended(cursor)
+                self._changed.notify_all()
+        except BaseException as error:
+            if not self._replaced(cursor, error):
+                raise
+        else:
+            made = self._keep(cursor, item)
+        finally:
+            self._close_retired()
+        return made
+
+    def _pulled(self, cursor: Cursor, most: int) -> Item:
+        if cursor.stream is None:
+            cursor.stream = self.recipe.open(cursor.state, cursor.stop)
+            cursor.state = None
+        mark = None if self.recipe.random else self._mark(cursor)
+        started = time.perf_counter()
+        content: Chunk | Fault
+        try:
+            content = cursor.stream.pull(min(most, self.demand.limit))
+        except StopIteration:
+            raise
+        except Exception as error:
+            content = fault_of(error, self._depot.address)
+        seconds = time.perf_counter() - started
+        if isinstance(content, Chunk):
+            self.demand.record(content, seconds)
+        cursor.unmarked += seconds
+        cursor.frames += 1
+        return Item(content, mark, seconds)
+
+    def _mark(self, cursor: Cursor) -> bytes | None:
+        """Saves the state of a cursor now and then; gives it as bytes if it can travel."""
+        due = cursor.unmarked >= _MARK_SECONDS or cursor.frames >= _MARK_FRAMES
+        if not due or cursor.unmarked < _MARK_SHARE * cursor.cost:
+            return None
+        started = time.perf_counter()
+        state = settled(cursor.stream.save())
+        encoded = encode_state(cursor.at, state)
+        cursor.cost = time.perf_counter() - started
+        cursor.unmarked, cursor.frames = 0.0, 0
+        with self._changed:
+            self.production.marks.add(Known(cursor.at, state, encoded is not None))
+        return encoded
+
+    def _keep(self, cursor: Cursor, item: Item) -> Block:
+        content = item.content
+        count = len(content) if isinstance(content, Chunk) else 1
+        with self._changed:
+            made, kept = self.production.made(cursor, count, content.nbytes, item)
+            self.did(count, item.seconds)
+            if kept is not None and not self._closed:
+                self._depot.keep(self, kept)
+            self._changed.notify_all()
+        return made
+
+    def _replaced(self, cursor: Cursor, error: BaseException) -> bool:
+        """Whether a cursor that could not be opened may be replaced by one from further back."""
+        with self._changed:
+            self.production.broke(cursor)
+            self._changed.notify_all()
+            opened = cursor.stream is not None or not isinstance(error, Exception)
+            if opened or self.recipe.random or cursor.at == 0:
+                return False
+            self.production.marks.remove(cursor.at)
+            return True
+
+    def _close_retired(self) -> None:
+        with self._changed:
+            retired = self.production.let_go(everything=self._closed)
+        for cursor in retired:
+            if cursor.stream is not None:
+                cursor.stream.close()
+
+    def close(self) -> None:
+        """Ends it; who waits is told."""
+        with self._changed:
+            self._closed = True
+            self._depot.forget(self)
+            self._changed.notify_all()
+        self._close_retired()

@@ -1,0 +1,193 @@
+"""Links: the data connections of one reader, to as many workers as there are.
+
+Connecting takes time, so it happens in threads; all else happens in the reader's own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from penstock.errors import OpError, UnavailableError
+from penstock.service.host.connections import Connection
+from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.messages import Work, WorkerInfo
+
+_AGAIN = 2.0
+"""Seconds until a worker that could not be reached is tried again."""
+
+Connect = Callable[[WorkerInfo], Connection]
+
+
+class Bell:
+    """Wakes whoever waits for sockets, from another thread."""
+
+    def __init__(self) -> None:
+        self._here, self._there = socket.socketpair()
+        self._here.setblocking(False)
+        self._there.setblocking(False)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # It has rung often enough, or nobody listens.
+            self._there.send(b"!")
+
+    def quiet(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._here.recv(4096):
+                pass
+
+    def fileno(self) -> int:
+        return self._here.fileno()
+
+    def close(self) -> None:
+        self._here.close()
+        self._there.close()
+
+
+class Link:
+    """A connection to one worker, and what its tasks are called there."""
+
+    def __init__(self, worker: str, connection: Connection) -> None:
+        self.worker = worker
+        self.connection = connection
+        self._tasks: dict[tuple[str, int], int] = {}
+        self._opened = 0
+
+    def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
+        key = (work.job, work.stream)
+        if key not in self._tasks:
+            self._opened += 1
+            self._tasks[key] = self._opened
+            self.connection.send(OpenTask(self._tasks[key], work))
+        self.connection.send(Fetch(request, self._tasks[key], start, stop, mark))
+
+    def close_task(self, job: str, stream: int) -> None:
+        task = self._tasks.pop((job, stream), None)
+        if task is not None:
+            self.connection.send(CloseTask(task))
+
+
+class Links:
+    """Who is connected, who should be, and who could not be reached."""
+
+    def __init__(self, connect: Connect, bell: Bell) -> None:
+        self._connect = connect
+        self._bell = bell
+        self._wanted: dict[str, WorkerInfo] = {}
+        self._links: dict[str, Link] = {}
+        self._busy: set[str] = set()
+        self._again: dict[str, float] = {}
+        self._arrived: deque[tuple[str, Connection | OpError]] = deque()
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(bell.fileno(), selectors.EVENT_READ)
+        self.unreachable: dict[str, OpError] = {}
+        self.ever = False
+        """Whether any worker was ever reached."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __getitem__(self, worker: str) -> Link:
+        return self._links[worker]
+
+    def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
+        """The workers there are; gives those that are connected and no longer among them."""
+        self._wanted = {info.worker: info for info in workers}
+        gone = [worker for worker in self._links if worker not in self._wanted]
+        for worker in list(self.unreachable):
+            if worker not in self._wanted:
+                del self.unreachable[worker]
+        return gone
+
+    def dial(self) -> None:
+        """Begins to connect to those who are wanted and not connected."""
+        now = time.monotonic()
+        for worker, info in self._wanted.items():
+            waits = worker in self._links or worker in self._busy
+            if not waits and self._again.get(worker, 0.0) <= now:
+                self._busy.add(worker)
+                threading.Thread(
+                    target=self._dialled, args=(info,), name="penstock-connect", daemon=True
+                ).start()
+
+    def _dialled(self, info: WorkerInfo) -> None:
+        try:
+            self._arrived.append((info.worker, self._connect(info)))
+        except OpError as error:
+            self._arrived.append((info.worker, error))
+        except Exception as error:
+            self._arrived.append((info.worker, UnavailableError(f"{info.address}: {error}")))
+        self._bell.ring()
+        if self._closed:
+            self._discard()
+
+    def connected(self) -> list[str]:
+        """Workers that were connected since the last call; the others are in `unreachable`."""
+        made: list[str] = []
+        while self._arrived:
+            worker, connection = self._arrived.popleft()
+            self._busy.discard(worker)
+            if isinstance(connection, OpError):
+                self.unreachable[worker] = connection
+                self._again[worker] = time.monotonic() + _AGAIN
+            elif worker not in self._wanted:
+                connection.close()
+            else:
+                self.unreachable.pop(worker, None)
+                self._links[worker] = Link(worker, connection)
+                self._selector.register(connection.fileno(), selectors.EVENT_READ, worker)
+                made.append(worker)
+                self.ever = True
+        return made
+
+    def drop(self, worker: str, again: float = _AGAIN) -> None:
+        """Ends a connection; if the worker is still wanted, it is tried again later."""
+        link = self._links.pop(worker, None)
+        self._again[worker] = time.monotonic() + again
+        if link is not None:
+            self._selector.unregister(link.connection.fileno())
+            link.connection.close()
+
+    def abort_others(self, workers: Iterable[WorkerInfo]) -> None:
+        """Ends connections to all but `workers`, from another thread.
+
+        One that was frozen within a message would hold up the reader's thread for ever.
+        """
+        there = {info.worker for info in workers}
+        for worker, link in list(self._links.items()):
+            if worker not in there:
+                link.connection.abort()
+
+    def ready(self, timeout: float) -> list[Link]:
+        """Links that have something to read; none after `timeout` or when the bell rings."""
+        waiting = [link for link in self._links.values() if link.connection.pending()]
+        if waiting:
+            return waiting
+        found = []
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                self._bell.quiet()
+            elif key.data in self._links:
+                found.append(self._links[key.data])
+        return found
+
+    def close(self) -> None:
+        self._closed = True
+        self._wanted = {}
+        for worker in list(self._links):
+            self.drop(worker)
+        self._discard()
+        self._selector.close()
+
+    def _discard(self) -> None:
+        while self._arrived:
+            connection = self._arrived.popleft()[1]
+            if not isinstance(connection, OpError):
+                connection.close()

@@ -1,0 +1,147 @@
+"""`local://N`: N worker processes on this machine, for as long as somebody reads.
+
+The dispatcher lives in the reader's own process. A worker that dies is replaced. Workers end when
+their standard input does, so none outlives a reader that was killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.session import Session
+
+_STARTS = 3
+"""How often a worker may die soon after its start before that is an error."""
+
+_SOON = 5.0
+"""Seconds after its start."""
+
+_END_SECONDS = 2.0
+
+_LOG = logging.getLogger("penstock.service")
+
+
+class LocalService:
+    """A dispatcher in this process and workers in processes of their own."""
+
+    def __init__(self, rest: str) -> None:
+        count = _count(rest)
+        token = secrets.token_hex(16)
+        self._dispatcher = dispatcher = Dispatcher(port=0, token=token)
+        dispatcher.start()
+        self.session = Session(
+            dispatcher.address, dispatcher.security, lambda request, _=0: dispatcher.handle(request)
+        )
+        self._crew = [_Hand(dispatcher.address, token, self.session) for _ in range(count)]
+        _RUNNING.add(self)
+
+    def close(self) -> None:
+        """Ends the workers; twice is fine."""
+        _RUNNING.discard(self)
+        for hand in self._crew:
+            hand.dismiss()
+        for hand in self._crew:
+            hand.gone()
+        self._dispatcher.stop()
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the worker processes."""
+        return [hand.process.pid for hand in self._crew]
+
+
+class _Hand:
+    """One worker process, replaced when it dies."""
+
+    def __init__(self, address: str, token: str, session: Session) -> None:
+        self._command = [sys.executable, "-m", "penstock", "worker", "--stop-with-stdin", "--quiet"]
+        self._command += ["--dispatcher", address]
+        self._environment = {**os.environ, "PENSTOCK_TOKEN": token, "PYTHONPATH": _paths()}
+        self._session = session
+        self._lock = threading.Lock()
+        self._dismissed = False
+        self._deaths = 0
+        self._start()
+        threading.Thread(target=self._watch, name="penstock-local", daemon=True).start()
+
+    def _start(self) -> None:
+        self._started = time.monotonic()
+        # A session of its own: Ctrl-C in the terminal is the reader's, who then ends the workers.
+        self.process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env=self._environment, start_new_session=True
+        )
+
+    def _watch(self) -> None:
+        while True:
+            code = self.process.wait()
+            with self._lock:
+                if self._dismissed:
+                    return
+                self._deaths = self._deaths + 1 if time.monotonic() - self._started < _SOON else 0
+                if self._deaths >= _STARTS:
+                    self._session.failure = InternalError(
+                        f"local://: worker processes end as soon as they start (exit code {code}); "
+                        f"see what they print, or try: {' '.join(self._command[:4])} --help"
+                    )
+                    return
+                _LOG.warning(
+                    "local://: a worker process ended (exit code %s); starting another", code
+                )
+                _shut(self.process)
+                self._start()
+
+    def dismiss(self) -> None:
+        with self._lock:
+            self._dismissed = True
+        _shut(self.process)
+
+    def gone(self) -> None:
+        """Waits for the end of the process; it is killed if it does not come."""
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _shut(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def _count(rest: str) -> int:
+    try:
+        count = int(rest) if rest else os.cpu_count() or 1
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InvalidArgumentError(
+            f"service.distribute: local://{rest} must name a number of worker processes, "
+            "like local://4"
+        )
+    return count
+
+
+def _paths() -> str:
+    """Where this process finds modules: functions of those travel by name."""
+    return os.pathsep.join(os.path.abspath(path) for path in sys.path)
+
+
+_RUNNING: set[LocalService] = set()
+
+
+@atexit.register
+def _end() -> None:
+    for service in list(_RUNNING):
+        service.close()

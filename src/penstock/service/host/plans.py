@@ -1,0 +1,171 @@
+"""Plans as bytes, by their digest, in a folder: what clients send in parts and workers ask for.
+
+A plan has its name only when all of it is there and its digest is right. Names come from the
+network: nothing but a digest ever becomes part of a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.engine.formats.files import reported
+from penstock.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    ResourceExhaustedError,
+)
+
+LARGEST_PLAN = 4 << 30
+"""Bytes of the largest plan."""
+
+PART = 4 << 20
+"""Bytes of a plan in one answer."""
+
+_BEGUN = 64
+"""Plans that are on their way at the same time; the one that waited longest gives way."""
+
+
+@dataclass
+class _Arriving:
+    """A plan of which the first `size` bytes are there."""
+
+    total: int
+    size: int
+    hash: Any
+
+
+class Plans:
+    """The plans in `folder`, which is made if it does not exist; for any number of threads."""
+
+    def __init__(self, folder: str, largest: int = LARGEST_PLAN) -> None:
+        self._folder, self._largest = folder, largest
+        self._lock = threading.Lock()
+        self._arriving: dict[str, _Arriving] = {}
+        self._whole: dict[str, int] = {}
+        """The size of plans whose bytes were seen to be right."""
+        with self._disk():
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for name in os.listdir(folder):
+                if name.endswith(".part"):
+                    os.unlink(os.path.join(folder, name))
+
+    def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
+        """Adds the bytes that begin at `offset`; gives how many are there.
+
+        Bytes that are there already, or come too early, are left out: the answer says where to
+        go on. So parts may be repeated, and several clients may send one plan.
+        """
+        self._check(digest, offset, total, data)
+        with self._lock:
+            if (size := self._size(digest)) is not None:
+                return size
+            plan = self._begun(digest, total)
+            if data and offset == plan.size:
+                self._append(digest, plan, data)
+            return plan.size
+
+    def get(self, digest: str, offset: int = 0) -> tuple[bytes, int]:
+        """Some bytes from `offset` on, and how many there are in all."""
+        with self._lock:
+            size = self._size(digest) if _is_digest(digest) else None
+        if size is None:
+            raise NotFoundError(
+                f"plan {digest[:12]!r} is not known to this dispatcher; it may have been started "
+                "anew without its work_dir; register the dataset again"
+            )
+        with self._disk(), open(self._path(digest), "rb") as file:
+            file.seek(max(offset, 0))
+            return file.read(PART), size
+
+    def __contains__(self, digest: str) -> bool:
+        with self._lock:
+            return _is_digest(digest) and self._size(digest) is not None
+
+    def _check(self, digest: str, offset: int, total: int, data: bytes) -> None:
+        if not _is_digest(digest):
+            raise InvalidArgumentError(f"PutPlan: {digest[:80]!r} is not a SHA-256 digest")
+        if total > self._largest:
+            raise ResourceExhaustedError(
+                f"a plan of {total} bytes is larger than this dispatcher takes ({self._largest}); "
+                "keep large arrays in files (from_tensor_slices of numpy.memmap, TFRecord, Parquet)"
+            )
+        if not 0 <= offset <= offset + len(data) <= total or total < 1:
+            raise InvalidArgumentError(
+                f"PutPlan: bytes {offset} to {offset + len(data)} are not part of {total}"
+            )
+
+    def _size(self, digest: str) -> int | None:
+        """Of a plan that is there as a whole; the first time, its bytes are checked."""
+        if digest not in self._whole:
+            path = self._path(digest)
+            if not os.path.exists(path):
+                return None
+            with self._disk(), open(path, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    os.unlink(path)  # Its client sends it again.
+                    return None
+                self._whole[digest] = file.tell()
+        return self._whole[digest]
+
+    def _begun(self, digest: str, total: int) -> _Arriving:
+        plan = self._arriving.pop(digest, None) or _Arriving(total, 0, hashlib.sha256())
+        if plan.total != total:
+            self._arriving[digest] = plan
+            raise InvalidArgumentError(
+                f"PutPlan: plan {digest[:12]!r} has {plan.total} bytes, not {total}"
+            )
+        while len(self._arriving) >= _BEGUN:
+            self._drop(next(iter(self._arriving)))
+        self._arriving[digest] = plan  # At the end: the last one to give way.
+        return plan
+
+    def _append(self, digest: str, plan: _Arriving, data: bytes) -> None:
+        part = f"{self._path(digest)}.part"
+        try:
+            with self._disk(), open(part, "ab" if plan.size else "wb") as file:
+                file.write(data)
+                file.flush()
+                if plan.size + len(data) == plan.total:
+                    os.fsync(file.fileno())
+        except OpError:
+            self._drop(digest)
+            raise
+        plan.size += len(data)
+        plan.hash.update(data)
+        if plan.size == plan.total:
+            self._complete(digest, plan, part)
+
+    def _complete(self, digest: str, plan: _Arriving, part: str) -> None:
+        if plan.hash.hexdigest() != digest:
+            self._drop(digest)
+            raise DataLossError(
+                f"plan {digest[:12]!r} arrived with other bytes than its digest says; send it again"
+            )
+        with self._disk():
+            os.replace(part, self._path(digest))
+        del self._arriving[digest]
+        self._whole[digest] = plan.total
+
+    def _drop(self, digest: str) -> None:
+        self._arriving.pop(digest, None)
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._path(digest)}.part")
+
+    def _disk(self) -> AbstractContextManager[None]:
+        return reported(self._folder, "dispatcher")
+
+    def _path(self, digest: str) -> str:
+        return os.path.join(self._folder, digest)
+
+
+def _is_digest(digest: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{64}", digest) is not None

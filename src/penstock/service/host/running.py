@@ -1,0 +1,109 @@
+"""Running: what the threads of a worker share, from its start to its end.
+
+Nothing here knows the `Worker`, so that one which was dropped is collected and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from penstock.errors import OpError
+from penstock.service.host.connections import Connection
+from penstock.service.host.control import ControlClient
+from penstock.service.host.listener import DataListener
+from penstock.service.host.serving import Gate, serve
+from penstock.service.host.session import python_version
+from penstock.service.host.tasks import Tasks
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    LeaveWorker,
+    RegisterWorker,
+    WorkerBeat,
+    WorkerBeaten,
+    WorkerInfo,
+)
+from penstock.version import VERSION
+
+_BEAT_TIMEOUT = 5.0
+_LEAVE_TIMEOUT = 0.5
+_CLOSE_SECONDS = 0.5
+
+
+class Running:
+    """A worker at work. Who makes it sets what it works with, one after the other."""
+
+    control: ControlClient
+    listener: DataListener
+    tasks: Tasks
+    info: WorkerInfo
+
+    def __init__(self, stopped: threading.Event, interval: float) -> None:
+        self._stopped = stopped
+        """Tells those who wait for the end."""
+        self._ending = threading.Event()
+        self._interval = interval
+        self._gate = Gate()
+        self._hurry = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="penstock-beat", daemon=True)
+
+    def serve(self, connection: Connection) -> None:
+        serve(connection, self.tasks, self._gate)
+
+    def register(self, timeout: float | None = None) -> None:
+        request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
+        self.control.call(request, timeout)
+
+    def beat_on(self) -> None:
+        self._beating.start()
+
+    def _beat(self) -> None:
+        while not self._ending.is_set():
+            self._hurry.wait(self._interval)
+            self._hurry.clear()
+            # A dispatcher that is away comes back, or somebody stops the worker.
+            with contextlib.suppress(OpError):
+                if not self._ending.is_set():
+                    self._say()
+
+    def _say(self) -> None:
+        beat = WorkerBeat(self.info.worker, self.tasks.statuses(), self._gate.draining)
+        beaten = self.control.call(beat, _BEAT_TIMEOUT)
+        assert isinstance(beaten, WorkerBeaten)
+        if not beaten.known:
+            self.register(_BEAT_TIMEOUT)
+        self.tasks.tidy(beaten.jobs)
+
+    def drain(self, timeout: float | None) -> None:
+        self._gate.close()
+        self._hurry.set()
+        self._gate.wait(timeout)
+
+    def stop(self, leave: bool = True) -> None:
+        """Ends everything; what does not end by itself is left to its threads."""
+        self._ending.set()
+        self._hurry.set()
+        if leave:
+            with contextlib.suppress(OpError):
+                self.control.call(LeaveWorker(self.info.worker), _LEAVE_TIMEOUT)
+        if hasattr(self, "control"):
+            self.control.close()
+        closing = threading.Thread(target=self._close, name="penstock-close", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+        self._stopped.set()
+
+    def _close(self) -> None:
+        """A stream cannot be closed before the function that it has called returns."""
+        if hasattr(self, "listener"):
+            self.listener.close()
+        if hasattr(self, "tasks"):
+            self.tasks.close()
+
+
+def stop_elsewhere(running: Running) -> None:
+    """Stops a worker that was dropped, perhaps in a thread that its end would wait for."""
+    # An interpreter that ends starts no threads; what is left ends with the process.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=running.stop, name="penstock-stop", daemon=True).start()

@@ -1,0 +1,124 @@
+"""Services by their URL: who serves `grpc://`, `local://` and whatever else was registered.
+
+A service that was started for a dataset lives as long as somebody reads that dataset, and a
+little longer: the next repetition begins when one has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.plan import nodes
+from penstock.service.host.local import LocalService
+from penstock.service.host.session import Session, session
+
+HOME = ""
+"""The service of a part of a plan that runs on a worker: the dispatcher of that worker."""
+
+_LINGER = 0.5
+"""Seconds that a service waits for another reader."""
+
+
+class Service(Protocol):
+    """Somebody who serves: `session` talks to the dispatcher until the service is closed."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def close(self) -> None: ...
+
+
+class Standing:
+    """A dispatcher that nobody here starts or stops."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def close(self) -> None:
+        pass
+
+
+_SCHEMES: dict[str, Callable[[str], Service]] = {
+    "grpc": lambda address: Standing(session(address)),
+    "local": LocalService,
+}
+
+
+def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
+    """Makes `name://rest` a service: `serve(rest)` starts it."""
+    _SCHEMES[name] = serve
+
+
+def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
+    """Scheme and address of a service: a URL, an address alone (grpc), or a pair."""
+    if isinstance(service, tuple | list) and len(service) == 2:
+        scheme, address = service
+    elif not isinstance(service, str) or not service:
+        raise InvalidArgumentError(
+            f"{call}: service must be a URL like grpc://localhost:5000 or local://4, "
+            f"got {service!r}"
+        )
+    else:
+        parts = service.split("://")
+        if len(parts) > 2:
+            raise InvalidArgumentError(f"{call}: service {service!r} holds more than one '://'")
+        scheme, address = ("grpc", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
+        raise NotFoundError(f"{call}: nobody serves {scheme}://; there are {known}")
+    return scheme, address
+
+
+class Shared:
+    """A service that several streams of one dataset use."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.users = 0
+        self.over = False
+
+    def leave(self) -> None:
+        """One of them has ended."""
+        with _LOCK:
+            self.users -= 1
+            if self.users:
+                return
+        timer = threading.Timer(_LINGER, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        with _LOCK:
+            if self.users or self.over:
+                return
+            self.over = True
+        self.service.close()
+
+
+_LOCK = threading.Lock()
+_SHARED: weakref.WeakKeyDictionary[nodes.Repetitions, Shared] = weakref.WeakKeyDictionary()
+
+
+def borrow(node: nodes.Distribute, home: Session | None) -> Shared:
+    """Whoever serves a dataset; `leave` when it is not needed any more."""
+    with _LOCK:
+        shared = _SHARED.get(node.repetitions)
+        if shared is None or shared.over:
+            shared = _SHARED[node.repetitions] = Shared(_serve(node.service, home))
+        shared.users += 1
+        return shared
+
+
+def _serve(service: str, home: Session | None) -> Service:
+    if service != HOME:
+        scheme, address = parse(service)
+        return _SCHEMES[scheme](address)
+    if home is None:
+        raise FailedPreconditionError(
+            "distribute: this plan is a part of another one and runs on workers only"
+        )
+    return Standing(home)

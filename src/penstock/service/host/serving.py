@@ -1,0 +1,195 @@
+"""Serving: one data connection of a worker, from its first message to its last.
+
+Requests are answered one after the other, in order. While one is answered, what arrives is looked
+at between two chunks, so that a request nobody waits for any more ends at once.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections import deque
+from functools import partial
+
+from penstock.errors import InvalidArgumentError, OpError, UnavailableError
+from penstock.service.host.connections import Connection
+from penstock.service.host.failures import to_failed, to_impossible
+from penstock.service.host.tasks import Made, Missed, Task, Tasks
+from penstock.service.protocol.fetches import (
+    Cancel,
+    CloseTask,
+    Done,
+    Fetch,
+    OpenTask,
+    ToClient,
+    ToWorker,
+)
+
+_MOST_WAITING = 1024
+"""Messages that are read before their turn; more of them stay in the socket."""
+
+
+class Gate:
+    """Counts the fetches that were taken on, and lets no more in once the worker drains."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self.draining = False
+
+    def enter(self) -> bool:
+        """Whether one more fetch is taken on."""
+        with self._changed:
+            self._inside += not self.draining
+            return not self.draining
+
+    def leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        with self._changed:
+            self.draining = True
+
+    def wait(self, timeout: float | None) -> bool:
+        """Waits until nobody is inside; whether that came to be."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._inside, timeout)
+
+
+def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
+    """Answers a client until it is gone."""
+    serving = Serving(connection, tasks, gate)
+    try:
+        serving.run()
+    except (OpError, OSError):
+        pass  # The client is gone, or does not speak our language: nobody is there to be told.
+    finally:
+        serving.close()
+
+
+class Serving:
+    """What a worker knows of one client."""
+
+    def __init__(self, connection: Connection, tasks: Tasks, gate: Gate) -> None:
+        self._connection = connection
+        self._owner = tasks
+        self._gate = gate
+        self._tasks: dict[int, Task] = {}
+        self._waiting: deque[ToWorker] = deque()
+        self._taken: set[int] = set()
+        """Requests that were let in."""
+        self._cancelled: set[int] = set()
+        self._lost = False
+        self._ends = select.poll()
+        self._ends.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+
+    def run(self) -> None:
+        while True:
+            while not self._waiting:
+                self._receive()
+            self._handle(self._waiting.popleft())
+
+    def _receive(self) -> None:
+        message, _ = self._connection.receive()
+        match message:
+            case Cancel(request):
+                if request in self._taken:
+                    self._cancelled.add(request)
+            case Fetch(request):
+                if request not in self._taken and self._gate.enter():
+                    self._taken.add(request)
+                self._waiting.append(message)
+            case OpenTask() | CloseTask():
+                self._waiting.append(message)
+            case _:
+                pass
+
+    def _handle(self, message: ToWorker) -> None:
+        match message:
+            case OpenTask(number, work):
+                self._close_task(number)
+                self._tasks[number] = self._owner.open(work)
+            case CloseTask(number):
+                self._close_task(number)
+            case Fetch(request):
+                try:
+                    self._connection.send(self._answered(message))
+                finally:
+                    self._leave(request)
+
+    def _leave(self, request: int) -> None:
+        self._cancelled.discard(request)
+        if request in self._taken:
+            self._taken.discard(request)
+            self._gate.leave()
+
+    def _answered(self, fetch: Fetch) -> ToClient:
+        """Sends what a fetch asks for; gives the last word about it."""
+        try:
+            task = self._checked(fetch)
+            self._look()
+            quit, horizon = partial(self._is_over, fetch.request), self._horizon(fetch)
+            for part in task.fetch(fetch.start, fetch.stop, fetch.mark, horizon, quit):
+                self._send(fetch.request, part)
+            return Done(fetch.request, None if quit() else task.length(fetch.stop))
+        except BaseException as error:
+            # Users' functions raise whatever they like. If the client is gone, the next word fails.
+            return to_impossible(fetch.request, error, self._owner.address)
+
+    def _checked(self, fetch: Fetch) -> Task:
+        if fetch.request not in self._taken:
+            raise UnavailableError("distribute: this worker is about to stop; ask another one")
+        task = self._tasks.get(fetch.task)
+        if task is None or not 0 <= fetch.start <= fetch.stop:
+            raise InvalidArgumentError(
+                f"distribute: cannot fetch elements {fetch.start} to {fetch.stop} of task "
+                f"{fetch.task}; open the task first, and ask for a range"
+            )
+        return task
+
+    def _horizon(self, fetch: Fetch) -> int:
+        """Up to where the requests behind this one go on with it."""
+        horizon = fetch.stop
+        for message in self._waiting:
+            if isinstance(message, Fetch) and message.task == fetch.task:
+                if message.start != horizon or message.request in self._cancelled:
+                    break
+                horizon = message.stop
+        return horizon
+
+    def _is_over(self, request: int) -> bool:
+        """Whether nobody waits for a request any more."""
+        self._look()
+        # The end of a connection is no message, so that looking for those does not see it.
+        return request in self._cancelled or self._lost or bool(self._ends.poll(0))
+
+    def _look(self) -> None:
+        """Takes in what has arrived, without waiting for anything."""
+        try:
+            while len(self._waiting) < _MOST_WAITING and self._connection.look():
+                self._receive()
+        except (OpError, OSError):
+            # Whoever sends next is told.
+            self._lost = True
+
+    def _send(self, request: int, part: Made | Missed) -> None:
+        if isinstance(part, Made):
+            self._connection.send_rows(request, part.start, part.chunk, part.mark, part.seconds)
+        else:
+            self._connection.send(to_failed(request, part.ordinal, part.fault))
+
+    def _close_task(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.close()
+
+    def close(self) -> None:
+        """Leaves everything that was taken on."""
+        for number in list(self._tasks):
+            self._close_task(number)
+        for request in list(self._taken):
+            self._leave(request)
+        self._connection.close()

@@ -1,0 +1,151 @@
+"""Sessions: what this process says to one dispatcher, whoever in it reads or writes."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import threading
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from penstock import errors
+from penstock.errors import InternalError, InvalidArgumentError, OpError
+from penstock.plan.codec import encode
+from penstock.plan.nodes import Node
+from penstock.plan.references import encode_by_reference, encode_spec
+from penstock.plan.resume import structure
+from penstock.plan.splits import shape_of
+from penstock.service.host.connections import here
+from penstock.service.host.control import ControlClient
+from penstock.service.host.security import Security
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    DatasetInfo,
+    DatasetRegistered,
+    GetDataset,
+    GetStatus,
+    Hello,
+    PlanStored,
+    PutPlan,
+    Refused,
+    RegisterDataset,
+    Reply,
+    Request,
+    Shape,
+    Status,
+    Welcome,
+)
+from penstock.version import VERSION
+
+_PART = 4 << 20
+"""Bytes of a plan that travel in one message."""
+
+
+def greeting() -> Hello:
+    """What everybody says first."""
+    return Hello(PROTOCOL, python_version(), VERSION)
+
+
+def python_version() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
+
+
+class Session:
+    """A dispatcher, by its address. `call` sends a request and gives its answer.
+
+    `security` is what data connections to the workers of that dispatcher need.
+    """
+
+    def __init__(self, address: str, security: Security, call: Callable[..., Reply]) -> None:
+        self.address = address
+        self.security = security
+        self.here = here()
+        self.failure: OpError | None = None
+        """Why nobody will ever answer, if that is known."""
+        self._call = call
+        self._functions: str | None = None
+        self._lock = threading.Lock()
+
+    def call(self, request: Request, timeout: float | None = None) -> Any:
+        """The answer; a refusal is raised as the error that it names."""
+        reply = self._call(request) if timeout is None else self._call(request, timeout)
+        if isinstance(reply, Refused):
+            raise refusal(reply)
+        return reply
+
+    @property
+    def functions(self) -> str:
+        """How functions travel; asking says hello, so other versions are refused here."""
+        with self._lock:
+            if self._functions is None:
+                welcome: Welcome = self.call(greeting())
+                self._functions = welcome.functions
+            return self._functions
+
+    def dispatcher(self) -> str:
+        """The name of the dispatcher, another one if it came back without its memory."""
+        welcome: Welcome = self.call(greeting())
+        return welcome.dispatcher
+
+    def register(
+        self, plan: Node, spec: Any, dataset_id: str | None = None, again: bool = True
+    ) -> str:
+        """Makes a plan known; gives the id of the dataset, a new one unless `again` is False."""
+        encoded = encode_by_reference(plan) if self.functions == "by_reference" else encode(plan)
+        digest = hashlib.sha256(encoded).hexdigest()
+        self._put(digest, encoded)
+        request = RegisterDataset(
+            digest,
+            structure(plan),
+            encode_spec(spec),
+            Shape(*shape_of(plan)),
+            plan.cardinality,
+            dataset_id or None,
+            uuid.uuid4().hex if again else digest,
+        )
+        registered: DatasetRegistered = self.call(request)
+        return registered.dataset_id
+
+    def _put(self, digest: str, encoded: bytes) -> None:
+        # The first part is empty: a plan that is there already is not sent again.
+        stored: PlanStored = self.call(PutPlan(digest, 0, len(encoded), b""))
+        while stored.offset < len(encoded):
+            part = encoded[stored.offset : stored.offset + _PART]
+            stored = self.call(PutPlan(digest, stored.offset, len(encoded), part))
+
+    def dataset(self, dataset_id: str) -> DatasetInfo:
+        info: DatasetInfo = self.call(GetDataset(dataset_id))
+        return info
+
+    def status(self) -> dict[str, Any]:
+        status: Status = self.call(GetStatus())
+        return status.status
+
+
+def refusal(reply: Refused) -> Exception:
+    """The error that a dispatcher answered with."""
+    kind = getattr(errors, reply.kind, None)
+    if isinstance(kind, type) and issubclass(kind, errors.OpError):
+        return kind(reply.message)
+    return InternalError(f"{reply.kind}: {reply.message}")
+
+
+_SESSIONS: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+_OPENING = threading.Lock()
+
+
+def session(address: str) -> Session:
+    """The session with the dispatcher at `address`; one for all of this process."""
+    if not address:
+        raise InvalidArgumentError("service: the address of the dispatcher is empty")
+    with _OPENING:
+        found = _SESSIONS.get(address)
+        if found is None:
+            security = Security.of_client(address)
+            control = ControlClient(address, security)
+            found = Session(address, security, control.call)
+            weakref.finalize(found, control.close)
+            _SESSIONS[address] = found
+        return found

@@ -1,0 +1,338 @@
+"""`RemoteStream`: what workers make, as a stream of the engine.
+
+It reads in the thread that pulls; only talking to the dispatcher and connecting to workers happens
+elsewhere, and arrives as events. Every wait is for a message, an event, or a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.element.chunk import Chunk
+from penstock.element.nest import Tree
+from penstock.engine.stream import State, Stream
+from penstock.errors import (
+    CancelledError,
+    DataLossError,
+    DeadlineExceededError,
+    OpError,
+    UnavailableError,
+)
+from penstock.service.host.agent import Agent, Forgotten
+from penstock.service.host.failures import from_failed, from_impossible
+from penstock.service.host.links import Bell, Connect, Link, Links
+from penstock.service.host.session import Session
+from penstock.service.logic.feeds import Failure
+from penstock.service.logic.reader import Ask, Limits
+from penstock.service.logic.reading import Reading, claimed
+from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
+from penstock.service.protocol.messages import (
+    ClientBeaten,
+    IterationOpened,
+    Leased,
+    OpenIteration,
+    Shape,
+    Work,
+)
+
+PATIENCE = 900.0
+"""Seconds after which waiting for a worker or a consumer is an error."""
+
+_UNREACHABLE = 15.0
+"""Seconds after which it is an error that none was ever reached; who was may come back."""
+
+_WARN = 5.0
+"""Seconds after which a wait is reported."""
+
+_LOG = logging.getLogger("penstock.service")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a stream is opened with; `again` asks the dispatcher anew if it forgot."""
+
+    session: Session
+    request: OpenIteration
+    opened: IterationOpened
+    again: Callable[[], IterationOpened]
+    shape: Shape
+    tree: Tree
+    limits: Limits
+    ordered: bool
+    connect: Connect
+    extra: dict[str, Any]
+    """Goes into the state as it is."""
+
+
+class RemoteStream(Stream):
+    """Elements of one iteration, from the workers."""
+
+    def __init__(
+        self, opening: Opening, state: dict[str, Any] | None, leave: Callable[[], None]
+    ) -> None:
+        self._opening = opening
+        self._work = self._mine(opening.opened.work)
+        self._reading = Reading(
+            *(opening.opened, opening.shape, opening.limits, opening.ordered, state),
+            consumer=opening.request.consumer,
+        )
+        self._bell = Bell()
+        self._links = Links(opening.connect, self._bell)
+        wake = partial(_wake, self._links, self._bell)
+        self._agent = Agent(opening.session, opening.request, opening.opened, wake, opening.again)
+        self._end = weakref.finalize(self, _close, self._agent, self._links, self._bell, leave)
+        self._end.atexit = True
+        self._ready, self._missing = opening.opened.ready, opening.opened.missing
+        self._failure: OpError | None = None
+        self._interrupted = False
+        self._waited = 0.0
+        self._sure = False
+        """Whether the dispatcher was asked for more since all was handed out."""
+        self._workers(opening.opened)
+
+    def pull(self, limit: int) -> Chunk:
+        piece = self._reading.take(limit, time.monotonic()) if self._ready else None
+        if piece is None:
+            piece = self._awaited(limit)
+        self._handed_out(len(piece))
+        if isinstance(piece, Failure):
+            raise piece.error
+        return piece  # type: ignore[return-value]
+
+    def _awaited(self, limit: int) -> Any:
+        """Waits for elements; StopIteration at the end."""
+
+        def arrived() -> Any:
+            return self._reading.take(limit, time.monotonic()) if self._ready else None
+
+        started = time.monotonic()
+        try:
+            if (piece := self._wait(arrived)) is None:
+                raise StopIteration
+        finally:
+            self._waited += time.monotonic() - started
+        return piece
+
+    def _wait(self, what: Callable[[], Any]) -> Any:
+        """Works until `what` gives something; None at the end of the data."""
+        started = warned = time.monotonic()
+        self._interrupted = False
+        while True:
+            self._attend()
+            if (found := what()) is not None:
+                return found
+            if self._over():
+                return None
+            if self._interrupted:
+                raise CancelledError("distribute: reading was stopped while it waited")
+            if (now := time.monotonic()) - warned > _WARN:
+                warned = now
+                self._complain(now - started)
+            self._exchange(self._until(now))
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._bell.ring()
+
+    @property
+    def replays(self) -> bool:
+        return not self._reading.leased
+
+    def sure(self, limit: int) -> int:
+        return limit if self.replays else max(1, min(limit, self._reading.sure()))
+
+    def _attend(self) -> None:
+        """Takes notice of what happened, and asks for what is needed."""
+        while self._agent.events:
+            self._notice(self._agent.events.popleft())
+        if (failure := self._failure or self._opening.session.failure) is not None:
+            self._failure = None
+            raise failure
+        for worker in self._links.connected():
+            self._reading.reader.join(worker)
+        self._links.dial()
+        self._tell()
+        if self._ready:
+            self._ask()
+
+    def _notice(self, event: ClientBeaten | Leased | IterationOpened | Forgotten | OpError) -> None:
+        match event:
+            case OpError():
+                self._failure = event
+            case Leased():
+                self._reading.granted(event, time.monotonic())
+            case Forgotten():
+                self._rejoin()
+            case _:
+                if isinstance(event, IterationOpened):
+                    self._work = self._mine(event.work)
+                self._ready, self._missing = event.ready, event.missing
+                self._workers(event)
+
+    def _rejoin(self) -> None:
+        """Goes on as one who comes back: what it has handed out is its own, and nothing else."""
+        self._reading.forget_leases()
+        consumed, finished = claimed(self._reading.state())
+        request = msgspec.structs.replace(
+            self._opening.request,
+            resumes=(self._agent.client,),
+            consumed=consumed,
+            finished=finished,
+        )
+        self._workers(self._opening.session.call(request))
+
+    def _workers(self, news: ClientBeaten | IterationOpened) -> None:
+        if news.workers is not None:
+            for worker in self._links.want(news.workers):
+                self._lose(worker, report=False)
+        if news.streams is not None:
+            self._reading.streams(news.streams)
+
+    def _mine(self, work: Work) -> Work:
+        """The work as this consumer of coordinated reads sees it."""
+        return msgspec.structs.replace(work, consumer=self._opening.request.consumer)
+
+    def _tell(self, elements: int = 0) -> None:
+        want = self._reading.want(time.monotonic()) if self._ready else 0
+        consumed, ended = self._reading.report()
+        if want or consumed or ended or elements:
+            self._agent.tell(consumed, ended, elements, self._waited, want)
+            self._waited = 0.0
+
+    def _handed_out(self, count: int) -> None:
+        """Before the user works on it, the workers are asked for what comes next."""
+        self._sure = False
+        self._tell(count)
+        if self._agent.events or self._reading.reader.hungry:
+            self._attend()
+
+    def _ask(self) -> None:
+        for ask in self._reading.reader.asks():
+            self._send(ask)
+
+    def _send(self, ask: Ask) -> None:
+        work = msgspec.structs.replace(self._work, stream=ask.feed.stream)
+        try:
+            link = self._links[ask.worker]
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
+        except (KeyError, UnavailableError):
+            self._lose(ask.worker)
+
+    def _exchange(self, timeout: float) -> None:
+        for link in self._links.ready(timeout):
+            try:
+                message, columns = link.connection.receive()
+            except (UnavailableError, DataLossError):
+                self._lose(link.worker)
+            else:
+                self._receive(link, message, columns)
+
+    def _receive(self, link: Link, message: Any, columns: list[Any] | None) -> None:
+        reader = self._reading.reader
+        match message:
+            case Rows():
+                assert columns is not None
+                chunk = Chunk(self._opening.tree, columns, message.count)
+                reader.arrive(message.request, message.start, chunk, message.seconds)
+                if message.mark is not None:
+                    reader.mark(message.request, message.mark)
+            case Failed():
+                failure = Failure(from_failed(message))
+                reader.arrive(message.request, message.ordinal, failure)
+            case Done():
+                if (stream := reader.done(message.request, message.length)) is not None:
+                    self._forget(link, stream)
+            case Impossible():
+                reader.refuse(message.request, from_impossible(message), message.elsewhere)
+
+    def _forget(self, link: Link, stream: int) -> None:
+        """The worker may forget a stream that has come to its end."""
+        if self._work.form == "split":
+            with suppress(UnavailableError):  # Whoever receives next is told.
+                link.close_task(self._work.job, stream)
+
+    def _lose(self, worker: str, report: bool = True) -> None:
+        """A worker that is asked for nothing more, until it is connected again."""
+        self._links.drop(worker)
+        self._reading.reader.lose(worker)
+        if report:
+            self._agent.lost(worker)
+
+    def _over(self) -> bool:
+        if not self._ready or not self._reading.over:
+            return False
+        if self._work.form != "whole" or self._work.consumers or self._reading.leased:
+            return True
+        # A worker that joined meanwhile has a share of its own; none at all: one is waited for.
+        if not self._sure:
+            self._sure = True
+            self._agent.sync()
+            return False
+        return self._reading.begun
+
+    def _until(self, now: float) -> float:
+        """How long to wait for a message at most."""
+        retry = self._reading.retry - now
+        return min(max(retry, 0.0), 1.0) if retry > 0 else 1.0
+
+    def _complain(self, seconds: float) -> None:
+        """Says what is being waited for; an error once that has taken too long."""
+        if not self._ready:
+            what = f"consumers {', '.join(map(str, self._missing))} have not begun to read"
+            error: type[OpError] = DeadlineExceededError
+        elif not len(self._links) and self._links.unreachable:
+            reasons = "; ".join(error.message for error in self._links.unreachable.values())
+            what, error = f"no worker can be reached from here ({reasons})", UnavailableError
+            if seconds > _UNREACHABLE and not self._links.ever:
+                raise UnavailableError(f"distribute: {what}")
+        elif not len(self._links):
+            address = self._opening.session.address
+            what = (
+                f"dispatcher {address} has no workers; start one with: "
+                f"penstock worker --dispatcher {address}"
+            )
+            error = UnavailableError
+        else:
+            return
+        if seconds > PATIENCE:
+            raise error(f"distribute: waited {seconds:.0f} s, and {what}")
+        _LOG.warning("distribute: waiting for %.0f s: %s", seconds, what)
+
+    def save(self) -> State:
+        if self._reading.leased:
+            # What comes next must be set aside before it is handed out, to be in the state.
+            self._wait(lambda: self._reading.sure() or None)
+        own = {**self._opening.extra, **self._reading.state()}
+        return {"own": own, "inputs": []}
+
+    def commit(self) -> None:
+        if self._reading.leased:
+            consumed, ended = self._reading.report(everything=True)
+            self._agent.tell(consumed, ended, 0, 0.0)
+            self._agent.commit()
+
+    def close(self) -> None:
+        self._tell()
+        self._end()
+
+
+def _wake(links: Links, bell: Bell, event: Any) -> None:
+    if isinstance(event, ClientBeaten) and event.workers is not None:
+        links.abort_others(event.workers)
+    bell.ring()
+
+
+def _close(agent: Agent, links: Links, bell: Bell, leave: Callable[[], None]) -> None:
+    agent.stop()
+    links.close()
+    bell.close()
+    leave()

@@ -1,0 +1,1 @@
+"""What dispatcher, worker and client decide: no sockets, no threads, no clocks, no randomness."""

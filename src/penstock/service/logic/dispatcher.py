@@ -1,0 +1,128 @@
+"""The dispatcher: a request and the time go in, facts and an answer come out.
+
+`decide` and `tick` change nothing; whoever runs them makes the durable facts safe, applies all of
+them in their order, and then answers. Refusals are raised.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from penstock.errors import InternalError
+from penstock.service.logic.agreement import known_dataset
+from penstock.service.logic.checking import check
+from penstock.service.logic.facts import ClientHeard, Fact, IterationRemoved, WorkerSuspected
+from penstock.service.logic.granting import lease, reader, reported
+from penstock.service.logic.iterations import HERE, LEFT, LOST
+from penstock.service.logic.opening import depart, offered, open_iteration
+from penstock.service.logic.placing import relieve
+from penstock.service.logic.registering import (
+    beat_worker,
+    leave_worker,
+    register_dataset,
+    register_worker,
+    workers_gone,
+)
+from penstock.service.logic.snapshots import snapshot
+from penstock.service.logic.state import Decision, Settings, State
+from penstock.service.logic.status import status
+from penstock.service.protocol.messages import (
+    ClientBeat,
+    ClientBeaten,
+    GetDataset,
+    GetStatus,
+    Lease,
+    Leave,
+    LeaveWorker,
+    Ok,
+    OpenIteration,
+    RegisterDataset,
+    RegisterWorker,
+    Request,
+    Status,
+    WorkerBeat,
+)
+
+__all__ = ["Decision", "Settings", "State", "check", "decide", "snapshot", "status", "tick"]
+
+
+def decide(state: State, request: Request, now: float) -> Decision:
+    """What a request changes, and what it is answered."""
+    match request:
+        case Lease():
+            return lease(state, request)
+        case ClientBeat():
+            return _beat_client(state, request)
+        case WorkerBeat():
+            return beat_worker(state, request, now)
+        case OpenIteration():
+            return open_iteration(state, request)
+        case Leave():
+            return _leave(state, request)
+        case RegisterDataset():
+            return register_dataset(state, request)
+        case GetDataset():
+            return Decision((), known_dataset(state, request.dataset_id, "from_dataset_id"))
+        case RegisterWorker():
+            return register_worker(state, request)
+        case LeaveWorker():
+            return leave_worker(state, request)
+        case GetStatus():
+            return Decision((), Status(status(state, now)))
+        case _:
+            raise InternalError(f"decide: {type(request).__name__} is the host's to answer")
+
+
+def tick(state: State, now: float) -> tuple[Fact, ...]:
+    """What time alone has brought about: who is gone, and what nobody wants any more."""
+    facts: list[Fact] = []
+    since = now - state.settings.lease_seconds
+    for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
+        facts += depart(state, state.clients[client], LOST)
+    since = now - state.settings.worker_timeout
+    known = state.roster.workers
+    workers = takewhile(lambda name: known[name].heard < since, state.roster.silent)
+    facts += workers_gone(state, tuple(workers))
+    return (*facts, *_forgotten(state, now))
+
+
+def _forgotten(state: State, now: float) -> list[Fact]:
+    """Iterations that had no readers for long. Those of no name go with their reader."""
+    facts: list[Fact] = []
+    for job in state.idle if state.settings.job_gc_timeout else ():
+        if now - state.iterations[job].idle_since < (state.settings.job_gc_timeout or 0):
+            break
+        facts.append(IterationRemoved(job))
+    return facts
+
+
+def _beat_client(state: State, request: ClientBeat) -> Decision:
+    client = reader(state, request.client)
+    record = state.iterations[client.job]
+    facts: list[Fact] = [
+        ClientHeard(request.client, request.elements, request.waited, request.seconds),
+        *reported(state, client, request.consumed, request.ended),
+        *_suspected(state, request.lost),
+    ]
+    version, missing = state.version(record), record.missing()
+    if version == request.version:
+        return Decision(tuple(facts), ClientBeaten(version, None, None, record.ready, missing))
+    lists = (offered(state, record, client.host), record.streams())
+    return Decision(tuple(facts), ClientBeaten(version, *lists, record.ready, missing))
+
+
+def _suspected(state: State, lost: tuple[str, ...]) -> list[Fact]:
+    """Workers that a client cannot reach make nothing more for anybody, if others can."""
+    workers = state.roster.workers
+    news = tuple(w for w in lost if w in workers and not workers[w].suspected)
+    if not news:
+        return []
+    return [*(WorkerSuspected(worker) for worker in news), *relieve(state, news)]
+
+
+def _leave(state: State, request: Leave) -> Decision:
+    client = state.clients.get(request.client)
+    if client is None or client.standing != HERE:
+        return Decision((), Ok())
+    facts = reported(state, client, request.consumed, request.ended)
+    return Decision((*facts, *depart(state, client, LEFT)), Ok())

@@ -1,0 +1,180 @@
+"""Feeds: what a client still expects from one stream, by ordinal.
+
+A feed asks for every ordinal of its part once, and again only for what was lost on the way; it
+hands out every ordinal once. Where the stream ends must not depend on who was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from penstock.errors import DataLossError
+from penstock.service.protocol.fetches import Mark
+
+NOWHERE = 1 << 62
+"""Where a stream stops whose end is not known."""
+
+
+class Piece(Protocol):
+    """Consecutive elements; a chunk is one."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, start: int, stop: int) -> Any: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Failure:
+    """One element that could not be made."""
+
+    nbytes = 0
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 1
+
+    def rows(self, start: int, stop: int) -> Failure:
+        return self
+
+
+class Feed:
+    """Ordinals `start` to `stop` of a stream; `home` is the worker to ask first, if one is."""
+
+    def __init__(
+        self, stream: int, start: int = 0, stop: int = NOWHERE, home: str | None = None
+    ) -> None:
+        self.stream = stream
+        self.next = start
+        """All before it was handed out."""
+        self.stop = stop
+        self.home = home
+        self.worker: str | None = None
+        """Who was asked last; streams that are not random access stay there."""
+        self.mark: Mark | None = None
+        self.length: int | None = None
+        """How long the stream is, once that was seen."""
+        self.refused: dict[str, Exception] = {}
+        """Workers that cannot make this stream, and why."""
+        self.ahead: dict[int, int] = {}
+        """Handed out beyond `next`: where it begins, where it stops."""
+        self._pieces: dict[int, Piece] = {}
+        self._asked = start
+        self._lost: list[tuple[int, int]] = []
+        self._arrived = 0
+
+    @property
+    def limit(self) -> int:
+        """No element stands here or behind."""
+        return self.stop if self.length is None else min(self.stop, self.length)
+
+    @property
+    def over(self) -> bool:
+        """Whether all was handed out."""
+        return self.next >= self.limit
+
+    def ask(self, count: int) -> tuple[int, int] | None:
+        """The next ordinals to ask for, at most `count`; None if there is nothing to ask for."""
+        while self._lost:
+            start, stop = self._lost.pop()
+            stop = min(stop, self.limit)
+            if start < stop:
+                if stop - start > count:
+                    self._lost.append((start + count, stop))
+                return start, min(stop, start + count)
+        self._asked = max(self._asked, self.next)
+        while self._asked in self.ahead:
+            self._asked = self.ahead[self._asked]
+        start = self._asked
+        stop = min(start + count, self.limit, *(at for at in self.ahead if at > start))
+        if start >= stop:
+            return None
+        self._asked = stop
+        return start, stop
+
+    @property
+    def asking(self) -> int:
+        """The first ordinal that `ask` would ask for, about."""
+        return self._lost[-1][0] if self._lost else self._asked
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is something to ask for."""
+        return bool(self._lost) or self._asked < self.limit
+
+    @property
+    def left(self) -> int:
+        """How many ordinals were not asked for yet."""
+        return max(0, self.limit - self._asked)
+
+    def lose(self, start: int, stop: int) -> None:
+        """Ordinals that were asked for and will not come."""
+        if start < min(stop, self.limit):
+            self._lost.append((start, stop))
+
+    def arrive(self, start: int, piece: Piece) -> None:
+        if self.length is not None and start + len(piece) > self.length:
+            self._inconsistent(start + len(piece))
+        self._arrived = max(self._arrived, start + len(piece))
+        self._pieces[start] = piece
+
+    def end(self, length: int) -> None:
+        """The stream has `length` elements."""
+        if length < self._arrived or (self.length is not None and self.length != length):
+            self._inconsistent(length)
+        self.length = length
+
+    def _inconsistent(self, length: int) -> None:
+        seen = self._arrived if self.length is None else self.length
+        raise DataLossError(
+            f"distribute: stream {self.stream} had {seen} elements and, made again elsewhere, "
+            f"{length}; a function before distribute does not make the same number of elements "
+            "each time (a generator, filter or flat_map that depends on time or chance); seed it"
+        )
+
+    def ready(self, anywhere: bool = False) -> bool:
+        """Whether something can be handed out."""
+        return bool(self._pieces) if anywhere else self.next in self._pieces
+
+    def take(self, count: int, anywhere: bool = False) -> tuple[int, Piece]:
+        """Elements from `next` on (`anywhere`: those that are there), and their first ordinal."""
+        start = self.next if not anywhere or self.next in self._pieces else next(iter(self._pieces))
+        piece = self._pieces.pop(start)
+        if len(piece) > count:
+            self._pieces[start + count] = piece.rows(count, len(piece))
+            piece = piece.rows(0, count)
+        self._handed_out(start, start + len(piece))
+        return start, piece
+
+    def _handed_out(self, start: int, stop: int) -> None:
+        if start != self.next:
+            self.ahead[start] = stop
+            return
+        self.next = stop
+        while self.next in self.ahead:
+            self.next = self.ahead.pop(self.next)
+
+    def state(self) -> list[Any]:
+        """Stream, next ordinal, and what was handed out ahead of it."""
+        ahead = sorted([start, stop] for start, stop in self.ahead.items())
+        return [self.stream, self.next, ahead]
+
+    @classmethod
+    def of(cls, state: list[Any], home: str | None = None) -> Feed:
+        feed = cls(state[0], state[1], home=home)
+        feed.ahead = dict(state[2])
+        return feed
+
+
+def spans(feeds: list[Feed]) -> Iterator[tuple[int, int, int]]:
+    """What feeds of leases have not handed out: stream, start, stop."""
+    for feed in feeds:
+        start = feed.next
+        for ahead, stop in [*sorted(feed.ahead.items()), (feed.limit, feed.limit)]:
+            if start < ahead:
+                yield feed.stream, start, ahead
+            start = max(start, stop)

@@ -1,0 +1,233 @@
+"""Granting: which elements a reader of a named job gets next.
+
+What was given back goes first, then what is begun, then what is new. No more streams are begun
+than there are workers to make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
+from penstock.service.logic.agreement import check_ends, gone_for_good
+from penstock.service.logic.facts import (
+    ClientHeard,
+    ClientWaits,
+    Fact,
+    RangesConsumed,
+    RangesLeased,
+    StreamPlace,
+    StreamsPlaced,
+)
+from penstock.service.logic.iterations import HERE, LOST, ClientRecord, IterationRecord, is_local
+from penstock.service.logic.leases import Group
+from penstock.service.logic.roster import least_loaded
+from penstock.service.logic.state import Decision, State
+from penstock.service.protocol.messages import ENDLESS, Address, Grant, Lease, Leased
+
+RETRY = 0.2
+"""Seconds after which a client may ask again when nothing is free."""
+
+MOST_GRANTS = 8
+"""So many ranges are handed out at once, at most."""
+
+
+def reader(state: State, name: str) -> ClientRecord:
+    """A client that reads."""
+    client = state.clients.get(name)
+    if client is None or client.standing == LOST:
+        raise NotFoundError(
+            f"service: the dispatcher does not know this reader ({name}); it was restarted without "
+            f"a work_dir, or has not heard of it for {state.settings.lease_seconds:g} s"
+        )
+    if client.standing != HERE:
+        raise AbortedError(gone_for_good(client))
+    return client
+
+
+def reported(
+    state: State,
+    client: ClientRecord,
+    consumed: tuple[Address, ...],
+    ended: tuple[tuple[int, int], ...],
+) -> list[Fact]:
+    """What a client says that it has done."""
+    record = state.iterations[client.job]
+    if not record.begun.leased or not (consumed or ended):
+        return []
+    check_ends(record, ended)
+    news = tuple(end for end in ended if end[0] not in record.ends)
+    return [RangesConsumed(client.client, consumed, news)] if consumed or news else []
+
+
+def lease(state: State, request: Lease) -> Decision:
+    """Hands out addresses; the same request again gets the same ones."""
+    client = reader(state, request.client)
+    record = state.iterations[client.job]
+    if not record.begun.leased:
+        raise FailedPreconditionError(
+            "Lease: the readers of this iteration decide by themselves what they read"
+        )
+    heard = ClientHeard(client.client)
+    if request.number <= client.number:
+        answer = client.answer if request.number == client.number else ()
+        return Decision((heard,), _leased(record, answer, {}))
+    report = reported(state, client, request.consumed, request.ended)
+    chosen = _Choice(state, record, state.group(client), dict(request.ended)).of(request.want)
+    facts, reply = _answer(state, record, client, chosen)
+    addresses = tuple(grant.address for grant in reply.grants)
+    leased = RangesLeased(client.client, request.number, addresses)
+    return Decision((heard, *report, *facts, leased), reply)
+
+
+def _answer(
+    state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
+) -> tuple[list[Fact], Leased]:
+    if not chosen:
+        return _in_vain(state, record, client)
+    return _granted(state, record, client, chosen) or ([], Leased(retry=RETRY))
+
+
+def _leased(
+    record: IterationRecord, addresses: tuple[Address, ...], places: dict[int, str | None]
+) -> Leased:
+    if not addresses:
+        return Leased(retry=RETRY)
+    worker = record.places.worker
+    return Leased(tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in addresses))
+
+
+def _granted(
+    state: State,
+    record: IterationRecord,
+    client: ClientRecord,
+    chosen: list[Address],
+) -> tuple[list[Fact], Leased] | None:
+    """Hands out `chosen`; None if nobody could make it."""
+    places = _places(state, record, client, chosen) if record.bound else {}
+    if any(worker is None for worker in places.values()):
+        return None
+    moved = [
+        StreamPlace(stream, worker, record.places.home(stream))
+        for stream, worker in places.items()
+        if worker != record.places.worker(stream)
+    ]
+    facts: list[Fact] = [StreamsPlaced(record.work.job, tuple(moved))] if moved else []
+    return facts, _leased(record, tuple(chosen), places)
+
+
+def _places(
+    state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
+) -> dict[int, str | None]:
+    """Who makes each stream: whoever did, as long as that works."""
+    places: dict[int, str | None] = {}
+    local = is_local(record.options)
+    for stream in dict.fromkeys(at.stream for at in chosen):
+        worker = state.roster.workers.get(record.places.worker(stream) or "")
+        if worker is None or not worker.usable or (local and worker.info.host != client.host):
+            usable = state.roster.usable()
+            near = (w for w in usable if not local or w.info.host == client.host)
+            # Somebody who is about to leave is better than nobody.
+            worker = least_loaded(near, places.values()) or worker
+        places[stream] = worker.info.worker if worker is not None else None
+    return places
+
+
+def _in_vain(
+    state: State, record: IterationRecord, client: ClientRecord
+) -> tuple[list[Fact], Leased]:
+    """Nothing is free: all is over, or in the hands of others who may yet give it back."""
+    if record.waiting:
+        return [], Leased(retry=RETRY)
+    holders = state.group(client).holders
+    silent = next((name for name in holders if name != client.client), None)
+    since = client.waits_since
+    if silent is None or (since is not None and state.clients[silent].heard > since):
+        return [], Leased(finished=True)
+    return [ClientWaits(client.client)], Leased(retry=RETRY)
+
+
+class _Choice:
+    """What is free for a group, where `ended` are lengths that are not in its state yet."""
+
+    def __init__(
+        self, state: State, record: IterationRecord, group: Group, ended: dict[int, int]
+    ) -> None:
+        self._state = state
+        self._record = record
+        self._group = group
+        self._ended = ended
+
+    def of(self, want: int) -> list[Address]:
+        """About `want` elements."""
+        want = max(1, want)
+        found = []
+        for stream, start, stop in self._returned():
+            found.append(Address(stream, start, min(stop, start + want)))
+            want -= stop - start
+            if want <= 0 or len(found) == MOST_GRANTS:
+                return found
+        streams = self._streams(MOST_GRANTS - len(found))
+        size = -(-want // max(1, len(streams)))
+        return found + [self._next(stream, size) for stream in streams]
+
+    def _end(self, stream: int) -> int | None:
+        return self._ended.get(stream, self._record.ends.get(stream))
+
+    def _returned(self) -> Iterator[tuple[int, int, int]]:
+        for stream in self._group.returned:
+            end = self._end(stream)
+            for start, stop in self._group.tracks[stream].free:
+                stop = stop if end is None else min(stop, end)
+                if start < stop:
+                    yield stream, start, stop
+
+    def _next(self, stream: int, size: int) -> Address:
+        track, end = self._group.tracks.get(stream), self._end(stream)
+        start = track.reached if track is not None else 0
+        if end is None:
+            return Address(stream, start, start + size)
+        # Towards the end less at a time, so that something is left for the others.
+        fair = size if self._record.bound else min(size, max(1, (end - start) // 4))
+        return Address(stream, start, min(start + fair, end))
+
+    def _streams(self, most: int) -> list[int]:
+        """The streams to go on with, one for each worker that could do something for it."""
+        if not self._record.bound:
+            most = 1
+        else:
+            most = max(1, self._state.roster.count_usable(most))
+        chosen: dict[int, None] = {}
+        for stream in self._candidates():
+            if stream not in chosen and self._end(stream) != 0 and stream not in self._ended:
+                chosen[stream] = None
+                if len(chosen) == most:
+                    break
+        return list(chosen)
+
+    def _candidates(self) -> Iterator[int]:
+        yield from self._group.idle
+        yield from self._fresh()
+        yield from self._group.open
+
+    def _fresh(self) -> Iterator[int]:
+        """Streams that nobody has begun, as many as workers have time for."""
+        record, group = self._record, self._group
+        room = self._room()
+        numbers = (
+            count(group.begun) if record.total == ENDLESS else range(group.begun, record.total)
+        )
+        for stream in numbers:
+            if room <= 0:
+                return
+            if self._end(stream) != 0:
+                room -= 1
+                yield stream
+
+    def _room(self) -> int:
+        group = self._group
+        going = len(group.open) - sum(1 for stream in self._ended if stream in group.open)
+        if self._record.owned:
+            return max(0, self._record.total)
+        return max(1, self._state.roster.count_usable(going + MOST_GRANTS)) - going

@@ -1,0 +1,186 @@
+"""Leases: which elements of an iteration a group of readers was given, by whom each is held.
+
+Of every stream, what lies before `reached` is either held by one client, or free, or consumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.service.logic.ranges import Ranges
+
+
+@dataclass(slots=True)
+class Track:
+    """What became of the elements of one stream; nothing from `reached` on was handed out yet."""
+
+    reached: int = 0
+    free: Ranges = field(default_factory=Ranges)
+    held: dict[str, Ranges] = field(default_factory=dict)
+
+    def holdings(self, client: str) -> Ranges:
+        return self.held.setdefault(client, Ranges())
+
+    def reach(self, ordinal: int) -> None:
+        """All before `ordinal` was handed out, as far as it is not free."""
+        if ordinal > self.reached:
+            self.free.add(self.reached, ordinal)
+            self.reached = ordinal
+
+
+class Group:
+    """The readers of an iteration that share its elements; `ends` are the lengths of streams."""
+
+    def __init__(self, ends: dict[int, int]) -> None:
+        self.ends = ends
+        self.begun = 0
+        """Streams before this one were begun."""
+        self.tracks: dict[int, Track] = {}
+        """Begun streams of which not all is consumed."""
+        self.done = Ranges()
+        """Streams of which all is consumed."""
+        self.open: dict[int, None] = {}
+        """Streams that go on behind `reached`; the one that waited longest comes first."""
+        self.idle: dict[int, None] = {}
+        """Those of them of which nobody holds anything."""
+        self.returned: dict[int, None] = {}
+        """Streams with free elements."""
+        self.holders: dict[str, int] = {}
+        """How much each client holds; the one that was silent longest comes first."""
+
+    def begin(self, streams: int) -> None:
+        for stream in range(self.begun, streams):
+            self.tracks[stream] = Track()
+            self._sort(stream)
+        self.begun = max(self.begun, streams)
+
+    def reach(self, stream: int, ordinal: int) -> None:
+        """All of a stream before `ordinal` was handed out; what nobody has of it is free."""
+        self._track(stream).reach(ordinal)
+        self._sort(stream)
+
+    def lease(self, client: str, stream: int, start: int, stop: int) -> None:
+        """Gives free or new elements to a client."""
+        track = self._track(stream)
+        if start == track.reached:
+            track.reached = stop
+        else:
+            track.reach(stop)
+            track.free.remove(start, stop)
+        track.holdings(client).add(start, stop)
+        self._holds(client, stop - start)
+        self.open.pop(stream, None)
+        self._sort(stream)
+
+    def consume(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Of what a client holds, `start` to `stop` was used; gives what that is."""
+        track = self.tracks.get(stream)
+        if track is None or client not in track.held:
+            return []
+        used = track.held[client].inside(start, stop)
+        self._drop(client, track, start, stop)
+        self._sort(stream)
+        return used
+
+    def claim(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """What of `start` to `stop` nobody else has, was used by a client; gives what that is."""
+        stop = min(stop, self.ends.get(stream, stop))
+        track = self._track(stream)
+        track.reach(stop)
+        used = self.consume(client, stream, start, stop) + track.free.inside(start, stop)
+        track.free.remove(start, stop)
+        self._sort(stream)
+        return used
+
+    def give_back(self, client: str) -> None:
+        """Frees all that a client holds."""
+        if client not in self.holders:
+            return
+        for stream, track in list(self.tracks.items()):
+            if client in track.held:
+                for start, stop in track.held.pop(client):
+                    track.free.add(start, stop)
+                self._sort(stream)
+        del self.holders[client]
+
+    def undo(self, stream: int, ranges: Ranges) -> None:
+        """What was consumed is free again."""
+        track = self._track(stream)
+        for start, stop in ranges:
+            track.free.add(start, stop)
+        self._sort(stream)
+
+    def end(self, stream: int, length: int) -> None:
+        """A stream turned out to have `length` elements: whatever lies behind them is void."""
+        track = self.tracks.get(stream)
+        if track is None:
+            return
+        behind = max(track.reached, length)
+        for client in list(track.held):
+            self._drop(client, track, length, behind)
+        track.free.remove(length, behind)
+        track.reached = min(track.reached, length)
+        self._sort(stream)
+
+    def consumed_to(self, stream: int) -> int:
+        """Behind the last element of a stream that was consumed."""
+        track = self.tracks.get(stream)
+        if track is None:
+            return self.ends.get(stream, 0)
+        used = Ranges(((0, track.reached),))
+        for start, stop in (*track.free, *(r for held in track.held.values() for r in held)):
+            used.remove(start, stop)
+        return used.stop
+
+    def heard(self, client: str) -> None:
+        if client in self.holders:
+            self.holders[client] = self.holders.pop(client)
+
+    def held(self) -> Iterator[tuple[int, str, int, int]]:
+        """All leases: stream, client, start, stop."""
+        for stream, track in self.tracks.items():
+            for client, ranges in track.held.items():
+                yield from ((stream, client, start, stop) for start, stop in ranges)
+
+    def _track(self, stream: int) -> Track:
+        self.begin(stream + 1)
+        track = self.tracks.get(stream)
+        if track is None:
+            self.done.remove(stream, stream + 1)
+            track = self.tracks[stream] = Track(self.ends[stream])
+        return track
+
+    def _holds(self, client: str, more: int) -> None:
+        held = self.holders.get(client, 0) + more
+        if held:
+            self.holders[client] = held
+        else:
+            self.holders.pop(client, None)
+
+    def _drop(self, client: str, track: Track, start: int, stop: int) -> None:
+        held = track.held[client]
+        before = held.count
+        held.remove(start, stop)
+        self._holds(client, held.count - before)
+        if not held:
+            del track.held[client]
+
+    def _sort(self, stream: int) -> None:
+        """Puts a stream where it belongs now."""
+        track, end = self.tracks.get(stream), self.ends.get(stream)
+        if track is None:
+            return
+        more = end is None or track.reached < end
+        if not more and not track.free and not track.held:
+            del self.tracks[stream]
+            self.done.add(stream, stream + 1)
+        for streams, there in (
+            (self.open, more),
+            (self.idle, more and not track.held),
+            (self.returned, track.free.count > 0),
+        ):
+            if there:
+                streams.setdefault(stream)
+            else:
+                streams.pop(stream, None)

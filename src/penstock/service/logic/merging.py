@@ -1,0 +1,90 @@
+"""Merging: the states of several clients of one named job become one, for any number of clients.
+
+A state may say "some elements behind a place"; which ones those are is known from what the client
+held there, as long as nothing between the service and the user changes the number of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import InvalidArgumentError
+from penstock.service.logic.ranges import Ranges
+
+_CALL = "service.merge_states"
+
+
+def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The state of all clients of a job together; each new client loads it."""
+    if not states:
+        raise InvalidArgumentError(f"{_CALL}: there are no states to merge")
+    found = [_settled(state) for state in states]
+    for name in ("repetition", "key", "epoch"):
+        if any(own[name] != found[0][name] for own in found):
+            raise InvalidArgumentError(
+                f"{_CALL}: the states are of different iterations of a job ({name} differs); "
+                "merge states that were saved at the same time"
+            )
+    if len({state["plan"] for state in states}) > 1:
+        raise InvalidArgumentError(f"{_CALL}: the states are of different datasets")
+    return _with(states[0], _union(found))
+
+
+def _settled(state: Any) -> dict[str, Any]:
+    """What one client had consumed, exactly; what it held beyond is free."""
+    own, skip = _own(state["at"] if isinstance(state, dict) and "at" in state else None)
+    consumed = {stream: Ranges(map(tuple, pairs)) for stream, pairs in own["consumed"].items()}
+    for stream, start, stop in own["held"]:
+        count = min(skip, stop - start)
+        consumed.setdefault(str(stream), Ranges()).add(start, start + count)
+        skip -= count
+    return {**own, "consumed": consumed, "held": []}
+
+
+def _own(at: Any) -> tuple[dict[str, Any], int]:
+    """The service's part of a state, and how many elements behind it the client is."""
+    skip = 0
+    while isinstance(at, dict):
+        if "skip" in at:
+            skip, at = skip + at["skip"], at["from"]
+        elif isinstance(at.get("own"), dict) and "held" in at["own"]:
+            return at["own"], skip
+        elif at.get("own") is None and len(at.get("inputs", ())) == 1:
+            at = at["inputs"][0]
+        else:
+            break
+    raise InvalidArgumentError(
+        f"{_CALL}: needs states of iterators over a distributed dataset with a job_name, after "
+        "which elements are at most mapped or prefetched; batch before distribute"
+    )
+
+
+def _union(found: list[dict[str, Any]]) -> dict[str, Any]:
+    consumed: dict[str, Ranges] = {}
+    for own in found:
+        for stream, ranges in own["consumed"].items():
+            for start, stop in ranges:
+                consumed.setdefault(stream, Ranges()).add(start, stop)
+    return {
+        **found[0],
+        "clients": [client for own in found for client in own["clients"]],
+        "consumed": {
+            stream: [list(pair) for pair in ranges] for stream, ranges in consumed.items()
+        },
+        "held": [],
+        "ended": {stream: length for own in found for stream, length in own["ended"].items()},
+    }
+
+
+def _with(state: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The state with another part of the service, and nothing behind it."""
+    return {**state, "at": _replaced(state["at"], own)}
+
+
+def _replaced(at: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    if "skip" in at:
+        return _replaced(at["from"], own)
+    if isinstance(at.get("own"), dict) and "held" in at["own"]:
+        return {**at, "own": own}
+    return {**at, "inputs": [_replaced(at["inputs"][0], own)]}

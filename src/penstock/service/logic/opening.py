@@ -1,0 +1,140 @@
+"""Opening: a client begins to read an iteration of a job, or goes on with one."""
+
+from __future__ import annotations
+
+from penstock.service.logic.agreement import (
+    check_claims,
+    check_opening,
+    check_return,
+    check_same,
+    known_dataset,
+)
+from penstock.service.logic.facts import (
+    ClientGone,
+    ClientHeard,
+    ClientJoined,
+    Fact,
+    IterationRemoved,
+    RangesClaimed,
+    StreamPlace,
+    StreamsPlaced,
+)
+from penstock.service.logic.forms import begin, joining_places, opening_places
+from penstock.service.logic.iterations import (
+    HERE,
+    LEFT,
+    SUPERSEDED,
+    ClientRecord,
+    IterationRecord,
+    is_local,
+)
+from penstock.service.logic.rewinding import origin_of, rewound
+from penstock.service.logic.state import Decision, State
+from penstock.service.protocol.messages import (
+    DatasetInfo,
+    IterationOpened,
+    OpenIteration,
+    StreamInfo,
+    WorkerInfo,
+)
+
+
+def open_iteration(state: State, request: OpenIteration) -> Decision:
+    """Decides what a client reads, and who else must do what for it."""
+    dataset = known_dataset(state, request.dataset_id, "service.distribute")
+    check_opening(state, request)
+    client = state.clients.get(request.client)
+    here = client is not None and client.standing == HERE
+    if client is not None and here and _reads(state, client, request):
+        record = state.iterations[client.job]
+        return Decision((ClientHeard(request.client),), _opened(state, record, request, ()))
+    left = depart(state, client, LEFT) if client is not None and here else []
+    found = _found(state, request, dataset)
+    begun, record, places = _joinable(state, found, request, dataset)
+    facts = (*left, *begun, *_joined(record, request, places))
+    return Decision(facts, _opened(state, record, request, places))
+
+
+def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
+    """A client is gone, and with it what was for it alone."""
+    gone: list[Fact] = [ClientGone(client.client, how)]
+    if state.iterations[client.job].begun.name is None:
+        gone.append(IterationRemoved(client.job))
+    return gone
+
+
+def _reads(state: State, client: ClientRecord, request: OpenIteration) -> bool:
+    begun = state.iterations[client.job].begun
+    return begun.name == request.job and begun.repetition == request.repetition
+
+
+def _found(state: State, request: OpenIteration, dataset: DatasetInfo) -> IterationRecord | None:
+    """The iteration that others have begun."""
+    job = state.jobs.get(request.job) if request.job is not None else None
+    if job is None:
+        return None
+    check_same(job, request, dataset)
+    name = job.iterations.get(request.repetition)
+    return state.iterations[name] if name is not None else None
+
+
+def _joinable(
+    state: State, found: IterationRecord | None, request: OpenIteration, dataset: DatasetInfo
+) -> tuple[list[Fact], IterationRecord, tuple[StreamPlace, ...]]:
+    """The iteration to join, what happens before, and who makes its streams."""
+    if found is None:
+        begun = begin(state, request, dataset)
+        record = IterationRecord(begun)
+        return [begun], record, opening_places(state, record, request)
+    check_return(found, request)
+    return _overtaken(found, request), found, joining_places(state, found, request)
+
+
+def _overtaken(record: IterationRecord, request: OpenIteration) -> list[Fact]:
+    """Whoever must give way to a client that joins."""
+    older = record.consumers.get(request.consumer) if record.options.consumers else None
+    if older is not None and older != request.client:
+        return [ClientGone(older, SUPERSEDED)]
+    if not record.begun.leased or not request.resumes:
+        return []
+    return list(rewound(record, request))
+
+
+def _joined(
+    record: IterationRecord, request: OpenIteration, places: tuple[StreamPlace, ...]
+) -> list[Fact]:
+    job, consumer = record.work.job, request.consumer if record.options.consumers else -1
+    group = request.group if record.options.cached else ""
+    origin = (request.resumes, origin_of(request))
+    made: list[Fact] = [ClientJoined(request.client, job, group, request.host, consumer, *origin)]
+    if places:
+        made.append(StreamsPlaced(job, places))
+    if record.begun.leased and (request.consumed or request.finished):
+        check_claims(record, request)
+        made.append(RangesClaimed(request.client, request.consumed, request.finished))
+    return made
+
+
+def _opened(
+    state: State, record: IterationRecord, request: OpenIteration, places: tuple[StreamPlace, ...]
+) -> IterationOpened:
+    streams = {info.stream: info for info in record.streams()}
+    streams |= {place.stream: StreamInfo(place.stream, place.worker) for place in places}
+    missing = record.missing(besides=request.consumer)
+    return IterationOpened(
+        work=record.work,
+        leased=record.begun.leased,
+        # What follows from joining moves the version on: the client is told again, no harm done.
+        version=state.version(record),
+        workers=offered(state, record, request.host),
+        streams=tuple(streams[stream] for stream in sorted(streams)),
+        ready=record.ready or not missing,
+        missing=missing,
+        lease_seconds=state.settings.lease_seconds,
+    )
+
+
+def offered(state: State, record: IterationRecord, host: str) -> tuple[WorkerInfo, ...]:
+    """The workers that a client on `host` may ask."""
+    workers = state.roster.offered()
+    return tuple(w for w in workers if w.host == host) if is_local(record.options) else workers

@@ -1,0 +1,155 @@
+"""Placing: which worker gets a stream that has none, or loses the one it had.
+
+Workers that join take over what belongs to their address, then what others keep for nobody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from itertools import cycle
+
+from penstock.service.logic.facts import Fact, StreamPlace, StreamsPlaced
+from penstock.service.logic.iterations import IterationRecord
+from penstock.service.logic.roster import WorkerRecord
+from penstock.service.logic.state import State
+from penstock.service.protocol.messages import WorkerInfo
+
+
+def candidates(state: State, local: str | None) -> list[WorkerInfo]:
+    """Workers for new streams, in the order they came; `local` asks for those on one host."""
+    living = [
+        record
+        for record in state.roster.workers.values()
+        if local is None or record.info.host == local
+    ]
+    usable = [record.info for record in living if record.usable]
+    return usable or [record.info for record in living]
+
+
+def first_places(count: int, workers: list[WorkerInfo]) -> list[StreamPlace]:
+    """A stream for each worker; those beyond are kept by somebody until others come."""
+    places = [StreamPlace(i, info.worker, info.address) for i, info in enumerate(workers[:count])]
+    hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
+    return places + [StreamPlace(i, next(hosts)) for i in range(len(places), count)]
+
+
+def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
+    """A stream for each address of the fixed list, at the worker there or meanwhile elsewhere."""
+    there = {info.address: info.worker for info in workers}
+    others = cycle(there.values()) if there else cycle((None,))
+    return [
+        StreamPlace(i, there.get(address) or next(others), address)
+        for i, address in enumerate(state.settings.worker_addresses)
+    ]
+
+
+def settle(record: IterationRecord, newcomers: Iterable[WorkerInfo]) -> list[StreamPlace]:
+    """What workers that are new to an iteration make from now on."""
+    changes: dict[int, StreamPlace] = {}
+    strangers = []
+    newcomers = list(newcomers)
+    for info in newcomers:
+        mine = record.places.homes.get(info.address)
+        if mine is None:
+            strangers.append(info)
+        for stream in mine or ():
+            if record.places.worker(stream) != info.worker:
+                changes[stream] = StreamPlace(stream, info.worker, info.address)
+    guests = [stream for stream in record.places.guests if stream not in changes]
+    _adopt(record, strangers, guests, changes)
+    _shelter(record, newcomers, guests, changes)
+    return list(changes.values())
+
+
+def _adopt(
+    record: IterationRecord,
+    strangers: list[WorkerInfo],
+    guests: list[int],
+    changes: dict[int, StreamPlace],
+) -> None:
+    new = len(record.places)
+    for info in strangers:
+        if guests:
+            stream = guests.pop(0)
+        elif record.elastic and not record.finished:
+            stream, new = new, new + 1
+        else:
+            return
+        changes[stream] = StreamPlace(stream, info.worker, info.address)
+
+
+def _shelter(
+    record: IterationRecord,
+    newcomers: list[WorkerInfo],
+    guests: list[int],
+    changes: dict[int, StreamPlace],
+) -> None:
+    """Streams that nobody makes are made by the newcomers until their own workers come."""
+    hosts = cycle(info.worker for info in newcomers) if newcomers else cycle((None,))
+    for stream in guests:
+        if record.places.worker(stream) is None and newcomers:
+            changes[stream] = StreamPlace(stream, next(hosts), record.places.home(stream))
+
+
+def welcome(state: State, info: WorkerInfo) -> list[Fact]:
+    """What a worker that joins makes from now on."""
+    placed: list[Fact] = []
+    for job in state.active:
+        record = state.iterations[job]
+        if record.owned and record.near(info) and (places := settle(record, (info,))):
+            placed.append(StreamsPlaced(job, tuple(places)))
+    return placed
+
+
+def inherit(state: State, old: WorkerRecord, worker: str) -> list[Fact]:
+    """A worker that takes the address of another makes all that the other did."""
+    streams: dict[str, list[StreamPlace]] = {}
+    for job, stream in old.streams:
+        home = state.iterations[job].places.home(stream)
+        streams.setdefault(job, []).append(StreamPlace(stream, worker, home))
+    return [StreamsPlaced(job, tuple(places)) for job, places in streams.items()]
+
+
+def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
+    """The streams of some workers are made by others, if there are others."""
+    records = [state.roster.workers[worker] for worker in leaving]
+    if not any(record.streams for record in records):
+        return []
+    others = _Scales([r for r in state.roster.usable() if r.info.worker not in leaving])
+    moved: dict[str, list[StreamPlace]] = {}
+    for record in records:
+        for job, stream in record.streams:
+            iteration = state.iterations[job]
+            if (other := others.lightest(iteration)) is not None:
+                place = StreamPlace(stream, other, iteration.places.home(stream))
+                moved.setdefault(job, []).append(place)
+    return [StreamsPlaced(job, tuple(places)) for job, places in moved.items()]
+
+
+class _Scales:
+    """Workers by what they have to do, with what they are about to get."""
+
+    def __init__(self, records: list[WorkerRecord]) -> None:
+        self._heap = [(len(record.streams), i) for i, record in enumerate(records)]
+        self._records = records
+        heapq.heapify(self._heap)
+
+    def lightest(self, iteration: IterationRecord) -> str | None:
+        """The worker with least to do of those that may be used; it gets one stream more."""
+        near = self._near(iteration)
+        if near is None:
+            return None
+        load, i = near
+        if near is self._heap[0]:
+            heapq.heapreplace(self._heap, (load + 1, i))
+        else:
+            self._heap[self._heap.index(near)] = (load + 1, i)
+            heapq.heapify(self._heap)
+        return self._records[i].info.worker
+
+    def _near(self, iteration: IterationRecord) -> tuple[int, int] | None:
+        if self._heap and iteration.near(self._records[self._heap[0][1]].info):
+            return self._heap[0]
+        near = (e for e in self._heap if iteration.near(self._records[e[1]].info))
+        return min(near, default=None)

@@ -1,0 +1,279 @@
+"""The reader: what a client asks of which worker, and what it hands out next.
+
+Nothing is asked of a worker that is not needed soon: what was asked for and not handed out stays
+within a number of elements or of bytes. Asking is cheap to repeat: when a worker is lost, what it
+still owed is asked of others.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.errors import OpError
+from penstock.service.logic.feeds import Failure, Feed, Piece
+from penstock.service.logic.orders import Order
+from penstock.service.protocol.fetches import Mark
+
+DEPTH = 4
+"""Requests that wait at a worker, so that it always has the next one."""
+
+KEPT_BLOCK = 64
+"""What several trainers read is asked for in blocks, each of them always of the same worker."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be asked for and not handed out yet."""
+
+    elements: int | None = None
+    nbytes: int = 64 << 20
+    request_bytes: int = 2 << 20
+    request_rows: int = 1 << 15
+    request_seconds: float = 0.01
+
+
+@dataclass
+class Ask:
+    """A request to a worker. `at` is the ordinal that comes next."""
+
+    request: int
+    worker: str
+    feed: Feed
+    start: int
+    stop: int
+    mark: Mark | None
+    at: int
+
+
+class Sizes:
+    """How large elements are and how long they take, as seen; and how many to ask for at once."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.most = 1
+        """What one request may be for, by how far requests have grown."""
+        self.element_bytes = 0.0
+        self.element_seconds = 0.0
+
+    def record(self, count: int, nbytes: int, seconds: float) -> None:
+        weight = 0.5 if self.element_bytes else 1.0
+        self.element_bytes += weight * (nbytes / count - self.element_bytes)
+        self.element_seconds += weight * (seconds / count - self.element_seconds)
+
+    def grown(self, count: int) -> None:
+        """A request for `count` elements was answered: the next may be for more."""
+        self.most = max(self.most, min(2 * count, self._limits.request_rows))
+
+    @property
+    def request(self) -> int:
+        limits = self._limits
+        fits = limits.request_bytes / max(self.element_bytes, 1)
+        soon = limits.request_seconds / max(self.element_seconds, 1e-9)
+        return max(1, int(min(self.most, limits.request_rows, fits, soon)))
+
+
+class Reader:
+    """One client's reading of one iteration.
+
+    `bound` streams are made from their start, so that each is asked of one worker as long as that
+    works; the others of whichever has least to do. `ordered` False hands out what arrives first.
+    """
+
+    def __init__(
+        self, order: Order, limits: Limits, bound: bool, ordered: bool = True, kept: bool = False
+    ) -> None:
+        self.order = order
+        self.ordered = ordered
+        self.sizes = Sizes(limits)
+        self._limits = limits
+        self._bound = bound
+        self._in_blocks = kept and not bound
+        self._workers: dict[str, int] = {}
+        self._asks: dict[int, Ask] = {}
+        self._requests = 0
+        self.hungry = True
+        """Whether `asks` may have something to say."""
+        self._buffered = 0
+        self._here = 0
+        """Elements that arrived and were not handed out."""
+        self._owed = 0
+        """Elements that were asked for and did not arrive."""
+
+    @property
+    def workers(self) -> list[str]:
+        return list(self._workers)
+
+    def join(self, worker: str) -> None:
+        self._workers.setdefault(worker, 0)
+        self.hungry = True
+
+    def lose(self, worker: str) -> None:
+        """A worker that answers no more: others are asked for what it owes."""
+        self._workers.pop(worker, None)
+        for ask in [ask for ask in self._asks.values() if ask.worker == worker]:
+            del self._asks[ask.request]
+            self._owed -= ask.stop - ask.at
+            ask.feed.lose(ask.at, ask.stop)
+
+    def restart(self, order: Order) -> None:
+        """Begins anew with another order; what was asked for before is not expected any more."""
+        self.order = order
+        self._asks.clear()
+        self._workers = dict.fromkeys(self._workers, 0)
+        self._here = self._owed = self._buffered = 0
+        self.hungry = True
+
+    def asks(self) -> list[Ask]:
+        """What to ask for now."""
+        made: list[Ask] = []
+        if not self._workers:
+            return made
+        for feed in self.order.upcoming():
+            while feed.asks and (ask := self._ask(feed)) is not None:
+                made.append(ask)
+            if self._full() or not self._free():
+                break
+        self.hungry = self._full()
+        return made
+
+    def _free(self) -> bool:
+        return any(waiting < DEPTH for waiting in self._workers.values())
+
+    def _full(self) -> bool:
+        """Whether as much was asked for as may be; the first request of all is always allowed."""
+        if not (waiting := self._here + self._owed):
+            return False
+        if self._limits.elements is not None:
+            return waiting >= self._limits.elements
+        return self._buffered + self._owed * self.sizes.element_bytes >= self._limits.nbytes
+
+    def _ask(self, feed: Feed) -> Ask | None:
+        if self._full() and not self._starving(feed):
+            return None
+        worker = self._worker_for(feed)
+        if worker is None:
+            return None
+        if (span := feed.ask(self._count(feed))) is None:
+            return None
+        if self._in_blocks:
+            worker = self._keeper(span[0])
+        feed.worker = worker
+        self._workers[worker] += 1
+        self._owed += span[1] - span[0]
+        self._requests += 1
+        mark = feed.mark if feed.mark is not None and feed.mark.ordinal <= span[0] else None
+        ask = Ask(self._requests, worker, feed, *span, mark, span[0])
+        self._asks[ask.request] = ask
+        return ask
+
+    def _starving(self, feed: Feed) -> bool:
+        """Whether the user waits for this feed and nothing of it is on its way."""
+        return (
+            feed is self.order.turn()
+            and not feed.ready()
+            and not any(ask.feed is feed for ask in self._asks.values())
+        )
+
+    def _count(self, feed: Feed) -> int:
+        count = self.sizes.request
+        if self._limits.elements is not None:
+            count = min(count, max(1, self._limits.elements - self._here - self._owed))
+        if not self._bound:
+            # Towards the end smaller pieces, so that all workers are done at about the same time.
+            count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
+        return KEPT_BLOCK - feed.asking % KEPT_BLOCK if self._in_blocks else count
+
+    def _worker_for(self, feed: Feed) -> str | None:
+        """Who is to be asked; None if nobody has time."""
+        able = {w: n for w, n in self._workers.items() if w not in feed.refused}
+        if not able and feed.refused:
+            raise next(iter(feed.refused.values()))
+        if self._bound:
+            for favourite in (feed.worker, feed.home):
+                if favourite in able:
+                    return favourite if able[favourite] < DEPTH else None
+        worker = min(able, key=lambda w: able[w], default=None)
+        return worker if worker is not None and able[worker] < DEPTH else None
+
+    def _keeper(self, start: int) -> str:
+        """The worker that keeps a block, the same for all who ask: highest random weight."""
+        block = start // KEPT_BLOCK
+        return max(self._workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))
+
+    def arrive(self, request: int, start: int, piece: Piece, seconds: float = 0.0) -> None:
+        """Elements that a worker sent."""
+        ask = self._asks.get(request)
+        if ask is None or start != ask.at:
+            return
+        ask.feed.arrive(start, piece)
+        ask.at = start + len(piece)
+        self._owed -= len(piece)
+        self._here += len(piece)
+        self._buffered += piece.nbytes
+        if not isinstance(piece, Failure):
+            self.sizes.record(len(piece), piece.nbytes, seconds)
+
+    def mark(self, request: int, mark: Mark) -> None:
+        """A place where another worker could go on."""
+        ask = self._asks.get(request)
+        if ask is not None and (ask.feed.mark is None or mark.ordinal > ask.feed.mark.ordinal):
+            ask.feed.mark = mark
+
+    def done(self, request: int, length: int | None) -> int | None:
+        """A worker has answered all of a request; `length` if the stream ends there.
+
+        Gives the stream if the worker will be asked for nothing more of it.
+        """
+        ask = self._asks.pop(request, None)
+        if ask is None:
+            return None
+        self.hungry = True
+        self._owed -= ask.stop - ask.at
+        if ask.worker in self._workers:
+            self._workers[ask.worker] -= 1
+        if length is not None:
+            ask.feed.end(length)
+        if ask.at < min(ask.stop, ask.feed.limit):
+            ask.feed.lose(ask.at, ask.stop)
+        elif ask.at > ask.start:
+            self.sizes.grown(ask.at - ask.start)
+        return ask.feed.stream if self._is_complete(ask.feed) else None
+
+    def _is_complete(self, feed: Feed) -> bool:
+        if feed.length is None or feed.asks:
+            return False
+        return not any(ask.feed.stream == feed.stream for ask in self._asks.values())
+
+    def refuse(self, request: int, error: OpError, elsewhere: bool) -> None:
+        """A worker cannot answer; perhaps another one can."""
+        ask = self._asks.get(request)
+        if ask is None:
+            return
+        if not elsewhere:
+            raise error
+        ask.feed.refused[ask.worker] = error
+        self.done(request, None)
+
+    def take(self, count: int) -> tuple[Feed, int, Piece] | None:
+        """The next elements, with their feed and first ordinal; None: nothing is here yet."""
+        for feed in self._candidates():
+            if feed.ready(not self.ordered):
+                start, piece = feed.take(min(count, self.order.room(feed)), not self.ordered)
+                self.order.took(feed, len(piece))
+                self._here -= len(piece)
+                self._buffered -= piece.nbytes
+                return feed, start, piece
+        return None
+
+    def _candidates(self) -> Iterable[Feed]:
+        if not self.ordered:
+            return self.order.any()
+        feed = self.order.turn()
+        return () if feed is None else (feed,)
+
+    @property
+    def over(self) -> bool:
+        """Whether all was handed out."""
+        return self.order.turn() is None

@@ -1,0 +1,258 @@
+"""A reading: one client's way through one iteration, from what the dispatcher said at its start.
+
+Which order it reads in follows from the form of the work. Its state holds addresses only, so it
+fits other workers, another dispatcher, and, for leased elements, another number of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.service.logic.feeds import Feed, Piece, spans
+from penstock.service.logic.orders import CYCLE, AsLeased, InSequence, InTurns, Order
+from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.reader import Limits, Reader
+from penstock.service.protocol.messages import (
+    Address,
+    Grant,
+    IterationOpened,
+    Leased,
+    Shape,
+    StreamInfo,
+    Work,
+)
+
+_OWNED = ("whole", "shard", "share")
+"""Forms whose streams belong to workers."""
+
+_LEASE_SECONDS = 0.1
+"""A lease is for about what the user consumes in this time."""
+
+_LEASE_ROWS = 1 << 13
+
+_CHUNK_SECONDS = 0.05
+"""What is handed out at once and not yet reported as consumed; others get it if this one dies."""
+
+
+class Reading:
+    """The reader of an iteration, with the leases and the state around it."""
+
+    def __init__(
+        self,
+        opened: IterationOpened,
+        shape: Shape,
+        limits: Limits,
+        ordered: bool = True,
+        state: dict[str, Any] | None = None,
+        consumer: int = -1,
+    ) -> None:
+        work = opened.work
+        self.leased = opened.leased
+        self.form = work.form
+        self._elements = limits.elements
+        bound = work.form != "random"
+        # Copies come as they come. A state of leases tells what a client holds in the order in
+        # which it would hand it out, and rounds are the same for all.
+        fixed = self.leased or work.consumers > 0
+        ordered = fixed or (ordered and work.form != "whole")
+        length = _length(work, consumer, shape)
+        order = self._order(opened, shape, length, (state or {}).get("order"), not ordered)
+        self.reader = Reader(order, limits, bound, ordered, work.kept)
+        self._streams = 0
+        self._consumed: dict[int, Ranges] = {}
+        self._ends: dict[int, int] = {}
+        self._handed: list[Address] = []
+        self._report: list[Address] = []
+        self._reported: set[int] = set()
+        self._rate = 0.0
+        self._taken: float | None = None
+        self._asked = False
+        self._retry = 0.0
+        self.streams(opened.streams)
+        if self.leased and state is not None:
+            self._restore(state)
+
+    def _order(
+        self,
+        opened: IterationOpened,
+        shape: Shape,
+        length: int | None,
+        state: dict[str, Any] | None,
+        free: bool,
+    ) -> Order:
+        work = opened.work
+        if opened.leased:
+            return AsLeased()
+        if work.form in _OWNED:
+            block = 1 if work.consumers else 32
+            return InTurns(0, 0, block, state, free)
+        if work.form == "split" and not shape.ordered:
+            cycle = max(CYCLE, 1 << (len(opened.workers) - 1).bit_length())
+            cycle = cycle if state is None else len(state["open"])
+            return InTurns(work.streams, cycle, state=state, free=free)
+        return InSequence(work.streams, length, state)
+
+    def streams(self, streams: Iterable[StreamInfo]) -> None:
+        """The streams that belong to workers, as far as they are known now."""
+        homes = {info.stream: info.worker for info in streams}
+        order = self.reader.order
+        if isinstance(order, InTurns) and self.form in _OWNED and homes:
+            self._streams = max(self._streams, max(homes) + 1)
+            order.add(self._streams, homes)
+
+    # Leases
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        for stream, ranges in state["consumed"].items():
+            for start, stop in ranges:
+                self._consume(int(stream), start, stop)
+        for stream, start, stop in state["held"]:
+            self._grant(Grant(Address(stream, start, stop)))
+
+    def _consume(self, stream: int, start: int, stop: int) -> None:
+        self._consumed.setdefault(stream, Ranges()).add(start, stop)
+
+    def _grant(self, grant: Grant) -> None:
+        order = self.reader.order
+        assert isinstance(order, AsLeased)
+        feed = Feed(grant.address.stream, grant.address.start, grant.address.stop, grant.worker)
+        feed.length = self._ends.get(feed.stream)
+        order.grant(feed)
+
+    def granted(self, leased: Leased, now: float) -> None:
+        """What the dispatcher leased."""
+        order = self.reader.order
+        assert isinstance(order, AsLeased)
+        self._asked = False
+        self._retry = now + leased.retry
+        order.finished = order.finished or leased.finished
+        for grant in leased.grants:
+            self._grant(grant)
+
+    def forget_leases(self) -> None:
+        """Others may have what this client held, but did not hand out."""
+        self.reader.restart(AsLeased())
+        self._asked, self._retry = False, 0.0
+
+    def want(self, now: float) -> int:
+        """How many elements to ask the dispatcher for now; 0 for none."""
+        order = self.reader.order
+        if not isinstance(order, AsLeased) or self._asked or order.finished or now < self._retry:
+            return 0
+        want = min(_LEASE_ROWS, max(int(self._rate * _LEASE_SECONDS), 2 * self.reader.sizes.most))
+        if self._elements is not None:
+            want = min(want, self._elements)
+        if order.left * 2 > want:
+            return 0
+        self._asked = True
+        return want
+
+    @property
+    def retry(self) -> float:
+        """When leases may be asked for again."""
+        return self._retry
+
+    # Handing out
+
+    def take(self, count: int, now: float) -> Piece | None:
+        """The next elements (or a `Failure`); None if nothing is here."""
+        self._settle()
+        if self.leased:
+            count = max(1, min(count, int(self._rate * _CHUNK_SECONDS)))
+        taken = self.reader.take(count)
+        if taken is None:
+            return None
+        feed, start, piece = taken
+        if feed.length is not None:
+            self._ends[feed.stream] = feed.length
+        if self.leased:
+            self._handed.append(Address(feed.stream, start, start + len(piece)))
+            self._pace(len(piece), now)
+        return piece
+
+    def _pace(self, count: int, now: float) -> None:
+        """How fast the user consumes: elements between two takes."""
+        if self._taken is not None:
+            rate = count / max(now - self._taken, 1e-6)
+            self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
+        self._taken = now
+
+    def _settle(self) -> None:
+        """Whoever takes more has consumed what it took before."""
+        for address in self._handed:
+            self._consume(address.stream, address.start, address.stop)
+        self._report += self._handed
+        self._handed = []
+
+    def report(self, everything: bool = False) -> tuple[list[Address], dict[int, int]]:
+        """What to tell the dispatcher: addresses consumed, and ends seen, since the last time.
+
+        `everything` counts what was handed out last, too: a saved state vouches for it.
+        """
+        report, self._report = self._report + (self._handed if everything else []), []
+        ends = {s: n for s, n in self._seen_ends().items() if s not in self._reported}
+        self._reported.update(ends)
+        return report, ends
+
+    def _seen_ends(self) -> dict[int, int]:
+        if self.leased:
+            order = self.reader.order
+            assert isinstance(order, AsLeased)
+            self._ends.update({f.stream: f.length for f in order.known() if f.length is not None})
+        return self._ends if self.leased else {}
+
+    @property
+    def over(self) -> bool:
+        """Whether all was handed out, as far as is known."""
+        order = self.reader.order
+        if isinstance(order, AsLeased) and not order.finished:
+            return False
+        return self.reader.over
+
+    @property
+    def begun(self) -> bool:
+        """Whether any stream is known; before the first worker comes there is none."""
+        return self.form not in _OWNED or self._streams > 0
+
+    def sure(self) -> int:
+        """How many elements come next for certain, whoever else reads."""
+        order = self.reader.order
+        feed = order.turn()
+        return 0 if feed is None else feed.limit - feed.next
+
+    def state(self) -> dict[str, Any]:
+        """Where the reading is; what was handed out counts."""
+        order = self.reader.order
+        if not isinstance(order, AsLeased):
+            return {"order": order.state(not self.reader.ordered)}
+        consumed = {stream: Ranges(ranges) for stream, ranges in self._consumed.items()}
+        for address in self._handed:
+            consumed.setdefault(address.stream, Ranges()).add(address.start, address.stop)
+        return {
+            "consumed": {
+                str(stream): [list(pair) for pair in ranges] for stream, ranges in consumed.items()
+            },
+            "held": [list(span) for span in spans(order.feeds)],
+            "ended": {str(stream): length for stream, length in self._ends.items()},
+        }
+
+
+def claimed(state: dict[str, Any]) -> tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]:
+    """What a state of leased elements claims: all it consumed or holds, and the ends it knew."""
+    consumed = [
+        Address(int(stream), start, stop)
+        for stream, ranges in state["consumed"].items()
+        for start, stop in ranges
+    ]
+    held = [Address(*span) for span in state["held"]]
+    return (*consumed, *held), tuple((int(s), length) for s, length in state["ended"].items())
+
+
+def _length(work: Work, consumer: int, shape: Shape) -> int | None:
+    """How many elements this client gets of a plan whose length is known."""
+    if work.form != "random" or shape.length < 0:
+        return None
+    if work.consumers:
+        return max(0, -(-(shape.length - consumer) // work.consumers))
+    return shape.length

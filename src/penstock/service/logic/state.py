@@ -1,0 +1,304 @@
+"""`State`: all that a dispatcher knows. It changes when a fact is applied, and never otherwise.
+
+A fact says what happened, not what follows; what follows from it is worked out here, the same way
+whether it has just been decided or is read from a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.service.logic import facts
+from penstock.service.logic.facts import Fact
+from penstock.service.logic.iterations import (
+    HERE,
+    SUPERSEDED,
+    ClientRecord,
+    IterationRecord,
+    JobRecord,
+)
+from penstock.service.logic.leases import Group
+from penstock.service.logic.roster import Roster
+from penstock.service.protocol.messages import DatasetInfo, Reply
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a dispatcher is told when it starts; times are in seconds."""
+
+    dispatcher: str = ""
+    """Its name, different from that of any other; a name in the journal comes before this one."""
+    python: str = ""
+    """What workers must run, too; empty: anything."""
+    version: str = ""
+    worker_addresses: tuple[str, ...] = ()
+    """If there are any, the only ones that workers may have."""
+    worker_timeout: float = 60.0
+    lease_seconds: float = 10.0
+    """A client that is silent for longer is gone."""
+    job_gc_timeout: float | None = None
+    """A named iteration without clients is removed after so long; None or 0: never."""
+    started: float | None = None
+    """When it started: for a while it cannot say what goes on."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The facts that a request makes, and the answer to it once they are applied."""
+
+    facts: tuple[Fact, ...]
+    reply: Reply
+
+
+class State:
+    """What a dispatcher knows."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.dispatcher = settings.dispatcher
+        self.starts = 0
+        self.datasets: dict[str, DatasetInfo] = {}
+        self.requests: dict[str, str] = {}
+        """Ids of datasets by the names of their registrations."""
+        self.dataset_numbers = 0
+        self.iteration_numbers = 0
+        self.roster = Roster()
+        self.jobs: dict[str, JobRecord] = {}
+        self.iterations: dict[str, IterationRecord] = {}
+        self.clients: dict[str, ClientRecord] = {}
+        self.silent: dict[str, None] = {}
+        """Clients that read, the one that was silent longest first."""
+        self.active: dict[str, None] = {}
+        """Iterations with clients."""
+        self.idle: dict[str, None] = {}
+        """Iterations without, the one that has been so for longest first."""
+        self._going_on: tuple[str, ...] | None = None
+
+    def apply(self, fact: Fact, now: float) -> None:
+        """Takes note of a fact. `now` is when this happens, here, also for old facts."""
+        _APPLY[type(fact)](self, fact, now)
+
+    def version(self, record: IterationRecord) -> int:
+        """Of the lists of workers and streams; after a restart none is one of before."""
+        return (self.starts << 40) + self.roster.version + record.places.version
+
+    def going_on(self) -> tuple[str, ...]:
+        """The iterations that somebody reads."""
+        if self._going_on is None:
+            self._going_on = tuple(self.active)
+        return self._going_on
+
+    def group(self, client: ClientRecord) -> Group:
+        return self.iterations[client.job].groups[client.group]
+
+    # The dispatcher, datasets and workers
+
+    def _dispatcher_started(self, fact: facts.DispatcherStarted, now: float) -> None:
+        self.dispatcher = self.dispatcher if self.starts else fact.dispatcher
+        self.starts += fact.times
+
+    def _numbers_given(self, fact: facts.NumbersGiven, now: float) -> None:
+        self.dataset_numbers, self.iteration_numbers = fact.datasets, fact.iterations
+
+    def _dataset_stored(self, fact: facts.DatasetStored, now: float) -> None:
+        self.datasets[fact.info.dataset_id] = fact.info
+        self.dataset_numbers += fact.numbered
+        if fact.request:
+            self.requests[fact.request] = fact.info.dataset_id
+
+    def _worker_joined(self, fact: facts.WorkerJoined, now: float) -> None:
+        self.roster.join(fact.info, now)
+
+    def _worker_gone(self, fact: facts.WorkerGone, now: float) -> None:
+        record = self.roster.leave(fact.worker)
+        for job, stream in record.streams if record is not None else ():
+            self.iterations[job].places.vacate(stream, self.roster)
+
+    def _worker_heard(self, fact: facts.WorkerHeard, now: float) -> None:
+        self.roster.hear(fact.worker, fact.jobs, fact.draining, now)
+        for status in fact.jobs:
+            if status.job in self.iterations:
+                self.iterations[status.job].making.add(status.elements, status.seconds)
+
+    def _worker_suspected(self, fact: facts.WorkerSuspected, now: float) -> None:
+        self.roster.suspect(fact.worker)
+
+    # Iterations
+
+    def _iteration_begun(self, fact: facts.IterationBegun, now: float) -> None:
+        record = self.iterations[fact.work.job] = IterationRecord(fact)
+        self.iteration_numbers += 1
+        record.idle_since = now
+        self.idle[fact.work.job] = None
+        if fact.name is not None:
+            dataset = self.datasets[fact.dataset_id]
+            job = self.jobs.setdefault(fact.name, JobRecord(fact.options, dataset))
+            job.iterations[fact.repetition] = fact.work.job
+
+    def _iteration_removed(self, fact: facts.IterationRemoved, now: float) -> None:
+        record = self.iterations.pop(fact.job)
+        record.places.clear(self.roster)
+        for client in record.members.values():
+            if self.clients.get(client.client) is client:
+                del self.clients[client.client]
+                self.silent.pop(client.client, None)
+        self._set_active(fact.job, False)
+        self.idle.pop(fact.job, None)
+        if record.begun.name is not None:
+            job = self.jobs[record.begun.name]
+            del job.iterations[record.begun.repetition]
+            if not job.iterations:
+                del self.jobs[record.begun.name]
+
+    def _streams_placed(self, fact: facts.StreamsPlaced, now: float) -> None:
+        for place in fact.places:
+            self.iterations[fact.job].places.put(place, self.roster)
+
+    def _streams_ended(self, fact: facts.StreamsEnded, now: float) -> None:
+        self._end(self.iterations[fact.job], fact.ended)
+
+    def _end(self, record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
+        for stream, length in ended:
+            record.ends[stream] = length
+            for group in record.groups.values():
+                group.end(stream, length)
+                self._let_go(record, group, stream)
+
+    def _let_go(self, record: IterationRecord, group: Group, stream: int) -> None:
+        """A stream that everybody has read is no worker's load."""
+        if stream not in group.done or record.owned or stream not in record.places:
+            return
+        if all(stream in other.done for other in record.groups.values()):
+            record.places.vacate(stream, self.roster)
+
+    # Clients
+
+    def _client_joined(self, fact: facts.ClientJoined, now: float) -> None:
+        record = self.iterations[fact.job]
+        client = ClientRecord.of(fact)
+        if fact.client in record.members:
+            client.consumed = record.members[fact.client].consumed
+        self.clients[fact.client] = record.members[fact.client] = client
+        record.clients[fact.client] = None
+        record.hosts[fact.host] = record.hosts.get(fact.host, 0) + 1
+        record.groups.setdefault(fact.group, Group(record.ends))
+        if fact.consumer >= 0:
+            record.consumers[fact.consumer] = fact.client
+        record.ready = record.ready or not record.missing()
+        self._hear(client, now)
+        self._set_active(fact.job, True)
+
+    def _client_gone(self, fact: facts.ClientGone, now: float) -> None:
+        client = self.clients[fact.client]
+        record = self.iterations[client.job]
+        record.groups[client.group].give_back(fact.client)
+        was_here, client.standing = client.standing == HERE, fact.how
+        if was_here:
+            self._depart(client, record, now)
+
+    def _depart(self, client: ClientRecord, record: IterationRecord, now: float) -> None:
+        self.silent.pop(client.client, None)
+        del record.clients[client.client]
+        record.hosts[client.host] -= 1
+        if not record.hosts[client.host]:
+            del record.hosts[client.host]
+        if record.consumers.get(client.consumer) == client.client:
+            del record.consumers[client.consumer]
+        if not record.clients:
+            record.idle_since = now
+            self._set_active(client.job, False)
+            record.places.clear(self.roster)
+
+    def _set_active(self, job: str, active: bool) -> None:
+        here, there = (self.active, self.idle) if active else (self.idle, self.active)
+        there.pop(job, None)
+        here.setdefault(job)
+        self._going_on = None
+
+    def _client_rewound(self, fact: facts.ClientRewound, now: float) -> None:
+        client = self.clients[fact.client]
+        group = self.group(client)
+        for stream, ranges in client.consumed.items():
+            group.undo(stream, ranges)
+        client.consumed = {}
+        self._client_gone(facts.ClientGone(fact.client, SUPERSEDED), now)
+
+    def _client_heard(self, fact: facts.ClientHeard, now: float) -> None:
+        client = self.clients.get(fact.client)
+        if client is not None and client.standing == HERE:
+            client.pace.add(fact.elements, fact.seconds, fact.waited)
+            self._hear(client, now)
+
+    def _hear(self, client: ClientRecord, now: float) -> None:
+        client.heard = now
+        self.silent.pop(client.client, None)
+        self.silent[client.client] = None
+        self.group(client).heard(client.client)
+
+    def _client_waits(self, fact: facts.ClientWaits, now: float) -> None:
+        client = self.clients[fact.client]
+        client.waits_since = now if client.waits_since is None else client.waits_since
+
+    # Leases
+
+    def _ranges_leased(self, fact: facts.RangesLeased, now: float) -> None:
+        client = self.clients[fact.client]
+        client.number, client.answer = fact.number, fact.addresses
+        client.waits_since = None if fact.addresses else client.waits_since
+        group = self.group(client)
+        for at in fact.addresses:
+            group.lease(fact.client, at.stream, at.start, at.stop)
+
+    def _leases_kept(self, fact: facts.LeasesKept, now: float) -> None:
+        self._ranges_leased(facts.RangesLeased(fact.client, fact.number, fact.addresses), now)
+        self.clients[fact.client].answer = fact.answer
+
+    def _ranges_consumed(self, fact: facts.RangesConsumed, now: float) -> None:
+        client = self.clients[fact.client]
+        record, group = self.iterations[client.job], self.group(client)
+        self._end(record, fact.ended)
+        for at in fact.addresses:
+            client.use(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
+            self._let_go(record, group, at.stream)
+
+    def _ranges_claimed(self, fact: facts.RangesClaimed, now: float) -> None:
+        client = self.clients[fact.client]
+        record, group = self.iterations[client.job], self.group(client)
+        self._end(record, fact.ended)
+        for at in fact.addresses:
+            client.use(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
+            self._let_go(record, group, at.stream)
+
+    def _group_reached(self, fact: facts.GroupReached, now: float) -> None:
+        record = self.iterations[fact.job]
+        group = record.groups.setdefault(fact.group, Group(record.ends))
+        group.begin(fact.begun)
+        for stream, ordinal in fact.reached:
+            group.reach(stream, ordinal)
+
+
+_APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
+    facts.DispatcherStarted: State._dispatcher_started,
+    facts.NumbersGiven: State._numbers_given,
+    facts.DatasetStored: State._dataset_stored,
+    facts.WorkerJoined: State._worker_joined,
+    facts.WorkerGone: State._worker_gone,
+    facts.WorkerHeard: State._worker_heard,
+    facts.WorkerSuspected: State._worker_suspected,
+    facts.IterationBegun: State._iteration_begun,
+    facts.IterationRemoved: State._iteration_removed,
+    facts.StreamsPlaced: State._streams_placed,
+    facts.StreamsEnded: State._streams_ended,
+    facts.ClientJoined: State._client_joined,
+    facts.ClientGone: State._client_gone,
+    facts.ClientRewound: State._client_rewound,
+    facts.ClientHeard: State._client_heard,
+    facts.ClientWaits: State._client_waits,
+    facts.RangesLeased: State._ranges_leased,
+    facts.LeasesKept: State._leases_kept,
+    facts.RangesConsumed: State._ranges_consumed,
+    facts.RangesClaimed: State._ranges_claimed,
+    facts.GroupReached: State._group_reached,
+}

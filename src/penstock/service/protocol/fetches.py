@@ -1,0 +1,107 @@
+"""Fetches: what a client says to a worker on a data connection, and what comes back.
+
+Requests of one connection are answered one after the other, in order; all that belongs to one of
+them carries its number. What a message carries beside itself are raw bytes (see `frames`).
+"""
+
+from __future__ import annotations
+
+from penstock.service.protocol.messages import Message, Plain, Work
+
+
+class Mark(Plain, frozen=True):
+    """A stream's saved state before element `ordinal`: where another worker may begin."""
+
+    ordinal: int
+    state: bytes
+
+
+# From the client
+
+
+class OpenTask(Message, frozen=True):
+    """What `task` stands for in the fetches that follow."""
+
+    task: int
+    work: Work
+
+
+class Fetch(Message, frozen=True):
+    """Elements `start` to `stop` of a task; `mark` is a place before them, if one is known."""
+
+    request: int
+    task: int
+    start: int
+    stop: int
+    mark: Mark | None = None
+
+
+class Cancel(Message, frozen=True):
+    """Nobody waits for a request any more; its answer may end at once (with `Done`)."""
+
+    request: int
+
+
+class Release(Message, frozen=True):
+    """Pieces of shared memory that nobody reads any more."""
+
+    segments: tuple[int, ...]
+
+
+class CloseTask(Message, frozen=True):
+    """No more fetches of a task."""
+
+    task: int
+
+
+# From the worker
+
+
+class Rows(Message, frozen=True):
+    """Elements from `start` on; their columns are described, their bytes follow the message."""
+
+    request: int
+    start: int
+    count: int
+    columns: bytes
+    """What `frames` needs to make columns of the bytes."""
+    segment: int = -1
+    """The piece of shared memory that holds the bytes; -1: they follow."""
+    nbytes: int = 0
+    packed: str = ""
+    """How the bytes are compressed; empty if they are not."""
+    mark: Mark | None = None
+    seconds: float = 0.0
+    """What it took to make them."""
+
+
+class Failed(Message, frozen=True):
+    """Element `ordinal` could not be made; the ones behind it follow."""
+
+    request: int
+    ordinal: int
+    kind: str
+    message: str
+    remote: str = ""
+    """The traceback, as text."""
+
+
+class Done(Message, frozen=True):
+    """All of a request was sent, up to the end of the stream if `length` says where that is."""
+
+    request: int
+    length: int | None = None
+
+
+class Impossible(Message, frozen=True):
+    """A request that cannot be answered here: the plan cannot be read, a module is missing."""
+
+    request: int
+    kind: str
+    message: str
+    elsewhere: bool = False
+    """Whether another worker might be able to."""
+
+
+ToWorker = OpenTask | Fetch | Cancel | Release | CloseTask
+ToClient = Rows | Failed | Done | Impossible

@@ -1,0 +1,405 @@
+"""Control messages: what clients and workers say to the dispatcher, and what it answers.
+
+Each is defined once, here, and is the same value in the logic, on the wire and in tests. A request
+may arrive twice (its answer was lost), so every one of them can be repeated without harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+"""Peers of another protocol are refused."""
+
+ENDLESS = -1
+"""The number of streams of a plan that has infinitely many splits."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
+    """A value on the wire; its class is its tag."""
+
+
+class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a message."""
+
+
+class Address(Plain, frozen=True):
+    """Elements `start` to `stop` of a stream (`stop` left out) of one iteration of a job."""
+
+    stream: int
+    start: int
+    stop: int
+
+
+class Shape(Plain, frozen=True):
+    """How the elements of a plan are addressed when workers divide them.
+
+    `random`: one stream of which any worker computes any part. `split`: `streams` pieces, each
+    computed from its start (ENDLESS: as many as are asked for); `ordered` pieces are read one
+    after the other, which is the local order, others in turns. `single`: one piece.
+    """
+
+    kind: str
+    streams: int = 1
+    ordered: bool = True
+    length: int = -2
+    """Of the whole plan: a number, -1 for infinite, -2 for unknown."""
+
+
+class WorkerInfo(Plain, frozen=True):
+    """A worker, as clients see it."""
+
+    worker: str
+    """Its identity; another process at the same address is another worker."""
+    address: str
+    host: str
+    """Equal for processes that can share memory."""
+    transfers: dict[str, str] = {}
+    """Where it hands out data, by protocol: tcp, shm."""
+    tags: tuple[str, ...] = ()
+
+
+class StreamInfo(Plain, frozen=True):
+    """A stream that belongs to a worker: a slot of `parallel_epochs` or a share of the files."""
+
+    stream: int
+    worker: str | None = None
+
+
+# Requests of clients
+
+
+class Hello(Message, frozen=True):
+    """The first words of everybody."""
+
+    protocol: int
+    python: str
+    version: str
+
+
+class PutPlan(Message, frozen=True):
+    """A part of the bytes of a plan; parts come in order. Nothing is sent twice: see PlanStored."""
+
+    digest: str
+    offset: int
+    total: int
+    data: bytes
+
+
+class GetPlan(Message, frozen=True):
+    """The bytes of a plan from `offset` on, as many as fit an answer."""
+
+    digest: str
+    offset: int = 0
+
+
+class RegisterDataset(Message, frozen=True):
+    """A plan, whose bytes the dispatcher has, becomes a dataset.
+
+    `structure` and `spec` tell two datasets apart whose functions may differ in their bytes.
+    """
+
+    digest: str
+    structure: str
+    spec: bytes
+    shape: Shape
+    cardinality: int
+    dataset_id: str | None = None
+    request: str = ""
+    """Names this registration, so that a repeated request gets the same id."""
+
+
+class GetDataset(Message, frozen=True):
+    """What is known of a dataset."""
+
+    dataset_id: str
+
+
+class JobOptions(Plain, frozen=True):
+    """What all readers of a job must agree on."""
+
+    mode: int
+    consumers: int = 0
+    """Coordinated reads: how many consumers; 0 without coordination."""
+    target: str = "AUTO"
+    cached: bool = False
+    """Several groups of readers get the same elements, each group all of them."""
+    per_worker: bool = False
+    """Operators that see all elements run on each worker's share, as TensorFlow does."""
+
+
+class OpenIteration(Message, frozen=True):
+    """A client begins to read one iteration of a job, or goes on with it.
+
+    Anonymous jobs (`job` None) have one reader, which decides by itself what it reads. Readers of
+    a named job share what `Lease` hands out. `key` and `epoch` are those of the first reader.
+    """
+
+    client: str
+    job: str | None
+    repetition: int
+    dataset_id: str
+    options: JobOptions
+    key: int
+    epoch: tuple[int, ...]
+    host: str = ""
+    consumer: int = -1
+    """Coordinated reads: which consumer this is."""
+    group: str = ""
+    """Readers of one group share; each group of a cached job gets everything."""
+    resumes: tuple[str, ...] = ()
+    """The clients whose saved states this one goes on from."""
+    consumed: tuple[Address, ...] = ()
+    """What those states had consumed; all else of theirs is handed out again."""
+    finished: tuple[tuple[int, int], ...] = ()
+    """Streams that those states knew the length of, with it."""
+    streams: int = 0
+    """How many streams those states knew, where workers have one each; 0 if there are none."""
+
+
+class Lease(Message, frozen=True):
+    """A reader of a named job asks for about `want` elements, and tells what it has consumed.
+
+    `number` counts the requests of a client: the same number gets the same answer.
+    """
+
+    client: str
+    number: int
+    want: int
+    consumed: tuple[Address, ...] = ()
+    ended: tuple[tuple[int, int], ...] = ()
+    """Streams whose end was seen, with their length."""
+
+
+class ClientBeat(Message, frozen=True):
+    """A client lives. `lost` names workers that it cannot reach."""
+
+    client: str
+    version: int
+    """The version of the list of workers and streams that it knows."""
+    lost: tuple[str, ...] = ()
+    consumed: tuple[Address, ...] = ()
+    ended: tuple[tuple[int, int], ...] = ()
+    elements: int = 0
+    """Handed to the user since the last beat."""
+    waited: float = 0.0
+    """Seconds in which the user waited for them."""
+    seconds: float = 0.0
+    """Seconds since the last beat."""
+
+
+class Leave(Message, frozen=True):
+    """A client reads no more; what it did not consume is handed out again."""
+
+    client: str
+    consumed: tuple[Address, ...] = ()
+    ended: tuple[tuple[int, int], ...] = ()
+
+
+class GetStatus(Message, frozen=True):
+    """What goes on, for people."""
+
+
+# Requests of workers
+
+
+class RegisterWorker(Message, frozen=True):
+    """A worker offers itself, or tells a dispatcher that came back that it is still here."""
+
+    info: WorkerInfo
+    protocol: int
+    python: str
+    version: str
+    process: int = 0
+
+
+class Work(Plain, frozen=True):
+    """One stream, as a worker makes it. `job` is the iteration's own name, unique for ever.
+
+    `form` is what becomes of the plan: `random`, `split` and `single` as in `Shape`; `whole`, all
+    of it, for a slot of parallel_epochs; `shard`, part `stream` of `streams` by `policy`; `share`,
+    every `streams`-th split, for per-worker operators.
+    """
+
+    digest: str
+    job: str
+    form: str
+    stream: int
+    streams: int
+    key: int
+    epoch: tuple[int, ...]
+    policy: int = 0
+    consumers: int = 0
+    consumer: int = -1
+    """Coordinated reads: ordinals count this consumer's elements, every `consumers`-th one."""
+    kept: bool = False
+    """Several clients ask for the same elements: keep what was made for the others."""
+
+
+class WorkStatus(Plain, frozen=True):
+    """What a worker did for one iteration since its last beat."""
+
+    job: str
+    elements: int
+    seconds: float
+    """Spent in making them."""
+    buffered: int = 0
+    """Bytes kept."""
+
+
+class WorkerBeat(Message, frozen=True):
+    """A worker lives."""
+
+    worker: str
+    jobs: tuple[WorkStatus, ...] = ()
+    draining: bool = False
+
+
+class LeaveWorker(Message, frozen=True):
+    """A worker stops; it answers no more fetches."""
+
+    worker: str
+
+
+# Answers
+
+
+class Welcome(Message, frozen=True):
+    """The dispatcher, and how functions may travel to it: by_value or by_reference."""
+
+    dispatcher: str
+    functions: str = "by_value"
+
+
+class PlanStored(Message, frozen=True):
+    """How many bytes of the plan are there; the next part begins here."""
+
+    offset: int
+
+
+class PlanPart(Message, frozen=True):
+    """Bytes of a plan."""
+
+    data: bytes
+    total: int
+
+
+class DatasetRegistered(Message, frozen=True):
+    """The id of a dataset."""
+
+    dataset_id: str
+
+
+class DatasetInfo(Message, frozen=True):
+    """What is known of a dataset."""
+
+    dataset_id: str
+    digest: str
+    structure: str
+    spec: bytes
+    shape: Shape
+    cardinality: int
+
+
+class IterationOpened(Message, frozen=True):
+    """What a client needs to read: `work` is what to ask workers for, for each stream.
+
+    `streams` lists those that belong to workers; of other forms there are `work.streams`.
+    """
+
+    work: Work
+    leased: bool
+    """Whether elements are handed out by `Lease`; else the client reads all of them."""
+    version: int
+    workers: tuple[WorkerInfo, ...]
+    streams: tuple[StreamInfo, ...]
+    ready: bool = True
+    """False while consumers of coordinated reads are missing."""
+    missing: tuple[int, ...] = ()
+    lease_seconds: float = 10.0
+
+
+class Grant(Plain, frozen=True):
+    """A range of addresses that a client may read, and the worker to ask for it, if only one."""
+
+    address: Address
+    worker: str | None = None
+
+
+class Leased(Message, frozen=True):
+    """What a client may read. Nothing, and not `finished`: ask again after `retry` seconds."""
+
+    grants: tuple[Grant, ...] = ()
+    finished: bool = False
+    retry: float = 0.0
+
+
+class ClientBeaten(Message, frozen=True):
+    """What changed since the version that the client knew; None where nothing did."""
+
+    version: int
+    workers: tuple[WorkerInfo, ...] | None = None
+    streams: tuple[StreamInfo, ...] | None = None
+    ready: bool = True
+    missing: tuple[int, ...] = ()
+
+
+class WorkerBeaten(Message, frozen=True):
+    """`known` False: register again. `jobs` are the iterations that go on; others may be forgotten.
+
+    None where the dispatcher cannot say (it has just come back).
+    """
+
+    known: bool
+    jobs: tuple[str, ...] | None = None
+
+
+class Status(Message, frozen=True):
+    """Plain data, as `service.status` gives it."""
+
+    status: dict[str, Any]
+
+
+class Ok(Message, frozen=True):
+    """Done."""
+
+
+class Refused(Message, frozen=True):
+    """An error: the name of a class in `penstock.errors`, and its message."""
+
+    kind: str
+    message: str
+
+
+Request = (
+    Hello
+    | PutPlan
+    | GetPlan
+    | RegisterDataset
+    | GetDataset
+    | OpenIteration
+    | Lease
+    | ClientBeat
+    | Leave
+    | GetStatus
+    | RegisterWorker
+    | WorkerBeat
+    | LeaveWorker
+)
+
+Reply = (
+    Welcome
+    | PlanStored
+    | PlanPart
+    | DatasetRegistered
+    | DatasetInfo
+    | IterationOpened
+    | Leased
+    | ClientBeaten
+    | WorkerBeaten
+    | Status
+    | Ok
+    | Refused
+)

@@ -1,0 +1,119 @@
+"""Datasets that the workers of a service write, and `Dataset.load` reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data import Dataset
+from penstock.data.experimental import distributed_save, service
+from penstock.data.experimental.service import saving
+from penstock.errors import AbortedError, AlreadyExistsError, InvalidArgumentError, UnknownError
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[str]:
+    with service.DispatchServer() as dispatcher:
+        config = service.WorkerConfig(dispatcher.target.removeprefix("grpc://"))
+        with service.WorkerServer(config), service.WorkerServer(config):
+            yield dispatcher.target
+
+
+def files_of(names: list[str], tmp_path: Path) -> list[str]:
+    paths = [tmp_path / name for name in names]
+    for path in paths:
+        path.write_text("".join(f"{path.name}{i}\n" for i in range(3)))
+    return [str(path) for path in paths]
+
+
+IN_ORDER = {
+    "random access": lambda: Dataset.range(1000).map(lambda x: x * x),
+    "fewer than shards": lambda: Dataset.range(3),
+    "none": lambda: Dataset.range(0),
+    "batches": lambda: Dataset.range(7).batch(2),
+    "structures": lambda: Dataset.from_tensor_slices(({"a": [1, 2]}, ["x", "y"])),
+    "pieces": lambda: Dataset.range(1000).filter(lambda x: x % 3 == 0),
+    "one piece": lambda: Dataset.range(9).scan(np.int64(0), lambda s, x: (s + x, s)),
+    "shuffled": lambda: Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_what_is_loaded_is_what_was_saved(name: str, target: str, tmp_path: Path) -> None:
+    dataset = IN_ORDER[name]()
+    distributed_save(dataset, tmp_path / "saved", target)
+    loaded = Dataset.load(tmp_path / "saved")
+    assert loaded.element_spec == dataset.element_spec
+    assert repr(list(loaded)) == repr(list(dataset))
+    assert loaded.cardinality() == len(list(dataset))
+
+
+def test_files_are_written_by_whoever_reads_them(target: str, tmp_path: Path) -> None:
+    lines = Dataset.list_files(files_of(list("abcde"), tmp_path)).interleave(read_lines)
+    distributed_save(lines, tmp_path / "saved", target)
+    assert sorted(Dataset.load(tmp_path / "saved")) == sorted(lines)
+
+
+def read_lines(name: bytes) -> Any:
+    from penstock.data import TextLineDataset
+
+    return TextLineDataset(name)
+
+
+def test_it_may_be_compressed_and_by_another_service(tmp_path: Path) -> None:
+    service.distributed_save(Dataset.range(5), tmp_path, "local://1", compression="GZIP")
+    assert list(Dataset.load(tmp_path, compression="GZIP")) == list(range(5))
+
+
+def test_what_was_there_is_replaced_and_nothing_is_left(target: str, tmp_path: Path) -> None:
+    distributed_save(Dataset.range(5), tmp_path, target)
+    distributed_save(Dataset.range(3), tmp_path, target)
+    assert list(Dataset.load(tmp_path)) == [0, 1, 2]
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
+def test_a_shard_may_be_written_twice(target: str, tmp_path: Path) -> None:
+    """As when a worker dies after it has written one, before anybody knows."""
+
+    class Twice(saving.ShardWriter):
+        def __call__(self, number: Any) -> np.int64:
+            super().__call__(number)
+            return super().__call__(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "ShardWriter", Twice)
+        distributed_save(Dataset.range(9), tmp_path, target)
+    assert list(Dataset.load(tmp_path)) == list(range(9))
+
+
+def test_a_failure_leaves_what_was_there(target: str, tmp_path: Path) -> None:
+    distributed_save(Dataset.range(5), tmp_path, target)
+
+    def fails(x: Any) -> Any:
+        if x == 7:
+            raise RuntimeError("seven")
+        return x
+
+    with pytest.raises(UnknownError, match="seven"):
+        distributed_save(Dataset.range(9).map(fails), tmp_path, target)
+    assert list(Dataset.load(tmp_path)) == list(range(5))
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
+def test_what_cannot_be_saved(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"distributed_save: the dataset has no end, .*"):
+        distributed_save(Dataset.range(5).repeat(), tmp_path, target)
+    with pytest.raises(InvalidArgumentError, match='compression must be "GZIP" or None, got'):
+        distributed_save(Dataset.range(5), tmp_path, target, compression="ZIP")
+    monkeypatch.setattr(saving.RunWriter, "commit", lambda self: False)
+    with pytest.raises(AbortedError, match="somebody else has begun to write"):
+        distributed_save(Dataset.range(5), tmp_path, target)
+
+
+def test_a_folder_has_one_writer(target: str, tmp_path: Path) -> None:
+    writer = saving.RunWriter(str(tmp_path), None, None, "test")
+    with pytest.raises(AlreadyExistsError, match="distributed_save: .* is being written by"):
+        distributed_save(Dataset.range(5), tmp_path, target)
+    writer.abandon()

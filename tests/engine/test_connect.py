@@ -1,0 +1,108 @@
+"""What a service computes is opened by whoever runs the engine, and by nobody else."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.iterator import Iterator
+from penstock.data.states import check_state
+from penstock.element.spec import TensorSpec
+from penstock.engine.context import Context
+from penstock.engine.lower import open_plan
+from penstock.engine.stream import Stream
+from penstock.errors import InvalidArgumentError
+from penstock.plan import nodes as n
+from penstock.plan.functions import Function
+from penstock.plan.optimize import prepare
+from penstock.plan.resume import seeds_of
+from tests.engine.driving import drained, taken
+
+
+class Service:
+    """Opens what is distributed right here, and remembers what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+        self.environment = replace(ENVIRONMENT, connect=self.connect)
+
+    def connect(self, node, state, context):
+        self.asked.append((node, state, context.epoch))
+        at = None if state is None else state["own"]
+        return Opened(open_plan(prepare(node.input), at, context))
+
+
+class Opened(Stream):
+    """A stream whose state is one of its own kind."""
+
+    def __init__(self, stream):
+        self.inputs = (stream,)
+
+    def pull(self, limit):
+        return self.inputs[0].pull(limit)
+
+    def save(self):
+        return {"own": self.inputs[0].save(), "inputs": []}
+
+
+def distributed(dataset):
+    return n.Distribute(dataset.__plan__, "grpc://a:1", 1)
+
+
+def test_streams_come_from_the_environment():
+    service, node = Service(), distributed(Dataset.range(5))
+    stream = open_plan(n.Batch(node, 2), None, Context(service.environment))
+    assert [x[2] for x in drained(stream, 3)] == [[0, 1], [2, 3], [4]]
+    assert service.asked == [(node, None, (0,))]
+
+
+def test_every_repetition_is_opened_anew():
+    service, node = Service(), distributed(Dataset.range(2))
+    stream = open_plan(n.Repeat(node, 3), None, Context(service.environment))
+    assert len(drained(stream, 9)) == 6
+    assert [epoch for _, _, epoch in service.asked][:3] == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_states_of_a_service_are_saved_and_loaded():
+    service = Service()
+    plan = n.Take(n.Prefetch(distributed(Dataset.range(9).filter(lambda x: x > 0)), 1), 6)
+    whole = taken(Iterator(plan, service.environment))
+    iterator = Iterator(plan, service.environment)
+    for count in range(7):
+        state = iterator.state_dict()
+        other = Iterator(plan, service.environment)
+        other.load_state_dict(state)
+        assert taken(other) == whole[count:]
+        taken(iterator, 1)
+    iterator.close()
+
+
+def test_a_position_is_no_state_of_a_service():
+    plan = distributed(Dataset.range(9))
+    state = Iterator(plan, ENVIRONMENT).state_dict()
+    check_state({**state, "at": {"own": {"any": ["thing"]}, "inputs": []}}, plan, 0)
+    with pytest.raises(InvalidArgumentError, match="'at' must hold what the operators saved"):
+        check_state({**state, "at": 3}, plan, len(seeds_of(plan)))
+
+
+# Specs
+
+
+def pair(x):
+    return x, np.float32(0)
+
+
+def test_specs_are_found_without_a_service():
+    service = Service()
+    mapped = n.Map(distributed(Dataset.range(3)), Function(pair))
+    spec = (TensorSpec([], np.int64), TensorSpec([], np.float32))
+    assert ENVIRONMENT.spec(mapped) == spec
+    unknown = n.Distribute(None, "grpc://a:1", 1, element=TensorSpec([None], np.int32))
+    assert ENVIRONMENT.spec(n.Map(unknown, Function(pair))) == (
+        TensorSpec([None], np.int32),
+        TensorSpec([], np.float32),
+    )
+    zipped = Dataset.zip((Dataset(unknown), Dataset.range(3))).map(lambda x, y: y)
+    assert zipped.element_spec == TensorSpec([], np.int64)
+    assert service.asked == []

@@ -1,0 +1,1 @@
+"""Whole services, with real sockets, real processes and `kill -9`."""

@@ -1,0 +1,183 @@
+"""A service of real processes: a dispatcher with a journal, workers behind proxies, and readers.
+
+Every process has a fixed port and comes back on it. Leaving the `with` block ends all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.integration.chaos.plans import Plan
+from tests.integration.chaos.programs import Programs
+from tests.integration.chaos.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def free_port() -> int:
+    """A port that stays free while its server is away: outgoing connections get higher ones."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+
+
+class Program:
+    """A process that can be killed and started again as often as anybody likes."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self._command, self._log = command, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, wait: bool = True) -> None:
+        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+        if "-m" in self._command and self._command[0] == sys.executable:
+            quiet["PYTHONPATH"] = paths
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=os.environ | quiet
+            )
+        if wait:
+            self.first_line()
+
+    def first_line(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError(f"{' '.join(self._command)}: {self._log.read_text()[-2000:]}")
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def kill(self) -> bytes:
+        """Ends it as nothing else can, and gives what it still had to say."""
+        if self._process is None:
+            return b""
+        process, self._process = self._process, None
+        process.kill()
+        process.wait()
+        with process:
+            assert process.stdout is not None
+            os.set_blocking(process.stdout.fileno(), True)
+            return process.stdout.read()
+
+    def signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+class Reader(Program):
+    """A client process, and all that it has read."""
+
+    def __init__(self, command: list[str], log: Path, state: Path) -> None:
+        super().__init__(command, log)
+        self._state = state
+        self._rest = b""
+        self.elements: list[list[int]] = []
+        self.ended = False
+
+    def start(self, wait: bool = True) -> None:
+        super().start(wait)
+        os.set_blocking(self.process.stdout.fileno(), False)  # type: ignore[union-attr]
+
+    def read(self) -> bool:
+        """Takes what is there; False once it has ended."""
+        piece = os.read(self.process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+        self._take(piece)
+        return bool(piece)
+
+    def _take(self, piece: bytes) -> None:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line == b"end":
+                self.ended = True
+            elif line != b"ready":
+                self.elements.append(json.loads(line))
+
+    def kill_and_forget(self) -> None:
+        """Kills it; what it read after its last saved state counts for nothing."""
+        self._take(self.kill())
+        self._rest = b""
+        saved = json.loads(self._state.read_text())["count"] if self._state.exists() else 0
+        del self.elements[saved:]
+
+
+class Cluster:
+    """The processes of one service, and their readers."""
+
+    def __init__(self, programs: Programs, folder: Path, workers: int = 2) -> None:
+        self.programs, self.folder = programs, folder
+        self._stack = ExitStack()
+        self.port = free_port()
+        work_dir = folder / "journal"
+        self.dispatcher = self._program(programs.dispatcher(self.port, work_dir), "dispatcher")
+        self.workers: list[Program] = []
+        self.proxies: list[Proxy] = []
+        for number in range(workers):
+            port = free_port()
+            proxy = Proxy(port)
+            self._stack.callback(proxy.close)
+            self.proxies.append(proxy)
+            command = programs.worker(self.port, port, proxy.port)
+            self.workers.append(self._program(command, f"worker-{number}"))
+        self.readers: list[Reader] = []
+
+    def _program(self, command: list[str], name: str) -> Program:
+        program = Program(command, self.folder / f"{name}.log")
+        self._stack.callback(program.kill)
+        return program
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.dispatcher.start()
+            for worker in self.workers:
+                worker.start(wait=False)
+            for worker in self.workers:
+                worker.first_line()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in (self.dispatcher, *self.workers):
+            program.signal(signal.SIGCONT)
+        self._stack.close()
+
+    def read(self, plan: Plan, n: int, pace: float) -> list[Reader]:
+        """Starts the readers of a plan."""
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        for number in range(plan.readers):
+            state = self.folder / f"reader-{number}.state"
+            url = f"grpc://localhost:{self.port}"
+            command = self.programs.client(plan.name, url, str(data), str(n), str(pace), str(state))
+            reader = Reader(command, self.folder / f"reader-{number}.log", state)
+            self._stack.callback(reader.kill)
+            reader.start()
+            self.readers.append(reader)
+        return self.readers
+
+    def ready(self, timeout: float) -> list[Reader]:
+        """The readers that have said something, or have ended."""
+        with selectors.DefaultSelector() as selector:
+            for reader in self.readers:
+                if reader._process is not None and not reader.ended:
+                    selector.register(reader.process.stdout, selectors.EVENT_READ, reader)  # type: ignore[arg-type]
+            return [key.data for key, _ in selector.select(timeout)]
+
+    def log(self) -> dict[str, Any]:
+        return {path.stem: path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log"))}

@@ -1,0 +1,159 @@
+"""One run: readers read, events happen as they come along, and at the end all is counted.
+
+Whatever broke is mended after so many elements, or when nobody gets any further without it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from tests.integration.chaos.cluster import Cluster
+from tests.integration.chaos.plans import Plan
+from tests.integration.chaos.programs import WORKER_TIMEOUT, Programs
+from tests.integration.chaos.schedule import Event
+
+IDLE = 1.0
+"""Seconds without an element after which what is broken is mended."""
+
+FROZEN = WORKER_TIMEOUT + 1.0
+"""Seconds that a process stands still at least."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the readers got, against what there was."""
+
+    expected: int
+    lost: int
+    duplicated: int
+    seconds: float
+    ended: bool
+    in_order: bool
+    problem: str = ""
+
+    @property
+    def flawless(self) -> bool:
+        return not self.lost and not self.duplicated and self.ended and not self.problem
+
+
+@dataclass
+class Mending:
+    """How a broken thing is made whole: at element `at`, not before time `earliest`."""
+
+    at: int
+    earliest: float
+    mend: Callable[[], None]
+
+
+class Scenario:
+    """A plan that is read while the events of a schedule happen."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        folder: Path,
+        plan: Plan,
+        events: Iterable[Event],
+        n: int = 600,
+        pace: float = 0.004,
+        patience: float = 60.0,
+    ) -> None:
+        self._cluster = Cluster(programs, folder)
+        self._plan, self._n, self._pace, self._patience = plan, n, pace, patience
+        self._events = sorted(events, key=lambda event: event.at)
+        self._mendings: list[Mending] = []
+        self._read = 0
+
+    def run(self) -> Outcome:
+        with self._cluster as cluster:
+            started = time.monotonic()
+            cluster.read(self._plan, self._n, self._pace)
+            problem = self._watch()
+            return self._outcome(time.monotonic() - started, problem)
+
+    def _watch(self) -> str:
+        """Until all readers have ended; says what went wrong."""
+        readers, moved = self._cluster.readers, time.monotonic()
+        while not all(reader.ended for reader in readers):
+            for reader in self._cluster.ready(IDLE / 4):
+                before = len(reader.elements)
+                going = reader.read()
+                self._read += len(reader.elements) - before
+                moved = time.monotonic()
+                if not going and not reader.ended:
+                    return f"a reader failed: {self._cluster.log()}"
+            self._happen(idle=time.monotonic() - moved)
+            if time.monotonic() - moved > self._patience:
+                return f"no element for {self._patience:.0f} s"
+        return ""
+
+    def _happen(self, idle: float) -> None:
+        """What is due now; one thing at a time is broken."""
+        now = time.monotonic()
+        for mending in list(self._mendings):
+            if now >= mending.earliest and (self._read >= mending.at or idle > IDLE):
+                self._mendings.remove(mending)
+                mending.mend()
+        while self._events and not self._mendings and self._read >= self._events[0].at:
+            self._break(self._events.pop(0))
+
+    def _break(self, event: Event) -> None:
+        cluster = self._cluster
+        worker = cluster.workers[event.which % len(cluster.workers)]
+        match event.kind:
+            case "worker":
+                worker.kill()
+                self._later(event, worker.start)
+            case "dispatcher":
+                cluster.dispatcher.kill()
+                self._later(event, cluster.dispatcher.start)
+            case "everything":
+                for program in (cluster.dispatcher, *cluster.workers):
+                    program.kill()
+                self._later(event, self._start_everything)
+            case "freeze":
+                worker.signal(signal.SIGSTOP)
+                self._later(event, lambda: worker.signal(signal.SIGCONT), FROZEN)
+            case "cut":
+                for proxy in cluster.proxies:
+                    proxy.cut()
+            case "client" if cluster.programs.name == "penstock":
+                self._restart_reader(event.which)
+
+    def _later(self, event: Event, mend: Callable[[], None], seconds: float = 0.0) -> None:
+        self._mendings.append(Mending(self._read + event.length, time.monotonic() + seconds, mend))
+
+    def _start_everything(self) -> None:
+        self._cluster.dispatcher.start()
+        for worker in self._cluster.workers:
+            worker.start()
+
+    def _restart_reader(self, which: int) -> None:
+        readers = self._cluster.readers
+        reader = readers[which % len(readers)]
+        if not reader.ended:
+            reader.kill_and_forget()
+            if not reader.ended:
+                reader.start(wait=False)
+
+    def _outcome(self, seconds: float, problem: str) -> Outcome:
+        readers, plan = self._cluster.readers, self._plan
+        found = [list(chain.from_iterable(reader.elements)) for reader in readers]
+        expected = plan.counts(self._n, len(self._cluster.workers))
+        got = Counter(chain.from_iterable(found))
+        in_order = not plan.ordered or found[0] == sorted(found[0])
+        return Outcome(
+            expected.total(),
+            (expected - got).total(),
+            (got - expected).total(),
+            seconds,
+            all(reader.ended for reader in readers),
+            in_order,
+            problem,
+        )

@@ -1,0 +1,39 @@
+"""What breaks, and when: a list of events that follows from a seed.
+
+Time is counted in elements that readers got, so that a schedule means the same on any machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KINDS = ("worker", "dispatcher", "everything", "freeze", "cut", "client")
+"""kill -9 of a worker, of the dispatcher, of both and all workers; SIGSTOP of a worker for longer
+than its timeout; all data connections cut; kill -9 of a client, which goes on from its state."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """At element `at` something breaks, for `length` elements; `which` worker or client."""
+
+    at: int
+    kind: str
+    which: int = 0
+    length: int = 0
+
+
+def schedule(seed: int, elements: int, count: int, kinds: Sequence[str] = KINDS) -> list[Event]:
+    """So many events in the course of so many elements; one is over before the next begins."""
+    dice = random.Random(seed)
+    space = elements // (count + 1)
+    return [
+        Event(
+            at=space * number + dice.randrange(space // 2),
+            kind=dice.choice(kinds),
+            which=dice.randrange(2),
+            length=dice.randrange(1, max(2, space // 3)),
+        )
+        for number in range(count)
+    ]

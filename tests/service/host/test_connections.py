@@ -1,0 +1,114 @@
+"""Data connections: the best way to a worker, and why there is none."""
+
+import os
+import socket
+
+import pytest
+
+from penstock.errors import (
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from penstock.service.host import sockets
+from penstock.service.host.certificates import make_certificates
+from penstock.service.host.connections import connect_data, here
+from penstock.service.host.security import Security
+from penstock.service.protocol.messages import WorkerInfo
+from tests.service.host.wire_peers import (
+    SECURITY,
+    info_of,
+    linked,
+    worker_process,
+)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Security:
+    folder = tmp_path_factory.mktemp("certificates") / "set"
+    make_certificates(str(folder))
+    return Security(b"token", str(folder))
+
+
+def test_unknown_compression() -> None:
+    with pytest.raises(InvalidArgumentError, match=r'compression must be .* got "?.GZIP'):
+        connect_data(info_of({}), SECURITY, None, here(), "GZIP")
+
+
+def test_the_best_way_is_chosen() -> None:
+    with linked("tcp") as (client, _):
+        assert client.peer == "worker localhost:1 (tcp)"
+    with linked("shm") as (client, _):
+        assert client.peer == "worker localhost:1 (shm)"
+
+
+def test_tcp_where_shared_memory_does_not_work() -> None:
+    with worker_process() as (info, _):
+        lost = WorkerInfo("w", "a:1", here(), {**info.transfers, "shm": "@nobody"})
+        with connect_data(lost, SECURITY, None, here(), None) as client:
+            assert client.peer == "worker a:1 (tcp)"
+        with pytest.raises(
+            UnavailableError, match="worker a:1: no data from shm @nobody .*refused"
+        ):
+            connect_data(lost, SECURITY, "shm", here(), None)
+        with connect_data(info, SECURITY, None, "elsewhere", None) as client:
+            assert client.peer == "worker localhost:1 (tcp)"
+        with connect_data(info, SECURITY, None, here(), None) as client:
+            assert client.peer == "worker localhost:1 (shm)"
+
+
+def test_shared_memory_with_another_machine() -> None:
+    with pytest.raises(UnavailableError, match='shares no memory .* use data_transfer_protocol "t'):
+        connect_data(info_of({"shm": "@x"}), SECURITY, "shm", "elsewhere", None)
+
+
+def test_unknown_protocol() -> None:
+    with pytest.raises(InvalidArgumentError, match="data_transfer_protocol must be .* got 'rdma'"):
+        connect_data(info_of({}), SECURITY, "rdma", here(), None)
+
+
+def test_a_worker_without_tcp() -> None:
+    with pytest.raises(UnavailableError, match="worker localhost:1 hands out no data by tcp"):
+        connect_data(info_of({}), SECURITY, "tcp", here(), None)
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"localhost:{taken.getsockname()[1]}"
+        message = f"worker localhost:1: no data from tcp {address} .*refused.*data_transfer_address"
+        with pytest.raises(UnavailableError, match=message):
+            connect_data(info_of({"tcp": address}), SECURITY, None, here(), None)
+
+
+def test_a_bad_address() -> None:
+    with pytest.raises(UnavailableError, match="no data from tcp spam .address 'spam' must be"):
+        connect_data(info_of({"tcp": "spam"}), SECURITY, None, here(), None)
+
+
+def test_wrong_token() -> None:
+    other = Security(b"another token", origin="the file ~/token")
+    with worker_process() as (info, _):
+        for protocol in ("tcp", "shm", None):
+            with pytest.raises(UnauthenticatedError, match="not accept this token; .* ~/token"):
+                connect_data(info, other, protocol, here(), None)
+
+
+def test_a_client_without_certificates(certificates: Security) -> None:
+    with linked("tcp", security=certificates) as (client, _):
+        host, port = client._channel._socket.getpeername()
+        with pytest.raises(UnavailableError, match="hung up; does only one side use certificates"):
+            connect_data(
+                info_of({"tcp": f"{host}:{port}"}), Security(b"token"), "tcp", here(), None
+            )
+
+
+def test_here_is_the_same_in_another_process() -> None:
+    with worker_process() as (info, _):
+        assert info.host == here()
+        assert here() == sockets.here.__wrapped__()
+
+
+def test_here_is_nobody_elses_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "stat", lambda path: (_ for _ in ()).throw(OSError()))
+    assert sockets.here.__wrapped__() != sockets.here.__wrapped__()

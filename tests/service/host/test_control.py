@@ -1,0 +1,462 @@
+import contextlib
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import msgspec
+import pytest
+
+from penstock.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnfitServerError,
+    UnknownError,
+)
+from penstock.service.host.certificates import make_certificates
+from penstock.service.host.control import ControlClient, ControlServer, refused_as
+from penstock.service.host.envelopes import (
+    LARGEST,
+    open_reply,
+    open_request,
+    seal_reply,
+    seal_request,
+)
+from penstock.service.host.security import Security, proof
+from penstock.service.protocol.messages import (
+    DatasetRegistered,
+    GetDataset,
+    GetStatus,
+    Ok,
+    PlanPart,
+    PutPlan,
+    Refused,
+)
+
+SECURITY = Security(b"the token of these tests")
+
+
+def echo(request):
+    match request:
+        case GetDataset("missing"):
+            raise NotFoundError("GetDataset: no dataset 'missing'")
+        case GetDataset("fault"):
+            raise KeyError("oh")
+        case GetDataset("large"):
+            return PlanPart(bytes(LARGEST), LARGEST)
+        case GetDataset(name):
+            return DatasetRegistered(name)
+        case _:
+            return Ok()
+
+
+@pytest.fixture
+def server():
+    server = ControlServer(echo, "localhost", 0, SECURITY)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(server):
+    client = ControlClient(f"localhost:{server.port}", SECURITY)
+    yield client
+    client.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# Calls
+
+
+def test_a_call_and_its_answer(client):
+    assert client.call(GetDataset("1000")) == DatasetRegistered("1000")
+    assert client.call(GetStatus()) == Ok()
+
+
+def test_calls_from_several_threads(client):
+    answers = {}
+
+    def ask(name: str) -> None:
+        answers[name] = [client.call(GetDataset(f"{name}{number}")) for number in range(20)]
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {
+        name: [DatasetRegistered(f"{name}{number}") for number in range(20)] for name in "abcd"
+    }
+
+
+def test_an_error_is_raised_as_what_it_was(client):
+    with pytest.raises(NotFoundError, match="^GetDataset: no dataset 'missing'$"):
+        client.call(GetDataset("missing"))
+
+
+def test_a_fault_of_the_server_is_told_and_survived(client):
+    with pytest.raises(InternalError, match="the dispatcher failed with KeyError: 'oh'"):
+        client.call(GetDataset("fault"))
+    assert client.call(GetStatus()) == Ok()
+
+
+def test_an_error_that_this_side_does_not_know():
+    assert isinstance(refused_as(Refused("Novel", "words")), UnknownError)
+    assert str(refused_as(Refused("kind_of", "words"))) == "kind_of: words"
+
+
+def test_messages_that_are_too_large(client):
+    with pytest.raises(ResourceExhaustedError, match="PutPlan: .* more than one message may have"):
+        client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST)))
+    with pytest.raises(ResourceExhaustedError, match="PlanPart: .* more than one message may have"):
+        client.call(GetDataset("large"))
+    assert client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST - 1024))) == Ok()
+
+
+# Nobody there
+
+
+def test_nobody_there():
+    port = free_port()
+    client = ControlClient(f"localhost:{port}", SECURITY)
+    with pytest.raises(
+        UnavailableError,
+        match=f"^dispatcher localhost:{port} has not answered for 0.3 s .[0-9]+ attempts?, last: "
+        "connection refused.; is it running. start one with: "
+        f"penstock dispatcher --port {port}$",
+    ):
+        client.call(GetStatus(), timeout=0.3)
+    client.close()
+
+
+def test_a_host_that_is_not_known():
+    client = ControlClient("no-such-host.invalid:5050", SECURITY, timeout=0.3)
+    with pytest.raises(
+        UnavailableError, match="last: the name of the host .* start one on no-such-host.invalid wi"
+    ):
+        client.call(GetStatus())
+    client.close()
+
+
+def test_a_peer_that_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = ControlClient(f"localhost:{silent.getsockname()[1]}", SECURITY, timeout=0.3)
+        with pytest.raises(UnavailableError, match="has not answered for 0.3 s"):
+            client.call(GetStatus())
+        client.close()
+
+
+def test_a_server_of_something_else():
+    stranger = grpc.server(ThreadPoolExecutor(1))
+    port = stranger.add_insecure_port("127.0.0.1:0")
+    stranger.start()
+    client = ControlClient(f"localhost:{port}", SECURITY)
+    with pytest.raises(
+        UnavailableError, match=f"localhost:{port} is not a penstock dispatcher; lo"
+    ):
+        client.call(GetStatus())
+    client.close()
+    stranger.stop(None).wait()
+
+
+def test_a_client_survives_the_restart_of_the_server(client, server):
+    client.call(GetStatus())
+    server.stop()
+    back = threading.Event()
+    answer = []
+    caller = threading.Thread(target=lambda: (back.set(), answer.append(client.call(GetStatus()))))
+    caller.start()
+    back.wait()
+    again = ControlServer(echo, "localhost", server.port, SECURITY)
+    again.start()
+    caller.join()
+    assert answer == [Ok()]
+    again.stop()
+
+
+def test_closing_ends_calls_that_wait():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = ControlClient(f"localhost:{silent.getsockname()[1]}", SECURITY)
+        raised = []
+
+        def wait() -> None:
+            try:
+                client.call(GetStatus())
+            except CancelledError as error:
+                raised.append(error)
+
+        caller = threading.Thread(target=wait)
+        caller.start()
+        silent.accept()[0].close()
+        client.close()
+        caller.join()
+    assert len(raised) == 1
+
+
+def test_a_closed_client():
+    client = ControlClient("localhost:5050", SECURITY)
+    client.close()
+    client.close()
+    with pytest.raises(CancelledError, match="localhost:5050: the connection was closed here"):
+        client.call(GetStatus())
+
+
+# Who may call
+
+
+def test_a_wrong_token(server):
+    client = ControlClient(
+        f"localhost:{server.port}", Security(b"another", origin="PENSTOCK_TOKEN")
+    )
+    with pytest.raises(
+        UnauthenticatedError,
+        match=f"dispatcher localhost:{server.port} does not accept the token of this process "
+        r"\(from PENSTOCK_TOKEN\); both sides look for it in the argument token, PENSTOCK_TOKEN",
+    ):
+        client.call(GetStatus())
+    client.close()
+
+
+def raw(server, envelope: bytes) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        return channel.unary_unary("/penstock.Control/Call")(envelope, timeout=10)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 47, 48, 49, 1000])
+def test_garbage_is_not_decoded(server, client, size):
+    with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+        raw(server, os.urandom(size))
+    assert client.call(GetStatus()) == Ok()
+
+
+def test_garbage_that_is_not_grpc(server, client):
+    stranger = socket.create_connection(("127.0.0.1", server.port))
+    # It is cut off, sooner or later.
+    with stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(os.urandom(100_000))
+        while stranger.recv(65536):
+            pass
+    assert client.call(GetStatus()) == Ok()
+
+
+def test_an_envelope_larger_than_any(server, client):
+    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+        raw(server, bytes(LARGEST + 1))
+    assert client.call(GetStatus()) == Ok()
+
+
+def test_a_message_of_another_version(server):
+    payload = msgspec.msgpack.encode({"t": "Novel"})
+    nonce = bytes(16)
+    envelope = nonce + proof(SECURITY.token, b"penstock request", nonce, payload) + payload
+    reply = open_reply(SECURITY.token, raw(server, envelope), envelope)
+    assert reply.kind == "InvalidArgumentError"
+    assert "the request is not understood" in reply.message
+
+
+def test_every_byte_of_an_envelope_counts():
+    envelope = seal_request(b"token", GetDataset("1000"))
+    assert open_request(b"token", envelope)[0] == GetDataset("1000")
+    for place in range(len(envelope)):
+        changed = bytearray(envelope)
+        changed[place] ^= 1
+        with pytest.raises(UnauthenticatedError, match="does not prove that its sender knows"):
+            open_request(b"token", bytes(changed))
+
+
+def test_an_answer_belongs_to_its_request():
+    first, second = (seal_request(b"token", GetStatus()) for _ in range(2))
+    reply = seal_reply(b"token", open_request(b"token", first)[1], Ok())
+    assert open_reply(b"token", reply, first) == Ok()
+    with pytest.raises(UnauthenticatedError, match="the answer does not prove"):
+        open_reply(b"token", reply, second)
+
+
+def test_a_request_is_not_an_answer():
+    envelope = seal_request(b"token", GetStatus())
+    with pytest.raises(UnauthenticatedError, match="the answer does not prove"):
+        open_reply(b"token", envelope[16:], envelope)
+
+
+def test_an_answer_of_another_version():
+    envelope = seal_request(b"token", GetStatus())
+    payload = msgspec.msgpack.encode({"t": "Novel"})
+    reply = proof(b"token", b"penstock reply", envelope[:16], payload) + payload
+    with pytest.raises(InvalidArgumentError, match="the answer is not understood"):
+        open_reply(b"token", reply, envelope)
+
+
+def test_a_server_that_does_not_know_the_token():
+    def lie(envelope, context):
+        return proof(b"another", b"penstock reply", envelope[:16], b"") + b""
+
+    pool = ThreadPoolExecutor(1)
+    server = grpc.server(pool)
+    handler = grpc.unary_unary_rpc_method_handler(lie)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("penstock.Control", {"Call": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    client = ControlClient(f"localhost:{port}", SECURITY)
+    with pytest.raises(
+        UnauthenticatedError, match="does not know the token .from the argument tok"
+    ):
+        client.call(GetStatus())
+    client.close()
+    server.stop(None).wait()
+
+
+# Where a server listens
+
+
+@pytest.mark.parametrize("port", [-5, 65536, 1.5, "5050"])
+def test_ports_that_are_none(port):
+    with pytest.raises(UnfitServerError, match="port must be 0 .any free one. or a number up to"):
+        ControlServer(echo, "localhost", port, SECURITY)
+    with pytest.raises(RuntimeError, match="port must be"):
+        ControlServer(echo, "localhost", port, SECURITY)
+
+
+def test_a_port_in_use(server):
+    with pytest.raises(AlreadyExistsError, match=f"port {server.port} is in use; choose another"):
+        ControlServer(echo, "localhost", server.port, SECURITY)
+
+
+def test_a_host_that_is_elsewhere():
+    with pytest.raises(UnfitServerError, match="host '192.0.2.1' is no address of this machine"):
+        ControlServer(echo, "192.0.2.1", 0, SECURITY)
+    with pytest.raises(UnfitServerError, match="host 'no-such-host.invalid' is no address"):
+        ControlServer(echo, "no-such-host.invalid", 0, SECURITY)
+
+
+def test_no_server_for_other_machines_without_a_given_token():
+    with pytest.raises(FailedPreconditionError, match="0.0.0.0:0 can be reached from other"):
+        ControlServer(echo, "0.0.0.0", 0, Security(b"found", given=False))
+    server = ControlServer(echo, "0.0.0.0", 0, SECURITY)
+    server.stop()
+
+
+def test_a_port_is_free_again_after_stop(server):
+    server.stop()
+    server.stop()
+    again = ControlServer(echo, "localhost", server.port, SECURITY)
+    assert again.port == server.port
+    again.stop()
+
+
+def test_a_server_that_is_dropped_gives_its_port_back():
+    server = ControlServer(echo, "localhost", 0, SECURITY)
+    server.start()
+    port, dropped = server.port, weakref.ref(server)
+    del server
+    gc.collect()
+    assert dropped() is None
+    again = ControlServer(echo, "localhost", port, SECURITY)
+    again.stop()
+
+
+PROGRAM = """
+import os, sys
+sys.path[:0] = {path!r}
+from penstock.service.host.control import ControlClient, ControlServer
+from penstock.service.host.security import Security
+from penstock.service.protocol.messages import GetStatus, Ok
+security = Security(b"token of a program")
+server = ControlServer(lambda request: Ok(), "localhost", 0, security)
+server.start()
+client = ControlClient(f"localhost:{{server.port}}", security)
+print(client.call(GetStatus()))
+child = os.fork()
+if child == 0:
+    os.write(1, (str(client.call(GetStatus())) + "\\n").encode())
+    os._exit(0)
+os.waitpid(child, 0)
+print(client.call(GetStatus()))
+"""
+
+
+def test_a_program_ends_without_stopping_anything_and_its_children_can_call():
+    program = PROGRAM.format(path=sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("Ok()\n" * 3, "")
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("control") / "set")
+    make_certificates(folder)
+    return folder
+
+
+def test_with_certificates(certificates):
+    security = Security(SECURITY.token, certificates)
+    server = ControlServer(echo, "localhost", 0, security)
+    server.start()
+    for host in ("localhost", "127.0.0.1"):
+        client = ControlClient(f"{host}:{server.port}", security)
+        assert client.call(GetStatus()) == Ok()
+        client.close()
+    server.stop()
+
+
+def test_certificates_of_another_set(certificates, tmp_path):
+    make_certificates(str(tmp_path / "set"))
+    server = ControlServer(echo, "localhost", 0, Security(SECURITY.token, certificates))
+    server.start()
+    other = Security(SECURITY.token, str(tmp_path / "set"))
+    client = ControlClient(f"localhost:{server.port}", other, timeout=0.5)
+    with pytest.raises(UnavailableError, match="certificate is not from the same set"):
+        client.call(GetStatus())
+    client.close()
+    server.stop()
+
+
+def test_only_the_server_has_certificates(certificates):
+    server = ControlServer(echo, "localhost", 0, Security(SECURITY.token, certificates))
+    server.start()
+    client = ControlClient(f"localhost:{server.port}", SECURITY, timeout=0.5)
+    with pytest.raises(UnavailableError, match="does only one side use certificates"):
+        client.call(GetStatus())
+    client.close()
+    server.stop()
+
+
+def test_only_the_client_has_certificates(server, certificates):
+    security = Security(SECURITY.token, certificates)
+    client = ControlClient(f"localhost:{server.port}", security, timeout=0.5)
+    with pytest.raises(
+        UnavailableError, match="this side uses certificates and the other does not"
+    ):
+        client.call(GetStatus())
+    client.close()
+
+
+def test_certificates_that_cannot_be_used(tmp_path):
+    for name in ("ca.pem", "server.pem", "server-key.pem"):
+        (tmp_path / name).write_text("no")
+    with pytest.raises(FailedPreconditionError, match="no server can listen at .* certificates"):
+        ControlServer(echo, "localhost", 0, Security(b"", str(tmp_path)))

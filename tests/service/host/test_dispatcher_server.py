@@ -1,0 +1,435 @@
+import contextlib
+import gc
+import hashlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+
+import pytest
+
+from penstock.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnfitServerError,
+    UnknownError,
+)
+from penstock.service.host import ledger
+from penstock.service.host.control import ControlClient
+from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.security import Security
+from penstock.service.logic.dispatcher import snapshot
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    DatasetInfo,
+    DatasetRegistered,
+    GetDataset,
+    GetPlan,
+    GetStatus,
+    Hello,
+    Ok,
+    PlanPart,
+    PlanStored,
+    PutPlan,
+    RegisterDataset,
+    RegisterWorker,
+    Shape,
+    Status,
+    Welcome,
+    WorkerInfo,
+)
+from penstock.version import VERSION
+
+TOKEN = "a token for all of these tests"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+PLAN = b"the bytes of a plan"
+DIGEST = hashlib.sha256(PLAN).hexdigest()
+HELLO = Hello(PROTOCOL, PYTHON, VERSION)
+
+
+def registration(dataset_id: str | None = None, request: str = "") -> RegisterDataset:
+    return RegisterDataset(DIGEST, "structure", b"spec", Shape("random"), 5, dataset_id, request)
+
+
+@pytest.fixture
+def made():
+    """Makes dispatchers, which are stopped in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(**config) -> Dispatcher:
+            dispatcher = Dispatcher(**{"token": TOKEN, **config})
+            stack.callback(dispatcher.stop)
+            return dispatcher
+
+        yield make
+
+
+@contextlib.contextmanager
+def client_of(address: str):
+    client = ControlClient(address, Security.of_client(address, TOKEN))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def put(dispatcher) -> None:
+    dispatcher.handle(PutPlan(DIGEST, 0, len(PLAN), PLAN))
+
+
+# Life
+
+
+def test_it_answers_from_start_to_stop(made):
+    dispatcher = made()
+    assert dispatcher.address == f"localhost:{dispatcher.port}"
+    dispatcher.start()
+    dispatcher.start()
+    with client_of(dispatcher.address) as client:
+        assert isinstance(client.call(GetStatus()), Status)
+        dispatcher.stop()
+        dispatcher.stop()
+        with pytest.raises(UnavailableError, match="has not answered for 0.1 s"):
+            client.call(GetStatus(), 0.1)
+    with pytest.raises(
+        FailedPreconditionError, match="was stopped and cannot be started again; ma"
+    ):
+        dispatcher.start()
+    with pytest.raises(UnavailableError, match="the dispatcher was stopped; make a new one"):
+        dispatcher.handle(GetStatus())
+
+
+def test_join_waits_for_stop(made):
+    dispatcher = made()
+    dispatcher.start()
+    waiting = threading.Thread(target=dispatcher.join)
+    waiting.start()
+    assert waiting.is_alive()
+    dispatcher.stop()
+    waiting.join()
+
+
+def test_stop_without_start(made):
+    dispatcher = made()
+    dispatcher.stop()
+    assert made(port=dispatcher.port).port == dispatcher.port
+
+
+def test_its_threads_end(made):
+    dispatcher = made()
+    dispatcher.start()
+    dispatcher.handle(GetStatus())
+    dispatcher.stop()
+    assert not [t.name for t in threading.enumerate() if t.name == "penstock-dispatcher"]
+
+
+def test_a_dispatcher_that_is_dropped_stops(tmp_path):
+    dispatcher = Dispatcher(token=TOKEN, work_dir=str(tmp_path))
+    dispatcher.start()
+    dropped, closed = weakref.ref(dispatcher), dispatcher._desk.closed
+    port = dispatcher.port
+    del dispatcher
+    gc.collect()
+    assert dropped() is None
+    assert closed.wait(10)
+    again = Dispatcher(token=TOKEN, port=port, work_dir=str(tmp_path))
+    again.stop()
+
+
+PROGRAM = """
+import os, sys, tempfile
+sys.path[:0] = {path!r}
+from penstock.service.host.dispatcher import Dispatcher
+dispatcher = Dispatcher(token="a token of a program")
+dispatcher.start()
+child = os.fork()
+if child == 0:
+    dispatcher = None
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.listdir(tempfile.gettempdir()))
+"""
+
+
+def test_a_program_ends_without_stop_and_leaves_nothing(tmp_path):
+    program = PROGRAM.format(path=sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("['penstock-")
+    assert list(tmp_path.iterdir()) == []
+
+
+# What it is told
+
+
+def test_a_bad_port(made):
+    with pytest.raises(UnfitServerError, match="port must be 0 .* got -5"):
+        made(port=-5)
+
+
+def test_a_port_in_use(made, tmp_path):
+    port = made().port
+    with pytest.raises(AlreadyExistsError, match=f"port {port} is in use; choose another"):
+        made(port=port, work_dir=str(tmp_path))
+    made(work_dir=str(tmp_path))  # It was not kept.
+
+
+def test_fault_tolerance_needs_a_folder(made):
+    with pytest.raises(InvalidArgumentError, match="fault_tolerant_mode needs a work_dir; name a"):
+        made(fault_tolerant=True)
+
+
+def test_a_folder_is_made(made, tmp_path):
+    made(fault_tolerant=True, work_dir=str(tmp_path / "a" / "b"))
+    assert sorted(file.name for file in (tmp_path / "a" / "b").iterdir())[0] == "journal.sqlite"
+
+
+def test_a_folder_that_cannot_be_made(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        FailedPreconditionError, match="dispatcher: work_dir: .* leads through a fi"
+    ):
+        made(work_dir=str(tmp_path / "file" / "folder"))
+
+
+def test_plans_that_cannot_be_kept(made, tmp_path):
+    (tmp_path / "plans").write_text("")
+    with pytest.raises(UnknownError, match="dispatcher: .*plans' failed: .* File exists"):
+        made(work_dir=str(tmp_path))
+    (tmp_path / "plans").unlink()
+    made(work_dir=str(tmp_path))
+
+
+def test_functions(made):
+    assert made(functions="by_reference").handle(HELLO).functions == "by_reference"
+    with pytest.raises(InvalidArgumentError, match='"by_value" or "by_reference", got .by_magic'):
+        made(functions="by_magic")
+
+
+def test_not_for_other_machines_without_a_token(made, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(FailedPreconditionError, match="can be reached from other machines"):
+        made(host="0.0.0.0", token=None)
+    dispatcher = made(host="0.0.0.0")
+    assert dispatcher.address == f"{socket.gethostname()}:{dispatcher.port}"
+
+
+def test_the_token_of_the_user_is_found_by_everybody(made, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES"):
+        monkeypatch.delenv(name, raising=False)
+    dispatcher = made(token=None)
+    dispatcher.start()
+    client = ControlClient(dispatcher.address, Security.of_client(dispatcher.address))
+    assert isinstance(client.call(HELLO), Welcome)
+    client.close()
+
+
+# Requests
+
+
+def test_hello(made):
+    welcome = made().handle(HELLO)
+    assert welcome.functions == "by_value"
+    assert welcome.dispatcher
+
+
+@pytest.mark.parametrize(
+    ("hello", "problem"),
+    [
+        (Hello(PROTOCOL + 1, PYTHON, VERSION), f"runs the protocol of penstock {PROTOCOL}, and"),
+        (Hello(PROTOCOL, "2.7", VERSION), f"runs Python {PYTHON}, and this process 2.7; use the s"),
+        (Hello(PROTOCOL, PYTHON, "0.0.1"), f"runs penstock {VERSION}, and this process 0.0.1"),
+    ],
+)
+def test_other_versions_are_refused(made, hello, problem):
+    dispatcher = made()
+    with pytest.raises(FailedPreconditionError, match=f"the dispatcher {problem}"):
+        dispatcher.handle(hello)
+
+
+def test_plans_come_and_go(made):
+    dispatcher = made()
+    assert dispatcher.handle(PutPlan(DIGEST, 0, len(PLAN), PLAN[:5])) == PlanStored(5)
+    with pytest.raises(FailedPreconditionError, match="plan .* has not arrived; send it first"):
+        dispatcher.handle(registration())
+    assert dispatcher.handle(PutPlan(DIGEST, 5, len(PLAN), PLAN[5:])) == PlanStored(len(PLAN))
+    assert dispatcher.handle(GetPlan(DIGEST)) == PlanPart(PLAN, len(PLAN))
+    with pytest.raises(NotFoundError, match="is not known to this dispatcher"):
+        dispatcher.handle(GetPlan("0" * 64))
+
+
+def test_requests_go_to_the_logic_and_its_refusals_come_back(made):
+    dispatcher = made()
+    dispatcher.start()
+    put(dispatcher)
+    with client_of(dispatcher.address) as client:
+        registered = client.call(registration(request="r"))
+        assert client.call(registration(request="r")) == registered
+        info = client.call(GetDataset(registered.dataset_id))
+        assert isinstance(info, DatasetInfo)
+        assert (info.digest, info.cardinality) == (DIGEST, 5)
+        with pytest.raises(NotFoundError, match="nothing"):
+            client.call(GetDataset("nothing"))
+
+
+def test_status(made):
+    dispatcher = made()
+    assert dispatcher.status() == dispatcher.handle(GetStatus()).status
+
+
+# Remembering
+
+
+def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
+    """A dispatcher in a process of its own."""
+    program = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
+        "from penstock.service.host.dispatcher import Dispatcher\n"
+        f"dispatcher = Dispatcher(port={port}, work_dir={str(work_dir)!r}, token={TOKEN!r})\n"
+        "dispatcher.start()\n"
+        "print(dispatcher.port, flush=True)\n"
+        "dispatcher.join()\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    return process, int(process.stdout.readline())
+
+
+def killed(process: subprocess.Popen) -> None:
+    with process:
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def test_everything_goes_on_after_kill(tmp_path):
+    first, port = started(tmp_path)
+    with client_of(f"localhost:{port}") as client:
+        welcome = client.call(HELLO)
+        client.call(PutPlan(DIGEST, 0, len(PLAN), PLAN))
+        registered = client.call(registration())
+        killed(first)
+        second, _ = started(tmp_path, port)
+        try:
+            assert client.call(HELLO) == welcome
+            assert client.call(GetDataset(registered.dataset_id)).digest == DIGEST
+            assert client.call(GetPlan(DIGEST)) == PlanPart(PLAN, len(PLAN))
+            assert client.call(registration()) != registered
+        finally:
+            killed(second)
+
+
+def test_requests_during_a_restart_are_answered_once_it_is_back(tmp_path):
+    first, port = started(tmp_path)
+    answers = []
+    with client_of(f"localhost:{port}") as client:
+        client.call(PutPlan(DIGEST, 0, len(PLAN), PLAN))
+
+        def register() -> None:
+            answers.extend(client.call(registration(request=f"r{n}")) for n in range(200))
+
+        caller = threading.Thread(target=register)
+        caller.start()
+        killed(first)
+        second, _ = started(tmp_path, port)
+        try:
+            caller.join()
+            again = [client.call(registration(request=f"r{n}")) for n in range(200)]
+        finally:
+            killed(second)
+    assert answers == again
+    assert len({answer.dataset_id for answer in answers}) == 200
+
+
+def test_without_a_folder_all_is_forgotten(made):
+    first = made()
+    put(first)
+    dataset_id = first.handle(registration()).dataset_id
+    first.stop()
+    second = made(port=first.port)
+    with pytest.raises(NotFoundError, match=dataset_id):
+        second.handle(GetDataset(dataset_id))
+
+
+def test_one_dispatcher_for_a_folder(made, tmp_path):
+    first = made(work_dir=str(tmp_path))
+    with pytest.raises(AlreadyExistsError, match="is in use by another dispatcher; stop that one"):
+        made(work_dir=str(tmp_path))
+    put(first)
+    assert isinstance(first.handle(registration()), DatasetRegistered)
+
+
+def test_a_damaged_journal(made, tmp_path):
+    (tmp_path / "journal.sqlite").write_bytes(b"no" * 1000)
+    with pytest.raises(DataLossError, match="journal.sqlite' is damaged .*; put a copy"):
+        made(work_dir=str(tmp_path))
+    (tmp_path / "journal.sqlite").unlink()
+    made(work_dir=str(tmp_path))
+
+
+def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "_SLACK", 10)
+    first = made(work_dir=str(tmp_path))
+    put(first)
+    first.handle(registration("d"))
+    lengths = []
+    worker = RegisterWorker(WorkerInfo("w", "localhost:1", "here"), PROTOCOL, PYTHON, VERSION)
+    for number in range(100):
+        info = WorkerInfo("w", "localhost:1", "here", {"tcp": f"localhost:{number}"})
+        first.handle(RegisterWorker(info, PROTOCOL, PYTHON, VERSION))
+        lengths.append(len(first._desk.ledger._journal))
+    assert max(lengths) < 60
+    assert any(later < earlier for earlier, later in itertools.pairwise(lengths))
+    facts = snapshot(first._desk.ledger._state)
+    first.stop()
+    second = made(work_dir=str(tmp_path))
+    assert second.handle(GetDataset("d")).digest == DIGEST
+    assert second.handle(worker) == Ok()
+    assert len(snapshot(second._desk.ledger._state)) == len(facts)
+
+
+def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
+    dispatcher = made(work_dir=str(tmp_path))
+    dispatcher.start()
+    put(dispatcher)
+    file = dispatcher._desk.ledger._journal._file
+    (pages,) = file.execute("PRAGMA page_count").fetchone()
+    file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    with client_of(dispatcher.address) as client:
+        taken = []
+
+        def fill() -> None:
+            for number in range(1000):
+                taken.append(client.call(registration(f"d{number}" + "x" * 500)).dataset_id)
+
+        with pytest.raises(ResourceExhaustedError, match="cannot write its journal .*full.*; free"):
+            fill()
+        dispatcher._desk.ledger.tick()
+        refused = f"d{len(taken)}" + "x" * 500
+        with pytest.raises(NotFoundError, match="d"):
+            client.call(GetDataset(refused))
+        assert [client.call(GetDataset(name)).digest for name in taken] == [DIGEST] * len(taken)
+        file.execute("PRAGMA max_page_count = 1000000").fetchall()
+        assert client.call(registration(refused)) == DatasetRegistered(refused)
+
+
+def test_a_clock_does_not_count_sleep(monkeypatch):
+    times = iter([100.0, 100.5, 101.0, 161.0, 161.5])
+    monkeypatch.setattr(ledger.time, "monotonic", lambda: next(times))
+    clock = ledger.WakingClock()
+    assert [clock.now() for _ in range(4)] == [100.5, 101.0, 104.0, 104.5]

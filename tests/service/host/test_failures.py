@@ -1,0 +1,99 @@
+"""Exceptions on their way from a worker to the user."""
+
+import traceback
+
+import pytest
+
+from penstock import errors
+from penstock.errors import InvalidArgumentError, NotFoundError, OpError, UnknownError
+from penstock.service.host.failures import (
+    fault_of,
+    from_failed,
+    from_impossible,
+    to_failed,
+    to_impossible,
+)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def travelled(error: BaseException) -> OpError:
+    return from_failed(to_failed(3, 17, fault_of(raised(error), "host:1")))
+
+
+def test_an_error_comes_back_as_what_it_was():
+    error = travelled(InvalidArgumentError("Dataset.map: f at a.py:3 failed for element 17"))
+    assert type(error) is InvalidArgumentError
+    assert str(error) == "Dataset.map: f at a.py:3 failed for element 17 (on worker host:1)"
+
+
+def test_the_remote_traceback_is_shown_below():
+    text = "".join(traceback.format_exception(travelled(ValueError("no"))))
+    assert "Traceback on the worker:" in text
+    assert "raise error" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "InvalidArgumentError"),
+        (FileNotFoundError("x"), "NotFoundError"),
+        (MemoryError("x"), "ResourceExhaustedError"),
+        (ZeroDivisionError("x"), "UnknownError"),
+        (SystemExit(2), "UnknownError"),
+        (errors.DisagreementError("x"), "DisagreementError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_any_exception_has_a_class_of_ours(error, kind):
+    assert type(travelled(error)) is getattr(errors, kind)
+    if not isinstance(error, OpError):
+        assert type(error).__name__ in str(travelled(error))
+
+
+class OfAUser(NotFoundError):
+    """A class that only the worker knows."""
+
+
+def test_a_class_of_somebody_else_becomes_the_nearest_of_ours():
+    assert type(travelled(OfAUser("x"))) is NotFoundError
+
+
+@pytest.mark.parametrize("kind", ["NoSuchError", "kind_of", "_KINDS", "__builtins__", ""])
+def test_a_class_that_nobody_knows_is_an_unknown_error(kind):
+    failed = to_failed(1, 2, fault_of(ValueError("x"), "host:1"))
+    renamed = type(failed)(1, 2, kind, failed.message)
+    assert type(from_failed(renamed)) is UnknownError
+    assert not hasattr(from_failed(renamed), "__notes__")
+
+
+def test_long_texts_are_cut_in_the_middle():
+    error = travelled(ValueError("begin" + "x" * 10**6 + "end"))
+    assert len(str(error)) < 20_000
+    assert "begin" in str(error)
+    assert "end (on worker" in str(error)
+    assert "characters left out" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (NotFoundError("no such file"), True),
+        (errors.FailedPreconditionError("no such module"), True),
+        (errors.UnavailableError("no answer"), True),
+        (InvalidArgumentError("not a plan"), False),
+        (ValueError("odd"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_the_fault_of_a_machine_may_go_elsewhere(error, elsewhere):
+    impossible = to_impossible(5, raised(error), "host:1")
+    assert (impossible.request, impossible.elsewhere) == (5, elsewhere)
+    back = from_impossible(impossible)
+    assert isinstance(back, OpError)
+    assert str(error) in str(back)

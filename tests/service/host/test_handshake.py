@@ -1,0 +1,134 @@
+"""The handshake: who has the token gets in, and nobody else, in bounded time."""
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
+from penstock.service.host.handshake import Terms, admit, introduce
+
+TOKEN = b"the token"
+SOON = 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    client, worker = socket.socketpair()
+    with client, worker:
+        yield client, worker
+
+
+def deadline(seconds: float = SOON) -> float:
+    return time.monotonic() + seconds
+
+
+def beside(call: Any) -> "queue.Queue[Any]":
+    """What `call` gives or raises, once it does, in a thread of its own."""
+    found: queue.Queue[Any] = queue.Queue()
+
+    def run() -> None:
+        try:
+            found.put(call())
+        except OpError as error:
+            found.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def test_both_sides_agree(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    admitted = beside(lambda: admit(worker, TOKEN, deadline()))
+    introduce(client, TOKEN, Terms(2, 3), deadline())
+    assert admitted.get() == Terms(2, 3)
+
+
+def test_a_client_with_another_token(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    admitted = beside(lambda: admit(worker, TOKEN, deadline()))
+    with pytest.raises(UnauthenticatedError, match="it does not accept this token"):
+        introduce(client, b"another", Terms(), deadline())
+    refused = admitted.get()
+    assert isinstance(refused, UnauthenticatedError)
+    assert "the client does not know the token" in refused.message
+
+
+def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+
+    def pretend() -> None:
+        said = worker.recv(100)
+        worker.sendall(said[:48])
+        worker.recv(32)
+        worker.sendall(b"\x01" + bytes(32))
+
+    beside(pretend)
+    with pytest.raises(UnauthenticatedError, match="what answers does not know the token"):
+        introduce(client, TOKEN, Terms(), deadline())
+
+
+def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, worker = ends
+
+    def mirror() -> None:
+        said = worker.recv(100)
+        worker.sendall(said[:48])
+        worker.sendall(b"\x01" + worker.recv(32))
+
+    beside(mirror)
+    with pytest.raises(UnauthenticatedError, match="what answers does not know the token"):
+        introduce(client, TOKEN, Terms(), deadline())
+
+
+def test_something_else_answers(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    worker.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(48))
+    with pytest.raises(DataLossError, match="what answers is no worker of this version"):
+        introduce(client, TOKEN, Terms(), deadline())
+
+
+def test_something_else_asks(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    client.sendall(b"GET / HTTP/1.1\r\n".ljust(56))
+    with pytest.raises(DataLossError, match="does not speak this protocol"):
+        admit(worker, TOKEN, deadline())
+
+
+def test_a_client_that_hangs_up(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    client.close()
+    with pytest.raises(UnavailableError, match="it hung up; does only one side use certificates"):
+        admit(worker, TOKEN, deadline())
+
+
+def test_a_client_that_is_silent(ends: tuple[socket.socket, socket.socket]) -> None:
+    _, worker = ends
+    with pytest.raises(TimeoutError, match="timed out"):
+        admit(worker, TOKEN, deadline(0.01))
+
+
+def test_a_client_that_is_slow(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    client.sendall(b"p")
+    with pytest.raises(UnavailableError, match="it took too long to answer"):
+        admit(worker, TOKEN, deadline(-1.0))
+
+
+@settings(max_examples=50)
+@given(said=st.binary(max_size=200))
+def test_random_bytes_do_not_get_in(said: bytes) -> None:
+    client, worker = socket.socketpair()
+    with client, worker:
+        client.sendall(said)
+        client.shutdown(socket.SHUT_WR)
+        with pytest.raises((DataLossError, UnavailableError, UnauthenticatedError), match=r"."):
+            admit(worker, TOKEN, deadline())

@@ -1,0 +1,186 @@
+"""What comes in: garbage ends a connection, and nothing else."""
+
+import os
+import socket
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import (
+    DataLossError,
+    UnavailableError,
+)
+from penstock.service.host import compression
+from penstock.service.host.connections import Connection
+from penstock.service.host.segments import MappedSlabs
+from penstock.service.host.wires import Channel, DescriptorChannel
+from penstock.service.protocol.columns import pack_columns
+from penstock.service.protocol.fetches import Done, Failed, Fetch, Mark, Release, Rows
+from penstock.service.protocol.frames import MESSAGE, SLAB, Slab, encode, frame_head
+from tests.service.host.wire_peers import (
+    chunk,
+    receive_all,
+    rows_of,
+)
+
+
+def raw_pair(client: bool, mapped: MappedSlabs | None = None) -> tuple[socket.socket, Connection]:
+    """A socket to write anything into, and the connection that reads it."""
+    raw, other = socket.socketpair()
+    channel = DescriptorChannel(other) if mapped is not None else Channel(other)
+    return raw, Connection(channel, "the test", client=client, mapped=mapped)
+
+
+def frame(message: Any, body: bytes = b"", kind: int = MESSAGE) -> bytes:
+    data = encode(message)
+    return frame_head(kind, len(data), len(body)) + data + body
+
+
+def refused(
+    data: bytes,
+    message: str,
+    client: bool = True,
+    mapped: MappedSlabs | None = None,
+    descriptors: tuple[int, ...] = (),
+) -> None:
+    raw, connection = raw_pair(client, mapped)
+    with raw, connection:
+        if descriptors:
+            socket.send_fds(raw, [data], descriptors)
+        else:
+            raw.sendall(data)
+        raw.shutdown(socket.SHUT_WR)
+        with pytest.raises(DataLossError, match=message):
+            connection.receive()
+        assert raw.recv(100) == b"", "it hung up"
+
+
+COLUMNS, PARTS = pack_columns(rows_of(100))
+BODY = b"".join(PARTS)
+
+
+def test_bytes_behind_a_message_without_any() -> None:
+    refused(frame(Done(1), b"abc"), "3 bytes behind a Done")
+
+
+@pytest.mark.parametrize(
+    ("rows", "body"),
+    [
+        (Rows(1, 0, 1, COLUMNS, nbytes=128), b""),
+        (Rows(1, 0, 1, COLUMNS, nbytes=100), BODY),
+        (Rows(1, 0, 1, COLUMNS, nbytes=1 << 40), BODY),
+        (Rows(1, 0, 1, COLUMNS, 0, 128), BODY),
+        (Rows(1, 0, 1, COLUMNS, nbytes=128, packed="lz4"), bytes(200)),
+    ],
+)
+def test_sizes_that_do_not_agree(rows: Rows, body: bytes) -> None:
+    refused(frame(rows, body), "bytes behind rows of .*, described as 128")
+
+
+def test_columns_of_another_length() -> None:
+    refused(frame(Rows(1, 0, 2, COLUMNS, nbytes=128), BODY), "a column that has not 2 rows")
+
+
+def test_more_rows_than_can_be() -> None:
+    nothing = pack_columns(chunk(np.zeros((1 << 40, 0))))[0]
+    refused(frame(Rows(1, 0, 1 << 40, nothing)), "a column that has not 1099511627776 rows")
+
+
+@pytest.mark.parametrize("packed", ["lz4", "zlib", "spam"])
+def test_bytes_that_are_not_compressed(packed: str) -> None:
+    rows = Rows(1, 0, 1, COLUMNS, nbytes=128, packed=packed)
+    refused(frame(rows, b"garbage"), "cannot uncompress elements")
+
+
+def test_bytes_that_become_too_few() -> None:
+    _, (squeezed,) = compression.Squeezer(compression.ALWAYS, compression.ZLIB).squeeze(
+        [memoryview(bytes(5000))], 5000
+    )
+    columns, _ = pack_columns(rows_of(6000))
+    rows = Rows(1, 0, 1, columns, nbytes=6016, packed="zlib")
+    refused(frame(rows, bytes(squeezed)), "5000 bytes instead of 6016")
+
+
+def test_segments_where_no_memory_is_shared() -> None:
+    refused(frame(Rows(1, 0, 1, COLUMNS, 0, 128)), "a segment where no memory is shared")
+    refused(frame(Slab(0, 4096, 1), kind=SLAB), "shared memory where none is used")
+    refused(frame(Release((1,))), "a release where no memory is shared", client=False)
+
+
+def test_a_segment_that_was_never_announced() -> None:
+    rows = frame(Rows(1, 0, 1, COLUMNS, 5, 128))
+    refused(rows, "no segment 5 of 128 bytes", mapped=MappedSlabs())
+
+
+def test_a_slab_without_its_descriptor() -> None:
+    announced = frame(Slab(0, 4096, 1), kind=SLAB)
+    refused(announced, "announced, but none came", mapped=MappedSlabs())
+
+
+def test_descriptors_that_are_no_shared_memory() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    announced = frame(Slab(0, 4096, 1), kind=SLAB)
+    null = os.open(os.devnull, os.O_RDONLY)
+    refused(announced, "unusable shared memory", mapped=MappedSlabs(), descriptors=(null,))
+    plain = os.memfd_create("test", os.MFD_CLOEXEC)
+    refused(announced, "it might get shorter", mapped=MappedSlabs(), descriptors=(plain,))
+    refused(b"garbage" * 9, "not the head", mapped=MappedSlabs(), descriptors=(null, plain))
+    many = (null,) * 17
+    refused(frame(Done(1)), "descriptors came that nobody", mapped=MappedSlabs(), descriptors=many)
+    os.close(null)
+    os.close(plain)
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_worker_takes_no_descriptors() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    raw, connection = raw_pair(client=False)
+    with raw, connection, open(os.devnull, encoding="ascii") as null:
+        socket.send_fds(raw, [frame(Fetch(1, 2, 3, 4))], [null.fileno()])
+        assert connection.receive()[0] == Fetch(1, 2, 3, 4)
+        assert len(os.listdir("/proc/self/fd")) <= files + 3
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_half_a_frame_is_an_end() -> None:
+    whole = frame(Rows(1, 0, 1, COLUMNS, nbytes=128), BODY)
+    for length in range(len(whole)):
+        raw, connection = raw_pair(client=True)
+        with raw, connection:
+            raw.sendall(whole[:length])
+            raw.shutdown(socket.SHUT_WR)
+            with pytest.raises(UnavailableError, match="to the test: the other side closed it"):
+                connection.receive()
+
+
+@settings(max_examples=200)
+@given(data=st.binary(max_size=400), client=st.booleans())
+def test_random_bytes_end_a_connection(data: bytes, client: bool) -> None:
+    raw, connection = raw_pair(client)
+    with raw, connection:
+        raw.sendall(data)
+        raw.shutdown(socket.SHUT_WR)
+        with pytest.raises((DataLossError, UnavailableError), match="data connection"):
+            connection.receive()
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_damaged_frames_are_messages_or_an_end(data: st.DataObject) -> None:
+    mark = Mark(1, b"s")
+    whole = bytearray(
+        frame(Done(1))
+        + frame(Rows(1, 0, 1, COLUMNS, nbytes=128, mark=mark), BODY)
+        + frame(Failed(1, 1, "ValueError", "text"))
+    )
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    raw, connection = raw_pair(client=True)
+    with raw, connection:
+        raw.sendall(whole)
+        raw.shutdown(socket.SHUT_WR)
+        with pytest.raises((DataLossError, UnavailableError), match="data connection"):
+            receive_all(connection)

@@ -1,0 +1,195 @@
+"""Listeners: everybody gets an answer, strangers get no further, and nothing is left at the end."""
+
+import gc
+import os
+import queue
+import socket
+import threading
+
+import pytest
+
+from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
+from penstock.service.host import listener as listening
+from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.listener import DataListener
+from penstock.service.host.security import split_address
+from penstock.service.protocol.fetches import Done, Fetch
+from tests.service.host.wire_peers import SECURITY, info_of
+
+
+def echo(connection: Connection) -> None:
+    """Answers every fetch with its number."""
+    while True:
+        message, _ = connection.receive()
+        if isinstance(message, Fetch):
+            connection.send(Done(message.request))
+
+
+def connect(listener: DataListener, protocol: str | None = None) -> Connection:
+    return connect_data(info_of(listener.transfers), SECURITY, protocol, here(), None)
+
+
+def works(listener: DataListener, protocol: str | None = None) -> bool:
+    with connect(listener, protocol) as client:
+        client.send(Fetch(5, 0, 0, 1))
+        return client.receive()[0] == Done(5)
+
+
+def test_many_clients_at_once() -> None:
+    with DataListener(echo, SECURITY) as listener:
+        clients = [connect(listener, protocol) for protocol in ("tcp", "shm") * 10]
+        for number, client in enumerate(clients):
+            client.send(Fetch(number, 0, 0, 1))
+        assert [client.receive()[0] for client in clients] == [Done(i) for i in range(20)]
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "shm"])
+def test_garbage_harms_only_the_one_who_sends_it(protocol: str) -> None:
+    with DataListener(echo, SECURITY) as listener:
+        for said in (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".ljust(200), os.urandom(500)):
+            with stranger(listener, protocol) as raw:
+                raw.sendall(said)
+                raw.shutdown(socket.SHUT_WR)
+                assert hung_up(raw)
+            assert works(listener, protocol)
+
+
+def stranger(listener: DataListener, protocol: str) -> socket.socket:
+    address = listener.transfers[protocol]
+    if protocol == "tcp":
+        return socket.create_connection(split_address(address))
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect("\0" + address[1:])
+    return raw
+
+
+def hung_up(raw: socket.socket) -> bool:
+    """Waits until the other side has hung up."""
+    try:
+        while raw.recv(100):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_a_silent_stranger_is_dropped() -> None:
+    with (
+        DataListener(echo, SECURITY, handshake_seconds=0.05) as listener,
+        stranger(listener, "tcp") as raw,
+    ):
+        assert hung_up(raw)
+
+
+def test_many_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_STRANGERS", 3)
+    with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
+        silent = [stranger(listener, "tcp") for _ in range(10)]
+        assert works(listener, "tcp")
+        assert all(hung_up(raw) for raw in silent[:7])
+        for raw in silent:
+            raw.close()
+
+
+def test_a_port_in_use() -> None:
+    with DataListener(echo, SECURITY) as listener:
+        _, port = split_address(listener.transfers["tcp"])
+        with pytest.raises(AlreadyExistsError, match=f"port {port} is in use; choose another"):
+            DataListener(echo, SECURITY, port=port)
+
+
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(UnfitServerError, match="host '203.0.113.1' is no address of this machine"):
+        DataListener(echo, SECURITY, "203.0.113.1")
+
+
+def test_a_port_that_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(host: str, port: int) -> socket.socket:
+        raise OSError("in use")
+
+    monkeypatch.setattr(listening, "listen_tcp", fail)
+    with pytest.raises(UnavailableError, match=r"listen at localhost:0 \(in use\); try again"):
+        DataListener(echo, SECURITY)
+
+
+def test_ipv6() -> None:
+    with DataListener(echo, SECURITY, "::1") as listener:
+        assert listener.transfers["tcp"].startswith("[::1]:")
+        assert works(listener, "tcp")
+
+
+def test_closing_ends_connections() -> None:
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    listener = DataListener(echo, SECURITY)
+    listener.start()
+    with connect(listener, "tcp") as one, connect(listener, "shm") as other:
+        with stranger(listener, "tcp") as silent:
+            assert works(listener)
+            listener.close()
+            assert hung_up(silent)
+        for client in (one, other):
+            with pytest.raises(UnavailableError, match="worker localhost:1"):
+                client.receive()
+    listener.close()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_listener_that_was_never_started() -> None:
+    files = len(os.listdir("/proc/self/fd"))
+    DataListener(echo, SECURITY).close()
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_handler_may_close_its_listener() -> None:
+    closed: queue.Queue[bool] = queue.Queue()
+
+    def handle(connection: Connection) -> None:
+        listener.close()
+        closed.put(True)
+
+    listener = DataListener(handle, SECURITY)
+    listener.start()
+    with connect(listener):
+        assert closed.get()
+
+
+def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_PAUSE", 0.001)
+    listener = DataListener(echo, SECURITY)
+
+    class Full:
+        """A socket whose first connections find no free file."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.failures = real, 3
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+        def accept(self) -> object:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise OSError(24, "Too many open files")
+            return self.real.accept()
+
+    listener._listening = [Full(real) for real in listener._listening]  # type: ignore[misc]
+    with listener:
+        assert works(listener, "tcp")
+
+
+def test_too_many_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_PAUSE", 0.001)
+    with DataListener(echo, SECURITY) as listener:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(threading.Thread, "start", refuse)
+            with stranger(listener, "tcp") as raw:
+                assert hung_up(raw)
+        assert works(listener, "tcp")

@@ -1,0 +1,155 @@
+import hashlib
+import os
+import threading
+
+import pytest
+
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from penstock.service.host.plans import PART, Plans
+
+PLAN = bytes(range(256)) * 5
+DIGEST = hashlib.sha256(PLAN).hexdigest()
+
+
+@pytest.fixture
+def plans(tmp_path):
+    return Plans(str(tmp_path / "plans"))
+
+
+def send(plans: Plans, plan: bytes, size: int = 100) -> None:
+    """As a client does."""
+    digest = hashlib.sha256(plan).hexdigest()
+    offset = plans.put(digest, 0, len(plan), b"")
+    while offset < len(plan):
+        offset = plans.put(digest, offset, len(plan), plan[offset : offset + size])
+
+
+def received(plans: Plans, digest: str) -> bytes:
+    """As a worker does."""
+    content, total = plans.get(digest)
+    while len(content) < total:
+        content += plans.get(digest, len(content))[0]
+    return content
+
+
+def test_a_plan_comes_in_parts_and_goes_in_parts(plans):
+    large = bytes(PART) + b"end"
+    send(plans, PLAN)
+    send(plans, large, PART)
+    assert received(plans, DIGEST) == PLAN
+    assert received(plans, hashlib.sha256(large).hexdigest()) == large
+    assert DIGEST in plans
+
+
+def test_a_plan_is_there_only_as_a_whole(plans):
+    plans.put(DIGEST, 0, len(PLAN), PLAN[:-1])
+    assert DIGEST not in plans
+    with pytest.raises(NotFoundError, match="is not known to this dispatcher.*; register the data"):
+        plans.get(DIGEST)
+
+
+def test_parts_may_be_repeated_and_come_too_early(plans):
+    assert plans.put(DIGEST, 0, len(PLAN), PLAN[:10]) == 10
+    assert plans.put(DIGEST, 0, len(PLAN), PLAN[:10]) == 10
+    assert plans.put(DIGEST, 20, len(PLAN), PLAN[20:30]) == 10
+    assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:]) == len(PLAN)
+    assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:]) == len(PLAN)
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_many_clients_send_one_plan(plans):
+    threads = [threading.Thread(target=send, args=(plans, PLAN, 7)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_plans_survive_and_parts_do_not(plans, tmp_path):
+    send(plans, PLAN)
+    other = hashlib.sha256(b"other").hexdigest()
+    plans.put(other, 0, 5, b"oth")
+    again = Plans(str(tmp_path / "plans"))
+    assert received(again, DIGEST) == PLAN
+    assert again.put(other, 0, 5, b"") == 0
+    assert os.listdir(tmp_path / "plans") == [DIGEST]
+
+
+def test_other_bytes_than_the_digest_says(plans):
+    with pytest.raises(DataLossError, match="arrived with other bytes than its digest says; send"):
+        plans.put(DIGEST, 0, 3, b"abc")
+    assert DIGEST not in plans
+    send(plans, PLAN)
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_a_plan_that_was_changed_on_disk_is_not_given(plans, tmp_path):
+    send(plans, PLAN)
+    (tmp_path / "plans" / DIGEST).write_bytes(PLAN[:-1] + b"x")
+    again = Plans(str(tmp_path / "plans"))
+    with pytest.raises(NotFoundError, match="is not known"):
+        again.get(DIGEST)
+    send(again, PLAN)
+    assert received(again, DIGEST) == PLAN
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../etc/passwd", DIGEST.upper(), DIGEST + "\n", DIGEST[:-1]]
+)
+def test_names_that_are_no_digests(plans, name):
+    with pytest.raises(InvalidArgumentError, match="is not a SHA-256 digest"):
+        plans.put(name, 0, 1, b"x")
+    with pytest.raises(NotFoundError, match="is not known"):
+        plans.get(name)
+    assert name not in plans
+
+
+@pytest.mark.parametrize(("offset", "total"), [(-1, 10), (0, 2), (8, 10), (0, 0)])
+def test_parts_that_are_none(plans, offset, total):
+    with pytest.raises(InvalidArgumentError, match="are not part of"):
+        plans.put(DIGEST, offset, total, b"abc")
+
+
+def test_two_sizes_of_one_plan(plans):
+    plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
+    with pytest.raises(InvalidArgumentError, match=f"has {len(PLAN)} bytes, not 20"):
+        plans.put(DIGEST, 10, 20, PLAN[:10])
+    send(plans, PLAN)
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_plans_that_are_too_large(tmp_path):
+    plans = Plans(str(tmp_path / "plans"), largest=100)
+    with pytest.raises(
+        ResourceExhaustedError, match="a plan of 101 bytes is larger .*; keep large"
+    ):
+        plans.put(DIGEST, 0, 101, b"")
+
+
+def test_plans_that_never_arrive_give_way(plans, tmp_path):
+    plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
+    for number in range(100):
+        plans.put(hashlib.sha256(b"%d" % number).hexdigest(), 0, 100, b"x")
+    assert len(os.listdir(tmp_path / "plans")) == 64
+    assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:20]) == 0
+
+
+def test_a_full_disk(plans, tmp_path):
+    (tmp_path / "plans" / f"{DIGEST}.part").symlink_to("/dev/full")
+    with pytest.raises(ResourceExhaustedError, match="dispatcher: no space is left for"):
+        plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
+    send(plans, PLAN)
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FailedPreconditionError, match="leads through a file, not a directory"):
+        Plans(str(tmp_path / "file" / "plans"))

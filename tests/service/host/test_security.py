@@ -1,0 +1,353 @@
+import os
+import ssl
+import threading
+
+import pytest
+
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from penstock.service.host.certificates import make_certificates
+from penstock.service.host.security import Security, is_loopback, proof, proven, split_address
+from penstock.service.host.tokens import find_token, write_token
+
+TOKEN = "a token that is long enough"
+NAMES = ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    """A user who has nothing yet; gives the place of the token."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "penstock" / "token"
+
+
+def mode(path) -> int:
+    return os.stat(path).st_mode & 0o777
+
+
+# The user's own token
+
+
+def test_server_and_client_of_one_user_agree_without_being_told(state):
+    server = Security.of_server("localhost", 5050)
+    client = Security.of_client("localhost:5050")
+    assert server.token == client.token
+    assert not server.given
+    assert server.origin == str(state)
+
+
+def test_the_token_is_in_a_private_file(state):
+    find_token()
+    assert (mode(state), mode(state.parent)) == (0o600, 0o700)
+    assert [file.name for file in state.parent.iterdir()] == ["token"]
+
+
+def test_the_token_is_not_shown():
+    assert TOKEN not in repr(Security(TOKEN.encode()))
+
+
+def test_many_who_come_first_agree(state):
+    state.parent.mkdir(parents=True, mode=0o700)
+    found, start = [], threading.Barrier(8)
+
+    def find() -> None:
+        start.wait()
+        found.append(find_token().token)
+
+    threads = [threading.Thread(target=find) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(
+        "penstock.service.host.tokens._places",
+        lambda: [str(tmp_path / "file" / "p" / "token"), str(tmp_path / "other" / "token")],
+    )
+    assert find_token().origin == str(tmp_path / "other" / "token")
+
+
+def test_nowhere_to_keep_a_token(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(
+        "penstock.service.host.tokens._places", lambda: [str(tmp_path / "file" / "p" / "token")]
+    )
+    with pytest.raises(FailedPreconditionError, match="no private file can be made at .*; set PEN"):
+        find_token()
+
+
+@pytest.mark.parametrize("open_to_others", [0o640, 0o604, 0o620])
+def test_a_token_that_others_could_read_or_write(state, open_to_others):
+    find_token()
+    state.chmod(open_to_others)
+    with pytest.raises(
+        PermissionDeniedError, match=f"is open to other users .mode {open_to_others:o}"
+    ):
+        find_token()
+
+
+def test_a_folder_that_others_could_write_to(state):
+    find_token()
+    state.parent.chmod(0o777)
+    with pytest.raises(PermissionDeniedError, match="is open to other users .mode 777.*remove it"):
+        find_token()
+
+
+def test_a_symbolic_link_instead_of_the_token(state, tmp_path):
+    find_token()
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionDeniedError, match="is a symbolic link"):
+        find_token()
+
+
+def test_a_symbolic_link_instead_of_the_folder(state, tmp_path):
+    find_token()
+    state.parent.rename(tmp_path / "elsewhere")
+    state.parent.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionDeniedError, match="is a symbolic link"):
+        find_token()
+
+
+def test_a_folder_instead_of_the_token(state):
+    state.mkdir(parents=True)
+    state.parent.chmod(0o700)
+    with pytest.raises(PermissionDeniedError, match="is of the wrong kind"):
+        find_token()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+def test_a_token_of_somebody_else(state):
+    find_token()
+    os.chown(state, 12345, 12345)
+    with pytest.raises(PermissionDeniedError, match="belongs to user 12345"):
+        find_token()
+
+
+def test_a_token_that_was_cut(state):
+    find_token()
+    state.write_text("short")
+    with pytest.raises(InvalidArgumentError, match="at least 16 characters, got 5; make one with"):
+        find_token()
+
+
+def test_a_second_token_does_not_replace_the_first(state):
+    first = find_token().token
+    assert write_token(str(state)) == first
+
+
+# Tokens that are given
+
+
+def test_what_is_given_goes_before_what_is_found(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text(TOKEN + " in a file\n")
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "secret"))
+    found = [find_token()]
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN + " in a variable")
+    found += [find_token(), find_token(TOKEN)]
+    assert [each.token.decode() for each in found] == [
+        TOKEN + " in a file",
+        TOKEN + " in a variable",
+        TOKEN,
+    ]
+    assert all(each.given for each in found)
+
+
+def test_a_short_token():
+    with pytest.raises(InvalidArgumentError, match="token: a token must have at least 16 .* got 3"):
+        find_token("abc")
+
+
+def test_a_short_token_in_the_environment(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TOKEN", "abc")
+    with pytest.raises(InvalidArgumentError, match="PENSTOCK_TOKEN: a token must have"):
+        find_token()
+
+
+def test_a_file_that_does_not_exist(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(NotFoundError, match="PENSTOCK_TOKEN_FILE: .*none' does not exist; write"):
+        find_token()
+
+
+def test_a_file_that_cannot_be_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path))
+    with pytest.raises(PermissionDeniedError, match="cannot be read .*; make it readable"):
+        find_token()
+
+
+# Where a server may be
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1", "[::1]"])
+def test_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "node7", "localhost.evil.com"])
+def test_not_loopback(host):
+    assert not is_loopback(host)
+
+
+def test_no_server_for_other_machines_without_a_given_token():
+    with pytest.raises(
+        FailedPreconditionError, match="0.0.0.0:5050 can be reached .*; set PENSTOCK_TOKEN .*certs"
+    ):
+        Security.of_server("0.0.0.0", 5050)
+    assert Security.of_server("0.0.0.0", 5050, token=TOKEN).given
+
+
+def test_no_client_of_other_machines_without_a_given_token():
+    with pytest.raises(
+        UnauthenticatedError, match="dispatcher node7:5050 is on another machine.*; set PENSTOCK_"
+    ):
+        Security.of_client("node7:5050")
+    assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "localhost:", ":5050", "a:b", "a:0", "a:65536"]
+)
+def test_addresses_that_are_none(address):
+    with pytest.raises(InvalidArgumentError, match="must be host:port with a port of 1 to 65535"):
+        split_address(address)
+
+
+def test_addresses():
+    assert split_address("grpc://node7:5050") == ("node7", 5050)
+    assert split_address("[::1]:5050") == ("::1", 5050)
+
+
+# Proofs
+
+
+def test_a_proof_is_of_its_token_and_of_every_part():
+    claim = proof(b"token", b"ab", b"c")
+    assert proven(claim, b"token", b"ab", b"c")
+    assert not proven(claim, b"other", b"ab", b"c")
+    assert not proven(claim, b"token", b"a", b"bc")
+    assert not proven(claim, b"token", b"ab", b"c", b"")
+    assert not proven(claim[:-1], b"token", b"ab", b"c")
+    assert not proven(b"", b"token", b"ab", b"c")
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("certificates") / "set")
+    make_certificates(path, ["node7", "10.1.2.3", "*.cluster.local"])
+    return path
+
+
+def test_a_set_is_private(folder):
+    assert sorted(os.listdir(folder)) == [
+        *("ca.pem", "client-key.pem", "client.pem", "server-key.pem", "server.pem", "token"),
+    ]
+    assert {mode(os.path.join(folder, name)) for name in os.listdir(folder)} == {0o600}
+
+
+def test_a_set_has_its_token(folder, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CERTIFICATES", folder)
+    server = Security.of_server("0.0.0.0", 5050)
+    assert server == Security.of_client("node7:5050")
+    assert server.given
+    assert server.origin == os.path.join(folder, "token")
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """Both sides of a connection, in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for side in sides:
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    sides[0].write(b"x")
+    assert sides[1].read(1) == b"x"
+
+
+@pytest.mark.parametrize(
+    "name", ["localhost", "127.0.0.1", "::1", "node7", "10.1.2.3", "a.cluster.local"]
+)
+def test_both_sides_of_a_set_know_each_other(folder, name):
+    security = Security(b"", folder)
+    handshake(security.server_context(), security.client_context(), name)
+
+
+def test_a_server_elsewhere(folder):
+    security = Security(b"", folder)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(security.server_context(), security.client_context(), "node8")
+
+
+def test_a_client_of_another_set(folder, tmp_path):
+    make_certificates(str(tmp_path / "set"))
+    other = Security(b"", str(tmp_path / "set"))
+    with pytest.raises(ssl.SSLCertVerificationError, match="CERTIFICATE_VERIFY_FAILED"):
+        handshake(Security(b"", folder).server_context(), other.client_context(), "localhost")
+
+
+def test_a_client_does_not_pass_for_a_server(folder):
+    security = Security(b"", folder)
+    posing = security.server_context()
+    posing.load_cert_chain(f"{folder}/client.pem", f"{folder}/client-key.pem")
+    with pytest.raises(ssl.SSLCertVerificationError, match="unsuitable certificate purpose"):
+        handshake(posing, security.client_context(), "localhost")
+
+
+def test_without_certificates_there_is_no_tls():
+    assert Security(b"").server_context() is None
+    assert Security(b"").client_context() is None
+
+
+def test_a_folder_without_certificates(tmp_path):
+    with pytest.raises(NotFoundError, match="server.pem' does not exist; make .* penstock certs"):
+        Security(b"", str(tmp_path)).server_context()
+    with pytest.raises(NotFoundError, match="token' does not exist; write a token into it"):
+        Security.of_server("localhost", 0, certificates=str(tmp_path))
+
+
+def test_certificates_that_are_none(tmp_path):
+    for name in ("ca.pem", "client.pem", "client-key.pem"):
+        (tmp_path / name).write_text("no")
+    with pytest.raises(InvalidArgumentError, match="no usable client certificate"):
+        Security(b"", str(tmp_path)).client_context()
+
+
+def test_a_set_is_not_overwritten(folder):
+    with pytest.raises(AlreadyExistsError, match="has certificates already; name another folder"):
+        make_certificates(folder)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FailedPreconditionError, match="cannot be made .Not a directory"):
+        make_certificates(str(tmp_path / "file" / "set"))
+
+
+def test_hosts_and_days_that_are_none(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="'bücher..' is not the name or address"):
+        make_certificates(str(tmp_path / "set"), ["bücher.."])
+    with pytest.raises(InvalidArgumentError, match="days must be at least 1, got 0"):
+        make_certificates(str(tmp_path / "set"), days=0)

@@ -1,0 +1,185 @@
+"""Shared memory: used again when nobody looks, never waited for, nothing left behind."""
+
+import gc
+import os
+import weakref
+
+import pytest
+
+from penstock.errors import DataLossError
+from penstock.service.host.segments import MappedSlabs, SlabPool
+from penstock.service.protocol.fetches import Fetch, Release, Rows
+from penstock.service.protocol.frames import Slab
+from tests.service.host.wire_peers import (
+    linked,
+    rows_in,
+    rows_of,
+)
+
+
+def test_segments_are_used_again_once_no_array_shows_them() -> None:
+    with linked("shm") as (client, worker):
+        first, segment = rows_in(worker, client, 100_000, 1)
+        part = first[0, 50_000:]
+        del first
+        other, other_segment = rows_in(worker, client, 100_000, 2)
+        assert other_segment != segment
+        assert (part == 1).all()
+        del part
+        gc.collect()
+        client.send(Fetch(1, 1, 0, 1))
+        assert worker.receive()[0] == Release((segment,))
+        assert rows_in(worker, client, 100_000, 3)[1] == segment
+        assert worker.pending()
+        assert worker.receive()[0] == Fetch(1, 1, 0, 1)
+        assert (other == 2).all()
+
+
+def test_a_client_that_keeps_everything_stops_nobody() -> None:
+    with linked("shm") as (client, worker):
+        kept = [rows_in(worker, client, 30_000_000, fill) for fill in range(12)]
+        segments = [segment for _, segment in kept]
+        assert segments[0] >= 0
+        assert segments[-1] == -1
+        assert all((array == fill).all() for fill, (array, _) in enumerate(kept))
+
+
+def test_releases_are_told_without_a_fetch() -> None:
+    with linked("shm") as (client, worker):
+        used = set()
+        for fill in range(200):
+            worker.send_rows(1, fill, rows_of(100_000, fill))
+            message, columns = client.receive()
+            assert isinstance(message, Rows)
+            used.add(message.segment)
+            assert columns is not None
+            assert (columns[0] == fill).all()  # type: ignore[attr-defined]
+        assert len(used) < 50
+
+
+def test_arrays_outlive_their_connection() -> None:
+    with linked("shm") as (client, worker):
+        array, segment = rows_in(worker, client, 100_000, 7)
+        assert segment >= 0
+    gc.collect()
+    assert (array == 7).all()
+
+
+def mapped_slabs() -> int:
+    with open("/proc/self/maps", encoding="ascii") as file:
+        return sum("memfd:penstock" in line for line in file)
+
+
+def test_nothing_of_shared_memory_is_left() -> None:
+    gc.collect()
+    maps, files = mapped_slabs(), len(os.listdir("/proc/self/fd"))
+    with linked("shm") as (client, worker):
+        array, _ = rows_in(worker, client, 100_000, 7)
+        assert mapped_slabs() > maps
+    del array, client, worker
+    gc.collect()
+    assert mapped_slabs() <= maps
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_a_dropped_connection_is_collected() -> None:
+    with linked("shm") as (client, worker):
+        kept, _ = rows_in(worker, client, 100_000, 1)
+        alive = weakref.ref(client)
+    del client, worker
+    gc.collect()
+    assert alive() is None
+    assert kept[0, 0] == 1
+
+
+# The two sides alone
+
+
+def test_the_cell_that_came_back_last_is_given_out_first() -> None:
+    pool = SlabPool()
+    assert pool.reuse(100_000) is None
+    cells = [pool.extend(100_000) for _ in range(3)]
+    first, second, third = [cell.segment for cell in cells if cell is not None]
+    pool.release([second, first])
+    assert [lent(pool, 100_000), lent(pool, 90_000)] == [first, second]
+    assert pool.reuse(100_000) is None
+    pool.release([third])
+    assert pool.reuse(200_000) is None, "too small"
+    assert pool.reuse(10_000) is None, "a waste"
+    pool.close()
+
+
+def lent(pool: SlabPool, size: int) -> int:
+    cell = pool.reuse(size)
+    assert cell is not None
+    return cell.segment
+
+
+def test_slabs_of_which_nothing_is_lent_make_room() -> None:
+    pool = SlabPool(limit=100 << 20)
+    small = pool.extend(100_000)
+    large = pool.extend(60 << 20)
+    assert small is not None
+    assert large is not None
+    assert pool.extend(30 << 20) is None
+    pool.release([small.segment])
+    other = pool.extend(30 << 20)
+    assert other is not None
+    assert other.slab is not None
+    assert other.slab.dropped == (0,)
+    assert pool.extend(200 << 20) is None, "larger than all"
+    pool.close()
+
+
+def test_a_system_that_gives_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = len(os.listdir("/proc/self/fd"))
+
+    def fail(*_: object) -> None:
+        raise OSError("none left")
+
+    for name in ("memfd_create", "ftruncate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, fail)
+            assert SlabPool().extend(100_000) is None
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_what_is_not_lent_does_not_come_back() -> None:
+    with pytest.raises(DataLossError, match="segment 5 is not lent"):
+        SlabPool().release([5])
+
+
+@pytest.mark.parametrize(
+    ("slab", "message"),
+    [
+        (Slab(0, 1 << 16, 512), "is not a slab"),
+        (Slab(1, 0, 512), "is not a slab"),
+        (Slab(1, 1 << 16, 0), "is not a slab"),
+        (Slab(1, 1 << 16, 1 << 20), "is not a slab"),
+        (Slab(1, 1 << 40, 1), "bytes are too many"),
+        (Slab(1, 1 << 16, 100), "it does not have 6553600 bytes"),
+    ],
+)
+def test_slabs_that_cannot_be(slab: Slab, message: str) -> None:
+    pool, mapped = SlabPool(), MappedSlabs()
+    cell = pool.extend(1 << 16)
+    assert cell is not None
+    assert cell.slab == Slab(0, 1 << 16, 512)
+    mapped.map(cell.slab, os.dup(cell.descriptor))
+    with pytest.raises(DataLossError, match=message):
+        mapped.map(slab, os.dup(cell.descriptor))
+    pool.close()
+
+
+def test_a_dropped_slab_is_forgotten() -> None:
+    pool, mapped = SlabPool(), MappedSlabs()
+    cell = pool.extend(1 << 16)
+    assert cell is not None
+    assert cell.slab is not None
+    mapped.map(cell.slab, os.dup(cell.descriptor))
+    kept = mapped.take(cell.segment, 100)
+    mapped.map(Slab(1, 1 << 16, 512, (0,)), os.dup(cell.descriptor))
+    with pytest.raises(DataLossError, match="no segment 0 of 100 bytes"):
+        mapped.take(0, 100)
+    assert bytes(kept) == bytes(100)
+    pool.close()

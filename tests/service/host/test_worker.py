@@ -1,0 +1,519 @@
+"""A worker behind its data port, with a real dispatcher."""
+
+import contextlib
+import gc
+import hashlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data.dataset import ENVIRONMENT
+from penstock.element.dtypes import int64
+from penstock.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from penstock.plan import nodes as n
+from penstock.plan.codec import encode
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Node
+from penstock.service.host.certificates import make_certificates
+from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.control import ControlClient
+from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.failures import from_failed
+from penstock.service.host.security import Security
+from penstock.service.host.worker import Worker
+from penstock.service.protocol.fetches import (
+    Cancel,
+    CloseTask,
+    Done,
+    Failed,
+    Fetch,
+    Impossible,
+    OpenTask,
+    Rows,
+)
+from penstock.service.protocol.messages import GetStatus, PutPlan, Status, Work, WorkerInfo
+
+TOKEN = "a token of these tests"
+BEAT = 0.02
+
+
+def numbers(stop: int) -> Node:
+    return n.Range(0, stop, 1, int64)
+
+
+def mapped(source: Node, call: Any) -> Node:
+    return n.Map(source, Function(call))
+
+
+def stream(source: Node) -> Node:
+    return n.Filter(source, Function(lambda x: True))
+
+
+class Service:
+    """A dispatcher and a worker, and what a client does with them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.certificates = settings.get("certificates")
+        self.dispatcher = Dispatcher(token=TOKEN, certificates=self.certificates)
+        self.dispatcher.start()
+        self.worker = worker_of(self.dispatcher.address, **settings)
+        self.worker.start()
+        self.security = Security.of_client(self.dispatcher.address, TOKEN, self.certificates)
+        self.control = ControlClient(self.dispatcher.address, self.security)
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        status = self.control.call(GetStatus())
+        assert isinstance(status, Status)
+        found: list[dict[str, Any]] = status.status["workers"]
+        return found
+
+    def info(self) -> WorkerInfo:
+        return self.worker._started("info").info
+
+    def connect(self, protocol: str = "tcp") -> Connection:
+        return connect_data(self.info(), self.security, protocol, here(), None)
+
+    def work(self, plan: Node, form: str = "single", **fields: Any) -> Work:
+        return self.work_of_bytes(encode(plan), form, **fields)
+
+    def work_of_bytes(self, data: bytes, form: str = "single", **fields: Any) -> Work:
+        digest = hashlib.sha256(data).hexdigest()
+        self.control.call(PutPlan(digest, 0, len(data), data))
+        fields = {"stream": 0, "streams": 1, "key": 7, "epoch": (0,), **fields}
+        return Work(digest, "job", form, **fields)
+
+    def close(self) -> None:
+        self.control.close()
+        self.worker.stop()
+        self.dispatcher.stop()
+
+
+def worker_of(address: str, **settings: Any) -> Worker:
+    settings = {"heartbeat_interval": BEAT, "token": TOKEN, **settings}
+    return Worker(address, lambda: ENVIRONMENT, **settings)
+
+
+@contextlib.contextmanager
+def serving(**settings: Any) -> Iterator[Service]:
+    with contextlib.closing(Service(**settings)) as service:
+        yield service
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as made:
+        yield made
+
+
+def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
+    """All that belongs to a request, rows as values, and the last word."""
+    found: list[Any] = []
+    while True:
+        message, columns = connection.receive()
+        assert message.request == request
+        match message:
+            case Rows(start=start, count=count):
+                assert columns is not None
+                assert len(columns[0]) == count
+                found += [(start + i, value) for i, value in enumerate(columns[0])]
+            case Failed(ordinal=ordinal):
+                found.append((ordinal, from_failed(message)))
+            case _:
+                return found, message
+
+
+def fetched(connection: Connection, work: Work, start: int, stop: int) -> tuple[list[Any], Any]:
+    connection.send(OpenTask(1, work))
+    connection.send(Fetch(9, 1, start, stop))
+    return answers(connection, 9)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "shm"])
+@pytest.mark.parametrize("form", ["random", "single"])
+def test_elements_are_fetched_by_their_ordinals(service, protocol, form):
+    plan = numbers(20) if form == "random" else stream(numbers(20))
+    with service.connect(protocol) as connection:
+        found, last = fetched(connection, service.work(plan, form), 5, 12)
+        assert found == [(i, i) for i in range(5, 12)]
+        assert last == Done(9)
+        connection.send(Fetch(10, 1, 15, 100))
+        found, last = answers(connection, 10)
+        assert found == [(i, i) for i in range(15, 20)]
+        assert last == Done(10, 20)
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "shm"])
+def test_large_elements_arrive_whole(service, protocol):
+    plan = mapped(numbers(40), lambda x: np.full(300_000, x, np.uint8))
+    with service.connect(protocol) as connection:
+        found, last = fetched(connection, service.work(plan, "random"), 0, 40)
+        assert [ordinal for ordinal, _ in found] == list(range(40))
+        assert all((value == ordinal).all() for ordinal, value in found)
+        assert last == Done(9)
+
+
+def test_a_failure_takes_one_ordinal_and_tells_where_it_was(service):
+    def fails(x: Any) -> Any:
+        if x == 2:
+            raise ValueError("not this one")
+        return x
+
+    with service.connect() as connection:
+        found, last = fetched(connection, service.work(mapped(numbers(5), fails), "random"), 0, 9)
+    assert [ordinal for ordinal, _ in found] == [0, 1, 2, 3, 4]
+    assert last == Done(9, 5)
+    error = found[2][1]
+    assert isinstance(error, InvalidArgumentError)
+    assert "test_worker.py" in str(error)
+    assert f"element 2: ValueError: not this one (on worker {service.worker.address})" in str(error)
+    assert "raise ValueError" in error.__notes__[0]
+
+
+def test_requests_are_answered_in_order(service):
+    work = service.work(stream(numbers(1000)))
+    with service.connect() as connection:
+        connection.send(OpenTask(1, work))
+        spans = [(0, 10), (500, 510), (10, 20), (0, 10), (995, 1001)]
+        for request, (start, stop) in enumerate(spans):
+            connection.send(Fetch(request, 1, start, stop))
+        for request, (start, stop) in enumerate(spans):
+            found, last = answers(connection, request)
+            assert found == [(i, i) for i in range(start, min(stop, 1000))]
+            assert last == Done(request, 1000 if stop > 1000 else None)
+
+
+def test_several_connections_share_a_stream(service):
+    calls: list[int] = []
+    plan = mapped(stream(numbers(50)), lambda x: calls.append(int(x)) or x)
+    work = service.work(plan, kept=True)
+    # By value: what the worker of this process runs is another function.
+    with service.connect() as first, service.connect("shm") as second:
+        assert fetched(first, work, 0, 50)[0] == fetched(second, work, 0, 50)[0]
+        assert service.worker.tasks() == 1
+
+
+@pytest.mark.parametrize("form", ["random", "single"])
+def test_a_fetch_can_be_called_off(service, form):
+    plan = n.Repeat(numbers(1000), -1)
+    work = service.work(plan if form == "random" else stream(plan), form)
+    with service.connect() as connection:
+        connection.send(OpenTask(1, work))
+        connection.send(Fetch(1, 1, 0, 1 << 60))
+        connection.send(Fetch(2, 1, 0, 1 << 60))
+        message, _ = connection.receive()
+        assert isinstance(message, Rows)
+        connection.send(Cancel(2))
+        connection.send(Cancel(1))
+        assert answers(connection, 1)[1] == Done(1)
+        assert answers(connection, 2) == ([], Done(2))
+        connection.send(Cancel(2))
+        connection.send(Fetch(3, 1, 0, 3))
+        assert [i for i, _ in answers(connection, 3)[0]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "fetch",
+    [Fetch(1, 7, 0, 1), Fetch(1, 1, -1, 1), Fetch(1, 1, 3, 2)],
+    ids=["task", "start", "stop"],
+)
+def test_what_makes_no_sense_is_refused_and_the_rest_goes_on(service, fetch):
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(numbers(3), "random")))
+        connection.send(fetch)
+        _, last = answers(connection, 1)
+        assert isinstance(last, Impossible)
+        assert (last.kind, last.elsewhere) == ("InvalidArgumentError", False)
+        assert "open the task first, and ask for a range" in last.message
+        connection.send(Fetch(2, 1, 0, 5))
+        assert answers(connection, 2)[1] == Done(2, 3)
+
+
+def test_tasks_are_closed_and_opened_again(service):
+    work = service.work(stream(numbers(3)))
+    with service.connect() as connection:
+        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
+        connection.send(CloseTask(1))
+        connection.send(CloseTask(2))
+        connection.send(Fetch(1, 1, 0, 9))
+        assert isinstance(answers(connection, 1)[1], Impossible)
+        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
+        assert fetched(connection, work, 0, 9)[1] == Done(9, 3)
+
+
+def test_elements_that_cannot_travel_are_refused_in_words(service):
+    plan = n.Window(numbers(6), 2, 2)
+    with service.connect() as connection:
+        _, last = fetched(connection, service.work(plan), 0, 3)
+        assert isinstance(last, Impossible)
+        assert not last.elsewhere
+        assert fetched(connection, service.work(numbers(1), "random"), 0, 3)[1] == Done(9, 1)
+
+
+def test_a_plan_that_cannot_be_read_is_told_to_every_fetch(service):
+    with service.connect() as connection:
+        for data in (b"garbage", b"penstock plan 1\ngarbage"):
+            _, last = fetched(connection, service.work_of_bytes(data), 0, 1)
+            assert isinstance(last, Impossible)
+            assert service.worker.address in last.message
+        unknown = Work("0" * 64, "job", "single", 0, 1, 7, (0,))
+        _, last = fetched(connection, unknown, 0, 1)
+        assert isinstance(last, Impossible)
+        assert last.elsewhere
+
+
+def test_by_reference_pickles_are_refused():
+    settings = {"functions": "by_reference", "modules": ("operator",)}
+    with serving(**settings) as service, service.connect() as connection:
+        _, last = fetched(connection, service.work(numbers(3), "random"), 0, 1)
+        assert isinstance(last, Impossible)
+        assert "decode_by_reference: not a plan" in last.message
+
+
+def test_over_tls(tmp_path):
+    make_certificates(str(tmp_path / "certs"), ["localhost"])
+    with (
+        serving(certificates=str(tmp_path / "certs")) as service,
+        service.connect() as connection,
+    ):
+        work = service.work(stream(n.Repeat(numbers(100), -1)))
+        connection.send(OpenTask(1, work))
+        connection.send(Fetch(1, 1, 0, 500))
+        assert answers(connection, 1)[0] == [(i, i % 100) for i in range(500)]
+        connection.send(Fetch(2, 1, 0, 1 << 60))
+        assert isinstance(connection.receive()[0], Rows)
+        connection.send(Cancel(2))
+        assert answers(connection, 2)[1] == Done(2)
+
+
+class Slow:
+    """A function that waits for a word; found by its module, so that it is this very object."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.goes_on = threading.Event()
+
+    def __call__(self, x: Any) -> Any:
+        self.begun.release()
+        assert self.goes_on.wait(60)
+        return x
+
+
+SLOW: list[Slow] = []
+
+
+def slow(x: Any) -> Any:
+    return SLOW[-1](x)
+
+
+@pytest.fixture
+def brake() -> Iterator[Slow]:
+    SLOW.append(Slow())
+    yield SLOW[-1]
+    SLOW[-1].goes_on.set()
+
+
+def slowly(plan: Node) -> Node:
+    return mapped(plan, slow)
+
+
+def received(connection: Connection, brake: Slow, count: int) -> None:
+    for _ in range(count):
+        assert brake.begun.acquire(timeout=60)
+
+
+def test_draining_finishes_what_was_taken_on(service, brake):
+    address = service.worker.address
+    work = service.work(slowly(stream(numbers(3))))
+    with service.connect() as connection, service.connect() as other:
+        connection.send(OpenTask(1, work))
+        connection.send(Fetch(1, 1, 0, 9))
+        received(connection, brake, 1)
+        draining = threading.Thread(target=service.worker.drain, daemon=True)
+        draining.start()
+        until(lambda: service.worker._started("drain")._gate.draining)
+        found, last = fetched(other, service.work(numbers(3), "random"), 0, 3)
+        assert found == []
+        assert isinstance(last, Impossible)
+        assert last.elsewhere
+        assert f"is about to stop; ask another one (on worker {address})" in last.message
+        brake.goes_on.set()
+        assert answers(connection, 1) == ([(0, 0), (1, 1), (2, 2)], Done(1, 3))
+        draining.join(60)
+        with pytest.raises(UnavailableError, match="closed it"):
+            connection.receive()
+    assert service.workers == []
+    service.worker.join()
+
+
+def until(true: Any) -> None:
+    """Waits for something that another thread does."""
+    waiting = threading.Event()
+    for _ in range(2000):
+        if true():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_draining_has_a_bound(service, brake):
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(numbers(3)), "random")))
+        connection.send(Fetch(1, 1, 0, 9))
+        received(connection, brake, 1)
+        service.worker.drain(timeout=0.05)
+        with pytest.raises(UnavailableError, match="closed it"):
+            answers(connection, 1)
+    assert service.workers == []
+
+
+def test_stops_while_a_function_takes_its_time(service, brake):
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(stream(numbers(3))))))
+        connection.send(Fetch(1, 1, 0, 9))
+        received(connection, brake, 1)
+        service.worker.stop()
+        service.worker.stop()
+        service.worker.join()
+        with pytest.raises(UnavailableError, match="closed it"):
+            answers(connection, 1)
+    assert service.workers == []
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(service, brake, monkeypatch):
+    monkeypatch.setattr("penstock.service.host.tasks._GRACE", 0.0)
+    work = service.work(slowly(stream(numbers(9))))
+    first, second = service.connect(), service.connect()
+    for connection in (first, second):
+        connection.send(OpenTask(1, work))
+        connection.send(Fetch(1, 1, 0, 9))
+    received(first, brake, 1)
+    first.close()
+    second.close()
+    brake.goes_on.set()
+    tasks = service.worker._started("tasks").tasks
+    until(lambda: all(line.readers == 0 for line in tasks.depot.lines.values()))
+    assert service.worker._started("gate")._gate.wait(60)
+    until(lambda: service.worker.tasks() == 0)
+
+
+def test_the_dispatcher_knows_what_it_does(service):
+    until(lambda: service.workers)
+    (worker,) = service.workers
+    assert worker["address"] == service.worker.address
+    assert service.info().host == here()
+    assert service.info().transfers["tcp"] == service.worker.address
+    assert service.worker.address == f"localhost:{service.worker.port}"
+
+
+def test_registers_again_with_a_dispatcher_that_came_back(service):
+    port = service.dispatcher.port
+    service.dispatcher.stop()
+    service.dispatcher = Dispatcher(port=port, token=TOKEN)
+    service.dispatcher.start()
+    until(lambda: [worker["address"] for worker in service.workers] == [service.worker.address])
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "transfers"),
+    [
+        ({"worker_address": "127.0.0.1:%port%"}, "127.0.0.1:PORT", ["shm", "tcp"]),
+        ({"transfer": "tcp"}, "localhost:PORT", ["tcp"]),
+        ({"transfer": "shm"}, "localhost:PORT", ["shm"]),
+        ({"transfer_address": "127.0.0.1:%dts_port%"}, "localhost:PORT", ["shm", "tcp"]),
+        ({"tags": ["a", "b"]}, "localhost:PORT", ["shm", "tcp"]),
+    ],
+    ids=["address", "tcp", "shm", "transfer", "tags"],
+)
+def test_says_where_it_is_and_what_it_offers(settings, address, transfers):
+    with serving(**settings) as service:
+        info, port = service.info(), str(service.worker.port)
+        assert info.address == address.replace("PORT", port)
+        assert sorted(info.transfers) == transfers
+        given = settings.get("transfer_address", info.address).replace("%dts_port%", port)
+        assert info.transfers.get("tcp", given) == given
+        assert info.tags == tuple(settings.get("tags", ()))
+
+
+def test_without_a_dispatcher_it_says_so():
+    worker = worker_of("localhost:1", dispatcher_timeout=0.1)
+    with pytest.raises(UnavailableError, match="dispatcher localhost:1 has not answered for 0.1 s"):
+        worker.start()
+    worker.stop()
+    worker.join()
+
+
+def test_a_port_in_use_is_named(service):
+    other = worker_of(service.dispatcher.address, port=service.worker.port)
+    with pytest.raises(AlreadyExistsError, match=f"port {service.worker.port} .*is in use"):
+        other.start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"functions": "by_hand"},
+            'functions must be "by_value" or "by_reference", got \'by_hand\'',
+        ),
+        ({"transfer": "grpc"}, 'transfer must be "tcp", "shm" or None, got \'grpc\''),
+    ],
+    ids=["functions", "transfer"],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        worker_of("localhost:1", **settings)
+
+
+def test_where_no_memory_is_shared_it_says_so(service, monkeypatch):
+    monkeypatch.setattr("penstock.service.host.listener.can_share", lambda: False)
+    worker = worker_of(service.dispatcher.address, transfer="shm")
+    with pytest.raises(FailedPreconditionError, match="memory cannot be shared on this machine"):
+        worker.start()
+
+
+def test_it_starts_once(service):
+    with pytest.raises(FailedPreconditionError, match="Worker.start: it was started before"):
+        service.worker.start()
+    fresh = worker_of(service.dispatcher.address)
+    with pytest.raises(FailedPreconditionError, match="Worker.address: it does not run"):
+        _ = fresh.address
+    fresh.stop()
+    with pytest.raises(FailedPreconditionError, match="Worker.start: it was started before"):
+        fresh.start()
+
+
+def test_as_a_context(service):
+    with worker_of(service.dispatcher.address) as worker:
+        assert worker.tasks() == 0
+        assert len(service.workers) == 2
+    until(lambda: len(service.workers) == 1)
+
+
+def test_one_that_is_dropped_stops(service):
+    worker = worker_of(service.dispatcher.address)
+    worker.start()
+    info = worker._started("info").info
+    dropped = weakref.ref(worker)
+    del worker
+    gc.collect()
+    assert dropped() is None
+    until(lambda: len(service.workers) == 1)
+
+    def unreachable() -> bool:
+        try:
+            connect_data(info, service.security, "tcp", here(), None).close()
+        except UnavailableError:
+            return True
+        return False
+
+    until(unreachable)

@@ -1,0 +1,278 @@
+"""Leases: who gets what next, and when there is nothing more to get."""
+
+import pytest
+
+from penstock.errors import DataLossError
+from penstock.service.logic.granting import MOST_GRANTS, RETRY
+from penstock.service.protocol.messages import (
+    ENDLESS,
+    Address,
+    ClientBeaten,
+    Lease,
+    Leased,
+    Leave,
+    Shape,
+    WorkerBeat,
+)
+from tests.service.logic.world import OFF, SINGLE, SPLIT, World
+
+
+def reading(shape: Shape, *clients: str, workers: int = 1, **options: object) -> World:
+    world = World()
+    for number in range(workers):
+        world.worker(f"w{number}")
+    data = world.dataset(shape)
+    for client in clients:
+        world.open(client, data, **options)
+    return world
+
+
+def test_readers_get_disjoint_ranges() -> None:
+    world = reading(Shape("random", length=25), "a", "b", workers=0)
+    assert world.leases("a") == [(0, 0, 10)]
+    assert world.leases("b") == [(0, 10, 20)]
+    assert world.leases("a") == [(0, 20, 25)]
+
+
+def test_the_same_number_gets_the_same_answer() -> None:
+    world = reading(SPLIT, "a", workers=2)
+    first = world.ask(Lease("a", 1, 10))
+    assert world.ask(Lease("a", 1, 10)) == first
+    assert world.ask(Lease("a", 2, 10)).grants != first.grants
+    assert world.ask(Lease("a", 1, 10)) == Leased(retry=RETRY)
+    world.restart()
+    assert world.ask(Lease("a", 2, 10)).grants
+
+
+def test_an_empty_answer_stays_empty() -> None:
+    world = reading(Shape("random", length=10), "a", "b")
+    world.lease("a")
+    assert world.ask(Lease("b", 1, 10)).retry
+    world.ask(Leave("a"))
+    assert world.ask(Lease("b", 1, 10)) == Leased(retry=RETRY)
+    assert world.ask(Lease("b", 2, 10)).grants
+
+
+def test_at_least_one_element() -> None:
+    assert reading(Shape("random"), "a").leases("a", 0) == [(0, 0, 1)]
+
+
+def test_what_was_given_back_goes_first() -> None:
+    world = reading(Shape("random", length=100), "a", "b")
+    world.lease("a")
+    world.ask(Leave("a", consumed=(Address(0, 2, 4),)))
+    assert world.leases("b", 5) == [(0, 0, 2), (0, 4, 7)]
+    assert world.leases("b", 5) == [(0, 7, 10), (0, 10, 12)]
+
+
+def test_not_too_many_pieces_at_once() -> None:
+    world = reading(Shape("random", length=100), "a", "b")
+    world.lease("a", 50)
+    even = tuple(Address(0, at, at + 1) for at in range(0, 50, 2))
+    world.ask(Leave("a", consumed=even))
+    assert world.leases("b", 50) == [(0, at, at + 1) for at in range(1, 2 * MOST_GRANTS, 2)]
+
+
+def test_a_silent_reader_gives_back() -> None:
+    world = reading(Shape("random", length=10), "a", "b")
+    world.lease("a")
+    world.wait(6.0)
+    world.beat("b")
+    world.wait(6.0)
+    assert world.leases("b") == [(0, 0, 10)]
+
+
+def test_an_empty_dataset_is_finished() -> None:
+    world = reading(Shape("random", length=0), "a")
+    assert world.lease("a") == Leased(finished=True)
+    assert world.record("a").finished
+    world = reading(Shape("split", streams=0), "a")
+    assert world.lease("a").finished
+    assert world.record("a").finished
+
+
+def test_one_reader_is_finished_with_all_in_its_hands() -> None:
+    world = reading(Shape("random", length=10), "a")
+    world.lease("a")
+    assert world.lease("a").finished
+    assert not world.record("a").finished
+
+
+def test_others_may_yet_give_back() -> None:
+    world = reading(Shape("random", length=10), "a", "b")
+    world.lease("a")
+    world.now += 0.1
+    assert world.lease("b") == Leased(retry=RETRY)
+    world.now += 0.1
+    assert world.lease("b") == Leased(retry=RETRY)
+    world.beat("a")
+    assert world.lease("b") == Leased(finished=True)
+    # It is not too late.
+    world.ask(Leave("a"))
+    assert world.leases("b") == [(0, 0, 10)]
+
+
+def test_every_holder_must_have_been_heard_of() -> None:
+    world = reading(Shape("random", length=20), "a", "b", "c")
+    world.lease("a")
+    world.lease("b")
+    world.now += 0.1
+    world.lease("c")
+    world.now += 0.1
+    world.beat("a")
+    assert not world.lease("c").finished
+    world.beat("b")
+    assert world.lease("c").finished
+
+
+def test_the_end_of_a_stream_voids_what_lies_behind() -> None:
+    world = reading(SINGLE, "a", "b")
+    assert world.leases("a") == [(0, 0, 10)]
+    assert world.leases("b") == [(0, 10, 20)]
+    assert world.lease("b", ended=((0, 13),)) == Leased(retry=RETRY)
+    assert world.state.group(world.state.clients["b"]).holders == {"a": 10, "b": 3}
+    world.beat("a", consumed=(Address(0, 0, 10),))
+    world.beat("b", consumed=(Address(0, 10, 20),))
+    assert world.record("a").finished
+    assert world.lease("a").finished
+
+
+def test_a_stream_has_one_length() -> None:
+    world = reading(SINGLE, "a", "b")
+    world.lease("a", ended=((0, 13),))
+    world.beat("b", ended=((0, 13),))
+    with pytest.raises(
+        DataLossError, match="stream 0 of d/0 ended after 12 .* another reader got 13"
+    ):
+        world.beat("b", ended=((0, 12),))
+
+
+def test_a_stream_does_not_end_before_what_was_consumed() -> None:
+    world = reading(SINGLE, "a", "b")
+    world.lease("a")
+    world.beat("a", consumed=(Address(0, 3, 8),))
+    with pytest.raises(DataLossError, match="ended after 7 elements, but another reader got 8;"):
+        world.beat("b", ended=((0, 7),))
+    world.beat("b", ended=((0, 8),))
+
+
+def test_what_is_consumed_behind_the_end_never_was() -> None:
+    world = reading(SINGLE, "a")
+    world.lease("a")
+    world.beat("a", consumed=(Address(0, 0, 10),), ended=((0, 8),))
+    assert world.record("a").finished
+
+
+def test_nobody_consumes_what_others_hold() -> None:
+    world = reading(Shape("random", length=20), "a", "b")
+    world.lease("a")
+    world.beat("b", consumed=(Address(0, 0, 10), Address(5, 0, 10)))
+    assert world.state.group(world.state.clients["b"]).holders == {"a": 10}
+
+
+def test_streams_are_finished_before_others_are_begun() -> None:
+    world = reading(SPLIT, "a")
+    assert world.leases("a", 4) == [(0, 0, 4)]
+    assert world.leases("a", 4) == [(0, 4, 8)]
+    assert world.leases("a", 4, ended=((0, 5),)) == [(1, 0, 4)]
+    world.lease("a", 4, ended=((1, 0), (2, 0), (3, 0)))
+    world.beat("a", consumed=(Address(0, 0, 8),))
+    assert world.lease("a").finished
+    assert world.record("a").finished
+
+
+def test_workers_have_a_stream_each() -> None:
+    world = reading(SPLIT, "a", workers=2)
+    grants = world.lease("a", 9).grants
+    assert [(g.address, g.worker) for g in grants] == [
+        (Address(0, 0, 5), "w0"),
+        (Address(1, 0, 5), "w1"),
+    ]
+    # Others help with those: a third stream would be one too many.
+    world.open("b", "1000")
+    assert world.leases("b", 4) == [(0, 5, 7), (1, 5, 7)]
+    assert world.leases("a", 4, ended=((0, 6),)) == [(2, 0, 2), (1, 7, 9)]
+    assert world.places("a") == {0: "w0", 1: "w1", 2: "w0"}
+
+
+def test_streams_that_nobody_holds_go_first() -> None:
+    world = reading(SPLIT, "a", "b", workers=3)
+    assert world.leases("a", 3) == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
+    world.beat("a", consumed=(Address(1, 0, 1),))
+    world.ask(WorkerBeat("w1", draining=True))
+    world.ask(WorkerBeat("w2", draining=True))
+    assert world.leases("b", 1) == [(1, 1, 2)]
+
+
+def test_endless_streams() -> None:
+    world = reading(Shape("split", ENDLESS), "a")
+    for stream in range(5):
+        assert world.leases("a", 1, ended=((stream - 1, 1),) if stream else ()) == [(stream, 0, 1)]
+    assert not world.record("a").finished
+
+
+def test_a_stream_that_all_have_read_is_no_load() -> None:
+    world = reading(SINGLE, "a")
+    world.read("a", 10)
+    assert world.places("a") == {0: "w0"}
+    world.lease("a", ended=((0, 10),))
+    assert world.places("a") == {}
+    assert not world.state.roster.workers["w0"].streams
+
+
+def test_without_workers_nothing_of_a_stream_is_handed_out() -> None:
+    world = reading(SINGLE, "a", workers=0)
+    assert world.lease("a") == Leased(retry=RETRY)
+    world.worker("w")
+    assert world.lease("a").grants[0].worker == "w"
+
+
+def test_parallel_epochs_without_workers_are_not_finished() -> None:
+    world = reading(Shape("random", length=10), "a", workers=0, mode=OFF)
+    assert world.lease("a") == Leased(retry=RETRY)
+    world.worker("w")
+    assert world.leases("a") == [(0, 0, 10)]
+
+
+def test_parallel_epochs_are_shared() -> None:
+    world = reading(SINGLE, "a", "b", workers=2, mode=OFF)
+    grants = world.lease("a", 4).grants
+    assert [(g.address, g.worker) for g in grants] == [
+        (Address(0, 0, 2), "w0"),
+        (Address(1, 0, 2), "w1"),
+    ]
+    assert world.leases("b", 4) == [(0, 2, 4), (1, 2, 4)]
+
+
+def test_groups_of_a_cached_job_get_everything_each() -> None:
+    world = World()
+    world.worker("w")
+    data = world.dataset(SINGLE)
+    for client, group in (("a", "x"), ("b", "x"), ("c", "y")):
+        world.open(client, data, cached=True, group=group)
+    assert [world.leases(client) for client in "abc"] == [[(0, 0, 10)], [(0, 10, 20)], [(0, 0, 10)]]
+    world.beat("c", ended=((0, 5),))
+    assert world.state.group(world.state.clients["a"]).holders == {"a": 5}
+    world.beat("c", consumed=(Address(0, 0, 5),))
+    assert world.places("a") == {0: "w"}
+    assert world.lease("c").finished
+    assert world.beat("a", consumed=(Address(0, 0, 5),)).version
+    assert world.places("a") == {}
+
+
+def test_groups_do_not_matter_without_a_cache() -> None:
+    world = World()
+    data = world.dataset(Shape("random", length=20))
+    world.open("a", data, group="x")
+    world.open("b", data, group="y")
+    assert [world.leases("a"), world.leases("b")] == [[(0, 0, 10)], [(0, 10, 20)]]
+
+
+def test_where_streams_have_moved_is_news() -> None:
+    world = reading(SPLIT, "a", workers=2)
+    world.lease("a", 2)
+    version = world.beat("a").version
+    assert world.beat("a", version) == ClientBeaten(version)
+    world.beat("a", version, lost=("w0",))
+    news = world.beat("a", version)
+    assert [(info.stream, info.worker) for info in news.streams] == [(0, "w1"), (1, "w1")]

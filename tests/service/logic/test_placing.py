@@ -1,0 +1,205 @@
+"""Places: who makes which stream as workers come, go, and cannot be reached."""
+
+from penstock.service.logic.dispatcher import Settings
+from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerBeat
+from tests.service.logic.world import OFF, SINGLE, SPLIT, World
+
+EPOCHS = {"mode": OFF, "job": None}
+
+
+def parallel(*workers: str, **options: object) -> World:
+    world = World(Settings(worker_timeout=5.0))
+    for worker in workers:
+        world.worker(worker)
+    world.open("c", world.dataset(), **(EPOCHS | options))
+    return world
+
+
+def test_every_worker_has_a_stream() -> None:
+    assert parallel("u", "v").places("c") == {0: "u", 1: "v"}
+
+
+def test_workers_that_join_add_one() -> None:
+    world = parallel()
+    for worker in "uvw":
+        world.worker(worker)
+    assert world.places("c") == {0: "u", 1: "v", 2: "w"}
+
+
+def test_no_streams_are_added_to_what_is_finished() -> None:
+    world = parallel("u", job="job")
+    world.read("c", 10)
+    world.beat("c", ended=((0, 10),))
+    assert world.record("c").finished
+    world.worker("v")
+    assert world.places("c") == {0: "u"}
+
+
+def test_a_worker_that_leaves_hands_over() -> None:
+    world = parallel("u", "v", "w")
+    world.ask(LeaveWorker("u"))
+    assert world.places("c") == {0: "v", 1: "v", 2: "w"}
+    # Streams of nobody are adopted, and not one added.
+    world.worker("x")
+    assert world.places("c") == {0: "x", 1: "v", 2: "w"}
+    world.worker("y")
+    assert world.places("c") == {0: "x", 1: "v", 2: "w", 3: "y"}
+
+
+def test_a_worker_that_comes_back_takes_what_was_its() -> None:
+    world = parallel("u", "v")
+    world.ask(LeaveWorker("u"))
+    world.worker("u2", "u:1")
+    assert world.places("c") == {0: "u2", 1: "v"}
+
+
+def test_a_worker_that_replaces_another_makes_all_that_it_made() -> None:
+    world = parallel("u", "v")
+    world.ask(LeaveWorker("u"))
+    world.worker("v2", "v:1")
+    assert world.places("c") == {0: "v2", 1: "v2"}
+
+
+def test_streams_wait_when_nobody_is_left() -> None:
+    world = parallel("u", "v")
+    world.wait(6.0)
+    world.beat("c")
+    assert world.places("c") == {0: None, 1: None}
+    world.worker("x")
+    assert world.places("c") == {0: "x", 1: "x"}
+    world.worker("y")
+    assert world.places("c") == {0: "x", 1: "y"}
+
+
+def test_workers_that_time_out_together_do_not_inherit_from_each_other() -> None:
+    world = parallel("u", "v")
+    world.wait(4.0)
+    world.worker("w")
+    world.beat("c")
+    world.wait(4.0)
+    assert world.places("c") == {0: "w", 1: "w", 2: "w"}
+
+
+def test_a_worker_that_a_client_cannot_reach_gets_nothing_new() -> None:
+    world = parallel("u", "v")
+    world.beat("c", lost=("u", "nobody"))
+    assert world.places("c") == {0: "v", 1: "v"}
+    world.open("d", world.dataset(SINGLE), job="job")
+    assert world.lease("d").grants[0].worker == "v"
+    world.beat("c", lost=("u",))
+    world.ask(WorkerBeat("u"))
+    world.open("e", world.dataset(SINGLE), job="other")
+    assert world.lease("e").grants[0].worker == "u"
+
+
+def test_the_only_worker_keeps_its_streams_though_it_is_suspected() -> None:
+    world = parallel("u")
+    world.beat("c", lost=("u",))
+    assert world.places("c") == {0: "u"}
+    world.open("d", world.dataset(SPLIT), job=None, mode=OFF)
+    assert world.places("d") == {0: "u"}
+
+
+def test_a_draining_worker_hands_over_and_is_offered_no_more() -> None:
+    world = parallel("u", "v")
+    world.ask(WorkerBeat("u", draining=True))
+    world.ask(WorkerBeat("u", draining=True))
+    assert world.places("c") == {0: "v", 1: "v"}
+    assert [info.worker for info in world.beat("c").workers] == ["v"]
+    world.ask(LeaveWorker("v"))
+    # Better one that will leave than none.
+    assert [info.worker for info in world.beat("c").workers] == ["u"]
+
+
+def test_leased_streams_move_with_their_workers() -> None:
+    world = World()
+    for worker in "uvw":
+        world.worker(worker)
+    world.open("a", world.dataset(SPLIT))
+    world.lease("a", 3)
+    assert world.places("a") == {0: "u", 1: "v", 2: "w"}
+    world.ask(LeaveWorker("u"))
+    assert world.places("a") == {0: "v", 1: "v", 2: "w"}
+    world.ask(LeaveWorker("v"))
+    world.ask(LeaveWorker("w"))
+    assert world.places("a") == {}
+    world.worker("x")
+    assert world.lease("a").grants[0].worker == "x"
+
+
+def test_an_iteration_that_nobody_reads_is_no_load() -> None:
+    world = parallel("u", "v", job="job")
+    world.ask(Leave("c"))
+    assert not world.state.roster.workers["u"].streams
+    world.ask(LeaveWorker("u"))
+    world.worker("w")
+    world.open("d", "1000", mode=OFF)
+    assert world.places("d") == {0: "w", 1: "v"}
+
+
+def test_slots_of_a_saved_state_exist_with_fewer_workers_too() -> None:
+    world = World()
+    world.worker("u")
+    data = world.dataset(SINGLE)
+    world.open("c", data, mode=OFF, consumed=(Address(2, 0, 5),))
+    assert world.places("c") == {0: "u", 1: "u", 2: "u"}
+    world.worker("v")
+    assert world.places("c") == {0: "u", 1: "v", 2: "u"}
+    world.open("d", data, mode=OFF, finished=((4, 9),))
+    assert world.places("c") == {0: "u", 1: "v", 2: "u", 3: "v", 4: "u"}
+
+
+def test_shares_are_as_many_as_there_were_workers() -> None:
+    world = World()
+    world.worker("u")
+    world.worker("v")
+    world.open("c", world.dataset(SPLIT), job=None, per_worker=True)
+    world.worker("w")
+    assert world.places("c") == {0: "u", 1: "v"}
+    world.ask(LeaveWorker("u"))
+    world.worker("x")
+    assert world.places("c") == {0: "x", 1: "v"}
+
+
+def local(world: World, client: str, host: str, **more: object) -> None:
+    world.open(client, "1000", host=host, target="LOCAL", **more)
+
+
+def test_local_readers_have_local_streams() -> None:
+    world = World()
+    for worker in "uvw":
+        world.worker(worker, host=worker)
+    world.dataset(SINGLE)
+    local(world, "a", "u", mode=OFF)
+    assert world.places("a") == {0: "u"}
+    world.worker("x", host="v")
+    assert world.places("a") == {0: "u"}
+    local(world, "b", "v", mode=OFF)
+    assert world.places("a") == {0: "u", 1: "v", 2: "x"}
+    world.ask(LeaveWorker("x"))
+    assert world.places("a") == {0: "u", 1: "v", 2: "u"}
+
+
+def test_local_readers_get_leases_of_local_workers() -> None:
+    world = World()
+    for worker in "uv":
+        world.worker(worker, host=worker)
+    world.dataset(SINGLE)
+    local(world, "a", "u")
+    local(world, "b", "v")
+    assert world.lease("a").grants[0].worker == "u"
+    assert world.lease("b").grants[0].worker == "v"
+
+
+def test_a_local_stream_does_not_leave_its_host() -> None:
+    world = World()
+    for worker, host in (("u", "here"), ("v", "there"), ("w", "here")):
+        world.worker(worker, host=host)
+    world.dataset(SINGLE)
+    local(world, "a", "here", mode=OFF)
+    world.open("b", "1000", job=None, mode=OFF)
+    # By what they have to do, the one over there would be first.
+    world.ask(LeaveWorker("u"))
+    assert world.places("a") == {0: "w", 1: "w"}
+    world.ask(LeaveWorker("w"))
+    assert world.places("a") == {0: None, 1: None}

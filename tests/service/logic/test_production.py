@@ -1,0 +1,334 @@
+"""What a worker keeps of a stream and how it answers, without making anything."""
+
+import random
+
+import pytest
+
+from penstock.service.logic.keeping import (
+    NEWEST,
+    TAIL_BLOCKS,
+    Block,
+    Known,
+    Marks,
+    Pace,
+    Shelf,
+    Stock,
+)
+from penstock.service.logic.production import (
+    IDLE,
+    TAIL,
+    End,
+    Make,
+    Production,
+    Serve,
+    Stride,
+    Wait,
+    Want,
+)
+
+
+def block(start: int, stop: int, nbytes: int = 1) -> Block:
+    return Block(start, stop, nbytes, f"{start}-{stop}", start)
+
+
+def kept(shelf: Shelf, stop: int) -> list[tuple[int, int]]:
+    """The blocks of a shelf, by their ordinals."""
+    found = {found for ordinal in range(stop) if (found := shelf.find(ordinal)) is not None}
+    return sorted((one.start, one.stop) for one in found)
+
+
+class TestStride:
+    @pytest.mark.parametrize("of", [1, 2, 5])
+    def test_counts_what_one_consumer_counts(self, of):
+        for index in range(of):
+            stride = Stride(of, index)
+            mine = list(range(index, 40, of))
+            assert [stride.ordinal(number) for number in range(len(mine))] == mine
+            for stop in range(40):
+                assert stride.count(stop) == sum(ordinal < stop for ordinal in mine)
+
+
+class TestShelf:
+    def test_finds_what_was_put(self):
+        shelf = Shelf()
+        for span in [(10, 20), (0, 5), (30, 31)]:
+            shelf.put(block(*span))
+        assert kept(shelf, 40) == [(0, 5), (10, 20), (30, 31)]
+        assert shelf.find(7) is None
+        assert [shelf.behind(0), shelf.behind(10), shelf.behind(30)] == [10, 30, None]
+        assert shelf.nbytes == 3
+
+    def test_keeps_nothing_twice(self):
+        shelf = Shelf()
+        shelf.put(block(5, 10))
+        assert shelf.put(block(0, 7)) == Block(0, 5, 1, "0-7", 0)
+        assert shelf.put(block(6, 12)) == Block(10, 12, 1, "6-12", 6)
+        assert shelf.put(block(1, 9)) is None
+        assert kept(shelf, 20) == [(0, 5), (5, 10), (10, 12)]
+
+    def test_spares_the_oldest_until_a_tail_is_left(self):
+        shelf = Shelf()
+        for start in range(0, 50, 10):
+            shelf.put(block(start, start + 10, 100))
+        assert shelf.spare(50, 250) == [0, 10, 20]
+        assert shelf.spare(25, 250) == [0, 10]
+        assert shelf.spare(50, 500) == []
+
+    def test_spares_many_small_blocks(self):
+        shelf = Shelf()
+        for start in range(TAIL_BLOCKS + 3):
+            shelf.put(block(start, start + 1, 0))
+        assert shelf.spare(1 << 62, 100) == [0, 1, 2]
+
+    def test_agrees_with_a_set_of_ordinals(self):
+        rng = random.Random(0)
+        shelf, there, starts = Shelf(), set(), {}
+        for _ in range(500):
+            start = rng.randrange(200)
+            put = shelf.put(block(start, start + rng.randrange(1, 20)))
+            if put is not None:
+                assert there.isdisjoint(range(put.start, put.stop))
+                there |= set(range(put.start, put.stop))
+                starts[put.start] = put.stop
+            if starts and rng.random() < 0.5:
+                gone = rng.choice(list(starts))
+                there -= set(range(gone, starts.pop(gone)))
+                shelf.drop(gone)
+            assert {o for o in range(240) if shelf.find(o)} == there
+        assert shelf.nbytes == len(shelf) == len(starts)
+
+
+class TestStock:
+    def test_what_was_not_used_for_long_goes_first(self):
+        stock = Stock(30)
+        for owner, start in [("a", 0), ("b", 0), ("a", 10)]:
+            stock.add(owner, start, 10)
+        assert stock.excess() == []
+        stock.touch("a", 0)
+        stock.add("b", 10, 15)
+        assert stock.excess() == [("b", 0), ("a", 10)]
+
+    def test_forgets_an_owner(self):
+        stock = Stock(10)
+        stock.add("a", 0, 4)
+        stock.add("b", 0, 5)
+        stock.clear("a")
+        stock.remove("b", 7)
+        assert stock.nbytes == 5
+        stock.touch("a", 0)
+        assert stock.excess() == []
+
+
+class TestPace:
+    def test_who_is_ahead_waits_for_who_is_behind(self):
+        pace = Pace(3, patience=5.0)
+        for consumer, ordinal in enumerate([30, 10, 20]):
+            pace.reached(consumer, ordinal, 0.0)
+        assert pace.floor == 10
+        assert pace.waits(0, 0.0, 1.0)
+        assert pace.waits(2, 0.0, 1.0)
+        assert not pace.waits(1, 0.0, 1.0)
+
+    def test_nobody_waits_for_ever(self):
+        pace = Pace(2, patience=5.0)
+        pace.reached(0, 10, 100.0)
+        assert pace.waits(0, 100.0, 105.0)
+        assert not pace.waits(0, 100.0, 105.1)
+        assert pace.floor == 10
+        pace.reached(1, 3, 106.0)
+        assert pace.floor == 3
+        assert pace.waits(0, 100.0, 110.0)
+
+
+class TestMarks:
+    def test_the_best_is_the_last_before(self):
+        marks = Marks("start")
+        for ordinal in (20, 10, 10):
+            marks.add(Known(ordinal, f"at {ordinal}"))
+        found = [marks.best(ordinal).state for ordinal in (0, 9, 10, 19, 20, 99)]
+        assert found == ["start", "start", "at 10", "at 10", "at 20", "at 20"]
+        marks.remove(10)
+        assert marks.best(19).state == "start"
+        marks.remove(0)
+        assert marks.best(5).state == "start"
+
+    def test_older_ones_are_ever_fewer(self):
+        marks = Marks()
+        for ordinal in range(10, 100_000, 10):
+            marks.add(Known(ordinal, ordinal))
+            assert len(marks) <= NEWEST + 20
+        newest = 99_990
+        for back in (1, 100, 1000, 10_000, 60_000):
+            best = marks.best(newest - back).ordinal
+            assert newest - back - best <= 4 * back + 10
+
+    def test_of_large_ones_only_two_stay(self):
+        marks = Marks()
+        for ordinal in range(1, 50):
+            marks.add(Known(ordinal, ordinal, small=False))
+        assert len(marks) == 3
+        assert marks.best(48).state == 48
+
+
+class TestProduction:
+    def make(self, production: Production, want: Want, count: int, now: float = 0.0) -> Block:
+        step = production.step(want, now, 1 << 30)
+        assert isinstance(step, Make)
+        assert step.most >= count
+        return production.made(step.cursor, count, count, "item")[0]
+
+    def test_makes_one_after_the_other_and_serves_again_what_is_kept(self):
+        production = Production(random=False)
+        assert self.make(production, Want(0, 10), 4).stop == 4
+        assert self.make(production, Want(4, 10), 6).stop == 10
+        step = production.step(Want(2, 10), 0.0)
+        assert isinstance(step, Serve)
+        assert (step.block.start, step.block.stop) == (0, 4)
+        assert len(production.cursors) == 1
+
+    def test_what_lies_before_the_wanted_is_made_first(self):
+        production = Production(random=False)
+        step = production.step(Want(100, 110), 0.0)
+        assert isinstance(step, Make)
+        assert (step.cursor.at, step.cursor.state, step.most) == (0, None, 110)
+
+    def test_others_wait_for_who_is_making_it(self):
+        production = Production(random=False)
+        making = production.step(Want(0, 10), 0.0)
+        assert isinstance(making, Make)
+        assert production.step(Want(5, 10), 0.0) == Wait()
+        production.made(making.cursor, 10, 10, "item")
+        assert isinstance(production.step(Want(5, 10), 0.0), Serve)
+
+    def test_goes_back_to_the_best_mark_and_keeps_the_others_place(self):
+        production = Production(random=False)
+        self.make(production, Want(0, 100), 100)
+        production.marks.add(Known(40, "forty"))
+        production.shelf.drop(0)
+        step = production.step(Want(50, 60), 0.0)
+        assert isinstance(step, Make)
+        assert (step.cursor.at, step.cursor.state, step.most) == (40, "forty", 20)
+        assert [cursor.at for cursor in production.cursors] == [100, 40]
+        ahead = production.step(Want(100, 110), 0.0)
+        assert isinstance(ahead, Make)
+        assert ahead.cursor.at == 100
+
+    def test_a_mark_ahead_of_all_is_used(self):
+        production = Production(random=False)
+        self.make(production, Want(0, 10), 10)
+        production.marks.add(Known(500, "far"))
+        step = production.step(Want(505, 510), 0.0)
+        assert isinstance(step, Make)
+        assert step.cursor.state == "far"
+
+    def test_random_access_begins_anywhere_and_ends_where_it_is_kept(self):
+        production = Production(random=True, kept=True)
+        self.make(production, Want(64, 128), 64)
+        assert production.cursors == []
+        step = production.step(Want(10, 128), 0.0)
+        assert isinstance(step, Make)
+        assert (step.cursor.at, step.cursor.state, step.cursor.stop) == (10, 10, 64)
+        assert production.step(Want(12, 64), 0.0) == Wait()
+        assert isinstance(production.step(Want(200, 300), 0.0), Make)
+
+    def test_few_cursors_wait_for_others(self):
+        production = Production(random=True, kept=True)
+        for start in range(0, 1000, 100):
+            self.make(production, Want(start, start + 100), 1)
+        assert len(production.cursors) == IDLE
+        assert len(production.retired) == 10 - IDLE
+        assert len(production.let_go()) == 10 - IDLE
+        assert len(production.let_go(everything=True)) == IDLE
+        assert production.cursors == production.let_go(everything=True) == []
+
+    def test_a_busy_cursor_is_let_go_when_it_is_idle(self):
+        production = Production(random=False)
+        step = production.step(Want(0, 10), 0.0)
+        assert isinstance(step, Make)
+        assert production.let_go(everything=True) == []
+        production.made(step.cursor, 3, 3, "item")
+        assert production.let_go(everything=True) == [step.cursor]
+
+    def test_the_end_is_found_once(self):
+        production = Production(random=False)
+        self.make(production, Want(0, 10), 7)
+        step = production.step(Want(7, 10), 0.0)
+        assert isinstance(step, Make)
+        production.ended(step.cursor)
+        assert production.length == 7
+        assert production.step(Want(7, 10), 0.0) == End()
+        assert production.step(Want(90, 99), 0.0) == End()
+        assert isinstance(production.step(Want(6, 10), 0.0), Serve)
+
+    def test_of_what_everybody_has_a_tail_is_kept(self):
+        production = Production(random=False)
+        production.shelf.put(block(0, 1, TAIL))
+        assert production.spare() == []
+        production.shelf.put(block(1, 2, 1))
+        assert production.spare() == [0]
+        assert Production(random=False, kept=True, shelf=production.shelf).spare() == []
+
+    def test_consumers_wait_for_each_other_when_much_is_kept(self):
+        production = Production(random=False, kept=True, pace=Pace(2, patience=5.0))
+        step = production.step(Want(0, 100, consumer=0), 0.0, 50)
+        assert isinstance(step, Make)
+        production.made(step.cursor, 10, 60, "item")
+        ahead = Want(10, 100, consumer=0)
+        assert production.step(ahead, 1.0, 50) == Wait()
+        assert isinstance(production.step(Want(1, 100, consumer=1), 2.0, 50), Serve)
+        assert production.step(ahead, 3.0, 50) == Wait()
+        assert production.step(Want(11, 100, consumer=1), 3.5, 50) == Wait()
+        assert isinstance(production.step(ahead, 4.0, 50), Make)
+
+    def test_consumers_do_not_wait_for_one_that_never_comes(self):
+        production = Production(random=False, kept=True, pace=Pace(2, patience=5.0))
+        production.shelf.put(block(0, 10, 60))
+        ahead = Want(10, 100, consumer=0)
+        assert production.step(ahead, 10.0, 50) == Wait()
+        assert isinstance(production.step(ahead, 16.0, 50), Make)
+        assert production.pace is not None
+        assert production.pace.floor == 10
+
+
+def test_any_order_of_asking_gives_every_element():
+    """Cursors, marks and a small shelf: whatever is asked for is given, and it is the right one."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        length = rng.randrange(1, 120)
+        production = Production(rng.random() < 0.3, rng.random() < 0.5, longest=length)
+        for _ in range(60):
+            start = rng.randrange(length + 5)
+            ask(production, rng, start, start + rng.randrange(1, 30), length)
+        assert not any(cursor.busy for cursor in production.cursors)
+
+
+def ask(production: Production, rng: random.Random, start: int, stop: int, length: int) -> None:
+    """Drives a production through one fetch; an element is its ordinal."""
+    at = start
+    while at < stop:
+        step = production.step(Want(at, stop), 0.0)
+        match step:
+            case Serve(found):
+                offset = at - found.first
+                assert found.item[offset] == at
+                at = found.stop
+            case End():
+                assert at >= length
+                return
+            case Make(cursor, most):
+                assert cursor.at <= at
+                assert most >= 1
+                if cursor.at >= length:
+                    production.ended(cursor)
+                    continue
+                count = min(rng.randrange(1, 8), most, length - cursor.at)
+                if not production.random:
+                    production.marks.add(Known(cursor.at, cursor.at))
+                items = list(range(cursor.at, cursor.at + count))
+                made, _ = production.made(cursor, count, 1, items)
+                if made.start <= at < made.stop:
+                    at = made.stop
+                while len(production.shelf) > 5:
+                    production.shelf.drop(next(s for s in range(200) if production.shelf.find(s)))
+            case Wait():
+                raise AssertionError("nobody else is making anything")

@@ -1,0 +1,305 @@
+"""Readers against a world of workers that answer late, in parts, and not always."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import DataLossError, InvalidArgumentError, NotFoundError
+from penstock.service.logic.feeds import Failure
+from penstock.service.logic.merging import merge_states
+from penstock.service.logic.orders import InSequence
+from penstock.service.logic.reader import Ask, Limits, Reader
+from penstock.service.logic.reading import Reading, claimed
+from penstock.service.protocol.messages import (
+    Address,
+    Grant,
+    IterationOpened,
+    Leased,
+    Shape,
+    StreamInfo,
+    Work,
+)
+
+
+class Elements:
+    """A piece whose elements are their own addresses."""
+
+    def __init__(self, stream: int, start: int, stop: int) -> None:
+        self.stream, self.start, self.stop = stream, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def rows(self, start: int, stop: int) -> Elements:
+        return Elements(self.stream, self.start + start, min(self.stop, self.start + stop))
+
+    @property
+    def nbytes(self) -> int:
+        return 100 * len(self)
+
+    @property
+    def addresses(self) -> list[tuple[int, int]]:
+        return [(self.stream, ordinal) for ordinal in range(self.start, self.stop)]
+
+
+class Crew:
+    """Workers; each answers its requests in order, a little at a time, until it dies."""
+
+    def __init__(self, lengths: list[int], seed: int, workers: int = 3) -> None:
+        self.lengths = lengths
+        self.random = random.Random(seed)
+        self.queues: dict[str, list[Ask]] = {f"w{i}": [] for i in range(workers)}
+        self.most = 0
+        self._names = workers
+
+    def ask(self, asks: list[Ask]) -> None:
+        for ask in asks:
+            self.queues[ask.worker].append(ask)
+
+    def step(self, reader: Reader, deaths: bool = True) -> None:
+        if deaths and self.random.random() < 0.05:
+            self.replace(reader)
+        worker = self.random.choice(list(self.queues))
+        if self.queues[worker]:
+            self.answer(reader, self.queues[worker])
+
+    def replace(self, reader: Reader) -> None:
+        victim = self.random.choice(list(self.queues))
+        del self.queues[victim]
+        reader.lose(victim)
+        self._names += 1
+        self.queues[f"w{self._names}"] = []
+        reader.join(f"w{self._names}")
+
+    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+        ask = queue[0]
+        length = self.lengths[ask.feed.stream]
+        stop = min(ask.stop, length, ask.at + self.random.randint(1, 5))
+        if ask.at < stop:
+            reader.arrive(ask.request, ask.at, Elements(ask.feed.stream, ask.at, stop), 0.0)
+        if stop >= min(ask.stop, length):
+            queue.pop(0)
+            reader.done(ask.request, length if length < ask.stop else None)
+
+
+def opened(form: str, streams: int, **more: Any) -> IterationOpened:
+    owned = form in ("whole", "shard", "share")
+    infos = tuple(StreamInfo(i) for i in range(streams)) if owned else ()
+    work = Work("digest", "job", form, 0, streams, 1, (0,), **more)
+    return IterationOpened(work, False, 1, (), infos)
+
+
+def reading_of(
+    form: str, lengths: list[int], ordered: bool = True, state: Any = None, most: int | None = None
+) -> Reading:
+    shape = Shape("split" if form == "split" else "random", len(lengths), form != "turns")
+    shape = Shape(shape.kind, shape.streams, ordered=True, length=lengths[0])
+    if form == "turns":
+        form, shape = "split", Shape("split", len(lengths), ordered=False)
+    return Reading(opened(form, len(lengths)), shape, Limits(elements=most), ordered, state)
+
+
+def read(
+    reading: Reading, crew: Crew, count: int | None = None, deaths: bool = True
+) -> list[tuple[int, int]]:
+    """Reads `count` elements, or all."""
+    for worker in crew.queues:
+        reading.reader.join(worker)
+    got: list[tuple[int, int]] = []
+    while not reading.over and (count is None or len(got) < count):
+        crew.ask(reading.reader.asks())
+        left = 1 << 30 if count is None else count - len(got)
+        piece = reading.take(min(left, crew.random.randint(1, 9)), 0.0)
+        if piece is None:
+            crew.step(reading.reader, deaths)
+        else:
+            got += piece.addresses  # type: ignore[attr-defined]
+    return got
+
+
+lengths_of_streams = st.lists(st.integers(0, 70), min_size=1, max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=lengths_of_streams, seed=st.integers(0, 1 << 30))
+def test_pieces_in_sequence_are_the_local_order(lengths: list[int], seed: int) -> None:
+    expected = [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
+    assert read(reading_of("split", lengths), Crew(lengths, seed)) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=lengths_of_streams, seeds=st.tuples(st.integers(0, 999), st.integers(0, 999)))
+def test_turns_do_not_depend_on_what_arrives_first(
+    lengths: list[int], seeds: tuple[int, int]
+) -> None:
+    first = read(reading_of("turns", lengths), Crew(lengths, seeds[0]))
+    second = read(reading_of("turns", lengths), Crew(lengths, seeds[1], workers=1))
+    assert first == second
+    assert sorted(first) == [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    form=st.sampled_from(["random", "split", "turns", "whole", "shard"]),
+    ordered=st.booleans(),
+    lengths=lengths_of_streams,
+    seed=st.integers(0, 1 << 30),
+    data=st.data(),
+)
+def test_every_element_once_with_a_restart_anywhere(
+    form: str, ordered: bool, lengths: list[int], seed: int, data: st.DataObject
+) -> None:
+    lengths = lengths[:1] if form == "random" else lengths
+    expected = [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
+    cut = data.draw(st.integers(0, len(expected)))
+    reading = reading_of(form, lengths, ordered)
+    before = read(reading, Crew(lengths, seed), cut)
+    state = reading.state()
+    after = read(reading_of(form, lengths, ordered, state), Crew(lengths, seed + 1, workers=2))
+    assert sorted(before + after) == expected
+    if ordered and form != "whole":
+        again = read(reading_of(form, lengths, ordered), Crew(lengths, seed + 2))
+        assert before + after == again
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    form=st.sampled_from(["random", "split", "turns", "whole"]),
+    most=st.integers(1, 20),
+    seed=st.integers(0, 1 << 30),
+)
+def test_no_more_is_asked_for_than_allowed(form: str, most: int, seed: int) -> None:
+    lengths = [60] if form == "random" else [20, 0, 33, 7]
+    crew = Crew(lengths, seed)
+    reading = reading_of(form, lengths, most=most)
+    for worker in crew.queues:
+        reading.reader.join(worker)
+    asked = taken = 0
+    while not reading.over:
+        asks = reading.reader.asks()
+        crew.ask(asks)
+        asked += sum(ask.stop - ask.start for ask in asks)
+        # What was asked for beyond the end of a stream never comes.
+        assert sum(ask.stop - ask.at for q in crew.queues.values() for ask in q) <= most
+        piece = reading.take(3, 0.0)
+        if piece is None:
+            crew.step(reading.reader, deaths=False)
+        else:
+            taken += len(piece)
+    assert taken == sum(lengths)
+
+
+def test_a_failure_takes_its_place() -> None:
+    reading = reading_of("random", [3])
+    reading.reader.join("w")
+    ask = reading.reader.asks()[0]
+    error = ValueError("no")
+    reading.reader.arrive(ask.request, 0, Failure(error))
+    reading.reader.done(ask.request, None)
+    taken = reading.take(5, 0.0)
+    assert isinstance(taken, Failure)
+    assert taken.error is error
+
+
+def test_streams_whose_length_changes_are_noticed() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader.join("a")
+    ask = reader.asks()[0]
+    reader.arrive(ask.request, 0, Elements(0, 0, 1))
+    reader.lose("a")
+    reader.join("b")
+    reader.asks()
+    with pytest.raises(DataLossError, match="stream 0 had 1 elements and, made again elsewhere, 0"):
+        reader.order.turn().end(0)  # type: ignore[union-attr]
+
+
+def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=True)
+    for worker in ("a", "b"):
+        reader.join(worker)
+        for ask in reader.asks():
+            assert ask.worker == worker
+            reader.refuse(ask.request, NotFoundError(f"not on {worker}"), elsewhere=True)
+    with pytest.raises(NotFoundError, match="not on a"):
+        reader.asks()
+
+
+def test_what_nobody_could_make_elsewhere_is_an_error_at_once() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader.join("a")
+    ask = reader.asks()[0]
+    with pytest.raises(NotFoundError, match="nowhere"):
+        reader.refuse(ask.request, NotFoundError("nowhere"), elsewhere=False)
+
+
+def leased_reading(state: Any = None) -> Reading:
+    work = Work("digest", "job", "random", 0, 1, 1, (0,))
+    return Reading(
+        IterationOpened(work, True, 1, (), ()), Shape("random", length=50), Limits(), state=state
+    )
+
+
+def lease(reading: Reading, *spans: tuple[int, int, int], finished: bool = False) -> None:
+    assert reading.want(0.0) > 0
+    grants = tuple(Grant(Address(*span)) for span in spans)
+    reading.granted(Leased(grants, finished), 0.0)
+
+
+def state_of(reading: Reading, client: str, skip: int = 0) -> dict[str, Any]:
+    own = {"repetition": 0, "key": 1, "epoch": [0], "clients": [client], **reading.state()}
+    at: dict[str, Any] = {"own": own, "inputs": []}
+    return {"plan": "p", "at": {"from": at, "skip": skip} if skip else at}
+
+
+def test_leases_are_read_reported_and_kept_in_the_state() -> None:
+    reading = leased_reading()
+    lease(reading, (0, 0, 4), (0, 10, 12))
+    crew = Crew([50], 1)
+    assert read(reading, crew, 3, deaths=False) == [(0, 0), (0, 1), (0, 2)]
+    reported, _ = reading.report(everything=True)
+    assert sorted(i for a in reported for i in range(a.start, a.stop)) == [0, 1, 2]
+    state = reading.state()
+    assert state == {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 4], [0, 10, 12]], "ended": {}}
+    assert claimed(state)[0] == (Address(0, 0, 3), Address(0, 3, 4), Address(0, 10, 12))
+    restored = leased_reading(state)
+    assert read(restored, Crew([50], 2), 3) == [(0, 3), (0, 10), (0, 11)]
+
+
+def test_nothing_is_wanted_once_all_is_leased() -> None:
+    reading = leased_reading()
+    lease(reading, (0, 0, 2), finished=True)
+    assert read(reading, Crew([50], 1)) == [(0, 0), (0, 1)]
+    assert reading.want(0.0) == 0
+    assert reading.over
+
+
+def test_states_of_several_clients_are_merged() -> None:
+    first, second = leased_reading(), leased_reading()
+    lease(first, (0, 0, 4))
+    lease(second, (0, 4, 10))
+    read(first, Crew([50], 1), 2, deaths=False)
+    read(second, Crew([50], 1), 1, deaths=False)
+    merged = merge_states([state_of(first, "a", skip=1), state_of(second, "b")])
+    own = merged["at"]["own"]
+    assert own["consumed"] == {"0": [[0, 3], [4, 5]]}
+    assert own["clients"] == ["a", "b"]
+    assert own["held"] == []
+
+
+def test_states_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="there are no states"):
+        merge_states([])
+    with pytest.raises(InvalidArgumentError, match="needs states of iterators over a distributed"):
+        merge_states([{"plan": "p", "at": 5}])
+    one, other = state_of(leased_reading(), "a"), state_of(leased_reading(), "b")
+    other["at"]["own"]["repetition"] = 1
+    with pytest.raises(InvalidArgumentError, match="different iterations of a job"):
+        merge_states([one, other])
+    other = state_of(leased_reading(), "b")
+    with pytest.raises(InvalidArgumentError, match="different datasets"):
+        merge_states([one, {**other, "plan": "q"}])

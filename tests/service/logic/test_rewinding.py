@@ -1,0 +1,194 @@
+"""Saved states: whoever goes on from one gets what was read since it was saved, once."""
+
+import pytest
+
+from penstock.errors import (
+    AbortedError,
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+from penstock.service.protocol.messages import ENDLESS, Address, Leave, Shape
+from tests.service.logic.world import OFF, SINGLE, World
+
+SAVED = (Address(0, 0, 10),)
+
+
+def world_of(*clients: str, length: int = 50) -> World:
+    world = World()
+    world.dataset(Shape("random", length=length))
+    for client in clients:
+        world.open(client, "1000")
+    return world
+
+
+def rest(world: World, client: str) -> list[int]:
+    """All that a client still gets."""
+    numbers: list[int] = []
+    while grants := world.read(client, 7):
+        numbers += [number for _, start, stop in grants for number in range(start, stop)]
+    return sorted(numbers)
+
+
+def test_what_was_read_since_is_read_again() -> None:
+    world = world_of("a")
+    world.read("a", 20)
+    world.lease("a", 5)
+    world.open("b", "1000", resumes=("a",), consumed=SAVED)
+    assert rest(world, "b") == list(range(10, 50))
+    with pytest.raises(AbortedError, match="another reader goes on from a saved state of reader a"):
+        world.beat("a")
+
+
+def test_what_is_finished_goes_on() -> None:
+    world = world_of("a")
+    assert rest(world, "a") == list(range(50))
+    assert world.record("a").finished
+    world.ask(Leave("a"))
+    for client in "bcd":
+        world.open(client, "1000", resumes=("a",), consumed=SAVED)
+        assert not world.record("a").finished
+        assert rest(world, client) == list(range(10, 50))
+
+
+def test_what_others_read_stays_theirs() -> None:
+    world = world_of("a", "b")
+    world.read("a", 10)
+    world.read("b", 10)
+    world.lease("b", 10)
+    world.read("a", 10)
+    world.open("c", "1000", resumes=("a",), consumed=SAVED)
+    assert rest(world, "c") == [*range(30, 50)]
+
+
+def test_a_fresh_service_believes_the_state() -> None:
+    world = World()
+    world.dataset(Shape("random", length=50))
+    opened = world.open("b", "1000", resumes=("a",), consumed=SAVED, key=42, repetition=3)
+    assert opened.work.key == 42
+    assert rest(world, "b") == list(range(10, 50))
+
+
+def test_a_merged_state_is_for_several() -> None:
+    world = world_of("a", "b")
+    world.read("a", 10)
+    world.read("b", 10)
+    merged = {"resumes": ("a", "b"), "consumed": (Address(0, 0, 5), Address(0, 12, 14))}
+    world.open("c", "1000", **merged)
+    assert world.read("c", 10) == [(0, 5, 12), (0, 14, 17)]
+    world.open("d", "1000", **merged)
+    assert world.read("d", 10) == [(0, 17, 20), (0, 20, 27)]
+    assert rest(world, "c") == [*range(27, 50)]
+
+
+def test_a_reader_of_a_merged_state_that_was_lost_is_started_again() -> None:
+    world = world_of("a", "b")
+    world.read("a", 10)
+    merged = {"resumes": ("a", "b"), "consumed": (Address(0, 0, 5),)}
+    for client in "cd":
+        world.open(client, "1000", **merged)
+    assert world.read("c", 5) == [(0, 5, 10)]
+    assert world.read("d", 5) == [(0, 10, 15)]
+    world.wait(6.0)
+    world.beat("d")
+    world.wait(6.0)
+    world.open("e", "1000", **merged)
+    assert rest(world, "e") == [*range(5, 10), *range(15, 50)]
+
+
+def test_an_older_state_overtakes_all_that_came_of_it() -> None:
+    world = world_of("a")
+    world.read("a", 30)
+    world.open("b", "1000", resumes=("a",), consumed=(Address(0, 0, 20),))
+    world.read("b", 5)
+    world.open("c", "1000", resumes=("b",), consumed=(Address(0, 0, 22),))
+    world.read("c", 5)
+    world.open("d", "1000", resumes=("a",), consumed=(Address(0, 0, 4),))
+    for client in "abc":
+        with pytest.raises(AbortedError, match="saved state of reader"):
+            world.beat(client)
+    assert rest(world, "d") == list(range(4, 50))
+
+
+def test_a_repeated_request_rewinds_nothing() -> None:
+    world = world_of("a")
+    world.read("a", 20)
+    for _ in range(2):
+        world.open("b", "1000", resumes=("a",), consumed=SAVED)
+        world.read("b", 5)
+    world.wait(11.0)
+    # It was lost, and its first words arrive once more.
+    world.open("b", "1000", resumes=("a",), consumed=SAVED)
+    assert rest(world, "b") == list(range(20, 50))
+
+
+def test_a_lost_reader_goes_on_from_its_own_state() -> None:
+    world = world_of("a")
+    world.read("a", 20)
+    world.wait(11.0)
+    world.open("a", "1000", resumes=("a",), consumed=SAVED)
+    assert rest(world, "a") == list(range(10, 50))
+
+
+def test_known_ends_are_believed() -> None:
+    world = World()
+    world.worker("w")
+    world.dataset(SINGLE)
+    world.open("b", "1000", resumes=("a",), consumed=SAVED, finished=((0, 12),))
+    assert rest(world, "b") == [10, 11]
+    with pytest.raises(DataLossError, match="ended after 13 elements, but another reader got 12"):
+        world.open("c", "1000", resumes=("a",), consumed=SAVED, finished=((0, 13),))
+
+
+def test_what_lies_behind_the_end_is_not_believed() -> None:
+    world = world_of("a", length=5)
+    world.open("b", "1000", resumes=("x",), consumed=SAVED)
+    assert rest(world, "b") == []
+    assert world.record("b").finished
+
+
+def test_a_state_of_other_random_numbers() -> None:
+    world = world_of("a")
+    with pytest.raises(FailedPreconditionError, match="repetition 0 was begun anew, with other"):
+        world.open("b", "1000", resumes=("x",), consumed=SAVED, key=8)
+
+
+@pytest.mark.parametrize(
+    ("streams", "address"),
+    [
+        (1, Address(1, 0, 1)),
+        (1, Address(-1, 0, 1)),
+        (1, Address(0, 5, 1)),
+        (1, Address(0, -1, 1)),
+        (ENDLESS, Address(1 << 40, 0, 1)),
+    ],
+)
+def test_a_state_that_cannot_be(streams: int, address: Address) -> None:
+    world = World()
+    world.dataset(Shape("split", streams))
+    with pytest.raises(InvalidArgumentError, match="load_state_dict: .* which this dataset does"):
+        world.open("b", "1000", resumes=("a",), consumed=(address,))
+
+
+def test_a_state_with_an_end_that_cannot_be() -> None:
+    world = World()
+    world.dataset(SINGLE)
+    with pytest.raises(InvalidArgumentError, match="elements 0 to 3 of stream 1, which this"):
+        world.open("b", "1000", resumes=("a",), finished=((1, 3),))
+
+
+def test_a_state_of_more_workers_than_there_can_be() -> None:
+    world = World()
+    world.dataset(SINGLE)
+    with pytest.raises(InvalidArgumentError, match=r"has read 1099511627777 streams, one for each"):
+        world.open("b", "1000", mode=OFF, job=None, finished=((1 << 40, 3),))
+
+
+def test_states_of_coordinated_readers_are_their_own() -> None:
+    world = World()
+    world.dataset()
+    world.open("a", "1000", consumer=0, consumers=1)
+    opened = world.open(
+        "b", "1000", consumer=0, consumers=1, resumes=("a",), consumed=(Address(9, 0, 1),)
+    )
+    assert opened.ready

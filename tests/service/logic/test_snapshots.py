@@ -1,0 +1,160 @@
+"""A state is the same after a restart, from the journal and from a snapshot; and checks notice."""
+
+import pytest
+
+from penstock.errors import InternalError
+from penstock.service.logic.dispatcher import Settings, State, check, snapshot
+from penstock.service.logic.facts import RangesClaimed
+from penstock.service.protocol.messages import Address, Leave, Shape
+from tests.service.logic.world import OFF, SINGLE, SPLIT, World
+
+
+def busy() -> World:
+    """A bit of everything."""
+    world = World()
+    for worker in "uvw":
+        world.worker(worker)
+    split, random = world.dataset(SPLIT), world.dataset(Shape("random", length=50))
+    world.open("a", split)
+    world.open("b", split)
+    world.read("a", 10)
+    world.lease("b", 10, ended=((0, 4), (3, 0)))
+    world.lease("a", 10)
+    world.open("c", random, "random")
+    world.read("c", 20)
+    world.ask(Leave("c"))
+    world.open("d", random, "random", resumes=("c",), consumed=(Address(0, 0, 5),))
+    world.lease("d")
+    world.open("e", random, None, OFF)
+    world.open("f", random, "together", consumer=0, consumers=1)
+    world.open("g", random, "left", OFF)
+    world.ask(Leave("g"))
+    world.open("h", split, "cached", cached=True, group="x")
+    world.lease("h")
+    return world
+
+
+def restored(state: State) -> State:
+    new = State(state.settings)
+    for fact in snapshot(state):
+        new.apply(fact, 0.0)
+    return new
+
+
+def test_a_journal_gives_the_same_state() -> None:
+    world = busy()
+    again = world.replayed()
+    check(again)
+    assert snapshot(again) == snapshot(world.state)
+
+
+def test_a_snapshot_gives_the_same_state() -> None:
+    world = busy()
+    again = restored(world.state)
+    check(again)
+    assert snapshot(again) == snapshot(world.state)
+    assert again.going_on() == world.state.going_on()
+
+
+def test_a_snapshot_is_shorter_than_its_journal() -> None:
+    world = World()
+    world.open("a", world.dataset(Shape("random")))
+    for _ in range(50):
+        world.read("a")
+    before = len(world.journal)
+    world.compact()
+    assert len(world.journal) < 10 < before
+    assert world.leases("a", 5) == [(0, 500, 505)]
+    assert snapshot(world.replayed()) == snapshot(world.state)
+
+
+def test_what_many_have_read_goes_into_several_facts() -> None:
+    world = World(checked=False)
+    world.open("a", world.dataset(Shape("random")))
+    even = tuple(Address(0, at, at + 1) for at in range(0, 50_000, 2))
+    world.commit((RangesClaimed("a", even),))
+    claims = [fact for fact in snapshot(world.state) if isinstance(fact, RangesClaimed)]
+    assert [len(fact.addresses) for fact in claims] == [10_000, 10_000, 5_000]
+    assert snapshot(restored(world.state)) == snapshot(world.state)
+
+
+def test_the_name_in_the_journal_stays() -> None:
+    world = World(Settings(dispatcher="given"))
+    assert world.state.dispatcher == "d"
+    world.restart()
+    assert (world.state.dispatcher, world.state.starts) == ("d", 2)
+    assert State(Settings(dispatcher="given")).dispatcher == "given"
+
+
+def group(world: World):
+    return world.state.group(world.state.clients["a"])
+
+
+def lease_twice(world: World) -> None:
+    group(world).tracks[0].holdings("b").add(0, 1)
+
+
+def forget_a_client(world: World) -> None:
+    world.state.clients["a"].standing = "lost"
+
+
+def forget_leases(world: World) -> None:
+    group(world).holders.clear()
+
+
+def lose_elements(world: World) -> None:
+    group(world).tracks[0].reached += 1
+
+
+def pass_the_end(world: World) -> None:
+    world.record("a").ends[0] = 5
+
+
+def consume_the_unbegun(world: World) -> None:
+    world.state.clients["a"].use(7, [(0, 1)])
+
+
+def misplace(world: World) -> None:
+    world.state.roster.workers["w"].streams.clear()
+
+
+def misplace_elsewhere(world: World) -> None:
+    world.state.roster.workers["w"].streams["d/9", 0] = None
+
+
+def finish_too_early(world: World) -> None:
+    group(world).done.add(0, 1)
+
+
+def hide_a_worker(world: World) -> None:
+    world.state.roster.workers["w"].suspected = True
+
+
+def idle_and_active(world: World) -> None:
+    world.state.active.clear()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "message"),
+    [
+        (lease_twice, "stream 0: given twice"),
+        (forget_a_client, "a is not here"),
+        (forget_leases, "but leases {'a': 10}"),
+        (lose_elements, "stream 0: lost elements"),
+        (pass_the_end, "0 has ended"),
+        (consume_the_unbegun, "that were not begun are consumed"),
+        (misplace, "stream 0 is made by nobody"),
+        (misplace_elsewhere, "worker w makes stream 0 of d/9"),
+        (finish_too_early, "0 is done or not"),
+        (hide_a_worker, "workers that may get more"),
+        (idle_and_active, "is active"),
+    ],
+)
+def test_what_is_broken_is_noticed(breaks, message: str) -> None:
+    world = World()
+    world.worker("w")
+    world.open("a", world.dataset(SINGLE))
+    world.lease("a")
+    breaks(world)
+    with pytest.raises(InternalError, match=f"the state is broken: .*{message}"):
+        check(world.state)

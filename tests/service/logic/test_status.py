@@ -1,0 +1,86 @@
+"""What people are told about a dispatcher."""
+
+import json
+
+import pytest
+
+from penstock.service.logic.dispatcher import status
+from penstock.service.protocol.messages import (
+    Address,
+    ClientBeat,
+    GetStatus,
+    WorkerBeat,
+    WorkStatus,
+)
+from tests.service.logic.world import OFF, SPLIT, World
+
+
+def test_a_status_is_plain_data() -> None:
+    world = World()
+    world.worker("w", host="here")
+    world.open("a", world.dataset(SPLIT))
+    world.lease("a", 10)
+    world.ask(ClientBeat("a", 0, consumed=(Address(0, 0, 4),), elements=4, waited=0.5, seconds=2.0))
+    world.ask(WorkerBeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),)))
+    world.now += 3.0
+    told = world.ask(GetStatus()).status
+    assert json.loads(json.dumps(told)) == told
+    assert told["workers"] == [
+        {
+            "worker": "w",
+            "address": "w:1",
+            "host": "here",
+            "tags": [],
+            "streams": 1,
+            "rate": 2.0,
+            "buffered": 77,
+            "last_seen": 3.0,
+            "state": "here",
+        }
+    ]
+    job = told["jobs"][0]
+    assert (job["name"], job["repetition"], job["mode"], job["clients"]) == ("job", 0, "DYNAMIC", 1)
+    assert (job["streams"], job["leased"], job["consumed"]) == (4, 6, 4)
+    assert (job["rate"], job["lag"], job["finished"]) == (2.0, 0.25, False)
+    assert told["datasets"][0]["dataset_id"] == "1000"
+
+
+def test_states_of_workers() -> None:
+    world = World()
+    for worker in "uvw":
+        world.worker(worker)
+    world.open("a", world.dataset(), None, OFF)
+    world.beat("a", lost=("v",))
+    world.ask(WorkerBeat("w", draining=True))
+    states = [worker["state"] for worker in status(world.state, world.now)["workers"]]
+    assert states == ["here", "suspected", "draining"]
+
+
+@pytest.mark.parametrize(
+    ("elements", "seconds", "waited", "wanted"),
+    [
+        (0, 0.0, 0.0, 1),  # nothing is known yet
+        (10, 10.0, 0.0, 1),  # never waits, and one worker makes 2 in a second
+        (60, 10.0, 0.0, 3),  # what is used now must be made
+        (60, 10.0, 5.0, 6),  # half of the time it waits
+        (60, 10.0, 10.0, 150),  # it does nothing but wait
+    ],
+)
+def test_how_many_workers_could_be_used(elements, seconds, waited, wanted) -> None:
+    world = World()
+    world.worker("w")
+    assert status(world.state, world.now)["wanted_workers"] == 0
+    world.open("a", world.dataset(SPLIT))
+    assert status(world.state, world.now)["wanted_workers"] == 1
+    world.ask(WorkerBeat("w", (WorkStatus("d/0", 20, 10.0), WorkStatus("d/7", 1, 1.0))))
+    world.ask(ClientBeat("a", 0, elements=elements, waited=waited, seconds=seconds))
+    assert status(world.state, world.now)["wanted_workers"] == wanted
+
+
+def test_old_measurements_fade() -> None:
+    world = World()
+    world.open("a", world.dataset(SPLIT))
+    for elements in (1000, *(10,) * 40):
+        world.ask(ClientBeat("a", 0, elements=elements, seconds=1.0))
+    rate = status(world.state, world.now)["jobs"][0]["rate"]
+    assert rate == pytest.approx(10.0, rel=0.01)

@@ -1,0 +1,147 @@
+"""A dispatcher without a host: requests in, facts journalled as bytes and applied, answers out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.service.logic.dispatcher import (
+    Settings,
+    State,
+    check,
+    decide,
+    snapshot,
+    tick,
+)
+from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    Address,
+    ClientBeat,
+    Grant,
+    JobOptions,
+    Lease,
+    Leased,
+    OpenIteration,
+    RegisterDataset,
+    RegisterWorker,
+    Reply,
+    Request,
+    Shape,
+    WorkerInfo,
+)
+
+OFF, DYNAMIC, FILE, DATA = 0, 1, 2, 3
+RANDOM = Shape("random", length=100)
+SPLIT = Shape("split", streams=4)
+SINGLE = Shape("single")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Fact).decode
+
+
+class World:
+    """One dispatcher, its journal and its clock. Everything is checked after every step."""
+
+    def __init__(self, settings: Settings | None = None, checked: bool = True) -> None:
+        self.settings = settings or Settings()
+        self.now = 100.0
+        self.checked = checked
+        self.journal: list[bytes] = []
+        self.state = State(self.settings)
+        self.commit((DispatcherStarted("d"),))
+
+    def ask(self, request: Request) -> Reply:
+        before = snapshot(self.state) if self.checked else ()
+        decision = decide(self.state, request, self.now)
+        if self.checked:
+            assert snapshot(self.state) == before, "decide changed the state"
+        self.commit(decision.facts)
+        return decision.reply
+
+    def commit(self, facts: tuple[Fact, ...]) -> None:
+        self.journal += [_encode(fact) for fact in facts if fact.durable]
+        for fact in facts:
+            self.state.apply(fact, self.now)
+        if self.checked:
+            check(self.state)
+
+    def wait(self, seconds: float) -> tuple[Fact, ...]:
+        self.now += seconds
+        facts = tick(self.state, self.now)
+        self.commit(facts)
+        return facts
+
+    def replayed(self) -> State:
+        state = State(self.settings)
+        for line in self.journal:
+            state.apply(_decode(line), self.now)
+        return state
+
+    def restart(self) -> None:
+        """The dispatcher dies and comes back from its journal."""
+        self.state = self.replayed()
+        self.commit((DispatcherStarted("another"),))
+
+    def compact(self) -> None:
+        self.journal = [_encode(fact) for fact in snapshot(self.state)]
+
+    # What people say
+
+    def worker(self, name: str, address: str = "", host: str = "h") -> Reply:
+        info = WorkerInfo(name, address or f"{name}:1", host)
+        return self.ask(RegisterWorker(info, PROTOCOL, "", ""))
+
+    def dataset(self, shape: Shape = RANDOM, cardinality: int = 100, structure: str = "s") -> str:
+        request = RegisterDataset("digest", structure, b"spec", shape, cardinality)
+        return self.ask(request).dataset_id
+
+    def open(
+        self,
+        client: str,
+        dataset_id: str,
+        job: str | None = "job",
+        mode: int = DYNAMIC,
+        repetition: int = 0,
+        key: int = 7,
+        epoch: tuple[int, ...] = (1,),
+        host: str = "h",
+        consumer: int = -1,
+        group: str = "",
+        resumes: tuple[str, ...] = (),
+        consumed: tuple[Address, ...] = (),
+        finished: tuple[tuple[int, int], ...] = (),
+        **options: object,
+    ) -> Reply:
+        return self.ask(
+            OpenIteration(
+                *(client, job, repetition, dataset_id, JobOptions(mode, **options), key, epoch),
+                *(host, consumer, group, resumes, consumed, finished),
+            )
+        )
+
+    def beat(self, client: str, version: int = -1, **more: object) -> Reply:
+        return self.ask(ClientBeat(client, version, **more))
+
+    def lease(self, client: str, want: int = 10, **more: object) -> Leased:
+        """The next lease of a client."""
+        number = self.state.clients[client].number + 1 if client in self.state.clients else 1
+        return self.ask(Lease(client, number, want, **more))
+
+    def leases(self, client: str, want: int = 10, **more: object) -> list[tuple[int, int, int]]:
+        return spans(self.lease(client, want, **more).grants)
+
+    def read(self, client: str, want: int = 10) -> list[tuple[int, int, int]]:
+        """Leases and consumes."""
+        grants = self.lease(client, want).grants
+        self.beat(client, consumed=tuple(grant.address for grant in grants))
+        return spans(grants)
+
+    def record(self, client: str):
+        return self.state.iterations[self.state.clients[client].job]
+
+    def places(self, client: str) -> dict[int, str | None]:
+        return {place.stream: place.worker for place in self.record(client).places}
+
+
+def spans(grants: tuple[Grant, ...]) -> list[tuple[int, int, int]]:
+    return [(g.address.stream, g.address.start, g.address.stop) for g in grants]

@@ -1,0 +1,131 @@
+"""Frames: heads and messages, and what is not one of them."""
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.service.protocol.fetches import (
+    Cancel,
+    CloseTask,
+    Done,
+    Failed,
+    Fetch,
+    Impossible,
+    Mark,
+    OpenTask,
+    Release,
+    Rows,
+)
+from penstock.service.protocol.frames import (
+    HEAD_SIZE,
+    MAX_BODY,
+    MAX_MESSAGE,
+    MESSAGE,
+    SLAB,
+    Slab,
+    decoder_of_client,
+    decoder_of_worker,
+    encode,
+    frame_head,
+    read_head,
+    slab_decoder,
+    understand,
+)
+from penstock.service.protocol.messages import Work
+
+MARK = Mark(7, b"state")
+TO_WORKER = [
+    OpenTask(1, Work("digest", "job", "split", 2, 3, 4, (5, 6))),
+    Fetch(1, 2, 3, 4, MARK),
+    Fetch(1, 2, 3, 4),
+    Cancel(8),
+    Release((1, 2, 3)),
+    CloseTask(9),
+]
+TO_CLIENT = [
+    Rows(1, 2, 3, b"columns", 4, 5, "lz4", MARK, 0.5),
+    Failed(1, 2, "ValueError", "message", "Traceback"),
+    Done(1),
+    Done(1, 100),
+    Impossible(1, "NotFoundError", "message", True),
+]
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=repr)
+def test_messages_to_the_worker(message: Any) -> None:
+    assert understand(decoder_of_worker, encode(message)) == message
+    with pytest.raises(DataLossError, match="what came is not a message"):
+        understand(decoder_of_client, encode(message))
+
+
+@pytest.mark.parametrize("message", TO_CLIENT, ids=repr)
+def test_messages_to_the_client(message: Any) -> None:
+    assert understand(decoder_of_client, encode(message)) == message
+    with pytest.raises(DataLossError, match="what came is not a message"):
+        understand(decoder_of_worker, encode(message))
+
+
+def test_slabs() -> None:
+    slab = Slab(1, 4096, 8, (0,))
+    assert understand(slab_decoder, encode(slab)) == slab
+
+
+@given(st.sampled_from([MESSAGE, SLAB]), st.integers(0, MAX_MESSAGE), st.integers(0, MAX_BODY))
+def test_heads(kind: int, message: int, body: int) -> None:
+    head = frame_head(kind, message, body)
+    assert len(head) == HEAD_SIZE
+    assert read_head(head) == (kind, message, body)
+
+
+@pytest.mark.parametrize("sizes", [(MAX_MESSAGE + 1, 0), (0, MAX_BODY + 1)])
+def test_what_is_too_large_is_not_sent(sizes: tuple[int, int]) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be sent at once .* make the elements"):
+        frame_head(MESSAGE, *sizes)
+
+
+def test_what_claims_to_be_too_large_is_not_read() -> None:
+    with pytest.raises(DataLossError, match="larger than any can be"):
+        read_head(frame_head(MESSAGE, 0)[:8] + b"\xff" * 8)
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n", bytes(16), b"\xf0P\x02" + bytes(13)])
+def test_what_is_no_head(head: bytes) -> None:
+    with pytest.raises(DataLossError, match="is not the head of a frame"):
+        read_head(head)
+
+
+@given(st.binary(min_size=HEAD_SIZE, max_size=HEAD_SIZE))
+def test_random_heads_stay_in_bounds(data: bytes) -> None:
+    try:
+        _, message, body = read_head(data)
+    except DataLossError:
+        return
+    assert message <= MAX_MESSAGE
+    assert body <= MAX_BODY
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_messages_or_refused(data: bytes) -> None:
+    for decoder in (decoder_of_client, decoder_of_worker, slab_decoder):
+        with contextlib.suppress(DataLossError):
+            understand(decoder, data)
+
+
+@given(st.sampled_from(TO_WORKER + TO_CLIENT), st.data())
+def test_damaged_messages_are_messages_or_refused(message: Any, data: st.DataObject) -> None:
+    whole = encode(message)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]
+    for decoder in (decoder_of_client, decoder_of_worker):
+        with contextlib.suppress(DataLossError):
+            assert isinstance(understand(decoder, damaged), msgspec.Struct)
+
+
+def test_deep_messages_are_refused() -> None:
+    with pytest.raises(DataLossError, match="what came is not a message"):
+        understand(decoder_of_worker, b"\x81\xa1x" * 100_000)

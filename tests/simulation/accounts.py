@@ -1,0 +1,193 @@
+"""Accounts: what must be true when all is over. An element is its own address."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from penstock.service.logic.iterations import HERE, IterationRecord
+from tests.simulation.clients import DEAD, ENDED, LEFT, Job, Trainer
+from tests.simulation.dispatchers import Dispatcher
+from tests.simulation.kernel import Violation
+from tests.simulation.plans import (
+    BLOCK,
+    CYCLE,
+    address,
+    element,
+    in_sequence,
+    in_turns,
+    lengths_of,
+    share_of,
+)
+
+
+def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:
+    """Checks all that was delivered."""
+    shared: dict[tuple[str, int, str], list[Trainer]] = {}
+    for trainer in trainers:
+        _require(trainer, trainer.status in (ENDED, LEFT, DEAD), "has not come to its end")
+        job = trainer.job
+        if job.name is None or job.options.consumers:
+            _alone(trainer)
+        else:
+            shared.setdefault((job.name, job.repetition, trainer.group), []).append(trainer)
+    for (name, repetition, group), members in shared.items():
+        _together(dispatcher, name, repetition, group, members)
+    _nothing_leased(dispatcher)
+
+
+def _require(who: Trainer | str, holds: bool, what: str) -> None:
+    if not holds:
+        name = who if isinstance(who, str) else f"{who.name} ({who.job}, {who.form})"
+        raise Violation(f"{name} {what}")
+
+
+# One reader that gets everything
+
+
+def _alone(trainer: Trainer) -> None:
+    if not trainer.form:
+        _require(trainer, trainer.status == DEAD and not trainer.history, "has opened nothing")
+        return
+    history = trainer.history
+    ordered = trainer.job.ordered or trainer.job.options.consumers > 0
+    if trainer.form == "whole" and not trainer.job.options.consumers:
+        _whole(trainer)
+    elif ordered:
+        expected = list(islice(_order(trainer), len(history) + 1))
+        _require(trainer, history == expected[: len(history)], _difference(history, expected))
+        _require(trainer, trainer.status != ENDED or len(expected) == len(history), "ended early")
+    else:
+        _require(trainer, len(set(history)) == len(history), "got elements twice")
+        if trainer.status == ENDED:
+            expected = list(_order(trainer))
+            _require(trainer, sorted(history) == sorted(expected), "got other elements")
+
+
+def _difference(history: list[int], expected: list[int]) -> str:
+    for place, (got, due) in enumerate(zip(history, expected, strict=False)):
+        if got != due:
+            return f"got {address(got)} as element {place}, and not {address(due)}"
+    return f"got {len(history)} elements, more than there are"
+
+
+def _order(trainer: Trainer) -> Iterator[int]:
+    """The elements of an undisturbed reading."""
+    plan, options, streams = trainer.job.plan, trainer.job.options, trainer.streams
+    count, me = options.consumers, trainer.consumer
+    if trainer.form in ("whole", "shard", "share"):
+        lengths = ((s, share_of(n, count, me)) for s, n in lengths_of(plan, streams))
+        turns = in_turns(lengths, streams, 1 if count else BLOCK)
+    elif trainer.form == "split" and not plan.shape.ordered:
+        turns = in_turns(lengths_of(plan, streams), CYCLE, BLOCK)
+    elif count:
+        turns = (element(0, n) for n in range(share_of(plan.length(0), count, me)))
+    else:
+        turns = in_sequence(plan, streams)
+    for value in turns:
+        stream, number = address(value)
+        yield element(stream, number * count + me) if count else value
+
+
+def _whole(trainer: Trainer) -> None:
+    """Copies of everything, each of them complete."""
+    history, plan = trainer.history, trainer.job.plan
+    _require(trainer, len(set(history)) == len(history), "got elements twice")
+    _require(
+        trainer,
+        all(address(v)[1] < plan.length(address(v)[0]) for v in history),
+        "got elements that do not exist",
+    )
+    if trainer.status == ENDED:
+        counts = Counter(address(value)[0] for value in history)
+        whole = all(
+            counts[stream] == plan.length(stream) for stream in range(max(counts, default=-1) + 1)
+        )
+        _require(trainer, whole, f"got parts of copies: {counts}")
+
+
+# Readers that share
+
+
+def _together(
+    dispatcher: Dispatcher, name: str, repetition: int, group: str, members: list[Trainer]
+) -> None:
+    where = f"job {name}, repetition {repetition}, group {group!r}"
+    record = _record(dispatcher, name, repetition)
+    if record is None or group not in record.groups:
+        opened = [trainer for trainer in members if trainer.history]
+        _require(where, not opened, "is not known to the dispatcher")
+        return
+    delivered: Counter[int] = Counter()
+    for trainer in members:
+        told = Counter(_recorded(record, trainer.clients))
+        if trainer.status == DEAD or not trainer.known:
+            _require(
+                trainer,
+                not told - Counter(trainer.history),
+                f"did not get all it reported: {[address(v) for v in (told - Counter(trainer.history))]}",
+            )
+            delivered += told
+        else:
+            delivered += Counter(trainer.history)
+            _require(trainer, told == Counter(trainer.history), _misreported(trainer, told))
+    twice = [address(value) for value, count in delivered.items() if count > 1]
+    _require(where, not twice, f"delivered twice: {sorted(twice)}")
+    _complete(where, record, group, members, set(delivered))
+
+
+def _misreported(trainer: Trainer, told: Counter[int]) -> str:
+    got = Counter(trainer.history)
+    more, less = sorted(map(address, told - got)), sorted(map(address, got - told))
+    return f"is thought to have got {more}, and not to have got {less}"
+
+
+def _record(dispatcher: Dispatcher, name: str, repetition: int) -> IterationRecord | None:
+    job = dispatcher.state.jobs.get(name)
+    found = job.iterations.get(repetition) if job is not None else None
+    return dispatcher.state.iterations[found] if found is not None else None
+
+
+def _recorded(record: IterationRecord, clients: list[str]) -> list[int]:
+    return [
+        element(stream, ordinal)
+        for client in clients
+        if client in record.members
+        for stream, ranges in record.members[client].consumed.items()
+        for start, stop in ranges
+        for ordinal in range(start, stop)
+    ]
+
+
+def _complete(
+    where: str, record: IterationRecord, group: str, members: list[Trainer], delivered: set[int]
+) -> None:
+    """Nothing is missing if somebody read to the end; else what is missing is free."""
+    plan, leases = members[0].job.plan, record.groups[group]
+    beyond = [address(v) for v in delivered if address(v)[1] >= plan.length(address(v)[0])]
+    _require(where, not beyond, f"delivered what does not exist: {beyond}")
+    streams = leases.begun
+    if any(trainer.status == ENDED for trainer in members):
+        streams = record.total
+        _require(where, record.complete(leases), "has ended, and not everything is consumed")
+    for stream in range(streams):
+        track = leases.tracks.get(stream)
+        reached = plan.length(stream) if track is None else track.reached
+        free = set() if track is None else {o for a, b in track.free for o in range(a, b)}
+        for ordinal in range(min(reached, plan.length(stream))):
+            there = element(stream, ordinal) in delivered
+            _require(where, there != (ordinal in free), f"lost element {(stream, ordinal)}")
+
+
+def _nothing_leased(dispatcher: Dispatcher) -> None:
+    state = dispatcher.state
+    for record in state.iterations.values():
+        for name, group in record.groups.items():
+            _require(record.work.job, not group.holders, f"{name!r}: {group.holders} are leased")
+    here = [name for name, client in state.clients.items() if client.standing == HERE]
+    _require("the dispatcher", not here, f"still counts on {here}")
+
+
+def describe(job: Job) -> str:
+    return f"{job.name} over {job.plan} with {job.options}, {job.limits}, ordered={job.ordered}"

@@ -1,0 +1,143 @@
+"""A dispatcher around the real logic: decide, journal, apply, answer; and what becomes of it.
+
+The journal is a list of bytes. A dispatcher that comes back from it must know what it knew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+
+from penstock.errors import OpError
+from penstock.service.host.control import refusal
+from penstock.service.logic.dispatcher import (
+    Settings,
+    State,
+    check,
+    decide,
+    snapshot,
+    tick,
+)
+from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.protocol.messages import Hello, Welcome
+from tests.simulation.kernel import Process, Program, Violation, World
+from tests.simulation.network import Network, decode_request, encode
+
+_decode: Callable[[bytes], Fact] = msgspec.msgpack.Decoder(Fact).decode
+
+TICK = 1.0
+_PAUSE = 3.0
+"""What is longer than this between two looks at the clock was sleep."""
+
+
+class Dispatcher:
+    """The service's dispatcher through all its lives; `keeps` a journal, or forgets."""
+
+    def __init__(
+        self, network: Network, settings: Settings, keeps: bool = True, checked: bool = False
+    ) -> None:
+        self.network = network
+        self.world = network.world
+        self.settings = settings
+        self.keeps = keeps
+        self.checked = checked
+        self.journal: list[bytes] = []
+        self.lives = 0
+        self.answered = 0
+        network.answer = self._arrive
+        self.process = Process(self.world, "dispatcher")
+        self.process.alive = False
+        self.start()
+
+    # Its lives
+
+    def start(self) -> None:
+        """Comes up, again or for the first time."""
+        world = self.world
+        self.lives += 1
+        self.process = Process(world, f"dispatcher#{self.lives}")
+        self._last, self._slept = world.now, 0.0
+        if not self.keeps:
+            self.journal = []
+        name = f"d{self.lives}"
+        self.state = State(replace(self.settings, dispatcher=name, started=world.now))
+        for line in self.journal:
+            self.state.apply(_decode(line), world.now)
+        self.commit((DispatcherStarted(name),))
+        if world.chance(0.5):
+            self.compact()
+        self.process.spawn(self._tick())
+        world.tell(f"{self.process.name} is up")
+
+    def crash(self) -> None:
+        self.world.tell(f"{self.process.name} dies")
+        self.check_replay()
+        self.process.kill()
+
+    def compact(self) -> None:
+        facts = snapshot(self.state)
+        if self.keeps:
+            self.journal = [encode(fact) for fact in facts]
+
+    def check_replay(self) -> None:
+        """The journal gives what is known."""
+        if not self.keeps:
+            return
+        again = State(self.state.settings)
+        for line in self.journal:
+            again.apply(_decode(line), self.world.now)
+        if snapshot(again) != snapshot(self.state):
+            raise Violation("the journal, replayed, does not give the state of the dispatcher")
+
+    # What it does
+
+    def _arrive(self, data: bytes, reply: Callable[[bytes | None], None]) -> None:
+        if not self.process.alive:
+            reply(None)
+        elif self.process.paused_until > self.world.now:
+            self.world.at(
+                self.process.paused_until - self.world.now,
+                lambda: self._arrive(data, reply),
+                self.process,
+            )
+        else:
+            reply(self.handle(data))
+
+    def handle(self, data: bytes) -> bytes:
+        request = decode_request(data)
+        self.answered += 1
+        if isinstance(request, Hello):
+            return encode(Welcome(self.state.dispatcher))
+        try:
+            decision = decide(self.state, request, self._clock())
+        except OpError as error:
+            self.world.tell(f"refuses {request}: {error}")
+            return encode(refusal(error))
+        if decision.facts and decision.facts[0].durable or len(decision.facts) > 1:
+            self.world.tell(f"{request} -> {decision.facts}")
+        self.commit(decision.facts)
+        return encode(decision.reply)
+
+    def commit(self, facts: tuple[Fact, ...]) -> None:
+        self.journal += [encode(fact) for fact in facts if fact.durable]
+        for fact in facts:
+            self.state.apply(fact, self._clock())
+        if self.checked:
+            check(self.state)
+
+    def _tick(self) -> Program:
+        while True:
+            yield TICK
+            facts = tick(self.state, self._clock())
+            if facts:
+                self.world.tell(f"time passes: {facts}")
+            self.commit(facts)
+
+    def _clock(self) -> float:
+        """The time as somebody counts it who does not notice that he slept."""
+        gap = self.world.now - self._last
+        self._slept += max(0.0, gap - _PAUSE)
+        self._last = self.world.now
+        return self.world.now - self._slept

@@ -1,0 +1,286 @@
+"""The command line: help that can be followed, servers that end as they are asked to."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import pytest
+
+from penstock.cli import main, overview
+from penstock.data import Dataset
+from penstock.data.experimental import service
+
+COMMANDS = ("dispatcher", "worker", "status", "certs")
+
+
+@contextmanager
+def command(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own; it is killed if it is still there at the end."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths} | environment,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[service.DispatchServer]:
+    with service.DispatchServer() as server:
+        yield server
+
+
+def address(server: service.DispatchServer) -> str:
+    return server.target.removeprefix("grpc://")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"\n  penstock {name} " in capsys.readouterr().out
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"\n    {name} " in text for name in COMMANDS)
+
+
+def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["worker"])
+    assert "the following arguments are required: --dispatcher" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dispatcher", "--port", "-5"]) == 1
+    words = "penstock dispatcher: DispatcherConfig: port must be from 1 to 65535"
+    assert capsys.readouterr().err.startswith(words)
+
+
+def test_a_dispatcher_and_a_worker_serve_and_leave() -> None:
+    with command("dispatcher") as dispatcher:
+        first = line_of(dispatcher)
+        target = first.split()[3].rstrip(";")
+        assert first.startswith("penstock dispatcher at grpc://localhost:")
+        assert first.endswith(f"penstock worker --dispatcher {target.removeprefix('grpc://')}\n")
+        with command("worker", "--dispatcher", target) as worker:
+            assert line_of(worker).startswith("penstock worker at localhost:")
+            squares = Dataset.range(20).map(lambda x: x * x)
+            remote = squares.apply(service.distribute("distributed_epoch", target))
+            assert list(remote) == list(squares)
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait() == 0
+        dispatcher.send_signal(signal.SIGINT)
+        assert dispatcher.wait() == 0
+        assert dispatcher.stderr is not None
+        assert dispatcher.stderr.read() == ""
+
+
+def test_a_worker_finishes_what_it_has_begun(
+    dispatcher: service.DispatchServer, tmp_path: Path
+) -> None:
+    begun, go = pipe(tmp_path / "begun"), pipe(tmp_path / "go")
+
+    def slow(x: Any) -> Any:
+        with open(begun, "w"), open(go):
+            return x + 1
+
+    with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:
+        line_of(worker)
+        result = pool.submit(next, elements(slow, dispatcher))
+        with open(begun):
+            worker.send_signal(signal.SIGTERM)
+            with open(go, "w"):
+                assert worker.poll() is None
+        assert result.result() == 1
+        assert worker.wait() == 0
+
+
+def test_a_second_signal_stops_a_worker_at_once(
+    dispatcher: service.DispatchServer, tmp_path: Path
+) -> None:
+    begun, never = pipe(tmp_path / "begun"), pipe(tmp_path / "never")
+
+    def stuck(x: Any) -> Any:
+        with open(begun, "w"), open(never):
+            return x
+
+    with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:
+        line_of(worker)
+        result = pool.submit(next, iterator := elements(stuck, dispatcher))
+        with open(begun):
+            worker.send_signal(signal.SIGTERM)
+            assert line_of(worker) == "penstock worker leaves; once more to stop it at once\n"
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait() == 128 + signal.SIGTERM
+        # What it had begun, another one makes again.
+        with in_process(dispatcher), open(begun), open(never, "w"):
+            assert result.result() == 0
+        assert list(iterator) == []
+
+
+def pipe(path: Path) -> str:
+    """Opening it waits until somebody opens its other end."""
+    os.mkfifo(path)
+    return str(path)
+
+
+@contextmanager
+def reading() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def elements(function: Any, dispatcher: service.DispatchServer) -> Iterator[Any]:
+    made = Dataset.range(1).map(function, output_signature=Dataset.range(1).element_spec)
+    return iter(made.apply(service.distribute("distributed_epoch", dispatcher.target)))
+
+
+def in_process(dispatcher: service.DispatchServer) -> service.WorkerServer:
+    return service.WorkerServer(service.WorkerConfig(address(dispatcher)))
+
+
+@pytest.mark.parametrize("told", [(), ("--quiet",)])
+def test_a_child_ends_with_its_parent(
+    dispatcher: service.DispatchServer, told: tuple[str, ...]
+) -> None:
+    with command(
+        "worker", "--stop-with-stdin", "--dispatcher", address(dispatcher), *told
+    ) as child:
+        assert child.stdin is not None
+        if not told:
+            assert line_of(child).startswith("penstock worker at localhost:")
+            # Ctrl-C in a terminal is for the parent, which then ends its children.
+            child.send_signal(signal.SIGINT)
+        child.stdin.close()
+        assert child.wait() == 0
+        assert line_of(child) == ""
+
+
+def test_a_child_ends_with_its_parent_even_if_nobody_answers() -> None:
+    with socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = f"localhost:{nobody.getsockname()[1]}"
+        with command("worker", "--stop-with-stdin", "--dispatcher", place) as child:
+            assert child.stdin is not None
+            child.stdin.close()
+            assert child.wait() == 0
+
+
+def test_a_worker_without_a_dispatcher_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = f"localhost:{nobody.getsockname()[1]}"
+        assert main(["worker", "--dispatcher", place, "--dispatcher-timeout", "0.1"]) == 1
+    assert f"penstock worker: dispatcher {place} has not answered" in capsys.readouterr().err
+
+
+def test_a_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "token"
+    assert main(["dispatcher", "--token-file", str(file)]) == 1
+    assert f"--token-file: '{file}' does not exist" in capsys.readouterr().err
+    file.write_text("a secret of more than sixteen letters")
+    with command("dispatcher", "--token-file", str(file)) as dispatcher:
+        target = line_of(dispatcher).split()[3].rstrip(";")
+        with command("worker", "--dispatcher", target, "--token-file", str(file)) as worker:
+            assert line_of(worker).startswith("penstock worker at")
+        with command("worker", "--dispatcher", target) as stranger:
+            assert stranger.wait() == 1
+
+
+def test_status_as_json(
+    dispatcher: service.DispatchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_process(dispatcher):
+        assert main(["status", dispatcher.target, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["workers"]) == 1
+
+
+def test_status_as_tables(
+    dispatcher: service.DispatchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with in_process(dispatcher) as worker:
+        assert main(["status", dispatcher.target]) == 0
+        assert worker.address in capsys.readouterr().out
+
+
+def test_status_again_and_again_until_ctrl_c(dispatcher: service.DispatchServer) -> None:
+    with command("status", dispatcher.target, "--watch", "--json") as watch:
+        first, second = line_of(watch), line_of(watch)
+        assert set(json.loads(first)) == set(json.loads(second))
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == 0
+
+
+def test_tables_show_whatever_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    overview.as_tables(
+        {
+            "dispatcher": "grpc://localhost:5050",
+            "wanted": None,
+            "workers": [
+                {
+                    "worker": "w/123",
+                    "address": "a:1",
+                    "rate": 1234.56,
+                    "tags": ["x", "y"],
+                    "new": True,
+                }
+            ],
+            "jobs": {"job [1]": {"elements": 12345, "streams": {"a": 1}, "open": []}},
+            "leases": [],
+        }
+    )
+    text = capsys.readouterr().out
+    for words in ("dispatcher: grpc://localhost:5050", "wanted: -", "workers: 1", "leases: -"):
+        assert words in text
+    assert text.split("workers: 1")[1].split()[4:9] == ["a:1", "1,234.6", "x,", "y", "yes"]
+    assert "job [1]" in text
+    assert "12,345" in text
+    assert "w/123" not in text
+
+
+def test_certificates_for_a_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "certs")
+    assert main(["certs", folder, "--host", "data1.example.org", "--days", "3"]) == 0
+    assert f"are in {folder}; copy it" in capsys.readouterr().out
+    assert "ca.pem" in os.listdir(folder)
+    assert main(["certs", folder]) == 1
+    assert "has certificates already" in capsys.readouterr().err
+    with command("dispatcher", "--certificates", folder) as dispatcher:
+        target = line_of(dispatcher).split()[3].rstrip(";")
+        with command("worker", "--dispatcher", target, "--certificates", folder) as worker:
+            assert line_of(worker).startswith("penstock worker at")
+
+
+def test_a_worker_finds_modules_where_it_was_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", ["/elsewhere"])
+    assert main(["dispatcher", "--port", "-5"]) == 1
+    assert sys.path == [os.getcwd(), "/elsewhere"]
