@@ -13,20 +13,24 @@ from benchmarks.environments import PEERS, PENSTOCK, install
 from benchmarks.machine import OtherWork
 from benchmarks.processes import unwind_on_signals
 from benchmarks.rounds import Choir, Result, measure
+from benchmarks.service import SERVICE
 from benchmarks.workloads import SUBJECT, TRUTH, Suite, Workload
 
-SUITES = {suite.name: suite for suite in (DATA, DISTRIBUTE)}
+SUITES = {suite.name: suite for suite in (DATA, DISTRIBUTE, SERVICE)}
 ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = {
     "resume": ("Resume", alone.resume),
     "memory": ("Memory", alone.memory),
     "import": ("Import", alone.importing),
+    "figures": ("Service in figures", alone.figures),
 }
 COMMANDS = {
     "data": "the pipelines beside their peers, interleaved, as ratios",
     "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
+    "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
+    "figures": "waits, pauses and counts of a data service",
     "all": "everything above",
 }
 
@@ -35,8 +39,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """What the user asked for; nonsense ends the program with a usage message."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="Measures penstock beside tf.data, tf.distribute, Grain, torch's DataLoader "
-        "and bare NumPy, each in its own environment under .bench/ (made when missing).",
+        description="Measures penstock beside tf.data, tf.distribute, tf.data service, Grain, "
+        "torch's DataLoader and bare NumPy, each in its own environment under .bench/ (made when "
+        "missing).",
         epilog="The exit status is 1 when a program fails or penstock misses a ratio it owes.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -138,7 +143,13 @@ def main() -> int:
 
 def carry_out(name: str, chosen: argparse.Namespace) -> bool:
     """One command; answers whether all is well."""
-    return compare(SUITES[name], chosen) if name in SUITES else probe(name, chosen)
+    if name not in SUITES:
+        return probe(name, chosen)
+    suite = SUITES[name]
+    well = compare(suite, chosen)
+    if suite.then and chosen.command == name and not (chosen.workloads or chosen.peers):
+        well &= probe(suite.then, chosen)
+    return well
 
 
 if __name__ == "__main__":

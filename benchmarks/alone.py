@@ -1,4 +1,4 @@
-"""The measurements of penstock alone: resume, memory, import.
+"""The measurements of penstock alone: resume, memory, import, figures of the service.
 
 Each answers a table for the reader, and whether all in it is well.
 """
@@ -21,6 +21,14 @@ STATE_LIMIT_BYTES = 1024
 MEMORY_LIMIT_MB = 200.0
 IMPORT_LIMIT_S = 0.2
 COLUMNS = 150_528
+FIRST_LIMIT_S = 0.1
+LOCAL_LIMIT_S = 1.5
+PAUSE_LIMIT_S = 1.0
+SHARING_LIMIT = 1.2
+BEATS_PER_SECOND = 2
+"""What a client asks of a dispatcher at the least; workers ask half as often."""
+LEASES_PER_SECOND = 8
+"""What a busy reader of a named job asks for besides, at the most."""
 
 
 class ProbeError(Exception):
@@ -68,6 +76,31 @@ def importing(quick: bool) -> tuple[list[Row], bool]:
     named = ", ".join(uninvited) or "none"
     table.append((f"{seconds:.3f}", f"{IMPORT_LIMIT_S:g}", named, _word(good)))
     return table, good
+
+
+def figures(quick: bool) -> tuple[list[Row], bool]:
+    """Waits, pauses and counts of a data service whose servers are processes of their own."""
+    found = _probe("service", *["quick"] * quick)
+    calls = found["many"] / found["one"]
+    table: list[Row] = [("figure", "measured", "limit", "verdict")]
+    judged = (
+        ("first element from a service that runs, s", found["again"], FIRST_LIMIT_S),
+        ('call to first element on "local://2", s', found["local"], LOCAL_LIMIT_S),
+        ("pause when one of two workers is killed, s", found["pause"], PAUSE_LIMIT_S),
+        ("function calls for 8 trainers, by those for 1", calls, SHARING_LIMIT),
+    )
+    for name, measured, limit in judged:
+        table.append((name, f"{measured:.3f}", f"{limit:g}", _word(measured <= limit)))
+    readers = found["leases"] / (LEASES_PER_SECOND + BEATS_PER_SECOND)
+    for name, text in (
+        ("the very first element of a process, s", f"{found['first']:.3f}"),
+        ("longest gap when nobody is killed, s", f"{found['gap']:.3f}"),
+        ("leases per second, with a journal", f"{found['leases']:,.0f}"),
+        ("busy readers of named jobs that this is enough for", f"{readers:,.0f}"),
+        ("or readers of jobs of their own", f"{found['leases'] / BEATS_PER_SECOND:,.0f}"),
+    ):
+        table.append((name, text, "", ""))
+    return table, all(measured <= limit for _, measured, limit in judged)
 
 
 def _word(good: bool) -> str:

@@ -1,6 +1,7 @@
 """The benchmarks' own machinery: the same work on both sides, and verdicts that can fail."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,7 +9,9 @@ from benchmarks import report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.peers import bare, penstock
-from benchmarks.peers.serve import contents, leaves_of
+from benchmarks.peers.bare import Loop
+from benchmarks.peers.elements import UnderWay
+from benchmarks.peers.serve import contents, leaves_of, timed
 from benchmarks.peers.steps import Stretch
 from benchmarks.rounds import Result
 from benchmarks.workloads import Rival, Suite, Workload
@@ -30,6 +33,26 @@ def test_steps_of_replicas_are_the_whole_data(workload: Workload) -> None:
 def test_a_pass_goes_on_where_the_one_before_stopped() -> None:
     steps = Stretch(itertools.count(), 2)
     assert [list(steps), list(steps)] == [[0, 1], [2, 3]]
+
+
+def test_an_iterator_is_under_way_before_the_clock_starts() -> None:
+    begun = []
+
+    def numbers() -> Iterator[int]:
+        begun.append(True)
+        yield from range(100)
+
+    pipeline = UnderWay(Loop(numbers), 3, ahead=2)
+    pipeline.begin()
+    assert begun == [True]
+    assert [list(pipeline), list(pipeline)] == [[2, 3, 4], [2, 3, 4]]
+    assert timed(pipeline, 0.0)["items"] == 3
+    assert begun == [True] * 3
+
+
+def test_a_method_called_values_holds_no_leaves() -> None:
+    mapping = {"a": 1}
+    assert leaves_of([mapping]) == [mapping]
 
 
 def test_values_of_replicas_count_as_leaves() -> None:

@@ -1,4 +1,4 @@
-"""README.md keeps its word: its programs print what it says, its links lead somewhere."""
+"""The pages keep their word: their programs print what they say, the links lead somewhere."""
 
 import re
 import subprocess
@@ -9,10 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SERVICE = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
 # A block of Python and, where one follows directly, the block of text that it prints.
-PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", README, re.DOTALL | re.MULTILINE
+PROGRAM = re.compile(
+    r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE
 )
+PROGRAMS = PROGRAM.findall(README)
 LINKS = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
 
 
@@ -22,7 +24,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("program", "printed"), PROGRAMS)
+@pytest.mark.parametrize(("program", "printed"), PROGRAMS + PROGRAM.findall(SERVICE))
 def test_program_runs_and_prints_what_is_shown(program: str, printed: str, tmp_path: Path) -> None:
     result = run(program, tmp_path)
     assert result.returncode == 0, result.stderr

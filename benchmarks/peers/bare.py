@@ -5,8 +5,10 @@ Where the workload hands a Python function single elements, the loop calls it on
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from benchmarks.distribute import REPLICAS
 from benchmarks.peers import elements, material
 from benchmarks.peers.serve import Program, serve
 from benchmarks.service import CONSUMERS
+
+TARGETS = 4
+"""Places that copies go to in turn: a reader that has one still needs it while the next comes."""
 
 
 class Loop:
@@ -151,10 +156,23 @@ def steps(replicas: int, n: int) -> Iterable[Any]:
 def transfer(name: str, n: int) -> Iterable[Any]:
     """What carrying elements takes at the least: a copy, into memory that is there."""
     source = elements.PROGRAMS[name]()
-    target = np.empty_like(source)
+    return copies(source, [np.empty_like(source) for _ in range(TARGETS)], n)
+
+
+def transfer_shared(name: str, n: int) -> Iterable[Any]:
+    """The same into memory that processes can share, which has small pages."""
+    source = elements.PROGRAMS[name]()
+    shared = (mmap.mmap(-1, max(source.nbytes, 1)) for _ in range(TARGETS))
+    targets = [np.frombuffer(m, source.dtype)[: source.size].reshape(source.shape) for m in shared]
+    return copies(source, targets, n)
+
+
+def copies(source: Any, targets: list[Any], n: int) -> Iterable[Any]:
+    for target in targets:
+        np.copyto(target, source)
 
     def generate() -> Iterator[Any]:
-        for _ in range(n):
+        for target in islice(cycle(targets), n):
             np.copyto(target, source)
             yield target
 
@@ -187,6 +205,7 @@ PROGRAMS: dict[str, Program] = {
     "padded_batch": padded_batch,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
     **{name: partial(transfer, name) for name in elements.PROGRAMS},
+    "batches_shm_shared": partial(transfer_shared, "batches_shm"),
     "function": function,
     "sleeping": partial(ones, 1),
     "coordinated": partial(ones, CONSUMERS),

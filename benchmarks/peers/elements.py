@@ -54,7 +54,7 @@ TRANSFERS = ("tcp", "shm")
 PROGRAMS = {f"{name}_{way}": make for name, make in ELEMENTS.items() for way in TRANSFERS}
 """What each program sends, by the program's name."""
 
-MILLISECOND_CALLS = 6_500
+MILLISECOND_CALLS = 16_000
 """Rounds of arithmetic that take about a millisecond of one core."""
 
 
@@ -69,10 +69,11 @@ def busy(number: Any) -> int:
 class UnderWay:
     """`count` items of a fresh iterator for every pass; the clock starts after the first ones.
 
-    How long a reader waits for its first element is another question, and asked elsewhere.
+    By then memory has been touched, and whatever grows has grown. How long a reader waits for its
+    first element is another question, and asked elsewhere.
     """
 
-    def __init__(self, dataset: Iterable[Any], count: int, ahead: int = 1) -> None:
+    def __init__(self, dataset: Iterable[Any], count: int, ahead: int = 16) -> None:
         self.dataset, self.count, self.ahead = dataset, count, ahead
         self.iterator: Iterator[Any] | None = None
 

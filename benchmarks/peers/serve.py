@@ -78,7 +78,8 @@ def contents(pipeline: Iterable[Any]) -> dict[str, Any]:
 
 def leaves_of(item: Any) -> list[Any]:
     """Arrays in tuples and lists; a distributed value has a tuple of `values`, one per replica."""
-    item = getattr(item, "values", item)
+    values = getattr(item, "values", None)  # A method of torch's tensors.
+    item = values if isinstance(values, tuple) else item
     if not isinstance(item, tuple | list):
         return [item]
     return [leaf for part in item for leaf in leaves_of(part)]

@@ -1,4 +1,4 @@
-"""penstock's data service for the measurements: servers in processes of their own, and what is read.
+"""The programs of penstock's data service, whose servers are processes of their own.
 
 Servers are started when first needed, and live as long as this process's group.
 """

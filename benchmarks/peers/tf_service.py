@@ -1,6 +1,7 @@
 """The elements through tf.data service, whose dispatcher and worker are processes of their own.
 
-They are read eagerly, as users do, and without compression, which makes everything slower here. `python -m benchmarks.peers.tf_service ROLE` is one of those.
+They are read eagerly, as users do, and without compression, which makes everything slower here.
+`python -m benchmarks.peers.tf_service ROLE` is one of those.
 """
 
 from __future__ import annotations

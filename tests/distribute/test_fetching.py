@@ -13,7 +13,7 @@ import pytest
 
 from penstock.distribute.backends import cuda, fetching, jax_cuda
 from penstock.distribute.backends.cuda import Driver, Locked
-from penstock.distribute.backends.fetching import Fetch, owners_of_numbers
+from penstock.distribute.backends.fetching import RowFetch, owners_of_numbers
 from penstock.distribute.backends.pinned import Buffers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -89,9 +89,9 @@ def library(monkeypatch) -> Library:
     return Library()
 
 
-def fetch(library: Library, *columns: Any) -> Fetch:
+def fetch(library: Library, *columns: Any) -> RowFetch:
     rows = Chunk(nest.tuple_of(len(columns)), list(columns), len(columns[0]))
-    return Fetch(rows, Driver(library))
+    return RowFetch(rows, Driver(library))
 
 
 @pytest.mark.parametrize(

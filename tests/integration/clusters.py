@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.data.experimental import service
 
@@ -44,6 +44,36 @@ class Cluster:
         self.close()
 
 
+class Calls:
+    """A function that counts its calls on workers of this process, and can hold them up."""
+
+    counters: ClassVar[dict[int, int]] = {}
+    gates: ClassVar[dict[int, threading.Event]] = {}
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.key = len(self.counters)
+        self.counters[self.key] = 0
+        self.gates[self.key] = threading.Event()
+        self.open()
+
+    def __call__(self, x: Any) -> Any:
+        with Calls.lock:
+            Calls.counters[self.key] += 1
+        Calls.gates[self.key].wait()
+        return x
+
+    @property
+    def count(self) -> int:
+        return self.counters[self.key]
+
+    def open(self) -> None:
+        self.gates[self.key].set()
+
+    def shut(self) -> None:
+        self.gates[self.key].clear()
+
+
 def until(condition: Callable[[], Any]) -> Any:
     """Waits until something holds, and gives it; a test that waits for ever says for what."""
     deadline = time.monotonic() + _PATIENCE
@@ -51,6 +81,18 @@ def until(condition: Callable[[], Any]) -> Any:
     for turn in itertools.count():
         if found := condition():
             return found
-        assert time.monotonic() < deadline, f"waited in vain for {condition}"
+        assert time.monotonic() < deadline, "waited in vain"
         pause.wait(min(0.001 * 2**turn, 0.05))
     raise AssertionError
+
+
+def settled(what: Callable[[], Any]) -> Any:
+    """What something is, once it has been the same for a while."""
+    found = [what()]
+
+    def same() -> bool:
+        found.append(what())
+        return len(found) > 12 and len({repr(each) for each in found[-12:]}) == 1
+
+    until(same)
+    return found[-1]

@@ -39,7 +39,7 @@ def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:
 
 def _require(who: Trainer | str, holds: bool, what: str) -> None:
     if not holds:
-        name = who if isinstance(who, str) else f"{who.name} ({who.job}, {who.form})"
+        name = who if isinstance(who, str) else who.name
         raise Violation(f"{name} {what}")
 
 
@@ -121,20 +121,32 @@ def _together(
         return
     delivered: Counter[int] = Counter()
     for trainer in members:
-        told = Counter(_recorded(record, trainer.clients))
+        for clients, history in trainer.past:
+            delivered += _reported(record, trainer, clients, history)
         if trainer.status == DEAD or not trainer.known:
+            delivered += _reported(record, trainer, trainer.clients, trainer.history)
+        else:
+            told = Counter(_recorded(record, trainer.clients))
+            got = Counter(trainer.history)
             _require(
                 trainer,
-                not told - Counter(trainer.history),
-                f"did not get all it reported: {[address(v) for v in (told - Counter(trainer.history))]}",
+                not told - got and set(got - told) <= trainer.doubtful,
+                _misreported(trainer, told),
             )
             delivered += told
-        else:
-            delivered += Counter(trainer.history)
-            _require(trainer, told == Counter(trainer.history), _misreported(trainer, told))
     twice = [address(value) for value, count in delivered.items() if count > 1]
     _require(where, not twice, f"delivered twice: {sorted(twice)}")
     _complete(where, record, group, members, set(delivered))
+
+
+def _reported(
+    record: IterationRecord, trainer: Trainer, clients: list[str], history: list[int]
+) -> Counter[int]:
+    """What somebody is thought to have got who never came back; others got the rest."""
+    told = Counter(_recorded(record, clients))
+    more = sorted(map(address, told - Counter(history)))
+    _require(trainer, not more, f"is thought to have got {more}")
+    return told
 
 
 def _misreported(trainer: Trainer, told: Counter[int]) -> str:
@@ -147,6 +159,13 @@ def _record(dispatcher: Dispatcher, name: str, repetition: int) -> IterationReco
     job = dispatcher.state.jobs.get(name)
     found = job.iterations.get(repetition) if job is not None else None
     return dispatcher.state.iterations[found] if found is not None else None
+
+
+def recorded(dispatcher: Dispatcher, trainer: Trainer) -> set[int]:
+    """What the dispatcher thinks that somebody has got."""
+    assert trainer.job.name is not None
+    record = _record(dispatcher, trainer.job.name, trainer.job.repetition)
+    return set() if record is None else set(_recorded(record, trainer.clients))
 
 
 def _recorded(record: IterationRecord, clients: list[str]) -> list[int]:
@@ -168,9 +187,11 @@ def _complete(
     beyond = [address(v) for v in delivered if address(v)[1] >= plan.length(address(v)[0])]
     _require(where, not beyond, f"delivered what does not exist: {beyond}")
     streams = leases.begun
-    if any(trainer.status == ENDED for trainer in members):
-        streams = record.total
-        _require(where, record.complete(leases), "has ended, and not everything is consumed")
+    if all(trainer.status == ENDED for trainer in members):
+        # The copy of a worker that came at the last moment may be nobody's.
+        streams = leases.begun if record.elastic else record.total
+        whole = not leases.tracks if record.elastic else record.complete(leases)
+        _require(where, whole, "has ended, and not everything is consumed")
     for stream in range(streams):
         track = leases.tracks.get(stream)
         reached = plan.length(stream) if track is None else track.reached

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.errors import NotFoundError, OpError
 from penstock.service.logic.feeds import Failure
 from penstock.service.logic.reader import Limits
@@ -61,14 +63,18 @@ class Trainer:
     history: list[int] = field(default_factory=list)
     saved: Saved | None = None
     client: Client | None = None
+    lives: int = 0
     clients: list[str] = field(default_factory=list)
+    """The lives of which each went on from a state of the one before."""
+    past: list[tuple[list[str], list[int]]] = field(default_factory=list)
+    """Lives of which nobody went on from a state, and what those got."""
     streams: int = 0
     form: str = ""
+    doubtful: set[int] = field(default_factory=set)
+    """What it got, and could not report before others were given it."""
     known: bool = True
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)
-    stops: bool = False
-    """It saves its state at the next occasion, and reads no more."""
 
     @property
     def running(self) -> bool:
@@ -89,18 +95,27 @@ class Client(Process):
     """One life of a trainer."""
 
     def __init__(
-        self, network: Network, trainer: Trainer, host: str, failed: Callable[[Trainer], None]
+        self,
+        network: Network,
+        trainer: Trainer,
+        host: str,
+        failed: Callable[[Trainer], None],
+        recorded: Callable[[Trainer], set[int]],
     ) -> None:
-        number = len(trainer.clients)
-        super().__init__(network.world, f"{trainer.name}#{number}")
+        super().__init__(network.world, f"{trainer.name}#{trainer.lives}")
         self.network = network
         self.trainer = trainer
         self.host = host
         self._failed = failed
+        self._recorded = recorded
         self.stream: RemoteStream | None = None
+        trainer.lives += 1
         trainer.client = self
-        trainer.clients.append(self.name)
         saved = trainer.saved
+        if saved is None and trainer.clients:
+            trainer.past.append((trainer.clients, trainer.history))
+            trainer.clients = []
+        trainer.clients.append(self.name)
         trainer.history = list(saved.history) if saved else []
         self.world.tell(f"{self.name} starts" + (f" from {saved.state}" if saved else ""))
         self.spawn(self._live(saved.state if saved else None))
@@ -132,34 +147,35 @@ class Client(Process):
         while skip:
             piece = yield from stream.pull(skip)
             skip -= len(piece)
+        status = yield from self._consume(stream)
+        known = yield from stream.close()
+        if self.trainer.client is self:
+            self.trainer.status, self.trainer.known = status, known
+
+    def _consume(self, stream: RemoteStream) -> Program:
+        """Reads to the end, or as much as is wanted; gives which of both."""
         trainer, random = self.trainer, self.world.random
         while trainer.enough is None or len(trainer.history) < trainer.enough:
-            if trainer.stops:
-                yield from self._save(stream, None, 0)
-                trainer.status = LEFT
-                self.kill()
-                return
-            mark = (yield from stream.save()) if stream.reading.leased else stream.reading.state()
+            replays = stream.reading.replays
+            mark = stream.reading.state() if replays else (yield from stream.save())
             limit = random.choice((1, 4, 64))
-            sure = max(1, min(limit, stream.reading.sure())) if stream.reading.leased else limit
-            piece = yield from stream.pull(sure)
+            piece = yield from stream.pull(
+                limit if replays else max(1, min(limit, stream.reading.sure()))
+            )
             if piece is None:
-                trainer.status = ENDED
-                break
+                return ENDED
             self._deliver(piece)
             if self.world.chance(trainer.saves):
                 yield from self._save(stream, mark, len(piece))
             yield trainer.think * random.random() * 2
-        if trainer.status == READING:
-            trainer.status = LEFT
-        trainer.known = yield from stream.close()
+        return LEFT
 
     def _deliver(self, piece: Any) -> None:
         if isinstance(piece, Failure):
             values = [piece.error.value]  # type: ignore[attr-defined]
         else:
             values = values_of(piece)
-        self.world.tell(f"{self.name} gets {values}")
+        self.world.tell(self.name, "gets", values)
         if self.trainer.client is self:
             self.trainer.history += values
 
@@ -175,13 +191,14 @@ class Client(Process):
         history = tuple(trainer.history[: len(trainer.history) - count + used])
         if trainer.client is self:
             trainer.saved = Saved({"plan": trainer.job.plan.digest, "at": at}, history)
-            self.world.tell(f"{self.name} has saved {trainer.saved.state}")
+            self.world.tell(self.name, "has saved", trainer.saved.state)
 
     def _own(self, state: dict[str, Any]) -> dict[str, Any]:
         job = self.trainer.job
         if job.name is None:
             return state
-        extra = {"repetition": job.repetition, "clients": [self.name], "key": 7, "epoch": [1]}
+        client = self.stream.client if self.stream is not None else self.name
+        extra = {"repetition": job.repetition, "clients": [client], "key": 7, "epoch": [1]}
         return {**extra, **state}
 
     def _open(self, state: dict[str, Any] | None) -> Program:
@@ -196,12 +213,20 @@ class Client(Process):
 
         def again() -> Program:
             yield from self._registered()
-            return (yield from self.network.call(request))
+            streams = opened.work.streams if opened.work.form in ("share", "whole") else 0
+            again = msgspec.structs.replace(request, streams=max(request.streams, streams))
+            return (yield from self.network.call(again))
 
         return RemoteStream(
             *(self.network, self, request, opened, again, job.plan.shape),
-            *(job.limits, job.ordered, state),
+            *(job.limits, job.ordered, state, self._rename),
         )
+
+    def _rename(self, name: str) -> None:
+        """The dispatcher took this one for dead: what it was not told of, others may get."""
+        told = self._recorded(self.trainer)
+        self.trainer.doubtful |= set(self.trainer.history) - told
+        self.trainer.clients.append(name)
 
     def _registered(self) -> Program:
         plan = self.trainer.job.plan
@@ -212,9 +237,9 @@ class Client(Process):
 
     def _request(self, state: dict[str, Any] | None, dataset_id: str) -> OpenIteration:
         trainer, job = self.trainer, self.trainer.job
-        consumed, finished = claimed(state) if state and "held" in state else ((), ())
         return OpenIteration(
             *(self.name, job.name, job.repetition, dataset_id, job.options, 7, (1,), self.host),
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
-            *(consumed, finished, len(state["order"]["open"]) if state and "order" in state else 0),
+            streams=len(state["order"]["open"]) if state and "order" in state else 0,
+            **(claimed(state) if state and "held" in state else {}),
         )

@@ -22,7 +22,7 @@ from penstock.service.logic.dispatcher import (
 )
 from penstock.service.logic.facts import DispatcherStarted, Fact
 from penstock.service.protocol.messages import Hello, Welcome
-from tests.simulation.kernel import Process, Program, Violation, World
+from tests.simulation.kernel import Process, Program, Violation
 from tests.simulation.network import Network, decode_request, encode
 
 _decode: Callable[[bytes], Fact] = msgspec.msgpack.Decoder(Fact).decode
@@ -97,8 +97,8 @@ class Dispatcher:
         if not self.process.alive:
             reply(None)
         elif self.process.paused_until > self.world.now:
-            self.world.at(
-                self.process.paused_until - self.world.now,
+            self.world.when(
+                self.process.paused_until,
                 lambda: self._arrive(data, reply),
                 self.process,
             )
@@ -113,10 +113,10 @@ class Dispatcher:
         try:
             decision = decide(self.state, request, self._clock())
         except OpError as error:
-            self.world.tell(f"refuses {request}: {error}")
+            self.world.tell("refuses", request, error)
             return encode(refusal(error))
-        if decision.facts and decision.facts[0].durable or len(decision.facts) > 1:
-            self.world.tell(f"{request} -> {decision.facts}")
+        if (decision.facts and decision.facts[0].durable) or len(decision.facts) > 1:
+            self.world.tell(request, "->", decision.facts)
         self.commit(decision.facts)
         return encode(decision.reply)
 
@@ -132,7 +132,7 @@ class Dispatcher:
             yield TICK
             facts = tick(self.state, self._clock())
             if facts:
-                self.world.tell(f"time passes: {facts}")
+                self.world.tell("time passes:", facts)
             self.commit(facts)
 
     def _clock(self) -> float:

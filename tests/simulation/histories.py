@@ -6,14 +6,14 @@ everybody must come to an end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from penstock.service.logic.dispatcher import Settings, check
-from penstock.service.logic.merging import merge_states
 from penstock.service.logic.reader import Limits
 from penstock.service.protocol.messages import JobOptions
-from tests.simulation.accounts import describe, settle
-from tests.simulation.clients import DEAD, ENDED, READING, Client, Job, Saved, Trainer
+from tests.simulation.accounts import describe, recorded, settle
+from tests.simulation.clients import DEAD, READING, Client, Job, Trainer
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation, World
 from tests.simulation.network import Network, Weather
@@ -51,6 +51,8 @@ def run(seed: int, story: bool = False) -> Outcome:
         outcome = history.run()
     except Exception as error:
         raise HistoryFailedError(_told(history, error)) from error
+    finally:
+        history.world.close()
     if story:
         print(_told(history, None))
     return outcome
@@ -163,7 +165,7 @@ class History:
 
     def _begin(self, trainer: Trainer, host: str) -> None:
         if trainer.status == READING:
-            Client(self.network, trainer, host, self._failed)
+            Client(self.network, trainer, host, self._failed, partial(recorded, self.dispatcher))
 
     def _failed(self, trainer: Trainer) -> None:
         """A client came to a bad end, and somebody starts it again, or nobody does."""
@@ -282,6 +284,7 @@ class History:
         client = self._some_client()
         if client is not None and client.trainer.saved is not None:
             client.pause(self.world.random.choice((5.0, 20.0)))
+            client.trainer.returns = True
             self._start(client.trainer, 1.0)
 
     def _cut(self) -> None:
@@ -308,15 +311,3 @@ class History:
 
     def _over(self) -> bool:
         return all(trainer.status != READING and not trainer.running for trainer in self.trainers)
-
-
-__all__ = [
-    "ENDED",
-    "History",
-    "HistoryFailedError",
-    "Outcome",
-    "Saved",
-    "merge_states",
-    "replace",
-    "run",
-]

@@ -18,6 +18,9 @@ Program = Generator[Any, Any, Any]
 STORY = 400
 """How many of the last events are told when something goes wrong."""
 
+MOST_STEPS = 200_000
+"""A history that needs more goes round in circles."""
+
 
 class Violation(AssertionError):
     """Something that must never be."""
@@ -42,6 +45,7 @@ class Process:
     def spawn(self, program: Program) -> None:
         """Runs a program until it ends or this process dies."""
         running = _Running(self, program)
+        self.world.programs[program] = None
         self.world.at(0.0, running.step, self)
 
 
@@ -68,6 +72,7 @@ class _Running:
         try:
             wanted = next(self._program)
         except StopIteration:
+            self._process.world.programs.pop(self._program, None)
             return
         world, number = self._process.world, self._number
         if isinstance(wanted, tuple):
@@ -90,18 +95,29 @@ class _Running:
 class World:
     """The clock, what is to come, and the story so far."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most: int = MOST_STEPS) -> None:
         self.random = Random(seed)
         self.now = 0.0
-        self.story: deque[str] = deque(maxlen=STORY)
+        self._story: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=STORY)
         self.steps = 0
+        self._most = most
         self._events: list[tuple[float, int, Callable[[], None], Process | None]] = []
         self._number = 0
+        self.programs: dict[Program, None] = {}
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for program in list(self.programs):
+            program.close()
 
     def at(self, seconds: float, act: Callable[[], None], process: Process | None = None) -> None:
         """Does something later, unless `process` is dead then; while it is stopped it waits."""
+        self.when(self.now + seconds, act, process)
+
+    def when(self, due: float, act: Callable[[], None], process: Process | None = None) -> None:
+        """Does something at a time; what is due at the same time happens in order."""
         self._number += 1
-        heapq.heappush(self._events, (self.now + seconds, self._number, act, process))
+        heapq.heappush(self._events, (due, self._number, act, process))
 
     def run(self, until: float, over: Callable[[], bool]) -> None:
         """Lets time pass until `over`, or until it is `until`."""
@@ -119,10 +135,18 @@ class World:
                     heapq.heappush(self._events, (process.paused_until, number, act, process))
                     continue
             self.steps += 1
+            if self.steps > self._most:
+                raise Violation(f"{self._most} steps, and no end")
             act()
 
-    def tell(self, what: str) -> None:
-        self.story.append(f"{self.now:9.3f}  {what}")
+    def tell(self, *what: object) -> None:
+        """Notes what happens; it becomes words when somebody asks for them."""
+        self._story.append((self.now, what))
+
+    @property
+    def story(self) -> list[str]:
+        """The last that happened."""
+        return [f"{now:9.3f}  {' '.join(map(str, what))}" for now, what in self._story]
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability

@@ -82,6 +82,8 @@ class Network:
         world, weather = self.world, self.weather
         if not world.chance(weather.lost):
             world.at(self.delay(), lambda: self.answer(data, self._back(attempt)))
+        else:
+            self._lose(attempt)
         if world.chance(weather.twice):
             late = world.random.random() ** 3 * 15.0
             world.at(late, lambda: self.answer(data, lambda reply: None))
@@ -90,8 +92,15 @@ class Network:
         def reply(data: bytes | None) -> None:
             if not self.world.chance(self.weather.lost):
                 self.world.at(self.delay(), lambda: attempt.arrive(data))
+            else:
+                self._lose(attempt)
 
         return reply
+
+    def _lose(self, attempt: _Attempt) -> None:
+        """Mostly, who sent it is told that the connection broke."""
+        if self.world.chance(0.8):
+            self.world.at(self.delay(), lambda: attempt.arrive(None))
 
     def connect(self, client: Process, bell: Bell, where: str) -> Program:
         """A data connection; UnavailableError if there is none to be had."""
@@ -144,7 +153,7 @@ class Endpoint:
             return
         data, peer = encode(message), self.peer
         peer._last = max(peer._last, world.now + network.delay())
-        world.at(peer._last - world.now, lambda: peer._arrive(data, body))
+        world.when(peer._last, lambda: peer._arrive(data, body))
 
     def _arrive(self, data: bytes, body: bytes) -> None:
         if not self.broken and not self._deaf:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from penstock.errors import OpError, UnavailableError
+from penstock.errors import NotFoundError, OpError, UnavailableError
 from penstock.service.host.agent import Forgotten
 from penstock.service.host.control import refused_as
 from penstock.service.logic.feeds import Failure
-from penstock.service.logic.reader import KEPT_BLOCK, Limits
+from penstock.service.logic.reader import DEPTH, KEPT_BLOCK, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
 from penstock.service.protocol.messages import (
@@ -29,7 +30,7 @@ from tests.simulation.links import Link, Links
 from tests.simulation.network import Network
 
 
-class Missing(Exception):  # noqa: N818
+class Missing(Exception):
     """An element that fails, as it was meant to."""
 
     def __init__(self, value: int) -> None:
@@ -51,10 +52,12 @@ class RemoteStream:
         limits: Limits,
         ordered: bool,
         state: dict[str, Any] | None,
+        renamed: Callable[[str], None],
     ) -> None:
         self._world = network.world
         self._limits = limits
         self._network = network
+        self._renamed = renamed
         self._request = request
         self._work = self._mine(opened.work)
         self.reading = Reading(opened, shape, limits, ordered, state, request.consumer)
@@ -78,7 +81,9 @@ class RemoteStream:
         return piece
 
     def _arrived(self, limit: int) -> Any:
-        return self.reading.take(limit, self._world.now) if self._ready else None
+        if not self._ready or not self._agent.entitled():
+            return None
+        return self.reading.take(limit, self._world.now)
 
     def _wait(self, what: Callable[[], Any]) -> Program:
         while True:
@@ -121,11 +126,20 @@ class RemoteStream:
     def _rejoin(self) -> Program:
         self.forgotten += 1
         self.reading.forget_leases()
-        consumed, finished = claimed(self.reading.state())
-        request = msgspec.structs.replace(
-            self._request, resumes=(self._request.client,), consumed=consumed, finished=finished
-        )
-        self._workers((yield from self._network.call(request)))
+        opened, tries = None, 0
+        while opened is None:
+            tries += 1
+            request = msgspec.structs.replace(
+                self._request,
+                client=f"{self._request.client}~{self.forgotten}.{tries}",
+                resumes=(self._agent.client,),
+                **claimed(self.reading.state()),
+            )
+            self._renamed(request.client)
+            with suppress(NotFoundError):
+                opened = yield from self._network.call(request)
+        self._agent.become(request, opened)
+        self._workers(opened)
 
     def _mine(self, work: Work) -> Work:
         return msgspec.structs.replace(work, consumer=self._request.consumer)
@@ -142,6 +156,10 @@ class RemoteStream:
         consumed, ended = self.reading.report()
         if want or consumed or ended or elements:
             self._agent.tell(consumed, ended, elements, want)
+
+    def _tell_everything(self) -> None:
+        consumed, ended = self.reading.report(everything=True)
+        self._agent.tell(consumed, ended, 0)
 
     def _handed_out(self, count: int) -> Program:
         self._sure = False
@@ -162,11 +180,15 @@ class RemoteStream:
         """What was asked for and not handed out is within limits."""
         reader, limits = self.reading.reader, self._limits
         waiting = reader._here + reader._owed
-        slack = KEPT_BLOCK if reader._in_blocks else limits.request_rows
         if limits.elements is not None:
-            most = limits.elements + (KEPT_BLOCK if reader._in_blocks else 1)
+            most = limits.elements + DEPTH
         else:
-            most = limits.nbytes // 8 + slack + 1
+            # Before the first one is there, nobody knows how large they are.
+            most = (
+                limits.nbytes // 8
+                + KEPT_BLOCK * reader._in_blocks
+                + DEPTH * max(limits.request_rows, DEPTH * len(reader.workers))
+            )
         if waiting > most or reader._owed < 0 or reader._here < 0:
             raise Violation(
                 f"{reader._here} elements are here and {reader._owed} are owed, "
@@ -214,7 +236,14 @@ class RemoteStream:
     def _over(self) -> Program:
         if not self._ready or not self.reading.over:
             return False
-        if self._work.form != "whole" or self._work.consumers or self.reading.leased:
+        if self.reading.leased:
+            if not self._sure:
+                self._sure = True
+                self._tell_everything()
+                yield from self._agent.commit()
+                return False
+            return True
+        if self._work.form != "whole" or self._work.consumers:
             return True
         if not self._sure:
             self._sure = True
@@ -223,19 +252,23 @@ class RemoteStream:
         return self.reading.begun
 
     def save(self) -> Program:
-        if self.reading.leased:
+        if not self.reading.replays:
             yield from self._wait(lambda: self.reading.sure() or None)
         return self.reading.state()
 
     def commit(self) -> Program:
         if self.reading.leased:
-            consumed, ended = self.reading.report(everything=True)
-            self._agent.tell(consumed, ended, 0)
+            self._tell_everything()
             yield from self._agent.commit()
+            yield from self._attend()
+
+    @property
+    def client(self) -> str:
+        return self._agent.client
 
     def close(self) -> Program:
         """Gives whether the dispatcher knows all that was handed out."""
-        self._tell()
+        self._tell_everything()
         known = yield from self._agent.stop()
         self.links.close()
         return known

@@ -79,10 +79,10 @@ class Entry:
         self.idle_since = 0.0
         self.elements, self.seconds = 0, 0.0
         strided = work.consumers > 1
+        self.strided = strided and self.random
         pace = Pace(work.consumers) if strided and not self.random else None
         kept = work.kept and not (strided and self.random)
         self.production = Production(self.random, kept, pace, self.length)
-        self.strided = strided and self.random
 
     @property
     def alone(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -46,7 +47,8 @@ def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
 
     def leave() -> None:
         if not quiet:
-            print("penstock worker leaves; once more to stop it at once", flush=True)
+            with contextlib.suppress(OSError):  # Nobody may be there to read it.
+                print("penstock worker leaves; once more to stop it at once", flush=True)
         server.drain()
 
     with server:

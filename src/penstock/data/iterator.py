@@ -20,7 +20,7 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
-from penstock.plan.nodes import Node, options_of
+from penstock.plan.nodes import Node, is_shared, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
@@ -108,9 +108,9 @@ class Iterator:
         try:
             chunk = self._marked.pull(self._demand.limit)
         except StopIteration:
-            assert self._stream is not None
-            self._place = Place(self._stream.save())
-            self._close_stream()
+            if (stream := self._stream) is not None:  # Nobody has closed it meanwhile.
+                self._place = Place(stream.save())
+                self._close_stream()
             raise
         except Exception:
             self._place = self._place.after(1)
@@ -163,6 +163,10 @@ class Iterator:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is: small, and JSON where no user data is buffered."""
+        if self._stream is None and not self._closed and is_shared(self._plan):
+            # Others take what is not claimed, so there is no place before the iteration is opened.
+            with self._lock:
+                self._open()
         if self._stream is not None:
             self._stream.commit()
         return {
@@ -203,7 +207,8 @@ class Iterator:
 
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
-        self._place = self._here()
+        # Not where the streams are now: they might have to wait for something to be there.
+        self._place = self._place.after(self._size - length_hint(self._rows))
         self._rows, self._size = iter(()), 0
         self._close_stream()
 

@@ -78,6 +78,11 @@ class Chunk:
         picked = [columns.take(column, indices) for column in self.columns]
         return Chunk(self.tree, picked, len(indices))
 
+    def again(self, count: int) -> Chunk:
+        """The one element of a chunk, `count` times."""
+        made = [columns.again(column, count) for column in self.columns]
+        return Chunk(self.tree, made, count)
+
     def frozen(self) -> Chunk:
         """The same elements, whose arrays cannot be written to."""
         return Chunk(self.tree, [columns.frozen(column) for column in self.columns], self.size)

@@ -49,6 +49,22 @@ def take(column: Column, indices: Array) -> Column:
     return [column[i] for i in indices]
 
 
+_WORTH = 4 << 10
+"""Bytes of a row from which on it is not copied to be there more than once."""
+
+
+def again(column: Column, count: int) -> Column:
+    """The one row of a column, `count` times; large ones share their memory."""
+    if type(column) is np.ndarray and column.nbytes >= _WORTH and not column.dtype.hasobject:
+        return np.broadcast_to(column, (count, *column.shape[1:]))
+    return take(column, np.zeros(count, np.intp))
+
+
+def _apart(array: Array) -> Array:
+    """Rows that do not share memory: what users get of them is one piece."""
+    return np.ascontiguousarray(array) if len(array) > 1 and array.strides[0] == 0 else array
+
+
 def join(columns: Sequence[Column]) -> Column:
     """One column after the other."""
     first = columns[0]
@@ -95,7 +111,7 @@ def stack(column: Column, size: int) -> Column | None:
     None where the rows cannot be stacked because their shapes differ.
     """
     if type(column) is np.ndarray:
-        return column.reshape(len(column) // size, size, *column.shape[1:])
+        return _apart(column).reshape(len(column) // size, size, *column.shape[1:])
     leaves = stack_each(column, [size] * (len(column) // size))
     if any(leaf is UNSTACKABLE for leaf in leaves):
         return None
@@ -119,6 +135,7 @@ def stack_leaves(leaves: list[Any]) -> Any:
 def stack_each(column: Column, sizes: list[int]) -> list[Any]:
     """Rows grouped by `sizes`: a list of new leaves, `UNSTACKABLE` where shapes differ."""
     groups, start = [], 0
+    column = _apart(column) if type(column) is np.ndarray else column
     for size in sizes:
         part = column[start : start + size]
         groups.append(stack_leaves(part) if isinstance(part, list) else part)

@@ -84,6 +84,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
         case Shuffle():
             return partial(_shuffle, read[0], node)
         case Repeat(source):
+            if source.cardinality == 1 and source.pure and not source.by_epoch:
+                return lambda index, epoch: read[0](range(1), (*epoch, 0)).again(len(index))
             return partial(_repeat, read[0], round_length(source), source.by_epoch)
         case Round(_, number):
             return lambda index, epoch: read[0](index, (*epoch, number))

@@ -102,7 +102,7 @@ def _pad_each(column: Column, sizes: list[int], dims: Any, value: Any) -> Column
         part = column[start : start + size]
         start += size
         if type(part) is np.ndarray and (dims is None or dims == part.shape[1:]):
-            batches.append(part)
+            batches.append(np.ascontiguousarray(part))
         else:
             batches.append(_pad(list(part), dims, value, index))
     return columns.make(batches)

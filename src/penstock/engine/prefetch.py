@@ -30,6 +30,7 @@ class _Ahead:
         self.elements = 0
         self.changed = threading.Condition()
         self.stopping = False
+        self.pulling = False
         self.demand = Demand(nbytes=4 << 20)
         self.seconds_each = 1.0
         self.nbytes_each = 1.0
@@ -42,6 +43,7 @@ class _Ahead:
                     self.changed.wait()
                 if self.stopping:
                     return
+                self.pulling = True
                 room = self.depth.elements - self.elements
             place = self.at = self.marked.place()
             started = time.perf_counter()
@@ -53,6 +55,7 @@ class _Ahead:
                 result = error
             self._note(result, time.perf_counter() - started)
             with self.changed:
+                self.pulling = False
                 self.ready.append((place, result))
                 if isinstance(result, Chunk):
                     self.elements += len(result)
@@ -70,8 +73,10 @@ class _Ahead:
     def stop(self) -> None:
         with self.changed:
             self.stopping = True
+            pulling = self.pulling
             self.changed.notify_all()
-        self.marked.stream.interrupt()
+        if pulling:  # A stream that nobody pulls from would take it for the next pull.
+            self.marked.stream.interrupt()
 
 
 class PrefetchStream(Stream):

@@ -1014,4 +1014,11 @@ class Distribute(Node):
         return self.job_name is not None
 
 
+def is_shared(node: Node) -> bool:
+    """Whether other readers of a job get what this plan's reader does not take."""
+    if isinstance(node, Distribute) and node.job_name is not None and not node.num_consumers:
+        return True
+    return not node.sealed and any(map(is_shared, node.inputs))
+
+
 BOOL = TensorSpec((), bool_dtype)

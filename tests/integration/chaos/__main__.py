@@ -67,7 +67,7 @@ def run(programs: Programs, name: str, seed: int, chosen: argparse.Namespace) ->
         patience = chosen.patience if programs is PENSTOCK else min(chosen.patience, 30.0)
         scenario = Scenario(programs, folder, plan, events, n, chosen.pace, patience)
         outcome = scenario.run()
-    told = " ".join(f"{event.kind}@{event.at}" for event in events)
+    told = " ".join(f"{event.kind}@{event.at}" for event in events[: outcome.happened])
     end = f"{outcome.seconds:5.1f} s" if outcome.ended else "not seen"
     print(
         f"{programs.name:<11}{name:<16}{seed:>5}  {outcome.expected:>8,}{outcome.lost:>6,}"

@@ -16,7 +16,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from tests.integration.chaos.plans import Plan
 from tests.integration.chaos.programs import Programs
@@ -46,16 +45,22 @@ class Program:
         if "-m" in self._command and self._command[0] == sys.executable:
             quiet["PYTHONPATH"] = paths
         with self._log.open("ab") as log:
+            # Without a buffer: nothing behind the first line may be read along with it.
             self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=os.environ | quiet
+                self._command,
+                bufsize=0,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | quiet,
             )
         if wait:
             self.first_line()
 
     def first_line(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise RuntimeError(f"{' '.join(self._command)}: {self._log.read_text()[-2000:]}")
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise RuntimeError(f"{' '.join(self._command)}: {self.last_words()}")
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -73,6 +78,10 @@ class Program:
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), True)
             return process.stdout.read()
+
+    def last_words(self) -> str:
+        lines = [line for line in self._log.read_text().splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
 
     def signal(self, number: int) -> None:
         if self._process is not None:
@@ -111,8 +120,17 @@ class Reader(Program):
         """Kills it; what it read after its last saved state counts for nothing."""
         self._take(self.kill())
         self._rest = b""
-        saved = json.loads(self._state.read_text())["count"] if self._state.exists() else 0
-        del self.elements[saved:]
+        del self.elements[self.saved :]
+
+    @property
+    def saves(self) -> bool:
+        """Whether it saves states at all; TensorFlow's readers do not."""
+        return self._state.exists()
+
+    @property
+    def saved(self) -> int:
+        """How many elements it had read when it last saved its state."""
+        return int(json.loads(self._state.read_text())["count"]) if self.saves else 0
 
 
 class Cluster:
@@ -178,6 +196,3 @@ class Cluster:
                 if reader._process is not None and not reader.ended:
                     selector.register(reader.process.stdout, selectors.EVENT_READ, reader)  # type: ignore[arg-type]
             return [key.data for key, _ in selector.select(timeout)]
-
-    def log(self) -> dict[str, Any]:
-        return {path.stem: path.read_text()[-2000:] for path in sorted(self.folder.glob("*.log"))}

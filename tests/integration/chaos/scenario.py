@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
-from tests.integration.chaos.cluster import Cluster
+from tests.integration.chaos.cluster import Cluster, Reader
 from tests.integration.chaos.plans import Plan
 from tests.integration.chaos.programs import WORKER_TIMEOUT, Programs
 from tests.integration.chaos.schedule import Event
@@ -35,6 +35,9 @@ class Outcome:
     seconds: float
     ended: bool
     in_order: bool
+    happened: int
+    missing: tuple[int, ...]
+    """Some of what was lost."""
     problem: str = ""
 
     @property
@@ -68,7 +71,7 @@ class Scenario:
         self._plan, self._n, self._pace, self._patience = plan, n, pace, patience
         self._events = sorted(events, key=lambda event: event.at)
         self._mendings: list[Mending] = []
-        self._read = 0
+        self._read = self._happened = 0
 
     def run(self) -> Outcome:
         with self._cluster as cluster:
@@ -87,7 +90,7 @@ class Scenario:
                 self._read += len(reader.elements) - before
                 moved = time.monotonic()
                 if not going and not reader.ended:
-                    return f"a reader failed: {self._cluster.log()}"
+                    return f"a reader failed: {reader.last_words()}"
             self._happen(idle=time.monotonic() - moved)
             if time.monotonic() - moved > self._patience:
                 return f"no element for {self._patience:.0f} s"
@@ -100,10 +103,22 @@ class Scenario:
             if now >= mending.earliest and (self._read >= mending.at or idle > IDLE):
                 self._mendings.remove(mending)
                 mending.mend()
-        while self._events and not self._mendings and self._read >= self._events[0].at:
+        while self._events and not self._mendings and self._due(self._events[0]):
             self._break(self._events.pop(0))
 
+    def _due(self, event: Event) -> bool:
+        """A client that is to come back needs a state of something that it has read."""
+        if self._read < event.at:
+            return False
+        reader = self._reader(event.which)
+        return event.kind != "client" or reader.ended or reader.saved > 0 or not reader.saves
+
+    def _reader(self, which: int) -> Reader:
+        readers = self._cluster.readers
+        return readers[which % len(readers)]
+
     def _break(self, event: Event) -> None:
+        self._happened += 1
         cluster = self._cluster
         worker = cluster.workers[event.which % len(cluster.workers)]
         match event.kind:
@@ -135,8 +150,7 @@ class Scenario:
             worker.start()
 
     def _restart_reader(self, which: int) -> None:
-        readers = self._cluster.readers
-        reader = readers[which % len(readers)]
+        reader = self._reader(which)
         if not reader.ended:
             reader.kill_and_forget()
             if not reader.ended:
@@ -155,5 +169,7 @@ class Scenario:
             seconds,
             all(reader.ended for reader in readers),
             in_order,
+            self._happened,
+            tuple(islice((expected - got).elements(), 10)),
             problem,
         )

@@ -40,7 +40,7 @@ def two_workers(settings: Settings | None = None) -> World:
         (SPLIT, DYNAMIC, {}, "split", 4, True),
         (Shape("split", ENDLESS), DYNAMIC, {}, "split", ENDLESS, True),
         (SPLIT, DYNAMIC, {"per_worker": True}, "share", 2, True),
-        (SINGLE, DYNAMIC, {"per_worker": True}, "single", 1, True),
+        (SINGLE, DYNAMIC, {"per_worker": True}, "share", 2, True),
         (SPLIT, OFF, {}, "whole", ENDLESS, True),
         (SPLIT, DYNAMIC, {"consumers": 2}, "single", 1, True),
         (Shape("random"), DYNAMIC, {"consumers": 2}, "random", 1, True),
@@ -240,8 +240,10 @@ def test_who_was_lost_may_come_back() -> None:
     world.wait(11.0)
     with pytest.raises(NotFoundError, match="or has not heard of it for 10 s"):
         world.beat("c")
-    world.open("c", data, consumed=(Address(0, 0, 4),))
-    assert world.leases("c") == [(0, 4, 10), (0, 10, 14)]
+    with pytest.raises(NotFoundError, match="c was lost, .* come back under another name"):
+        world.open("c", data)
+    world.open("d", data, resumes=("c",), consumed=(Address(0, 0, 4),))
+    assert world.leases("d") == [(0, 4, 10), (0, 10, 14)]
 
 
 def test_what_the_host_answers_never_comes_here() -> None:

@@ -239,9 +239,9 @@ def test_what_nobody_could_make_elsewhere_is_an_error_at_once() -> None:
 
 def leased_reading(state: Any = None) -> Reading:
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
-    return Reading(
-        IterationOpened(work, True, 1, (), ()), Shape("random", length=50), Limits(), state=state
-    )
+    held = claimed(state)["held"] if state is not None else ()
+    opened = IterationOpened(work, True, 1, (), (), held=held)
+    return Reading(opened, Shape("random", length=50), Limits(), state=state)
 
 
 def lease(reading: Reading, *spans: tuple[int, int, int], finished: bool = False) -> None:
@@ -265,7 +265,12 @@ def test_leases_are_read_reported_and_kept_in_the_state() -> None:
     assert sorted(i for a in reported for i in range(a.start, a.stop)) == [0, 1, 2]
     state = reading.state()
     assert state == {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 4], [0, 10, 12]], "ended": {}}
-    assert claimed(state)[0] == (Address(0, 0, 3), Address(0, 3, 4), Address(0, 10, 12))
+    assert claimed(state) == {
+        "consumed": (Address(0, 0, 3),),
+        "held": (Address(0, 3, 4), Address(0, 10, 12)),
+        "merged": False,
+        "finished": (),
+    }
     restored = leased_reading(state)
     assert read(restored, Crew([50], 2), 3) == [(0, 3), (0, 10), (0, 11)]
 

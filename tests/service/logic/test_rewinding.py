@@ -7,6 +7,7 @@ from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
 )
 from penstock.service.protocol.messages import ENDLESS, Address, Leave, Shape
 from tests.service.logic.world import OFF, SINGLE, World
@@ -117,17 +118,35 @@ def test_a_repeated_request_rewinds_nothing() -> None:
         world.open("b", "1000", resumes=("a",), consumed=SAVED)
         world.read("b", 5)
     world.wait(11.0)
-    # It was lost, and its first words arrive once more.
-    world.open("b", "1000", resumes=("a",), consumed=SAVED)
-    assert rest(world, "b") == list(range(20, 50))
+    # It was lost, and its first words arrive once more: it would not know that it was lost.
+    with pytest.raises(NotFoundError, match="b was lost, .* come back under another name"):
+        world.open("b", "1000", resumes=("a",), consumed=SAVED)
+    world.open("c", "1000")
+    assert rest(world, "c") == list(range(20, 50))
 
 
 def test_a_lost_reader_goes_on_from_its_own_state() -> None:
     world = world_of("a")
     world.read("a", 20)
     world.wait(11.0)
-    world.open("a", "1000", resumes=("a",), consumed=SAVED)
-    assert rest(world, "a") == list(range(10, 50))
+    world.open("b", "1000", resumes=("a",), consumed=SAVED)
+    assert rest(world, "b") == list(range(10, 50))
+
+
+def test_what_was_set_aside_and_is_still_free_is_told() -> None:
+    world = world_of("a", "b")
+    state = {"consumed": (Address(0, 0, 4),), "held": (Address(0, 4, 12),)}
+    world.lease("a", 10)
+    world.wait(5.0)
+    world.beat("b")
+    world.wait(6.0)
+    # Meanwhile, others get some of what the lost one held.
+    (grant,) = world.lease("b", 6).grants
+    opened = world.open("c", "1000", resumes=("a",), **state)
+    given = {n for at in opened.held for n in range(at.start, at.stop)}
+    taken = set(range(grant.address.start, grant.address.stop))
+    assert given == set(range(4, 12)) - taken != set(range(4, 12))
+    assert world.open("c", "1000", resumes=("a",), **state).held == opened.held
 
 
 def test_known_ends_are_believed() -> None:

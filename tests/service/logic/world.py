@@ -110,12 +110,14 @@ class World:
         resumes: tuple[str, ...] = (),
         consumed: tuple[Address, ...] = (),
         finished: tuple[tuple[int, int], ...] = (),
+        held: tuple[Address, ...] = (),
         **options: object,
     ) -> Reply:
         return self.ask(
             OpenIteration(
                 *(client, job, repetition, dataset_id, JobOptions(mode, **options), key, epoch),
                 *(host, consumer, group, resumes, consumed, finished),
+                held=held,
             )
         )
 

@@ -33,6 +33,13 @@ _LEAVE_SECONDS = 2.0
 _AWAY_SECONDS = 300.0
 """How long a dispatcher may be away while somebody waits for it."""
 
+_VALID = 0.75
+"""The part of a lease's time in which a reader relies on it; the rest is for slow messages."""
+
+
+Reported = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
+"""Addresses consumed, and streams that ended with their length."""
+
 
 @dataclass
 class Told:
@@ -45,7 +52,7 @@ class Told:
     elements: int = 0
     waited: float = 0.0
 
-    def taken(self) -> tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]:
+    def taken(self) -> Reported:
         consumed, ended = tuple(self.consumed), tuple(self.ended.items())
         self.consumed, self.ended = [], {}
         return consumed, ended
@@ -71,17 +78,27 @@ class Agent:
         self._opening = opening
         self._version = opened.version
         self._leased = opened.leased
-        self._missing = opened.missing
-        self._dispatcher = opened.work.job.rpartition("/")[0]
+        self._complete = (opened.ready, opened.missing)
+        self.dispatcher = opened.work.job.rpartition("/")[0]
         self._wake = wake
         self._reopen = reopen
         self._told = Told()
         self._changed = threading.Condition()
+        self._flying: Told = Told()
+        """What was said and not answered yet; saying it twice does no harm."""
+        self._valid = _VALID * opened.lease_seconds
+        self._heard = time.monotonic()
+        """When the last thing was said that was answered."""
         self._stopped = False
         self._number = 0
         self._beaten = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="penstock-agent", daemon=True)
         self._thread.start()
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two beats: fewer while all wait for the last consumer."""
+        return BEAT_SECONDS if self._complete[0] else 0.1 * BEAT_SECONDS
 
     @property
     def client(self) -> str:
@@ -111,11 +128,41 @@ class Agent:
             self._told.lost.add(worker)
             self._changed.notify()
 
+    def entitled(self, now: float) -> bool:
+        """Whether what was leased is still this reader's, and nobody else's."""
+        return not self._leased or now - self._heard < self._valid
+
     def commit(self) -> None:
-        """Waits until the dispatcher knows what was told; a saved state depends on it."""
+        """Waits until the dispatcher knows what was told, or has forgotten who told it."""
+        name = self.client
+        beat = ClientBeat(name, self._version, (), *self._everything())
+        try:
+            self._patiently(beat)
+        except NotFoundError as error:
+            self._forgotten(name, error)
+
+    def _everything(self) -> Reported:
+        """What was told, also what is on its way."""
         with self._changed:
-            consumed, ended = self._told.taken()
-        self._session.call(ClientBeat(self.client, self._version, (), consumed, ended))
+            consumed, ended = self._flying.consumed, self._flying.ended
+            told = self._told.taken()
+            return (*consumed, *told[0]), (*ended.items(), *told[1])
+
+    def _taken(self) -> Reported:
+        """What was told, and is on its way from now on."""
+        consumed, ended = self._told.taken()
+        self._flying = Told(list(consumed), dict(ended))
+        return consumed, ended
+
+    def become(self, opening: OpenIteration, opened: IterationOpened) -> None:
+        """The reader goes on under another name; what was said under the old one is void."""
+        with self._changed:
+            self._opening, self._version, self._number = opening, opened.version, 0
+            self._told.consumed, self._flying = [], Told()
+            self._heard = time.monotonic()
+            # They are for the old name, whatever they say.
+            for event in [e for e in self.events if isinstance(e, Leased | Forgotten)]:
+                self.events.remove(event)
 
     def sync(self) -> None:
         """Asks for news now; they become an event. A dispatcher that is away has none."""
@@ -129,15 +176,14 @@ class Agent:
             if self._stopped:
                 return
             self._stopped = True
-            consumed, ended = self._told.taken()
             self._changed.notify()
         with contextlib.suppress(OpError):  # The dispatcher will find out by itself.
-            self._session.call(Leave(self.client, consumed, ended), _LEAVE_SECONDS)
+            self._session.call(Leave(self.client, *self._everything()), _LEAVE_SECONDS)
 
     def _run(self) -> None:
         while not self._stopped:
             with self._changed:
-                due = self._beaten + BEAT_SECONDS - time.monotonic()
+                due = self._beaten + self._interval - time.monotonic()
                 if due > 0 and not self._told.want and not self._told.lost:
                     self._changed.wait(due)
                 want, self._told.want = self._told.want, 0
@@ -145,45 +191,61 @@ class Agent:
                 self._speak(want)
 
     def _speak(self, want: int) -> None:
+        name = self.client
         try:
             if want:
                 self._lease(want)
-            if self._told.lost or time.monotonic() - self._beaten >= BEAT_SECONDS:
+            if self._told.lost or time.monotonic() - self._beaten >= self._interval:
                 self._beat()
         except NotFoundError as error:
-            self._forgotten(error)
+            self._forgotten(name, error)
         except OpError as error:
-            self._happened(error)
+            if name == self.client:
+                self._happened(error)
 
     def _lease(self, want: int) -> None:
         with self._changed:
-            consumed, ended = self._told.taken()
-        self._number += 1
-        request = Lease(self.client, self._number, want, consumed, ended)
-        self._happened(self._patiently(request))
+            self._number += 1
+            request = Lease(self.client, self._number, want, *self._taken())
+        leased = self._patiently(request)
+        if request.client == self.client:
+            self._flying = Told()
+            self._happened(leased)
 
     def _beat(self) -> None:
         with self._changed:
             now = time.monotonic()
-            consumed, ended = self._told.taken()
+            consumed, ended = self._taken()
             beat = ClientBeat(
                 *(self.client, self._version, tuple(self._told.lost), consumed, ended),
                 *(self._told.elements, self._told.waited, now - self._beaten),
             )
             self._told, self._beaten = Told(want=self._told.want), now
-        self._happened(self._patiently(beat))
+        beaten = self._patiently(beat)
+        if beat.client == self.client:
+            self._flying = Told()
+        self._happened(beaten)
 
     def _patiently(self, request: Any) -> Any:
         """A request may be repeated, so a dispatcher that is away is waited for."""
         until = time.monotonic() + _AWAY_SECONDS
         while True:
+            said = time.monotonic()
             try:
-                return self._session.call(request)
+                answer = self._session.call(request)
+                self._answered(said)
+                return answer
             except UnavailableError:
                 if self._stopped or time.monotonic() > until:
                     raise
 
-    def _forgotten(self, error: NotFoundError) -> None:
+    def _answered(self, said: float) -> None:
+        waited = not self.entitled(time.monotonic())
+        self._heard = max(self._heard, said)
+        if waited:
+            self._wake(None)
+
+    def _forgotten(self, name: str, error: NotFoundError) -> None:
         """The dispatcher took this reader for dead, or came back without its memory.
 
         A reader that decides alone what it reads can tell the dispatcher all that it must know.
@@ -191,10 +253,10 @@ class Agent:
         try:
             if not self._leased:
                 self._happened(self._reopen())
-            elif self._session.dispatcher() == self._dispatcher:
-                self._happened(Forgotten())
-            else:
-                self._happened(error)
+                return
+            same = self._session.dispatcher() == self.dispatcher
+            if name == self.client:
+                self._happened(Forgotten() if same else error)
         except OpError as failure:
             self._happened(failure)
 
@@ -202,8 +264,9 @@ class Agent:
         if isinstance(event, ClientBeaten | IterationOpened):
             self._version = event.version
         if isinstance(event, ClientBeaten):
-            missing, self._missing = self._missing, event.missing
-            if event.workers is None and event.streams is None and missing == event.missing:
+            # A consumer may have come and gone meanwhile: as many are missing, and all were there.
+            before, self._complete = self._complete, (event.ready, event.missing)
+            if event.workers is None and event.streams is None and before == self._complete:
                 return
         self.events.append(event)
         self._wake(event)

@@ -138,7 +138,7 @@ class _Opener:
             self._session,
             request,
             opened,
-            lambda: self._again(request),
+            lambda: self._again(request, opened),
             info.shape,
             self._tree,
             Limits(elements=_most(node.max_outstanding)),
@@ -189,16 +189,21 @@ class _Opener:
     def _per_worker(self) -> bool:
         return self._options.service.stateful == "per_worker"
 
-    def _again(self, request: OpenIteration) -> IterationOpened:
-        """Opens once more; a reader that goes on by itself only needs the plan to be known."""
+    def _again(self, request: OpenIteration, before: IterationOpened) -> IterationOpened:
+        """Opens once more; a reader that goes on by itself only needs the plan to be known.
+
+        What workers share is divided among as many as before, whoever is there now.
+        """
         dataset_id = self._dataset().dataset_id
-        again = msgspec.structs.replace(request, dataset_id=dataset_id)
+        streams = before.work.streams if before.work.form in ("share", "whole") else 0
+        again = msgspec.structs.replace(
+            request, dataset_id=dataset_id, streams=max(request.streams, streams)
+        )
         opened: IterationOpened = self._session.call(again)
         return opened
 
     def _request(self, state: dict[str, Any] | None, dataset_id: str) -> OpenIteration:
         node, context = self._node, self._context
-        consumed, finished = claimed(state) if state and "held" in state else ((), ())
         return OpenIteration(
             client=uuid.uuid4().hex,
             job=node.job_name,
@@ -211,9 +216,8 @@ class _Opener:
             consumer=-1 if node.consumer_index is None else node.consumer_index,
             group=node.trainer or "",
             resumes=tuple(state.get("clients", ())) if state else (),
-            consumed=consumed,
-            finished=finished,
             streams=len(state["order"]["open"]) if state and "order" in state else 0,
+            **(claimed(state) if state and "held" in state else {}),
         )
 
     def _repetition(self, state: dict[str, Any] | None) -> int:

@@ -100,7 +100,7 @@ class Line:
         self.name = name
         self.job = work.job
         self.recipe = recipe
-        self.demand = Demand()
+        self.demand = Demand(nbytes=4 << 20)
         self.readers = 0
         self.idle_since = 0.0
         self.elements = 0

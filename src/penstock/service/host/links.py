@@ -22,6 +22,9 @@ from penstock.service.protocol.messages import Work, WorkerInfo
 _AGAIN = 2.0
 """Seconds until a worker that could not be reached is tried again."""
 
+_AT_ONCE = 0.02
+"""The same for one whose connection was cut."""
+
 Connect = Callable[[WorkerInfo], Connection]
 
 
@@ -147,10 +150,10 @@ class Links:
                 self.ever = True
         return made
 
-    def drop(self, worker: str, again: float = _AGAIN) -> None:
-        """Ends a connection; if the worker is still wanted, it is tried again later."""
+    def drop(self, worker: str) -> None:
+        """Ends a connection; if the worker is still wanted, it is tried again: it may be alive."""
         link = self._links.pop(worker, None)
-        self._again[worker] = time.monotonic() + again
+        self._again[worker] = time.monotonic() + _AT_ONCE
         if link is not None:
             self._selector.unregister(link.connection.fileno())
             link.connection.close()

@@ -85,7 +85,7 @@ class Shared:
         """One of them has ended."""
         with _LOCK:
             self.users -= 1
-            if self.users:
+            if self.users or isinstance(self.service, Standing):
                 return
         timer = threading.Timer(_LINGER, self._end)
         timer.daemon = True

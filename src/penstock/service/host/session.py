@@ -93,7 +93,7 @@ class Session:
         self, plan: Node, spec: Any, dataset_id: str | None = None, again: bool = True
     ) -> str:
         """Makes a plan known; gives the id of the dataset, a new one unless `again` is False."""
-        encoded = encode_by_reference(plan) if self.functions == "by_reference" else encode(plan)
+        encoded = encode_by_reference(plan) if self.functions == "by_reference" else _encoded(plan)
         digest = hashlib.sha256(encoded).hexdigest()
         self._put(digest, encoded)
         request = RegisterDataset(
@@ -122,6 +122,27 @@ class Session:
     def status(self) -> dict[str, Any]:
         status: Status = self.call(GetStatus())
         return status.status
+
+
+def _encoded(plan: Node) -> bytes:
+    try:
+        return encode(plan)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"service.distribute: {_unsent(plan)} cannot be sent to workers "
+            f"({type(error).__name__}: {error}); have the function make or import what it needs "
+            "when it is called"
+        ) from error
+
+
+def _unsent(plan: Node) -> str:
+    """The operator that cannot be sent, where all that it is made of can be."""
+    for part in plan.inputs:
+        try:
+            encode(part)
+        except Exception:
+            return _unsent(part)
+    return f"{plan.label}({', '.join(map(str, plan.functions))})"
 
 
 def refusal(reply: Refused) -> Exception:

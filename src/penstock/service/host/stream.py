@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +25,7 @@ from penstock.errors import (
     CancelledError,
     DataLossError,
     DeadlineExceededError,
+    NotFoundError,
     OpError,
     UnavailableError,
 )
@@ -31,7 +33,7 @@ from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Bell, Connect, Link, Links
 from penstock.service.host.session import Session
-from penstock.service.logic.feeds import Failure
+from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
@@ -100,7 +102,7 @@ class RemoteStream(Stream):
         self._workers(opening.opened)
 
     def pull(self, limit: int) -> Chunk:
-        piece = self._reading.take(limit, time.monotonic()) if self._ready else None
+        piece = self._arrived(limit)
         if piece is None:
             piece = self._awaited(limit)
         self._handed_out(len(piece))
@@ -108,15 +110,18 @@ class RemoteStream(Stream):
             raise piece.error
         return piece  # type: ignore[return-value]
 
+    def _arrived(self, limit: int) -> Piece | None:
+        """Elements that are here, and still this reader's."""
+        now = time.monotonic()
+        if not self._ready or not self._agent.entitled(now):
+            return None
+        return self._reading.take(limit, now)
+
     def _awaited(self, limit: int) -> Any:
         """Waits for elements; StopIteration at the end."""
-
-        def arrived() -> Any:
-            return self._reading.take(limit, time.monotonic()) if self._ready else None
-
         started = time.monotonic()
         try:
-            if (piece := self._wait(arrived)) is None:
+            if (piece := self._wait(lambda: self._arrived(limit))) is None:
                 raise StopIteration
         finally:
             self._waited += time.monotonic() - started
@@ -125,16 +130,17 @@ class RemoteStream(Stream):
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Works until `what` gives something; None at the end of the data."""
         started = warned = time.monotonic()
-        self._interrupted = False
         while True:
+            now = time.monotonic()  # Before anybody decides that it is too early for something.
             self._attend()
             if (found := what()) is not None:
                 return found
             if self._over():
                 return None
             if self._interrupted:
+                self._interrupted = False
                 raise CancelledError("distribute: reading was stopped while it waited")
-            if (now := time.monotonic()) - warned > _WARN:
+            if now - warned > _WARN:
                 warned = now
                 self._complain(now - started)
             self._exchange(self._until(now))
@@ -145,7 +151,7 @@ class RemoteStream(Stream):
 
     @property
     def replays(self) -> bool:
-        return not self._reading.leased
+        return self._reading.replays
 
     def sure(self, limit: int) -> int:
         return limit if self.replays else max(1, min(limit, self._reading.sure()))
@@ -179,16 +185,29 @@ class RemoteStream(Stream):
                 self._workers(event)
 
     def _rejoin(self) -> None:
-        """Goes on as one who comes back: what it has handed out is its own, and nothing else."""
+        """Goes on as one who comes back: what it has handed out is its own, and nothing else.
+
+        Under a new name, so that nothing that is late is taken for its word.
+        """
         self._reading.forget_leases()
-        consumed, finished = claimed(self._reading.state())
-        request = msgspec.structs.replace(
-            self._opening.request,
-            resumes=(self._agent.client,),
-            consumed=consumed,
-            finished=finished,
-        )
-        self._workers(self._opening.session.call(request))
+        request, opened = self._reopened()
+        self._agent.become(request, opened)
+        self._workers(opened)
+
+    def _reopened(self) -> tuple[OpenIteration, IterationOpened]:
+        while True:
+            request = msgspec.structs.replace(
+                self._opening.request,
+                client=uuid.uuid4().hex,
+                resumes=(self._agent.client,),
+                **claimed(self._reading.state()),
+            )
+            try:
+                return request, self._opening.session.call(request)
+            except NotFoundError:
+                # Taken for dead once more, before the answer came; or the dispatcher is another.
+                if self._opening.session.dispatcher() != self._agent.dispatcher:
+                    raise
 
     def _workers(self, news: ClientBeaten | IterationOpened) -> None:
         if news.workers is not None:
@@ -207,6 +226,11 @@ class RemoteStream(Stream):
         if want or consumed or ended or elements:
             self._agent.tell(consumed, ended, elements, self._waited, want)
             self._waited = 0.0
+
+    def _tell_everything(self) -> None:
+        """Also what was handed out last, and may be in use."""
+        consumed, ended = self._reading.report(everything=True)
+        self._agent.tell(consumed, ended, 0, 0.0)
 
     def _handed_out(self, count: int) -> None:
         """Before the user works on it, the workers are asked for what comes next."""
@@ -270,7 +294,9 @@ class RemoteStream(Stream):
     def _over(self) -> bool:
         if not self._ready or not self._reading.over:
             return False
-        if self._work.form != "whole" or self._work.consumers or self._reading.leased:
+        if self._reading.leased:
+            return self._is_settled()
+        if self._work.form != "whole" or self._work.consumers:
             return True
         # A worker that joined meanwhile has a share of its own; none at all: one is waited for.
         if not self._sure:
@@ -279,10 +305,19 @@ class RemoteStream(Stream):
             return False
         return self._reading.begun
 
+    def _is_settled(self) -> bool:
+        """Whether the dispatcher knows what was handed out, so that nobody gets it again."""
+        if not self._sure:
+            self._sure = True
+            self._tell_everything()
+            self._agent.commit()
+            return False
+        return True
+
     def _until(self, now: float) -> float:
         """How long to wait for a message at most."""
         retry = self._reading.retry - now
-        return min(max(retry, 0.0), 1.0) if retry > 0 else 1.0
+        return min(retry, 1.0) if retry > 0 else 1.0
 
     def _complain(self, seconds: float) -> None:
         """Says what is being waited for; an error once that has taken too long."""
@@ -308,20 +343,24 @@ class RemoteStream(Stream):
         _LOG.warning("distribute: waiting for %.0f s: %s", seconds, what)
 
     def save(self) -> State:
-        if self._reading.leased:
+        if not self._reading.replays:
             # What comes next must be set aside before it is handed out, to be in the state.
             self._wait(lambda: self._reading.sure() or None)
         own = {**self._opening.extra, **self._reading.state()}
+        if self._reading.leased:
+            own["clients"] = [self._agent.client]
         return {"own": own, "inputs": []}
 
     def commit(self) -> None:
         if self._reading.leased:
-            consumed, ended = self._reading.report(everything=True)
-            self._agent.tell(consumed, ended, 0, 0.0)
+            self._tell_everything()
             self._agent.commit()
+            # Forgotten meanwhile, it claims what it handed out, which is as good.
+            self._attend()
 
     def close(self) -> None:
-        self._tell()
+        # Whoever closes has used what it was given; others must not get it again.
+        self._tell_everything()
         self._end()
 
 

@@ -14,6 +14,7 @@ from penstock.errors import (
 )
 from penstock.service.logic.iterations import (
     LEFT,
+    LOST,
     SUPERSEDED,
     ClientRecord,
     IterationRecord,
@@ -120,6 +121,12 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
     member = record.members.get(request.client)
     if member is not None and member.standing in (LEFT, SUPERSEDED):
         raise AbortedError(gone_for_good(member))
+    if member is not None and member.standing == LOST and record.begun.leased:
+        # A request that is late would bring it back, and it would not know what it has lost.
+        raise NotFoundError(
+            f"service: reader {request.client} was lost, and others may have what it held; it "
+            "must come back under another name"
+        )
     if (request.resumes or request.consumed) and request.key != record.work.key:
         raise FailedPreconditionError(
             f"service.distribute(job_name={request.job!r}): repetition {request.repetition} was "
@@ -147,7 +154,8 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
     """A saved state names elements that can exist."""
     begun = max((group.begun for group in record.groups.values()), default=0)
     last = record.total if record.total >= 0 and not record.elastic else begun + _FARTHEST
-    for at in (*request.consumed, *(Address(stream, 0, end) for stream, end in request.finished)):
+    ends = (Address(stream, 0, end) for stream, end in request.finished)
+    for at in (*request.consumed, *request.held, *ends):
         if not (0 <= at.stream < last and 0 <= at.start <= at.stop):
             raise InvalidArgumentError(
                 f"load_state_dict: the saved state has read elements {at.start} to {at.stop} of "
@@ -159,8 +167,8 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
 
 def streams_resumed(request: OpenIteration) -> int:
     """How many streams of workers there were, as far as a saved state shows."""
-    consumed = (address.stream for address in request.consumed)
-    streams = 1 + max((*consumed, *(stream for stream, _ in request.finished)), default=-1)
+    known = (address.stream for address in (*request.consumed, *request.held))
+    streams = 1 + max((*known, *(stream for stream, _ in request.finished)), default=-1)
     if streams > _MOST_OWNED:
         raise InvalidArgumentError(
             f"load_state_dict: the saved state has read {streams} streams, one for each worker; "

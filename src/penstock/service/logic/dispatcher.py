@@ -75,14 +75,14 @@ def decide(state: State, request: Request, now: float) -> Decision:
 
 def tick(state: State, now: float) -> tuple[Fact, ...]:
     """What time alone has brought about: who is gone, and what nobody wants any more."""
-    facts: list[Fact] = []
-    since = now - state.settings.lease_seconds
-    for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
-        facts += depart(state, state.clients[client], LOST)
     since = now - state.settings.worker_timeout
     known = state.roster.workers
     workers = takewhile(lambda name: known[name].heard < since, state.roster.silent)
-    facts += workers_gone(state, tuple(workers))
+    # Workers first: with its reader, an iteration may go whose streams they made.
+    facts = workers_gone(state, tuple(workers))
+    since = now - state.settings.lease_seconds
+    for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
+        facts += depart(state, state.clients[client], LOST)
     return (*facts, *_forgotten(state, now))
 
 

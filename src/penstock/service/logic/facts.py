@@ -149,6 +149,13 @@ class RangesClaimed(Event, frozen=True):
     ended: tuple[tuple[int, int], ...] = ()
 
 
+class RangesSetAside(Event, frozen=True):
+    """Saved states go on with these: a client holds what of them nobody else has got since."""
+
+    client: str
+    addresses: tuple[Address, ...]
+
+
 class IterationRemoved(Event, frozen=True):
     """Nobody reads an iteration any more, and its name is free."""
 
@@ -228,6 +235,7 @@ Fact = (
     | ClientRewound
     | RangesLeased
     | RangesConsumed
+    | RangesSetAside
     | RangesClaimed
     | IterationRemoved
     | StreamsEnded

@@ -6,11 +6,15 @@ hands out every ordinal once. Where the stream ends must not depend on who was a
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from penstock.errors import DataLossError
 from penstock.service.protocol.fetches import Mark
+
+_SMALL = 512
+"""Bytes of a mark that may stand in a state."""
 
 NOWHERE = 1 << 62
 """Where a stream stops whose end is not known."""
@@ -55,13 +59,15 @@ class Feed:
         self.home = home
         self.worker: str | None = None
         """Who was asked last; streams that are not random access stay there."""
-        self.mark: Mark | None = None
+        self._marks: list[Mark] = []
         self.length: int | None = None
         """How long the stream is, once that was seen."""
         self.refused: dict[str, Exception] = {}
         """Workers that cannot make this stream, and why."""
         self.ahead: dict[int, int] = {}
         """Handed out beyond `next`: where it begins, where it stops."""
+        self.pledged: tuple[int, int] | None = None
+        """What is handed out next, where that was settled before."""
         self._pieces: dict[int, Piece] = {}
         self._asked = start
         self._lost: list[tuple[int, int]] = []
@@ -115,6 +121,8 @@ class Feed:
         """Ordinals that were asked for and will not come."""
         if start < min(stop, self.limit):
             self._lost.append((start, stop))
+            # What is needed first is asked for first: it comes last in the list.
+            self._lost.sort(reverse=True)
 
     def arrive(self, start: int, piece: Piece) -> None:
         if self.length is not None and start + len(piece) > self.length:
@@ -140,9 +148,20 @@ class Feed:
         """Whether something can be handed out."""
         return bool(self._pieces) if anywhere else self.next in self._pieces
 
+    def pledge(self) -> None:
+        """Settles what of all that is there is handed out next."""
+        start = self._first()
+        self.pledged = start, start + len(self._pieces[start])
+
+    def _first(self) -> int:
+        if self.pledged is not None:
+            return self.pledged[0]
+        return self.next if self.next in self._pieces else next(iter(self._pieces))
+
     def take(self, count: int, anywhere: bool = False) -> tuple[int, Piece]:
         """Elements from `next` on (`anywhere`: those that are there), and their first ordinal."""
-        start = self.next if not anywhere or self.next in self._pieces else next(iter(self._pieces))
+        start = self._first() if anywhere else self.next
+        self.pledged = None
         piece = self._pieces.pop(start)
         if len(piece) > count:
             self._pieces[start + count] = piece.rows(count, len(piece))
@@ -158,15 +177,37 @@ class Feed:
         while self.next in self.ahead:
             self.next = self.ahead.pop(self.next)
 
+    def marked(self, mark: Mark) -> None:
+        """Notes a place; of those behind which all was handed out, only the last is kept."""
+        past = [old for old in self._marks if old.ordinal <= self.next]
+        self._marks = [*past[-1:], *(old for old in self._marks if old.ordinal > self.next), mark]
+
+    def mark(self, ordinal: int) -> Mark | None:
+        """The last known place at `ordinal` or before it."""
+        known = [mark for mark in self._marks if mark.ordinal <= ordinal]
+        return max(known, key=lambda mark: mark.ordinal, default=None)
+
     def state(self) -> list[Any]:
-        """Stream, next ordinal, and what was handed out ahead of it."""
-        ahead = sorted([start, stop] for start, stop in self.ahead.items())
-        return [self.stream, self.next, ahead]
+        """Stream, next ordinal, what was handed out ahead of it, and a mark where it is small.
+
+        What is pledged counts as handed out.
+        """
+        ahead, following = dict(self.ahead), self.next
+        if self.pledged is not None:
+            ahead[self.pledged[0]] = self.pledged[1]
+        while following in ahead:
+            following = ahead.pop(following)
+        spans, mark = sorted(map(list, ahead.items())), self.mark(following)
+        if mark is None or len(mark.state) > _SMALL:
+            return [self.stream, following, spans, None]
+        return [self.stream, following, spans, [mark.ordinal, b64encode(mark.state).decode()]]
 
     @classmethod
     def of(cls, state: list[Any], home: str | None = None) -> Feed:
         feed = cls(state[0], state[1], home=home)
         feed.ahead = dict(state[2])
+        if state[3] is not None:
+            feed.marked(Mark(state[3][0], b64decode(state[3][1])))
         return feed
 
 

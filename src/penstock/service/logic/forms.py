@@ -29,7 +29,7 @@ def form_of(options: JobOptions, shape: Shape) -> str:
         return "shard"
     if shape.kind == "split" and options.consumers:
         return "single"
-    return "share" if shape.kind == "split" and options.per_worker else shape.kind
+    return "share" if shape.kind != "random" and options.per_worker else shape.kind
 
 
 def begin(state: State, request: OpenIteration, dataset: DatasetInfo) -> IterationBegun:

@@ -188,9 +188,7 @@ class _Choice:
         start = track.reached if track is not None else 0
         if end is None:
             return Address(stream, start, start + size)
-        # Towards the end less at a time, so that something is left for the others.
-        fair = size if self._record.bound else min(size, max(1, (end - start) // 4))
-        return Address(stream, start, min(start + fair, end))
+        return Address(stream, start, min(start + size, end))
 
     def _streams(self, most: int) -> list[int]:
         """The streams to go on with, one for each worker that could do something for it."""

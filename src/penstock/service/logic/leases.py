@@ -93,6 +93,14 @@ class Group:
         self._sort(stream)
         return used
 
+    def set_aside(self, client: str, stream: int, start: int, stop: int) -> None:
+        """What of `start` to `stop` nobody has is given to a client."""
+        track = self._track(stream)
+        track.reach(min(stop, self.ends.get(stream, stop)))
+        for first, last in track.free.inside(start, stop):
+            self.lease(client, stream, first, last)
+        self._sort(stream)
+
     def give_back(self, client: str) -> None:
         """Frees all that a client holds."""
         if client not in self.holders:

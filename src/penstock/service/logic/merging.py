@@ -73,6 +73,7 @@ def _union(found: list[dict[str, Any]]) -> dict[str, Any]:
             stream: [list(pair) for pair in ranges] for stream, ranges in consumed.items()
         },
         "held": [],
+        "merged": True,
         "ended": {stream: length for own in found for stream, length in own["ended"].items()},
     }
 

@@ -16,6 +16,7 @@ from penstock.service.logic.facts import (
     Fact,
     IterationRemoved,
     RangesClaimed,
+    RangesSetAside,
     StreamPlace,
     StreamsPlaced,
 )
@@ -28,9 +29,10 @@ from penstock.service.logic.iterations import (
     IterationRecord,
     is_local,
 )
-from penstock.service.logic.rewinding import origin_of, rewound
+from penstock.service.logic.rewinding import leased_again, origin_of, rewound, set_aside
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol.messages import (
+    Address,
     DatasetInfo,
     IterationOpened,
     OpenIteration,
@@ -47,12 +49,14 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
     here = client is not None and client.standing == HERE
     if client is not None and here and _reads(state, client, request):
         record = state.iterations[client.job]
-        return Decision((ClientHeard(request.client),), _opened(state, record, request, ()))
+        held = leased_again(record, request)
+        return Decision((ClientHeard(request.client),), _opened(state, record, request, (), held))
     left = depart(state, client, LEFT) if client is not None and here else []
     found = _found(state, request, dataset)
     begun, record, places = _joinable(state, found, request, dataset)
     facts = (*left, *begun, *_joined(record, request, places))
-    return Decision(facts, _opened(state, record, request, places))
+    held = set_aside(record, request, begun)
+    return Decision(facts, _opened(state, record, request, places, held))
 
 
 def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
@@ -109,14 +113,19 @@ def _joined(
     made: list[Fact] = [ClientJoined(request.client, job, group, request.host, consumer, *origin)]
     if places:
         made.append(StreamsPlaced(job, places))
-    if record.begun.leased and (request.consumed or request.finished):
+    if record.begun.leased and (request.consumed or request.held or request.finished):
         check_claims(record, request)
         made.append(RangesClaimed(request.client, request.consumed, request.finished))
+        made.append(RangesSetAside(request.client, request.held))
     return made
 
 
 def _opened(
-    state: State, record: IterationRecord, request: OpenIteration, places: tuple[StreamPlace, ...]
+    state: State,
+    record: IterationRecord,
+    request: OpenIteration,
+    places: tuple[StreamPlace, ...],
+    held: tuple[Address, ...],
 ) -> IterationOpened:
     streams = {info.stream: info for info in record.streams()}
     streams |= {place.stream: StreamInfo(place.stream, place.worker) for place in places}
@@ -131,6 +140,7 @@ def _opened(
         ready=record.ready or not missing,
         missing=missing,
         lease_seconds=state.settings.lease_seconds,
+        held=held,
     )
 
 

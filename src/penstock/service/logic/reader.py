@@ -10,8 +10,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
-from penstock.errors import OpError
+from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.orders import Order
 from penstock.service.protocol.fetches import Mark
@@ -29,7 +30,7 @@ class Limits:
 
     elements: int | None = None
     nbytes: int = 64 << 20
-    request_bytes: int = 2 << 20
+    request_bytes: int = 8 << 20
     request_rows: int = 1 << 15
     request_seconds: float = 0.01
 
@@ -90,7 +91,12 @@ class Reader:
         self._limits = limits
         self._bound = bound
         self._in_blocks = kept and not bound
+        self._promised: list[Feed] = []
+        """What a saved state had settled to hand out first, whatever the order."""
+        self._pledge: Feed | None = None
         self._workers: dict[str, int] = {}
+        self._leaving: set[str] = set()
+        """Those of them that are about to stop, and take nothing on."""
         self._asks: dict[int, Ask] = {}
         self._requests = 0
         self.hungry = True
@@ -107,11 +113,13 @@ class Reader:
 
     def join(self, worker: str) -> None:
         self._workers.setdefault(worker, 0)
+        self._leaving.discard(worker)
         self.hungry = True
 
     def lose(self, worker: str) -> None:
         """A worker that answers no more: others are asked for what it owes."""
         self._workers.pop(worker, None)
+        self._leaving.discard(worker)
         for ask in [ask for ask in self._asks.values() if ask.worker == worker]:
             del self._asks[ask.request]
             self._owed -= ask.stop - ask.at
@@ -120,6 +128,7 @@ class Reader:
     def restart(self, order: Order) -> None:
         """Begins anew with another order; what was asked for before is not expected any more."""
         self.order = order
+        self._promised, self._pledge = [], None
         self._asks.clear()
         self._workers = dict.fromkeys(self._workers, 0)
         self._here = self._owed = self._buffered = 0
@@ -130,7 +139,7 @@ class Reader:
         made: list[Ask] = []
         if not self._workers:
             return made
-        for feed in self.order.upcoming():
+        for feed in chain(self._promised, self.order.upcoming()):
             while feed.asks and (ask := self._ask(feed)) is not None:
                 made.append(ask)
             if self._full() or not self._free():
@@ -157,24 +166,27 @@ class Reader:
             return None
         if (span := feed.ask(self._count(feed))) is None:
             return None
-        if self._in_blocks:
-            worker = self._keeper(span[0])
         feed.worker = worker
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
         self._requests += 1
-        mark = feed.mark if feed.mark is not None and feed.mark.ordinal <= span[0] else None
-        ask = Ask(self._requests, worker, feed, *span, mark, span[0])
+        ask = Ask(self._requests, worker, feed, *span, feed.mark(span[0]), span[0])
         self._asks[ask.request] = ask
         return ask
 
     def _starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed and nothing of it is on its way."""
         return (
-            feed is self.order.turn()
+            feed is self._awaited()
             and not feed.ready()
             and not any(ask.feed is feed for ask in self._asks.values())
         )
+
+    def _awaited(self) -> Feed | None:
+        """What must be handed out next; None where anything may be."""
+        if self._promised:
+            return self._promised[0]
+        return self.order.turn() if self.ordered else None
 
     def _count(self, feed: Feed) -> int:
         count = self.sizes.request
@@ -183,24 +195,33 @@ class Reader:
         if not self._bound:
             # Towards the end smaller pieces, so that all workers are done at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
-        return KEPT_BLOCK - feed.asking % KEPT_BLOCK if self._in_blocks else count
+        return self._block(feed, count) if self._in_blocks else count
+
+    def _block(self, feed: Feed, count: int) -> int:
+        """To the end of a block, so that others wait for it instead of making parts of it."""
+        block = KEPT_BLOCK - feed.asking % KEPT_BLOCK
+        limits, nbytes = self._limits, block * self.sizes.element_bytes
+        # As long as nobody knows how large they are, they may be huge.
+        small = limits.elements is None and 0 < nbytes <= limits.request_bytes
+        return block if small else min(count, block)
 
     def _worker_for(self, feed: Feed) -> str | None:
         """Who is to be asked; None if nobody has time."""
-        able = {w: n for w, n in self._workers.items() if w not in feed.refused}
-        if not able and feed.refused:
+        staying = {w: n for w, n in self._workers.items() if w not in self._leaving}
+        if not staying:
+            return None
+        able = {w: n for w, n in staying.items() if w not in feed.refused}
+        if not able:
             raise next(iter(feed.refused.values()))
+        if self._in_blocks:
+            keeper = _keeper(able, feed.asking)
+            return keeper if able[keeper] < DEPTH else None
         if self._bound:
             for favourite in (feed.worker, feed.home):
                 if favourite in able:
                     return favourite if able[favourite] < DEPTH else None
         worker = min(able, key=lambda w: able[w], default=None)
         return worker if worker is not None and able[worker] < DEPTH else None
-
-    def _keeper(self, start: int) -> str:
-        """The worker that keeps a block, the same for all who ask: highest random weight."""
-        block = start // KEPT_BLOCK
-        return max(self._workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))
 
     def arrive(self, request: int, start: int, piece: Piece, seconds: float = 0.0) -> None:
         """Elements that a worker sent."""
@@ -218,8 +239,8 @@ class Reader:
     def mark(self, request: int, mark: Mark) -> None:
         """A place where another worker could go on."""
         ask = self._asks.get(request)
-        if ask is not None and (ask.feed.mark is None or mark.ordinal > ask.feed.mark.ordinal):
-            ask.feed.mark = mark
+        if ask is not None:
+            ask.feed.marked(mark)
 
     def done(self, request: int, length: int | None) -> int | None:
         """A worker has answered all of a request; `length` if the stream ends there.
@@ -253,19 +274,54 @@ class Reader:
             return
         if not elsewhere:
             raise error
-        ask.feed.refused[ask.worker] = error
+        if isinstance(error, UnavailableError):
+            self._leaving.add(ask.worker)
+        else:
+            ask.feed.refused[ask.worker] = error
         self.done(request, None)
+
+    def promise(self, stream: int, start: int, stop: int) -> None:
+        """What a saved state had pledged comes first."""
+        self._promised.append(Feed(stream, start, stop))
+
+    def pledge(self) -> tuple[int, int, int] | None:
+        """Settles what is handed out next, where the order is free: a stream, and a part of it.
+
+        A state with a pledge in it can be gone on from exactly, for as long as the pledge reaches.
+        """
+        if self._promised:
+            promised = self._promised[0]
+            return promised.stream, promised.next, promised.stop
+        if self._pledge is None:
+            self._pledge = next((feed for feed in self._candidates() if feed.ready(True)), None)
+            if self._pledge is None:
+                return None
+            self._pledge.pledge()
+        assert self._pledge.pledged is not None
+        return self._pledge.stream, *self._pledge.pledged
 
     def take(self, count: int) -> tuple[Feed, int, Piece] | None:
         """The next elements, with their feed and first ordinal; None: nothing is here yet."""
-        for feed in self._candidates():
-            if feed.ready(not self.ordered):
-                start, piece = feed.take(min(count, self.order.room(feed)), not self.ordered)
-                self.order.took(feed, len(piece))
-                self._here -= len(piece)
-                self._buffered -= piece.nbytes
-                return feed, start, piece
+        if self._promised:
+            return self._take(self._promised[0], count, False)
+        for feed in self._candidates() if self._pledge is None else (self._pledge,):
+            if (taken := self._take(feed, count, not self.ordered)) is not None:
+                return taken
         return None
+
+    def _take(self, feed: Feed, count: int, anywhere: bool) -> tuple[Feed, int, Piece] | None:
+        if not feed.ready(anywhere):
+            return None
+        self._pledge = None
+        if self._promised:
+            start, piece = feed.take(count)
+            self._promised = [feed for feed in self._promised if not feed.over]
+        else:
+            start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
+            self.order.took(feed, len(piece))
+        self._here -= len(piece)
+        self._buffered -= piece.nbytes
+        return feed, start, piece
 
     def _candidates(self) -> Iterable[Feed]:
         if not self.ordered:
@@ -276,4 +332,10 @@ class Reader:
     @property
     def over(self) -> bool:
         """Whether all was handed out."""
-        return self.order.turn() is None
+        return not self._promised and self.order.turn() is None
+
+
+def _keeper(workers: Iterable[str], start: int) -> str:
+    """The worker that keeps a block, the same for all who ask: highest random weight."""
+    block = start // KEPT_BLOCK
+    return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))

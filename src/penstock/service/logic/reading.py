@@ -71,7 +71,9 @@ class Reading:
         self._retry = 0.0
         self.streams(opened.streams)
         if self.leased and state is not None:
-            self._restore(state)
+            self._restore(state, opened.held)
+        for span in (state or {}).get("first", ()):
+            self.reader.promise(*span)
 
     def _order(
         self,
@@ -103,12 +105,12 @@ class Reading:
 
     # Leases
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, Any], held: Iterable[Address]) -> None:
         for stream, ranges in state["consumed"].items():
             for start, stop in ranges:
                 self._consume(int(stream), start, stop)
-        for stream, start, stop in state["held"]:
-            self._grant(Grant(Address(stream, start, stop)))
+        for address in held:
+            self._grant(Grant(address))
 
     def _consume(self, stream: int, start: int, stop: int) -> None:
         self._consumed.setdefault(stream, Ranges()).add(start, stop)
@@ -215,17 +217,27 @@ class Reading:
         """Whether any stream is known; before the first worker comes there is none."""
         return self.form not in _OWNED or self._streams > 0
 
+    @property
+    def replays(self) -> bool:
+        """Whether what comes next follows from the state, without being settled in it."""
+        return not self.leased and self.reader.ordered
+
     def sure(self) -> int:
-        """How many elements come next for certain, whoever else reads."""
-        order = self.reader.order
-        feed = order.turn()
+        """How many elements come next for certain, whoever else reads and whatever arrives."""
+        if not self.leased:
+            pledge = self.reader.pledge()
+            return 0 if pledge is None else pledge[2] - pledge[1]
+        feed = self.reader.order.turn()
         return 0 if feed is None else feed.limit - feed.next
 
     def state(self) -> dict[str, Any]:
         """Where the reading is; what was handed out counts."""
         order = self.reader.order
         if not isinstance(order, AsLeased):
-            return {"order": order.state(not self.reader.ordered)}
+            if self.reader.ordered:
+                return {"order": order.state(False)}
+            pledge = self.reader.pledge()
+            return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
         consumed = {stream: Ranges(ranges) for stream, ranges in self._consumed.items()}
         for address in self._handed:
             consumed.setdefault(address.stream, Ranges()).add(address.start, address.stop)
@@ -238,15 +250,19 @@ class Reading:
         }
 
 
-def claimed(state: dict[str, Any]) -> tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]:
-    """What a state of leased elements claims: all it consumed or holds, and the ends it knew."""
+def claimed(state: dict[str, Any]) -> dict[str, Any]:
+    """What a state of leased elements says of them, as `OpenIteration` takes it."""
     consumed = [
         Address(int(stream), start, stop)
         for stream, ranges in state["consumed"].items()
         for start, stop in ranges
     ]
-    held = [Address(*span) for span in state["held"]]
-    return (*consumed, *held), tuple((int(s), length) for s, length in state["ended"].items())
+    return {
+        "consumed": tuple(consumed),
+        "held": tuple(Address(*span) for span in state["held"]),
+        "merged": state.get("merged", False),
+        "finished": tuple((int(stream), length) for stream, length in state["ended"].items()),
+    }
 
 
 def _length(work: Work, consumer: int, shape: Shape) -> int | None:

@@ -7,11 +7,13 @@ merged state: then they are readers of one job, side by side.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import msgspec
 
-from penstock.service.logic.facts import ClientRewound
+from penstock.service.logic.facts import ClientRewound, Fact
 from penstock.service.logic.iterations import HERE, LEFT, SUPERSEDED, ClientRecord, IterationRecord
+from penstock.service.logic.ranges import Ranges
 from penstock.service.protocol.messages import Address, OpenIteration
 
 
@@ -19,7 +21,8 @@ def origin_of(request: OpenIteration) -> str:
     """Equal for clients that go on from the same saved states."""
     if not request.resumes:
         return ""
-    states = (sorted(request.resumes), sorted(request.consumed, key=_order), request.finished)
+    addresses = sorted((*request.consumed, *request.held), key=_order)
+    states = (sorted(request.resumes), addresses, request.finished)
     return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
 
 
@@ -44,8 +47,8 @@ def rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewou
 
 def _beside(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
     """Whether somebody reads beside the one that asks, both from one merged state."""
-    merged = len(request.resumes) > 1 and member.origin == origin
-    return merged and member.standing in (HERE, LEFT)
+    merged = request.merged or len(request.resumes) > 1
+    return merged and member.origin == origin and member.standing in (HERE, LEFT)
 
 
 def _again(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
@@ -55,3 +58,51 @@ def _again(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
 
 def _has_something(member: ClientRecord) -> bool:
     return bool(member.consumed) or member.standing != SUPERSEDED
+
+
+def set_aside(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[Address, ...]:
+    """What a client gets of `request.held` once `before` has happened: what nobody else has."""
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
+    undone.add(request.client)
+    name = request.group if record.options.cached else ""
+    ends = {**record.ends, **dict(request.finished)}
+    taken = _taken(record, name, undone, {at.stream for at in request.held})
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.held
+        for start, stop in taken[at.stream].outside(
+            at.start, min(at.stop, ends.get(at.stream, at.stop))
+        )
+    )
+
+
+def _taken(
+    record: IterationRecord, name: str, undone: set[str], streams: set[int]
+) -> dict[int, Ranges]:
+    """What the others of a group have of some streams."""
+    taken = {stream: Ranges() for stream in streams}
+    others = [m for m in record.members.values() if m.group == name and m.client not in undone]
+    for member in others:
+        for stream in streams & member.consumed.keys():
+            for start, stop in member.consumed[stream]:
+                taken[stream].add(start, stop)
+    held = record.groups[name].held() if name in record.groups else ()
+    for stream, client, start, stop in held:
+        if stream in streams and client not in undone:
+            taken[stream].add(start, stop)
+    return taken
+
+
+def leased_again(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+    """The same for a client that asks again, and has it."""
+    group = record.groups[record.members[request.client].group]
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.held
+        if at.stream in group.tracks
+        for start, stop in group.tracks[at.stream]
+        .held.get(request.client, Ranges())
+        .inside(at.start, at.stop)
+    )

@@ -271,6 +271,11 @@ class State:
             client.use(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
             self._let_go(record, group, at.stream)
 
+    def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
+        group = self.group(self.clients[fact.client])
+        for at in fact.addresses:
+            group.set_aside(fact.client, at.stream, at.start, at.stop)
+
     def _group_reached(self, fact: facts.GroupReached, now: float) -> None:
         record = self.iterations[fact.job]
         group = record.groups.setdefault(fact.group, Group(record.ends))
@@ -300,5 +305,6 @@ _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
     facts.LeasesKept: State._leases_kept,
     facts.RangesConsumed: State._ranges_consumed,
     facts.RangesClaimed: State._ranges_claimed,
+    facts.RangesSetAside: State._ranges_set_aside,
     facts.GroupReached: State._group_reached,
 }

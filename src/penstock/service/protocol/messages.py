@@ -157,6 +157,10 @@ class OpenIteration(Message, frozen=True):
     """Streams that those states knew the length of, with it."""
     streams: int = 0
     """How many streams those states knew, where workers have one each; 0 if there are none."""
+    held: tuple[Address, ...] = ()
+    """What those states had set aside to be handed out next: it is leased to this client."""
+    merged: bool = False
+    """Whether those states were made one for any number of clients, which go on side by side."""
 
 
 class Lease(Message, frozen=True):
@@ -319,6 +323,8 @@ class IterationOpened(Message, frozen=True):
     """False while consumers of coordinated reads are missing."""
     missing: tuple[int, ...] = ()
     lease_seconds: float = 10.0
+    held: tuple[Address, ...] = ()
+    """Of what a saved state had set aside, what is leased again; others have got the rest."""
 
 
 class Grant(Plain, frozen=True):

@@ -21,6 +21,7 @@ from penstock.data.experimental.service.reading import (
     from_dataset_id,
     merge_states,
     register_dataset,
+    register_scheme,
     status,
 )
 from penstock.data.experimental.service.saving import distributed_save
@@ -39,5 +40,6 @@ __all__ = [
     "from_dataset_id",
     "distributed_save",
     "merge_states",
+    "register_scheme",
     "status",
 ]

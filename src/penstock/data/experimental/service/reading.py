@@ -188,6 +188,19 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return connect.merge_states(list(states))
 
 
+def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
+    """Makes `name://rest` a service that `distribute` knows.
+
+    Args:
+        name: The scheme.
+        serve: Called with the rest when somebody begins to read; gives an object with a `session`
+            (see `penstock.service.host.session`) and `close()`.
+    """
+    from penstock.service.host import connect
+
+    connect.register_scheme(name, serve)
+
+
 def _check_compression(where: str, value: Any) -> None:
     if value not in _COMPRESSIONS:
         raise InvalidArgumentError(

@@ -1,0 +1,261 @@
+"""What goes wrong on the way reaches the user in words, in its place, and the rest goes on."""
+
+import functools
+import logging
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import penstock as tf
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from penstock.service.host import session, stream
+from tests.integration.clusters import Cluster, until
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(2) as made:
+        yield made
+
+
+def without_7(x):
+    if x == 7:
+        raise ValueError("7 is not wanted")
+    return x
+
+
+def all_of(iterator):
+    """Elements and errors, in order."""
+    found = []
+    while True:
+        try:
+            found.append(int(next(iterator)))
+        except StopIteration:
+            return found
+        except OpError as error:
+            found.append(error)
+
+
+KINDS = {
+    "random": lambda: Dataset.range(20),
+    "split": lambda: Dataset.range(20).filter(lambda x: True),
+    "single": lambda: Dataset.from_generator(
+        lambda: iter(range(20)), output_signature=tf.TensorSpec((), tf.int64)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_element_comes_in_its_place_and_the_rest_behind_it(cluster, kind):
+    made = KINDS[kind]().map(without_7).apply(cluster.distribute())
+    found = all_of(iter(made))
+    assert found[:7] == list(range(7))
+    assert found[8:] == list(range(8, 20))
+    error = found[7]
+    assert isinstance(error, InvalidArgumentError)
+    assert isinstance(error, ValueError)
+    assert "ValueError: 7 is not wanted" in str(error)
+    assert "test_distribute_errors.py" in str(error)
+    assert "map" in str(error)
+    assert any(f"on worker {worker.address}" in str(error) for worker in cluster.workers)
+    [note] = error.__notes__
+    assert note.startswith("Traceback on the worker:")
+    assert 'raise ValueError("7 is not wanted")' in note
+
+
+def test_an_error_names_the_ordinal_of_its_element(cluster):
+    made = Dataset.range(20).map(without_7).apply(cluster.distribute())
+    assert "element 7" in str(all_of(iter(made))[7])
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_can_be_ignored_behind_distribute(cluster, kind, mode):
+    made = KINDS[kind]().map(without_7).apply(cluster.distribute(mode)).ignore_errors()
+    copies = 2 if mode == "parallel_epochs" else 1
+    expected = sorted([*range(7), *range(8, 20)] * copies)
+    assert sorted(map(int, made)) == expected
+
+
+def test_a_state_behind_a_failed_element_goes_on_behind_it(cluster):
+    made = Dataset.range(20).map(without_7).apply(cluster.distribute())
+    iterator = iter(made)
+    for _ in range(7):
+        next(iterator)
+    with pytest.raises(InvalidArgumentError, match="7 is not wanted"):
+        next(iterator)
+    again = iter(made)
+    again.load_state_dict(iterator.state_dict())
+    assert [int(x) for x in again] == list(range(8, 20))
+
+
+def test_jobs_with_a_name_go_on_behind_a_failed_element(cluster):
+    made = Dataset.range(20).map(without_7).apply(cluster.distribute(job_name="failing"))
+    found = all_of(iter(made))
+    assert [x for x in found if isinstance(x, int)] == [*range(7), *range(8, 20)]
+    assert len(found) == 20
+
+
+def test_a_worker_that_lacks_a_module_says_which(tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def f(x):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import only_here
+
+    with Cluster(0) as cluster:
+        address = cluster.target.partition("://")[2]
+        command = [sys.executable, "-m", "penstock", "worker", "--dispatcher", address]
+        worker = subprocess.Popen([*command, "--stop-with-stdin", "--quiet"], stdin=subprocess.PIPE)
+        try:
+            made = Dataset.range(3).map(only_here.f).apply(cluster.distribute())
+            with pytest.raises(OpError, match="only_here"):
+                list(made)
+            # Others go on.
+            assert [int(x) for x in Dataset.range(3).apply(cluster.distribute())] == [0, 1, 2]
+        finally:
+            worker.stdin.close()
+            worker.wait()
+
+
+def test_a_wrong_token_is_refused(monkeypatch):
+    with Cluster(0, token="a secret of the service") as cluster:
+        monkeypatch.setenv("PENSTOCK_TOKEN", "another secret, not theirs")
+        with pytest.raises(UnauthenticatedError, match="token"):
+            Dataset.range(3).apply(cluster.distribute())
+
+
+def test_what_cannot_be_sent_is_named(cluster):
+    lock = threading.Lock()
+
+    def locked(x):
+        with lock:
+            return x
+
+    made = Dataset.range(3).map(locked).map(lambda x: x).batch(2)
+    what = r"service.distribute: map\(locked at .*py:\d+\) cannot be sent to workers \(TypeError"
+    with pytest.raises(InvalidArgumentError, match=what):
+        made.apply(cluster.distribute())
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+def test_a_dispatcher_that_is_not_there_is_an_error_in_words(monkeypatch):
+    impatient = functools.partial(session.ControlClient, timeout=0.2)
+    monkeypatch.setattr(session, "ControlClient", impatient)
+    address = f"localhost:{free_port()}"
+    with pytest.raises(UnavailableError, match=address):
+        Dataset.range(3).apply(service.distribute("distributed_epoch", f"grpc://{address}"))
+
+
+def test_without_workers_a_reader_waits_for_one_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(stream, "_WARN", 0.01)
+    found = []
+    with Cluster(0) as cluster:
+        made = Dataset.range(3).apply(cluster.distribute())
+        with caplog.at_level(logging.WARNING, "penstock.service"):
+            reader = threading.Thread(target=lambda: found.extend(map(int, made)))
+            reader.start()
+            until(lambda: "has no workers; start one with: penstock worker" in caplog.text)
+            assert found == []
+            cluster.workers.append(cluster.join())
+            reader.join()
+    assert found == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
+def test_waiting_for_workers_has_an_end(monkeypatch, mode):
+    monkeypatch.setattr(stream, "_WARN", 0.01)
+    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    with Cluster(0) as cluster:
+        what = r"waited \d+ s, and dispatcher .* has no workers"
+        iterator = iter(Dataset.range(3).apply(cluster.distribute(mode)))
+        with iterator, pytest.raises(UnavailableError, match=what):
+            next(iterator)
+
+
+def test_waiting_for_other_consumers_has_an_end(cluster, monkeypatch):
+    monkeypatch.setattr(stream, "_WARN", 0.01)
+    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    made = Dataset.range(9).apply(
+        cluster.distribute(job_name="too few", consumer_index=0, num_consumers=3)
+    )
+    with pytest.raises(TimeoutError, match="consumers 1, 2 have not begun to read"):
+        next(iter(made))
+
+
+def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setattr(stream, "_WARN", 0.01)
+    monkeypatch.setattr(stream, "_UNREACHABLE", 0.0)
+    with Cluster(0) as cluster:
+        nowhere = f"localhost:{free_port()}"
+        worker = cluster.join(data_transfer_protocol="tcp", data_transfer_address=nowhere)
+        cluster.workers.append(worker)
+        what = f"no worker can be reached from here.*{nowhere}"
+        iterator = iter(Dataset.range(3).apply(cluster.distribute()))
+        with iterator, pytest.raises(UnavailableError, match=what):
+            next(iterator)
+
+
+def test_elements_that_hold_datasets_cannot_travel(cluster):
+    made = Dataset.range(9).window(3).apply(cluster.distribute("parallel_epochs"))
+    with pytest.raises(FailedPreconditionError, match="elements that hold datasets cannot travel"):
+        next(iter(made))
+
+
+def test_windows_stay_here_where_the_workers_make_what_they_are_made_of(cluster):
+    made = Dataset.range(9).map(lambda x: x + 1).window(3).apply(cluster.distribute())
+    assert [[int(x) for x in window] for window in made] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_schemes_that_nobody_serves():
+    with pytest.raises(NotFoundError, match="service.distribute: nobody serves ftp://; there are"):
+        Dataset.range(3).apply(service.distribute("distributed_epoch", "ftp://nowhere"))
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(None, "with a name"), ("with a name", None)])
+def test_states_are_loaded_into_jobs_of_their_kind(cluster, saved, loaded):
+    dataset = Dataset.range(9)
+    iterator = iter(dataset.apply(cluster.distribute(job_name=saved)))
+    next(iterator)
+    again = iter(dataset.apply(cluster.distribute(job_name=loaded)))
+    again.load_state_dict(iterator.state_dict())
+    kind = "with" if saved else "without"
+    with pytest.raises(InvalidArgumentError, match=f"distributed dataset {kind} a job_name"):
+        next(again)
+
+
+def test_a_job_has_one_mode(cluster):
+    list(Dataset.range(3).apply(cluster.distribute(job_name="of one mode")))
+    other = Dataset.range(3).apply(cluster.distribute("parallel_epochs", job_name="of one mode"))
+    with pytest.raises(InvalidArgumentError, match="of one mode"):
+        list(other)
+
+
+def test_static_policies_need_a_dispatcher_that_knows_its_workers(cluster):
+    made = Dataset.range(3).apply(cluster.distribute(service.ShardingPolicy.DATA))
+    with pytest.raises(NotFoundError, match="worker_addresses"):
+        list(made)
+
+
+def test_local_workers_that_are_not_there(cluster, monkeypatch):
+    monkeypatch.setattr(session, "here", lambda: "another machine")
+    address = cluster.target.replace("localhost", "127.0.0.1")
+    made = Dataset.range(3).apply(
+        service.distribute("distributed_epoch", address, target_workers="LOCAL")
+    )
+    with pytest.raises(InvalidArgumentError, match="LOCAL"):
+        list(made)

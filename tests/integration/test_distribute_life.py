@@ -1,0 +1,246 @@
+"""The life of a reader: how it ends, what it leaves behind, and what it may take on its way."""
+
+import collections
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import penstock as tf
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from tests.integration.clusters import Calls, Cluster, settled, until
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(2) as made:
+        yield made
+
+
+def census():
+    """What a process could leave behind: its threads, and what it has open."""
+    gc.collect()
+    names = (thread.name for thread in threading.enumerate())
+    # A dispatcher's threads for requests are as many as there were requests at once.
+    found = collections.Counter(name for name in names if name != "penstock-control")
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # What lists them is gone by now.
+            found[os.readlink(f"/proc/self/fd/{number}").partition(":")[0]] += 1
+    return found
+
+
+def gone(before):
+    """Waits until nothing is left that was not there before."""
+    with contextlib.suppress(AssertionError):
+        until(lambda: not census() - before)
+    assert census() - before == collections.Counter()
+
+
+def read_all(dataset):
+    return [int(x) for x in dataset]
+
+
+ENDINGS = {
+    "read to the end": lambda it: list(it),
+    "closed early": lambda it: (next(it), it.close()),
+    "closed before": lambda it: it.close(),
+    "dropped": lambda it: next(it),
+    "saved and closed": lambda it: (next(it), it.state_dict(), it.close()),
+}
+
+WAYS = {
+    "alone": lambda d: d,
+    "prefetched": lambda d: d.prefetch(4),
+    "batched": lambda d: d.batch(2),
+    "zipped": lambda d: Dataset.zip((d, Dataset.range(10**6))),
+    "repeated": lambda d: d.repeat(2),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("arguments", [{}, {"job_name": "a job"}], ids=["anonymous", "named"])
+def test_nothing_is_left_of_a_reader(cluster, way, arguments):
+    made = WAYS[way](Dataset.range(2000).map(lambda x: x).apply(cluster.distribute(**arguments)))
+    next(iter(made.take(1)))  # What a process needs once is there from now on.
+    before = settled(census)
+    for ending in ENDINGS.values():
+        iterator = iter(made)
+        ending(iterator)
+        del iterator
+        gone(before)
+
+
+def test_nothing_is_left_of_a_service():
+    with Cluster(1) as cluster:
+        read_all(Dataset.range(10).apply(cluster.distribute()))
+    before = settled(census)
+    with Cluster(3) as cluster:
+        read_all(Dataset.range(10).apply(cluster.distribute()))
+        read_all(Dataset.range(10).apply(cluster.distribute(job_name="named")))
+    gone(before)
+
+
+def test_closing_does_not_wait_for_a_function(cluster):
+    calls = Calls()
+    made = Dataset.range(100).map(calls).apply(cluster.distribute()).prefetch(4)
+    before = calls.count
+    calls.shut()
+    iterator = iter(made)
+    reader = threading.Thread(target=lambda: next(iterator, None))
+    reader.start()
+    until(lambda: calls.count > before)
+    iterator.close()  # The function still waits: this would not come back.
+    reader.join()
+    assert not calls.gates[calls.key].is_set()
+    calls.open()
+
+
+@pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
+def test_closing_without_prefetch_does_not_wait_either(cluster, mode):
+    calls = Calls()
+    iterator = iter(Dataset.range(100).map(calls).apply(cluster.distribute(mode)))
+    next(iterator)
+    calls.shut()
+    iterator.close()
+    calls.open()
+
+
+class Interrupting:
+    """Interrupts the main thread while it waits for the element."""
+
+    done = False
+
+    def __call__(self, x):
+        if x == 5 and not Interrupting.done:
+            Interrupting.done = True
+            signal.raise_signal(signal.SIGINT)
+        return x
+
+
+def test_an_interrupted_reader_goes_on_where_it_was(cluster):
+    iterator = iter(Dataset.range(20).map(Interrupting()).apply(cluster.distribute()))
+    found, interrupts = [], 0
+    while len(found) < 20:
+        try:
+            found.append(int(next(iterator)))
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert found == list(range(20))
+    assert interrupts == 1
+    assert next(iterator, None) is None
+
+
+def test_many_readers_at_once(cluster):
+    datasets = [
+        Dataset.range(200).map(lambda x, n=number: x + n).apply(cluster.distribute())
+        for number in range(12)
+    ]
+    results = [None] * len(datasets)
+
+    def read(number):
+        results[number] = read_all(datasets[number])
+
+    threads = [threading.Thread(target=read, args=(n,)) for n in range(len(datasets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [list(range(n, 200 + n)) for n in range(len(datasets))]
+
+
+def test_readers_in_turns(cluster):
+    dataset = Dataset.range(100).apply(cluster.distribute())
+    iterators = [iter(dataset) for _ in range(8)]
+    for number in range(100):
+        assert [int(next(iterator)) for iterator in iterators] == [number] * 8
+    for iterator in iterators:
+        iterator.close()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_more_is_made_than_may_be_asked_for(cluster, most, stream):
+    calls = Calls()
+    dataset = Dataset.range(1000)
+    dataset = dataset.filter(lambda x: True) if stream else dataset
+    made = dataset.map(calls).apply(cluster.distribute(max_outstanding_requests=most))
+    before = calls.count
+    iterator = iter(made)
+    for number in range(20):
+        assert next(iterator) == number
+        assert calls.count - before <= number + 1 + most
+    iterator.close()
+
+
+def kilobytes(x):
+    return np.full(1 << 20, x, np.uint8)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_slow_reader_does_not_make_workers_grow(cluster, stream):
+    calls = Calls()
+    dataset = Dataset.range(10_000)
+    dataset = dataset.filter(lambda x: True) if stream else dataset
+    made = dataset.map(lambda x: kilobytes(calls(x))).apply(cluster.distribute())
+    iterator = iter(made)
+    for number in range(5):
+        assert next(iterator)[0] == number
+    # What is made ahead is bounded by bytes: 64 MB, and a little for what is on its way.
+    settled(lambda: (calls.count, "made"))
+    assert calls.count < 100
+    buffered = [worker["buffered"] for worker in service.status(cluster.target)["workers"]]
+    assert max(buffered) < 100 << 20
+    iterator.close()
+
+
+def read_in_child(target, results):
+    try:
+        made = Dataset.range(20).apply(service.distribute("distributed_epoch", target))
+        results.put(read_all(made))
+    except BaseException as error:
+        results.put(repr(error))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_reads_by_itself(cluster):
+    made = Dataset.range(20).apply(cluster.distribute())
+    iterator = iter(made)
+    assert next(iterator) == 0
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    child = fork.Process(target=read_in_child, args=(cluster.target, results))
+    child.start()
+    try:
+        assert results.get(timeout=60) == list(range(20))
+    finally:
+        child.kill()
+        child.join()
+    assert read_all(iterator) == list(range(1, 20))
+
+
+def test_a_server_that_is_dropped_stops():
+    dispatcher = service.DispatchServer()
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher.target.partition("://")[2]))
+    made = Dataset.range(5).apply(service.distribute("distributed_epoch", dispatcher.target))
+    assert read_all(made) == [0, 1, 2, 3, 4]
+    before = len(threading.enumerate())
+    del worker
+    del dispatcher
+    until(lambda: gc.collect() >= 0 and len(threading.enumerate()) < before)
+
+
+def test_penstock_itself_does_not_load_the_service():
+    code = "import sys, penstock; print([m for m in sys.modules if 'penstock.service' in m])"
+    with os.popen(f'{os.sys.executable} -c "{code}"') as found:
+        assert found.read().strip() == "[]"
+
+
+def test_the_result_is_not_random_access(cluster):
+    made = Dataset.range(5).apply(cluster.distribute())
+    assert made.cardinality() == tf.data.UNKNOWN_CARDINALITY

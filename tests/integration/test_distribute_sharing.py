@@ -1,0 +1,196 @@
+"""Several readers, and workers that come and go: who gets what, and what it costs."""
+
+import contextlib
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+import penstock as tf
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from tests.integration.clusters import Calls, Cluster, settled, until
+
+NAMES = (f"shared {number}" for number in range(10**6))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(2) as made:
+        yield made
+
+
+def in_threads(*calls):
+    """What each call gives; all of them run at once."""
+    results = [None] * len(calls)
+
+    def run(number):
+        results[number] = calls[number]()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def reading(dataset):
+    return lambda: [int(x) for x in dataset]
+
+
+def test_readers_of_a_job_share_its_elements(cluster):
+    name = next(NAMES)
+    made = [Dataset.range(500).apply(cluster.distribute(job_name=name)) for _ in range(4)]
+    found = in_threads(*map(reading, made))
+    assert sorted(x for part in found for x in part) == list(range(500))
+    # The job is over: whoever comes late gets nothing, and its next iteration is the next one.
+    late = Dataset.range(500).apply(cluster.distribute(job_name=name))
+    assert list(late) == []
+    assert sorted(map(int, late)) == list(range(500))
+
+
+def test_every_repetition_is_a_job_of_its_own(cluster):
+    name = next(NAMES)
+    made = [Dataset.range(50).apply(cluster.distribute(job_name=name)).repeat(3) for _ in range(2)]
+    found = in_threads(*map(reading, made))
+    assert sorted(x for part in found for x in part) == sorted([*range(50)] * 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_trainers_that_share_a_cache_cost_one_production(cluster, stream):
+    name = next(NAMES)
+    dataset = Dataset.range(2000).repeat()
+    dataset = dataset.filter(lambda x: True) if stream else dataset
+    calls = Calls()
+    dataset = dataset.map(calls)
+    made = [
+        dataset.apply(
+            cluster.distribute(
+                "parallel_epochs" if stream else "distributed_epoch",
+                job_name=name,
+                cross_trainer_cache=service.CrossTrainerCache(f"trainer {number}"),
+                max_outstanding_requests=100,
+            )
+        ).take(3000)
+        for number in range(8)
+    ]
+    before = calls.count
+    found = in_threads(*map(reading, made))
+    assert all(len(part) == 3000 for part in found)
+    assert calls.count - before < 1.2 * 3000 * (2 if stream else 1)
+
+
+def test_a_worker_that_joins_later_is_used():
+    with Cluster(1) as cluster:
+        calls = Calls()
+        made = Dataset.range(400).map(calls).apply(cluster.distribute())
+        iterator = iter(made)
+        found = [int(next(iterator)) for _ in range(4)]
+        calls.shut()
+        reader = threading.Thread(target=lambda: found.extend(map(int, iterator)))
+        reader.start()
+        stuck = settled(lambda: calls.count)
+        cluster.workers.append(cluster.join())
+        # The first worker is in a call that does not end; whoever calls now is another one.
+        until(lambda: calls.count > stuck)
+        calls.open()
+        reader.join()
+        assert found == list(range(400))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["drain", "stop"])
+@pytest.mark.parametrize("job", [False, True])
+def test_a_worker_that_leaves_loses_nothing(stream, how, job):
+    with Cluster(2) as cluster:
+        dataset = Dataset.range(600)
+        dataset = dataset.filter(lambda x: True) if stream else dataset
+        name = next(NAMES) if job else None
+        iterator = iter(dataset.map(lambda x: x).apply(cluster.distribute(job_name=name)))
+        found = [int(next(iterator)) for _ in range(50)]
+        getattr(cluster.workers[0], how)()
+        found += [int(next(iterator)) for _ in range(50)]
+        cluster.workers.append(cluster.join())
+        getattr(cluster.workers[1], how)()
+        found += [int(x) for x in iterator]
+        assert (sorted(found) if job else found) == list(range(600))
+
+
+def test_all_workers_may_go_and_others_come():
+    with Cluster(1) as cluster:
+        iterator = iter(Dataset.range(300).map(lambda x: x).apply(cluster.distribute()))
+        found = [int(next(iterator)) for _ in range(10)]
+        cluster.workers.pop().stop()
+        rest = []
+        reader = threading.Thread(target=lambda: rest.extend(map(int, iterator)))
+        reader.start()
+        cluster.workers.append(cluster.join())
+        reader.join()
+        assert found + rest == list(range(300))
+
+
+def test_coordinated_consumers_get_batches_of_one_length(cluster):
+    """Bucketed batches: in each round, all of one shape."""
+    lengths = np.random.default_rng(1).integers(1, 40, 240)
+    dataset = Dataset.from_tensor_slices(lengths).map(lambda n: np.ones(n, np.int64))
+    name, consumers = next(NAMES), 3
+    bucketed = dataset.bucket_by_sequence_length(len, [10, 20, 30], [4 * consumers] * 4)
+    parts = bucketed.flat_map(lambda batch: Dataset.from_tensor_slices(batch).batch(4))
+    made = [
+        parts.apply(
+            cluster.distribute(job_name=name, consumer_index=index, num_consumers=consumers)
+        )
+        for index in range(consumers)
+    ]
+    columns = in_threads(*(lambda d=d: [x.shape for x in d] for d in made))
+    rounds = list(zip(*columns, strict=False))
+    assert len(rounds) >= 15
+    alike = sum(len({shape[1] for shape in step}) == 1 for step in rounds)
+    assert alike >= len(rounds) - 4
+    assert sum(len(column) for column in columns) == sum(1 for _ in parts)
+
+
+def test_consumers_wait_for_each_other(cluster):
+    name = next(NAMES)
+    made = [
+        Dataset.range(30).apply(
+            cluster.distribute(job_name=name, consumer_index=index, num_consumers=3)
+        )
+        for index in range(3)
+    ]
+    found = in_threads(*map(reading, made))
+    assert found == [list(range(index, 30, 3)) for index in range(3)]
+
+
+def test_static_policies_give_every_worker_its_share():
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(2)]
+        ports = [each.getsockname()[1] for each in held]
+    addresses = [f"localhost:{port}" for port in ports]
+    with Cluster(0, worker_addresses=addresses) as cluster:
+        for port in ports:
+            cluster.workers.append(cluster.join(port=port))
+        for policy in (service.ShardingPolicy.DATA, service.ShardingPolicy.FILE_OR_DATA):
+            made = Dataset.range(101).map(lambda x: x * 2).apply(cluster.distribute(policy))
+            assert sorted(map(int, made)) == list(range(0, 202, 2))
+        everything = Dataset.range(10).apply(cluster.distribute(service.ShardingPolicy.HINT))
+        assert sorted(map(int, everything)) == sorted([*range(10)] * 2)
+        hint = tf.data.experimental.SHARD_HINT
+        hinted = Dataset.range(10).shard(hint, hint)
+        made = hinted.apply(cluster.distribute(service.ShardingPolicy.HINT))
+        assert sorted(map(int, made)) == list(range(10))
+
+
+def test_operators_may_run_on_the_share_of_each_worker():
+    options = tf.data.Options()
+    options.service.stateful = "per_worker"
+    with Cluster(2) as cluster:
+        dataset = Dataset.range(100).filter(lambda x: True).take(10).with_options(options)
+        found = sorted(map(int, dataset.apply(cluster.distribute())))
+        assert len(found) == 20
+        assert len(set(found)) == 20
+        batches = Dataset.range(100).filter(lambda x: True).batch(30).with_options(options)
+        sizes = sorted(len(batch) for batch in batches.apply(cluster.distribute()))
+        assert sizes == [20, 20, 30, 30]

@@ -1,0 +1,209 @@
+"""The agent: what it says to the dispatcher, how often, and what becomes of the answers."""
+
+import threading
+
+import pytest
+
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.service.host import agent as agents
+from penstock.service.host.agent import Agent, Forgotten
+from penstock.service.protocol.messages import (
+    Address,
+    ClientBeat,
+    ClientBeaten,
+    Grant,
+    IterationOpened,
+    JobOptions,
+    Lease,
+    Leased,
+    Leave,
+    Ok,
+    OpenIteration,
+    Work,
+    WorkerInfo,
+)
+from tests.integration.clusters import until
+
+WORK = Work("digest", "dispatcher/1", "random", 0, 1, 7, (0,))
+OPENING = OpenIteration("me", "job", 0, "1000", JobOptions(1), 7, (0,))
+WORKER = WorkerInfo("w", "localhost:1", "host")
+
+
+class Dispatcher:
+    """Stands for a session: notes all that is said, and answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.said = []
+        self.name = "dispatcher"
+        self.answers = {ClientBeat: lambda _: ClientBeaten(1), Leave: lambda _: Ok()}
+        self.lock = threading.Lock()
+
+    def call(self, request, timeout=None):
+        with self.lock:
+            self.said.append(request)
+        answer = self.answers[type(request)](request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def dispatcher(self):
+        return self.name
+
+    def of(self, kind):
+        with self.lock:
+            return [request for request in self.said if isinstance(request, kind)]
+
+
+@pytest.fixture
+def dispatcher(monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 0.01)
+    return Dispatcher()
+
+
+@pytest.fixture
+def make(dispatcher):
+    made = []
+
+    def agent(leased=True, reopen=lambda: None, wake=lambda event: None):
+        opened = IterationOpened(WORK, leased, 1, (), ())
+        made.append(Agent(dispatcher, OPENING, opened, wake, reopen))
+        return made[-1]
+
+    yield agent
+    for each in made:
+        dispatcher.answers[Leave] = lambda _: Ok()
+        each.stop()
+
+
+def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
+    make().tell([Address(0, 0, 4)], {0: 4}, 4, 0.5)
+    until(lambda: len(dispatcher.of(ClientBeat)) > 3)
+    beats = dispatcher.of(ClientBeat)
+    told = [beat for beat in beats if beat.consumed]
+    assert [(beat.consumed, beat.ended) for beat in told] == [((Address(0, 0, 4),), ((0, 4),))]
+    assert sum(beat.elements for beat in beats) == 4
+    assert sum(beat.waited for beat in beats) == 0.5
+
+
+def test_news_become_events_and_wake_the_reader(dispatcher, make):
+    woken = threading.Event()
+    news = ClientBeaten(2, workers=(WORKER,))
+    dispatcher.answers[ClientBeat] = lambda beat: news if beat.version == 1 else ClientBeaten(2)
+    agent = make(wake=lambda event: woken.set())
+    assert woken.wait(60)
+    assert agent.events.popleft() == news
+    # From now on it knows that version, and nothing is new.
+    until(lambda: dispatcher.of(ClientBeat)[-1].version == 2)
+    assert not agent.events
+
+
+def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    granted = Leased((Grant(Address(0, 0, 8)),))
+    dispatcher.answers[Lease] = lambda _: granted
+    agent = make()
+    agent.tell([Address(0, 0, 2)], {}, 2, 0.0, want=8)
+    until(lambda: agent.events)
+    assert agent.events.popleft() == granted
+    agent.tell([], {}, 0, 0.0, want=8)
+    until(lambda: len(dispatcher.of(Lease)) == 2)
+    assert dispatcher.of(Lease) == [
+        Lease("me", 1, 8, (Address(0, 0, 2),)),
+        Lease("me", 2, 8),
+    ]
+
+
+def test_workers_that_are_lost_are_reported_at_once(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    make().lost("w")
+    until(lambda: dispatcher.of(ClientBeat))
+    assert dispatcher.of(ClientBeat)[0].lost == ("w",)
+
+
+def test_a_dispatcher_that_is_away_is_waited_for(dispatcher, make):
+    answers = iter([UnavailableError("away")] * 3)
+    dispatcher.answers[Lease] = lambda _: next(answers, Leased(finished=True))
+    agent = make()
+    agent.tell([], {}, 0, 0.0, want=1)
+    until(lambda: agent.events)
+    assert agent.events.popleft() == Leased(finished=True)
+    assert len({lease.number for lease in dispatcher.of(Lease)}) == 1
+
+
+def test_what_the_dispatcher_refuses_reaches_the_reader(dispatcher, make):
+    dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
+    agent = make()
+    agent.tell([], {}, 0, 0.0, want=1)
+    until(lambda: agent.events)
+    assert agent.events.popleft().message == "no"
+
+
+def test_a_reader_that_was_forgotten_opens_again(dispatcher, make):
+    opened = IterationOpened(WORK, False, 5, (WORKER,), ())
+    dispatcher.answers[ClientBeat] = lambda beat: (
+        NotFoundError("who?") if beat.version == 1 else ClientBeaten(5)
+    )
+    agent = make(leased=False, reopen=lambda: opened)
+    until(lambda: agent.events)
+    assert agent.events.popleft() == opened
+
+
+def test_one_that_cannot_be_opened_again_is_an_error(dispatcher, make):
+    def reopen():
+        raise NotFoundError("the dataset is forgotten")
+
+    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    agent = make(leased=False, reopen=reopen)
+    until(lambda: agent.events)
+    assert agent.events.popleft().message == "the dataset is forgotten"
+
+
+def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
+    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    agent = make()
+    until(lambda: agent.events)
+    assert isinstance(agent.events.popleft(), Forgotten)
+
+
+def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
+    dispatcher.name = "another"
+    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    agent = make()
+    until(lambda: agent.events)
+    assert agent.events.popleft().message == "who?"
+
+
+def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    agent = make()
+    agent.tell([Address(0, 3, 5)], {}, 2, 0.0)
+    agent.commit()
+    assert dispatcher.of(ClientBeat)[-1].consumed == (Address(0, 3, 5),)
+
+
+def test_the_end_tells_what_was_left_to_tell(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    agent = make()
+    agent.tell([Address(0, 0, 3)], {0: 3}, 3, 0.0)
+    agent.stop()
+    agent.stop()
+    assert dispatcher.of(Leave) == [Leave("me", (Address(0, 0, 3),), ((0, 3),))]
+    until(lambda: not agent._thread.is_alive())
+
+
+def test_a_dispatcher_that_is_gone_does_not_hold_up_the_end(dispatcher, make):
+    dispatcher.answers[Leave] = lambda _: UnavailableError("gone")
+    make().stop()
+    assert len(dispatcher.of(Leave)) == 1
+
+
+def test_news_can_be_asked_for(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    agent = make()
+    news = ClientBeaten(3, workers=(WORKER,))
+    dispatcher.answers[ClientBeat] = lambda _: news
+    agent.sync()
+    assert agent.events.popleft() == news
+    dispatcher.answers[ClientBeat] = lambda _: UnavailableError("away")
+    agent.sync()
+    assert not agent.events

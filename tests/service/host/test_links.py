@@ -1,0 +1,185 @@
+"""Links: connections that are made in threads, waited for together, and closed by somebody."""
+
+import socket
+import threading
+
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.service.host.links import Bell, Links
+from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.messages import Work, WorkerInfo
+from tests.integration.clusters import until
+
+WORK = Work("digest", "dispatcher/1", "split", 3, 5, 7, (0,))
+
+
+def info(name):
+    return WorkerInfo(name, f"{name}:1", "host")
+
+
+class Line:
+    """Stands for a connection, with a real socket to wait for."""
+
+    def __init__(self):
+        self.here, self.there = socket.socketpair()
+        self.sent, self.buffered, self.closed, self.aborted = [], False, False, False
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def pending(self):
+        return self.buffered
+
+    def fileno(self):
+        return self.here.fileno()
+
+    def abort(self):
+        self.aborted = True
+
+    def close(self):
+        self.closed = True
+        self.here.close()
+        self.there.close()
+
+
+class Exchange:
+    """Connects to whoever is there."""
+
+    def __init__(self):
+        self.lines = {}
+        self.failing = {}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self, worker):
+        self.gate.wait()
+        if worker.worker in self.failing:
+            raise self.failing[worker.worker]
+        self.lines[worker.worker] = Line()
+        return self.lines[worker.worker]
+
+
+@pytest.fixture
+def exchange():
+    return Exchange()
+
+
+@pytest.fixture
+def links(exchange):
+    bell = Bell()
+    made = Links(exchange, bell)
+    yield made
+    made.close()
+    bell.close()
+    until(lambda: all(line.closed for line in exchange.lines.values()))
+
+
+def connected(links, *names):
+    links.want(map(info, names))
+    links.dial()
+    found = []
+    until(lambda: found.extend(links.connected()) or len(found) == len(names))
+    return found
+
+
+def test_workers_are_connected_once(links, exchange):
+    assert sorted(connected(links, "a", "b")) == ["a", "b"]
+    links.dial()
+    assert links.connected() == []
+    assert len(links) == 2
+    assert links.ever
+    assert links["a"].connection is exchange.lines["a"]
+
+
+def test_the_ones_with_something_to_read_are_found(links, exchange):
+    connected(links, "a", "b")
+    until(lambda: not links.ready(0))  # The bell has rung for the connections.
+    exchange.lines["b"].there.send(b"x")
+    assert [link.worker for link in links.ready(60)] == ["b"]
+    exchange.lines["a"].buffered = True
+    assert [link.worker for link in links.ready(60)] == ["a"]
+
+
+def test_a_bell_wakes_whoever_waits(exchange):
+    bell = Bell()
+    links = Links(exchange, bell)
+    bell.ring()
+    assert links.ready(60) == []
+    links.close()
+    bell.close()
+    bell.ring()
+
+
+def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
+    exchange.failing = {"a": UnavailableError("a is away"), "b": OSError("b is broken")}
+    links.want([info("a"), info("b")])
+    links.dial()
+    until(lambda: links.connected() == [] and len(links.unreachable) == 2)
+    assert links.unreachable["a"].message == "a is away"
+    assert links.unreachable["b"].message == "b:1: b is broken"
+    assert not links.ever
+    links.dial()  # Not at once.
+    assert not links._busy
+    exchange.failing = {}
+    for worker in ("a", "b"):
+        links.drop(worker, again=0.0)
+    links.dial()
+    until(lambda: links.connected() is not None and len(links) == 2)
+    assert links.unreachable == {}
+
+
+def test_workers_that_are_gone_are_told(links, exchange):
+    connected(links, "a", "b")
+    links.unreachable["c"] = UnavailableError("c")
+    assert links.want([info("b")]) == ["a"]
+    assert links.unreachable == {}
+    links.drop("a")
+    links.drop("a")
+    assert exchange.lines["a"].closed
+    assert len(links) == 1
+
+
+def test_one_that_comes_when_nobody_wants_it_is_closed(links, exchange):
+    exchange.gate.clear()
+    links.want([info("a")])
+    links.dial()
+    links.want([])
+    exchange.gate.set()
+    until(lambda: links.connected() == [] and "a" in exchange.lines and exchange.lines["a"].closed)
+    assert len(links) == 0
+
+
+def test_one_that_comes_after_the_end_is_closed(exchange):
+    exchange.gate.clear()
+    bell = Bell()
+    links = Links(exchange, bell)
+    links.want([info("a")])
+    links.dial()
+    links.close()
+    bell.close()
+    exchange.gate.set()
+    until(lambda: "a" in exchange.lines and exchange.lines["a"].closed)
+
+
+def test_tasks_are_opened_once_and_numbered(links, exchange):
+    connected(links, "a")
+    link, sent = links["a"], exchange.lines["a"].sent
+    link.fetch(1, WORK, 0, 5, None)
+    link.fetch(2, WORK, 5, 9, None)
+    [opening, first, second] = sent
+    assert opening == OpenTask(first.task, WORK)
+    assert (first, second) == (Fetch(1, first.task, 0, 5), Fetch(2, first.task, 5, 9))
+    link.close_task(WORK.job, WORK.stream)
+    link.close_task(WORK.job, WORK.stream)
+    assert sent[3:] == [CloseTask(first.task)]
+    link.fetch(3, WORK, 9, 10, None)
+    assert isinstance(sent[4], OpenTask)
+    assert sent[4].task != first.task
+
+
+def test_connections_to_others_are_aborted(links, exchange):
+    connected(links, "a", "b")
+    links.abort_others([info("b")])
+    assert exchange.lines["a"].aborted
+    assert not exchange.lines["b"].aborted

@@ -1,0 +1,166 @@
+"""`local://N`: processes that come with a reader, are replaced when they die, and go with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from penstock.errors import InternalError, InvalidArgumentError
+from penstock.service.host import local, services
+from tests.integration.clusters import until
+
+
+def whose(x):
+    return os.getpid()
+
+
+def alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_processes_of_a_dataset_are_used_again_and_gone_soon_after():
+    made = Dataset.range(40).map(whose).apply(service.distribute("distributed_epoch", "local://2"))
+    with iter(made.repeat(3)) as iterator:
+        seen = {int(next(iterator)) for _ in range(120)}
+        assert next(iterator, None) is None
+    assert 1 <= len(seen) <= 2
+    assert os.getpid() not in seen
+    until(lambda: not any(map(alive, seen)))
+    # Another iteration has others.
+    again = {int(x) for x in made}
+    assert not seen & again
+    until(lambda: not any(map(alive, again)))
+
+
+def test_functions_of_any_kind_travel():
+    factor = 3
+
+    class Times:
+        def __call__(self, x):
+            return x * factor
+
+    made = Dataset.range(5).map(Times()).map(lambda x: x + factor)
+    found = made.apply(service.distribute("distributed_epoch", "local://1"))
+    assert [int(x) for x in found] == [3, 6, 9, 12, 15]
+
+
+def dying(folder):
+    """A function that kills its process at element 20, the first time; never this process."""
+    here = os.getpid()
+
+    def call(x):
+        mark = os.path.join(folder, "died")
+        if x == 20 and os.getpid() != here and not os.path.exists(mark):
+            with open(mark, "w"):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    return call
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, stream, caplog):
+    dataset = Dataset.range(60).filter(lambda x: True) if stream else Dataset.range(60)
+    made = dataset.map(dying(str(tmp_path)))
+    made = made.apply(service.distribute("distributed_epoch", f"local://{workers}"))
+    assert [int(x) for x in made] == list(range(60))
+    assert (tmp_path / "died").exists()
+    if workers == 1:  # Else the other one may have done it all before anybody noticed.
+        assert "a worker process ended (exit code -9); starting another" in caplog.text
+
+
+def test_workers_that_cannot_start_are_an_error(monkeypatch):
+    monkeypatch.setattr(local.sys, "executable", "/bin/false")
+    iterator = iter(Dataset.range(3).apply(service.distribute("distributed_epoch", "local://1")))
+    with pytest.raises(InternalError, match="worker processes end as soon as they start"):
+        next(iterator)
+    iterator.close()
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+def test_a_number_of_processes_is_needed(count):
+    made = Dataset.range(3).apply(service.distribute("distributed_epoch", f"local://{count}"))
+    with pytest.raises(InvalidArgumentError, match=f"local://{count} must name a number"):
+        next(iter(made))
+
+
+def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):
+    monkeypatch.setattr(local.os, "cpu_count", lambda: 2)
+    serving = local.LocalService("")
+    try:
+        assert len(serving.processes) == 2
+    finally:
+        serving.close()
+    assert not any(map(alive, serving.processes))
+    serving.close()
+
+
+SCRIPT = """
+import os
+import penstock as tf
+service = tf.data.experimental.service
+made = tf.data.Dataset.range(10).map(lambda x: os.getpid())
+iterator = iter(made.apply(service.distribute("distributed_epoch", "local://1")))
+print(int(next(iterator)), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "input()", "raise SystemExit(1)"])
+def test_no_process_outlives_a_reader(end, tmp_path):
+    """However a program ends: by itself, by an error, or killed."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(end=end))
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        worker = int(program.stdout.readline())
+        if end == "input()":
+            assert alive(worker)
+            program.kill()
+        program.wait()
+    until(lambda: not alive(worker))
+
+
+def test_two_readers_of_one_dataset_share_its_processes():
+    made = Dataset.range(20).map(whose).apply(service.distribute("distributed_epoch", "local://1"))
+    one, two = iter(made), iter(made)
+    assert next(one) == next(two)
+    one.close()
+    assert len({int(x) for x in two}) == 1
+
+
+class Nobody:
+    """A service that counts its ends."""
+
+    def __init__(self, address):
+        self.session = object()
+        self.address = address
+        self.closed = threading.Event()
+
+    def close(self):
+        self.closed.set()
+
+
+def test_other_schemes_plug_in(monkeypatch):
+    monkeypatch.setattr(services, "_SCHEMES", dict(services._SCHEMES))
+    monkeypatch.setattr(services, "_LINGER", 0.0)
+    services.register_scheme("nobody", Nobody)
+    assert services.parse("nobody://here") == ("nobody", "here")
+    shared = services.Shared(Nobody("here"))
+    shared.users = 2
+    shared.leave()
+    assert not shared.service.closed.is_set()
+    shared.leave()
+    assert shared.service.closed.wait(60)

@@ -1,0 +1,141 @@
+"""The stream of a reader: waiting, giving up, and going on with others, on real connections."""
+
+import contextlib
+import threading
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.data.dataset import ENVIRONMENT
+from penstock.engine.context import Context
+from penstock.engine.lower import open_plan
+from penstock.errors import CancelledError, FailedPreconditionError, InternalError
+from penstock.plan import nodes
+from penstock.service.host import agent
+from penstock.service.host.stream import RemoteStream
+from penstock.service.logic.facts import ClientGone
+from penstock.service.logic.iterations import LOST
+from tests.integration.clusters import Calls, Cluster, settled, until
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(1) as made:
+        yield made
+
+
+def opened(dataset, state=None, **arguments):
+    """The stream of a distributed dataset, without an iterator around it."""
+    tap = open_plan(dataset.__plan__, state, Context(ENVIRONMENT, (0,), 7))
+    [remote] = tap.inputs
+    assert isinstance(remote, RemoteStream)
+    return remote
+
+
+def drained(remote, limit):
+    with contextlib.suppress(StopIteration):
+        while True:
+            remote.pull(limit)
+
+
+def test_it_gives_as_many_as_are_asked_for_at_most(cluster):
+    remote = opened(Dataset.range(100).apply(cluster.distribute()))
+    found = []
+    while len(found) < 100:
+        chunk = remote.pull(7)
+        assert 1 <= len(chunk) <= 7
+        found += [int(x) for x in chunk.elements()]
+    assert found == list(range(100))
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            remote.pull(7)
+    remote.close()
+    remote.close()
+
+
+def test_one_that_waits_can_be_interrupted(cluster):
+    calls = Calls()
+    remote = opened(Dataset.range(9).map(calls).apply(cluster.distribute()))
+    calls.shut()
+    before = calls.count
+    failures = []
+
+    def read():
+        try:
+            while True:
+                remote.pull(1)
+        except CancelledError as error:
+            failures.append(error.message)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    until(lambda: calls.count > before)
+    remote.interrupt()
+    reader.join()
+    assert failures == ["distribute: reading was stopped while it waited"]
+    remote.close()
+    calls.open()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"mode": "parallel_epochs"}, {"job_name": "a job"}])
+def test_a_state_is_exact_at_every_pull(cluster, arguments):
+    made = Dataset.range(23).apply(cluster.distribute(**arguments))
+    remote = opened(made)
+    before = []
+    for _ in range(5):
+        state = remote.save()
+        sure = remote.sure(4)
+        assert 1 <= sure <= 4
+        before.append((state, [int(x) for x in remote.pull(sure).elements()]))
+    remote.close()
+    if "job_name" in arguments:
+        return  # Others might have got what it gave back.
+    for state, elements in before:
+        again = opened(made, state)
+        found = []
+        while len(found) < len(elements):
+            found += [int(x) for x in again.pull(len(elements) - len(found)).elements()]
+        assert found == elements
+        again.close()
+
+
+def test_a_failure_of_the_service_ends_the_waiting(cluster):
+    calls = Calls()
+    remote = opened(Dataset.range(9).map(calls).apply(cluster.distribute()))
+    calls.shut()
+    remote._opening.session.failure = InternalError("nobody will ever answer")
+    with pytest.raises(InternalError, match="nobody will ever answer"):
+        drained(remote, 1)
+    calls.open()
+    remote.close()
+    remote._opening.session.failure = None
+
+
+def test_a_reader_that_was_taken_for_dead_goes_on(monkeypatch):
+    """A named job: what it held was given to others, and what it gave out stays its own."""
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.02)
+    with Cluster(1) as cluster:
+        iterator = iter(Dataset.range(300).apply(cluster.distribute(job_name="taken for dead")))
+        found = [int(next(iterator)) for _ in range(20)]
+        ledger = cluster.dispatcher._hosted._desk.ledger
+        with ledger._lock:
+            [name] = [name for name, client in ledger._state.clients.items()]
+            ledger._commit((ClientGone(name, LOST),))
+        found += [int(x) for x in iterator]
+        assert sorted(found) == list(range(300))
+
+
+def test_what_is_kept_is_bounded_by_max_outstanding_requests(cluster):
+    calls = Calls()
+    made = Dataset.range(500).map(calls).apply(cluster.distribute(max_outstanding_requests=5))
+    before = calls.count
+    remote = opened(made)
+    remote.pull(1)
+    assert settled(lambda: calls.count) - before <= 6
+    remote.close()
+
+
+def test_the_plan_of_a_part_runs_on_workers_only():
+    node = nodes.Distribute(Dataset.range(3).__plan__, "", 1)
+    with pytest.raises(FailedPreconditionError, match="runs on workers only"):
+        open_plan(node, None, Context(ENVIRONMENT, (0,), 7))

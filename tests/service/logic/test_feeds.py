@@ -1,0 +1,112 @@
+"""Feeds: every ordinal once, where a stream ends, and what is settled before it is handed out."""
+
+import pytest
+
+from penstock.errors import DataLossError, NotFoundError
+from penstock.service.logic.feeds import Feed
+from penstock.service.logic.orders import InSequence, InTurns
+from penstock.service.logic.reader import Limits, Reader
+
+
+class Rows(list):
+    """Elements that are their own ordinals."""
+
+    nbytes = 8
+
+    def rows(self, start: int, stop: int) -> "Rows":
+        return Rows(self[start:stop])
+
+
+def rows(start: int, stop: int) -> Rows:
+    return Rows(range(start, stop))
+
+
+def test_a_stream_has_one_length() -> None:
+    feed = Feed(3)
+    feed.arrive(0, rows(0, 5))
+    with pytest.raises(DataLossError, match="stream 3 had 5 elements and, made again elsewhere, 4"):
+        feed.end(4)
+    feed.end(6)
+    with pytest.raises(DataLossError, match="had 6 elements and, made again elsewhere, 7"):
+        feed.end(7)
+    with pytest.raises(DataLossError, match="seed it"):
+        feed.arrive(5, rows(5, 7))
+
+
+def test_a_pledge_is_handed_out_next_and_counts_as_handed_out() -> None:
+    feed = Feed(0)
+    feed.arrive(4, rows(4, 6))
+    feed.pledge()
+    feed.arrive(0, rows(0, 2))
+    assert feed.state()[:3] == [0, 0, [[4, 6]]]
+    assert feed.take(9, anywhere=True) == (4, [4, 5])
+    assert feed.pledged is None
+    feed.pledge()
+    assert feed.state()[:3] == [0, 2, [[4, 6]]]
+    assert feed.take(1, anywhere=True) == (0, [0])
+    assert feed.state()[:3] == [0, 1, [[4, 6]]]
+
+
+def free_reader() -> Reader:
+    order = InTurns(2, 2, free=True)
+    return Reader(order, Limits(elements=4), bound=True, ordered=False)
+
+
+def answer(reader: Reader, but: int = -1) -> None:
+    """Lets a worker answer all that is asked for, except for one ordinal."""
+    for ask in reader.asks():
+        if ask.start != but:
+            reader.arrive(ask.request, ask.start, rows(ask.start, ask.stop))
+            reader.done(ask.request, 6 if ask.stop >= 6 else None)
+
+
+def test_what_a_state_had_pledged_comes_first() -> None:
+    reader = free_reader()
+    reader.join("w")
+    answer(reader, but=0)
+    pledge = reader.pledge()
+    assert pledge == (0, 1, 2)
+    assert reader.pledge() == pledge
+    state = reader.order.state(True)
+    again = Reader(InTurns(2, 2, state=state, free=True), Limits(elements=1), True, False)
+    again.promise(*pledge)
+    again.join("v")
+    assert again.take(5) is None
+    found = []
+    while not again.over:
+        answer(again)
+        while (taken := again.take(5)) is not None:
+            found += [(taken[0].stream, taken[1] + i) for i in range(len(taken[2]))]
+    assert found[0] == (0, 1)
+    assert sorted(found) == [(stream, i) for stream in range(2) for i in range(6)]
+
+
+def test_a_pledge_is_forgotten_with_its_order() -> None:
+    reader = free_reader()
+    reader.join("w")
+    answer(reader)
+    assert reader.pledge() is not None
+    reader.restart(InSequence(0))
+    assert reader.pledge() is None
+    assert reader.over
+
+
+def test_what_nobody_can_make_is_an_error() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=True)
+    for worker in ("v", "w"):
+        reader.join(worker)
+    [first, *_] = reader.asks()
+    reader.refuse(first.request, NotFoundError("no file here"), elsewhere=True)
+    [second, *_] = [ask for ask in reader.asks() if ask.worker != first.worker]
+    reader.refuse(second.request, NotFoundError("no file there"), elsewhere=True)
+    with pytest.raises(NotFoundError, match="no file here"):
+        reader.asks()
+
+
+def test_what_nobody_could_make_is_an_error_at_once() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader.join("w")
+    [ask, *_] = reader.asks()
+    with pytest.raises(NotFoundError, match="never"):
+        reader.refuse(ask.request, NotFoundError("never"), elsewhere=False)
+    reader.refuse(99, NotFoundError("late"), elsewhere=False)

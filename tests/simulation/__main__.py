@@ -1,0 +1,99 @@
+"""Lives through many histories, or through one of them again."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+from tests.simulation.capacity import measure
+from tests.simulation.histories import HistoryFailedError, run
+
+_PIECE = 50
+
+
+def main() -> int:
+    options = _options()
+    if options.capacity:
+        print(measure(options.workers, options.clients))
+        return 0
+    if options.seed is not None:
+        return _again(options.seed)
+    return _many(options.first, options.histories, options.processes)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/simulate",
+        description="Whole services on a virtual clock: processes die, messages are lost, late "
+        "and twice; every element must reach its readers once.",
+    )
+    parser.add_argument("--histories", type=int, default=100_000, help="how many (100000)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
+    parser.add_argument("--seed", type=int, help="only this one, with its story")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="all cores")
+    parser.add_argument(
+        "--capacity", action="store_true", help="measure what one dispatcher carries"
+    )
+    parser.add_argument("--workers", type=int, default=1000, help="of --capacity (1000)")
+    parser.add_argument("--clients", type=int, default=1000, help="of --capacity (1000)")
+    return parser.parse_args()
+
+
+def _again(seed: int) -> int:
+    try:
+        outcome = run(seed, story=True)
+    except HistoryFailedError as error:
+        print(error)
+        return 1
+    print(outcome)
+    return 0
+
+
+def _many(first: int, count: int, processes: int) -> int:
+    """Every history that fails is told as soon as it has; Ctrl-C tells how far it came."""
+    done = failed = answered = 0
+    started = time.monotonic()
+    try:
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            for size, requests, stories in pool.imap_unordered(_piece, _pieces(first, count)):
+                done, answered = done + size, answered + requests
+                failed += len(stories)
+                for story in stories:
+                    print(story, "\n", flush=True)
+                _progress(done, count, failed, time.monotonic() - started)
+    except KeyboardInterrupt:
+        print(f"\nstopped after {done} of {count} histories", file=sys.stderr)
+    print(f"\n{done} histories, {answered} requests to dispatchers, {failed} failed")
+    return 1 if failed or done < count else 0
+
+
+def _pieces(first: int, count: int) -> Iterator[range]:
+    for start in range(first, first + count, _PIECE):
+        yield range(start, min(start + _PIECE, first + count))
+
+
+def _piece(seeds: range) -> tuple[int, int, list[str]]:
+    answered, stories = 0, []
+    try:
+        for seed in seeds:
+            try:
+                answered += run(seed).answered
+            except HistoryFailedError as error:
+                stories.append("\n".join(str(error).splitlines()[-60:]))
+    except KeyboardInterrupt:
+        pass
+    return len(seeds), answered, stories
+
+
+def _progress(done: int, count: int, failed: int, seconds: float) -> None:
+    left = seconds / done * (count - done)
+    line = f"\r{done}/{count} histories, {failed} failed, {left:.0f} s left   "
+    print(line, end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

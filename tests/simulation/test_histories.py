@@ -1,0 +1,47 @@
+"""Thousands of histories, each with its own seed; what fails prints its story and its seed."""
+
+import pytest
+
+from tests.simulation.capacity import measure
+from tests.simulation.histories import History, HistoryFailedError, run
+from tests.simulation.kernel import Violation, World
+
+HISTORIES, BATCHES = 2400, 24
+SIZE = HISTORIES // BATCHES
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_element_once(batch: int) -> None:
+    for seed in range(batch * SIZE, (batch + 1) * SIZE):
+        run(seed)
+
+
+def test_a_seed_is_a_history() -> None:
+    stories = []
+    for _ in range(2):
+        history = History(17)
+        history.run()
+        stories.append(list(history.world.story))
+    assert stories[0] == stories[1]
+
+
+def test_a_failure_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(dispatcher: object, trainers: object) -> None:
+        raise Violation("lost element (0, 7)")
+
+    monkeypatch.setattr("tests.simulation.histories.settle", lose)
+    with pytest.raises(HistoryFailedError, match=r"(?s)gets.*lost element \(0, 7\)\n.*--seed 5$"):
+        run(5)
+
+
+def test_time_passes_at_once() -> None:
+    world, seen = World(0), []
+    world.at(1e6, lambda: seen.append(world.now))
+    world.run(2e6, lambda: False)
+    assert seen == [1e6]
+
+
+def test_many_workers_and_clients() -> None:
+    figures = measure(workers=60, clients=60, seconds=3.0)
+    assert figures.requests > 60 * 5
+    assert figures.leased > 0
