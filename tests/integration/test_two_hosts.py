@@ -1,4 +1,4 @@
-"""Two hosts: network namespaces with a cable between them, a client in one, the service in the other."""
+"""Two hosts: network namespaces with a cable between them, client here, service there."""
 
 from __future__ import annotations
 
