@@ -284,3 +284,29 @@ def test_a_worker_finds_modules_where_it_was_started(
     monkeypatch.setattr(sys, "path", ["/elsewhere"])
     assert main(["dispatcher", "--port", "-5"]) == 1
     assert sys.path == [os.getcwd(), "/elsewhere"]
+
+
+def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_a_dispatcher_without_pickles_has_no_workers_that_run_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with service.DispatchServer(service.DispatcherConfig(functions="by_reference")) as server:
+        assert main(["worker", "--dispatcher", address(server)]) == 1
+    assert "sends functions by reference only" in capsys.readouterr().err
+
+
+def test_status_finds_secrets_that_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", "")
+    secret = tmp_path / "token"
+    secret.write_text("a secret that is long enough for everybody")
+    secret.chmod(0o600)
+    config = service.DispatcherConfig(token=secret.read_text())
+    with service.DispatchServer(config) as server:
+        assert main(["status", server.target, "--json", "--token-file", str(secret)]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"] == []

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from tests.simulation.capacity import measure
-from tests.simulation.histories import HistoryFailedError, run
+from tests.simulation.histories import HistoryFailedError, run, run_many
 
 _PIECE = 50
 
@@ -59,7 +59,7 @@ def _many(first: int, count: int, processes: int) -> int:
     started = time.monotonic()
     try:
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            for size, requests, stories in pool.imap_unordered(_piece, _pieces(first, count)):
+            for size, requests, stories in pool.imap_unordered(run_many, _pieces(first, count)):
                 done, answered = done + size, answered + requests
                 failed += len(stories)
                 for story in stories:
@@ -74,19 +74,6 @@ def _many(first: int, count: int, processes: int) -> int:
 def _pieces(first: int, count: int) -> Iterator[range]:
     for start in range(first, first + count, _PIECE):
         yield range(start, min(start + _PIECE, first + count))
-
-
-def _piece(seeds: range) -> tuple[int, int, list[str]]:
-    answered, stories = 0, []
-    try:
-        for seed in seeds:
-            try:
-                answered += run(seed).answered
-            except HistoryFailedError as error:
-                stories.append("\n".join(str(error).splitlines()[-60:]))
-    except KeyboardInterrupt:
-        pass
-    return len(seeds), answered, stories
 
 
 def _progress(done: int, count: int, failed: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.service.logic.iterations import HERE, IterationRecord
-from tests.simulation.clients import DEAD, ENDED, LEFT, Job, Trainer
+from tests.simulation.clients import DEAD, ENDED, MERGED, READING, Job, Trainer
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import (
@@ -26,7 +26,7 @@ def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:
     """Checks all that was delivered."""
     shared: dict[tuple[str, int, str], list[Trainer]] = {}
     for trainer in trainers:
-        _require(trainer, trainer.status in (ENDED, LEFT, DEAD), "has not come to its end")
+        _require(trainer, trainer.status != READING, "has not come to its end")
         job = trainer.job
         if job.name is None or job.options.consumers:
             _alone(trainer)
@@ -119,21 +119,22 @@ def _together(
         opened = [trainer for trainer in members if trainer.history]
         _require(where, not opened, "is not known to the dispatcher")
         return
-    delivered: Counter[int] = Counter()
+    base = {v for t in members if t.merged is not None for v in t.merged.history}
+    delivered = Counter(base)
     for trainer in members:
         for clients, history in trainer.past:
             delivered += _reported(record, trainer, clients, history)
         if trainer.status == DEAD or not trainer.known:
             delivered += _reported(record, trainer, trainer.clients, trainer.history)
-        else:
-            told = Counter(_recorded(record, trainer.clients))
-            got = Counter(trainer.history)
-            _require(
-                trainer,
-                not told - got and set(got - told) <= trainer.doubtful,
-                _misreported(trainer, told),
-            )
-            delivered += told
+        elif trainer.status != MERGED:
+            delivered += _got(record, trainer)
+    everybody = [
+        client
+        for trainer in members
+        for clients in (trainer.clients, *(clients for clients, _ in trainer.past))
+        for client in clients
+    ]
+    _require(where, base <= set(_recorded(record, everybody)), "has forgotten a merged state")
     twice = [address(value) for value, count in delivered.items() if count > 1]
     _require(where, not twice, f"delivered twice: {sorted(twice)}")
     _complete(where, record, group, members, set(delivered))
@@ -143,10 +144,24 @@ def _reported(
     record: IterationRecord, trainer: Trainer, clients: list[str], history: list[int]
 ) -> Counter[int]:
     """What somebody is thought to have got who never came back; others got the rest."""
-    told = Counter(_recorded(record, clients))
+    told = _told(record, trainer, clients)
     more = sorted(map(address, told - Counter(history)))
     _require(trainer, not more, f"is thought to have got {more}")
     return told
+
+
+def _got(record: IterationRecord, trainer: Trainer) -> Counter[int]:
+    """What somebody got who was there to the end, of which the dispatcher must know."""
+    told, got = _told(record, trainer, trainer.clients), Counter(trainer.history)
+    right = not told - got and set(got - told) <= trainer.doubtful
+    _require(trainer, right, _misreported(trainer, told))
+    return told
+
+
+def _told(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:
+    """What the dispatcher thinks that somebody has got, but for what all began with."""
+    base = set(trainer.merged.history) if trainer.merged is not None else set()
+    return Counter(value for value in _recorded(record, clients) if value not in base)
 
 
 def _misreported(trainer: Trainer, told: Counter[int]) -> str:
@@ -187,7 +202,7 @@ def _complete(
     beyond = [address(v) for v in delivered if address(v)[1] >= plan.length(address(v)[0])]
     _require(where, not beyond, f"delivered what does not exist: {beyond}")
     streams = leases.begun
-    if all(trainer.status == ENDED for trainer in members):
+    if all(trainer.status in (ENDED, MERGED) for trainer in members):
         # The copy of a worker that came at the last moment may be nobody's.
         streams = leases.begun if record.elastic else record.total
         whole = not leases.tracks if record.elastic else record.complete(leases)

@@ -22,7 +22,7 @@ from tests.simulation.network import Network
 from tests.simulation.plans import Dataset
 from tests.simulation.streams import RemoteStream
 
-READING, ENDED, LEFT, DEAD = "reading", "ended", "left", "dead"
+READING, ENDED, LEFT, DEAD, MERGED = "reading", "ended", "left", "dead", "merged"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class Trainer:
     status: str = READING
     history: list[int] = field(default_factory=list)
     saved: Saved | None = None
+    merged: Saved | None = None
+    """What several began with, each of them: what others had got before them all."""
+    then: Trainer | None = None
+    """Begins when this one has come to the end."""
     client: Client | None = None
     lives: int = 0
     clients: list[str] = field(default_factory=list)
@@ -75,6 +79,11 @@ class Trainer:
     known: bool = True
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)
+
+    def another(self, name: str, job: Job, merged: Saved | None = None) -> Trainer:
+        """One that does the same, and has not begun."""
+        ways = (self.group, self.consumer, self.enough, self.think, self.saves, self.returns)
+        return Trainer(name, job, *ways, merged=merged)
 
     @property
     def running(self) -> bool:
@@ -111,14 +120,14 @@ class Client(Process):
         self.stream: RemoteStream | None = None
         trainer.lives += 1
         trainer.client = self
-        saved = trainer.saved
-        if saved is None and trainer.clients:
+        if trainer.saved is None and trainer.clients:
             trainer.past.append((trainer.clients, trainer.history))
             trainer.clients = []
         trainer.clients.append(self.name)
-        trainer.history = list(saved.history) if saved else []
-        self.world.tell(f"{self.name} starts" + (f" from {saved.state}" if saved else ""))
-        self.spawn(self._live(saved.state if saved else None))
+        trainer.history = list(trainer.saved.history) if trainer.saved else []
+        start = trainer.saved or trainer.merged
+        self.world.tell(self.name, "starts", "" if start is None else f"from {start.state}")
+        self.spawn(self._live(None if start is None else start.state))
 
     def crash(self) -> None:
         self.world.tell(f"{self.name} dies")

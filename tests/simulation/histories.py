@@ -6,24 +6,22 @@ everybody must come to an end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.service.logic.dispatcher import Settings, check
 from penstock.service.logic.reader import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.accounts import describe, recorded, settle
-from tests.simulation.clients import DEAD, READING, Client, Job, Trainer
+from tests.simulation.clients import DEAD, ENDED, READING, Client, Job, Trainer
 from tests.simulation.dispatchers import Dispatcher
-from tests.simulation.kernel import Violation, World
+from tests.simulation.kernel import Process, Program, Violation, World
 from tests.simulation.network import Network, Weather
 from tests.simulation.plans import Dataset, dataset
+from tests.simulation.trouble import Trouble
 from tests.simulation.workers import Worker
 
-TROUBLE = 15.0
-"""Seconds in which things go wrong."""
-
-HEALED = 45.0
 PATIENCE = 900.0
 """Seconds in which everybody must come to an end."""
 
@@ -58,6 +56,18 @@ def run(seed: int, story: bool = False) -> Outcome:
     return outcome
 
 
+def run_many(seeds: range) -> tuple[int, int, list[str]]:
+    """Lives through several; gives how many, the requests in them, and what went wrong."""
+    answered, stories = 0, []
+    with suppress(KeyboardInterrupt):
+        for seed in seeds:
+            try:
+                answered += run(seed).answered
+            except HistoryFailedError as error:
+                stories.append("\n".join(str(error).splitlines()[-60:]))
+    return len(seeds), answered, stories
+
+
 def _told(history: History, error: Exception | None) -> str:
     lines = [
         *history.world.story,
@@ -71,7 +81,7 @@ def _told(history: History, error: Exception | None) -> str:
     return "\n".join(lines)
 
 
-class History:
+class History(Trouble):
     """One service, from its start to its end."""
 
     def __init__(self, seed: int) -> None:
@@ -89,12 +99,24 @@ class History:
         self.dispatcher = self._dispatcher()
         self.workers: list[Worker] = []
         self.trainers: list[Trainer] = []
+        self.clients: list[Client] = []
+        self._calm = 0.0
         self._kept = random.choice((80, 1 << 20))
         for where in self.addresses[: random.randint(0 if random.random() < 0.1 else 1, 5)]:
             self._later(random.choice((0.0, 0.0, random.random())), where)
         for job in self.jobs:
             self._readers(job)
         self._plan_trouble()
+        Process(self.world, "somebody").spawn(self._go_on())
+
+    def _go_on(self) -> Program:
+        """Who has come to the end of an iteration may begin the next."""
+        while True:
+            yield 0.5
+            for trainer in [t for t in self.trainers if t.status == ENDED and t.then]:
+                then, trainer.then = trainer.then, None
+                if then is not None:
+                    self._start(then, 0.0)
 
     def _dispatcher(self) -> Dispatcher:
         random = self.world.random
@@ -136,6 +158,7 @@ class History:
             enough = (
                 random.randint(0, 150) if self._without_end(job) or random.random() < 0.1 else None
             )
+            twice = job.name is not None and enough is None and random.random() < 0.15
             for reader in range(count):
                 trainer = Trainer(
                     f"{job.name or job.plan.digest}.{group}{reader}",
@@ -149,6 +172,9 @@ class History:
                     random.choice((0.0, 0.05, 0.3)),
                     bool(options.consumers) or random.random() < 0.7,
                 )
+                if twice:
+                    again = replace(job, repetition=1)
+                    trainer.then = trainer.another(f"{trainer.name}+", again)
                 self._start(trainer, random.choice((0.0, 0.5, 5.0)) * random.random())
 
     def _without_end(self, job: Job) -> bool:
@@ -165,7 +191,8 @@ class History:
 
     def _begin(self, trainer: Trainer, host: str) -> None:
         if trainer.status == READING:
-            Client(self.network, trainer, host, self._failed, partial(recorded, self.dispatcher))
+            known = partial(recorded, self.dispatcher)
+            self.clients.append(Client(self.network, trainer, host, self._failed, known))
 
     def _failed(self, trainer: Trainer) -> None:
         """A client came to a bad end, and somebody starts it again, or nobody does."""
@@ -173,124 +200,6 @@ class History:
             self._start(trainer, self.world.random.choice((0.1, 1.0, 12.0, 25.0)))
         else:
             trainer.status = DEAD
-
-    # What goes wrong
-
-    def _plan_trouble(self) -> None:
-        random = self.world.random
-        for _ in range(random.choice((0, 1, 2, 4, 8))):
-            what = random.choice(
-                (
-                    *(self._kill_worker, self._kill_worker, self._lose_host, self._drain),
-                    *(self._join, self._pause_worker, self._kill_dispatcher),
-                    *(self._pause_dispatcher, self._kill_client, self._kill_client),
-                    *(self._pause_client, self._cut, self._replace_client, self._compact),
-                )
-            )
-            self.world.at(random.random() * random.choice((1.0, 4.0, TROUBLE)), what)
-        self.world.at(HEALED, self._heal)
-
-    def _heal(self) -> None:
-        self.world.tell("from now on nothing goes wrong")
-        self.weather.clear()
-        if not self.dispatcher.process.alive:
-            self.dispatcher.start()
-        for where in self.addresses[:2]:
-            if not self._living(where):
-                self._worker(where)
-
-    def _living(self, where: str) -> list[Worker]:
-        return [w for w in self.workers if w.alive and not w.draining and w.info.address == where]
-
-    def _some_worker(self) -> Worker | None:
-        living = [worker for worker in self.workers if worker.alive]
-        return self.world.random.choice(living) if living else None
-
-    def _worker(self, where: str) -> None:
-        if not self._living(where):
-            name = f"w{len(self.workers)}"
-            host = self.world.random.choice(("h0", "h1"))
-            self.workers.append(Worker(self.network, name, where, host, self.plans, self._kept))
-
-    def _later(self, seconds: float, where: str) -> None:
-        self.world.at(seconds, lambda: self._worker(where))
-
-    def _elsewhere(self) -> str:
-        """Where a worker may be started."""
-        if self.fixed or self.world.random.random() < 0.5:
-            return self.world.random.choice(self.addresses)
-        return f"b{len(self.workers)}"
-
-    def _kill_worker(self, silently: bool = False) -> None:
-        worker = self._some_worker()
-        if worker is None:
-            return
-        worker.crash(silently)
-        match self.world.random.randrange(3):
-            case 0:
-                self._later(self.world.random.random() * 3, worker.info.address)
-            case 1:
-                self._later(self.world.random.random() * 20, self._elsewhere())
-
-    def _lose_host(self) -> None:
-        self._kill_worker(silently=True)
-
-    def _drain(self) -> None:
-        worker = self._some_worker()
-        if worker is not None:
-            worker.drain()
-
-    def _join(self) -> None:
-        self._worker(self._elsewhere())
-
-    def _pause_worker(self) -> None:
-        worker = self._some_worker()
-        if worker is not None:
-            worker.pause(self.world.random.choice((1.0, 5.0, 20.0)))
-
-    def _kill_dispatcher(self) -> None:
-        if self.dispatcher.process.alive:
-            self.dispatcher.crash()
-            self.world.at(self.world.random.random() * 10, self._revive)
-
-    def _revive(self) -> None:
-        if not self.dispatcher.process.alive:
-            self.dispatcher.start()
-
-    def _pause_dispatcher(self) -> None:
-        self.dispatcher.process.pause(self.world.random.choice((1.0, 5.0, 20.0)))
-
-    def _compact(self) -> None:
-        if self.dispatcher.process.alive:
-            self.dispatcher.compact()
-
-    def _some_client(self) -> Client | None:
-        running = [t.client for t in self.trainers if t.client is not None and t.client.alive]
-        return self.world.random.choice(running) if running else None
-
-    def _kill_client(self) -> None:
-        client = self._some_client()
-        if client is not None:
-            client.crash()
-            self._failed(client.trainer)
-
-    def _pause_client(self) -> None:
-        client = self._some_client()
-        if client is not None:
-            client.pause(self.world.random.choice((1.0, 5.0, 20.0)))
-
-    def _replace_client(self) -> None:
-        """A client that only sleeps is taken for dead, and started again elsewhere."""
-        client = self._some_client()
-        if client is not None and client.trainer.saved is not None:
-            client.pause(self.world.random.choice((5.0, 20.0)))
-            client.trainer.returns = True
-            self._start(client.trainer, 1.0)
-
-    def _cut(self) -> None:
-        worker = self._some_worker()
-        if worker is not None and worker.connections:
-            self.world.random.choice(worker.connections).cut()
 
     # The end
 
@@ -302,6 +211,8 @@ class History:
         if not self.dispatcher.process.alive:
             self.dispatcher.start()
         self.weather.clear()
+        for client in self.clients:
+            client.kill()
         longest = 2 * self.dispatcher.settings.lease_seconds + 20.0
         self.world.run(self.world.now + longest, lambda: False)
         self.dispatcher.check_replay()
@@ -310,4 +221,9 @@ class History:
         return Outcome(self.world.steps, self.dispatcher.answered, self.world.now)
 
     def _over(self) -> bool:
-        return all(trainer.status != READING and not trainer.running for trainer in self.trainers)
+        return not any(
+            trainer.status == READING
+            or trainer.running
+            or (trainer.status == ENDED and trainer.then)
+            for trainer in self.trainers
+        )

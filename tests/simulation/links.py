@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import OpError
@@ -69,10 +70,8 @@ class Links:
 
     def _dial(self, info: WorkerInfo) -> Program:
         end = None
-        try:
+        with suppress(OpError):
             end = yield from self._network.connect(self._owner, self._bell, info.transfers["tcp"])
-        except OpError:
-            pass
         self._arrived.append((info.worker, end))
         self._bell.ring()
 

@@ -1,4 +1,4 @@
-"""The network: calls to the dispatcher that are lost, late or twice, and data connections that break.
+"""The network: calls that are lost, late or twice, and data connections that break.
 
 Everything that travels is bytes, made and read by the codec of the service.
 """

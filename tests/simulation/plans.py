@@ -29,7 +29,7 @@ def address(value: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A plan. `lengths` are those of its streams, taken in turns; `failing` ordinals cannot be made."""
+    """A plan. `lengths` are those of its streams, taken in turns; `failing` ones cannot be made."""
 
     digest: str
     shape: Shape

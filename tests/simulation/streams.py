@@ -16,6 +16,7 @@ from penstock.service.logic.reader import DEPTH, KEPT_BLOCK, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
 from penstock.service.protocol.messages import (
+    ClientBeat,
     IterationOpened,
     Leased,
     OpenIteration,
@@ -125,6 +126,8 @@ class RemoteStream:
 
     def _rejoin(self) -> Program:
         self.forgotten += 1
+        with suppress(NotFoundError):
+            yield from self._network.call(ClientBeat(self._agent.client, 0))
         self.reading.forget_leases()
         opened, tries = None, 0
         while opened is None:
@@ -187,7 +190,7 @@ class RemoteStream:
             most = (
                 limits.nbytes // 8
                 + KEPT_BLOCK * reader._in_blocks
-                + DEPTH * max(limits.request_rows, DEPTH * len(reader.workers))
+                + 8 * max(limits.request_rows, DEPTH * len(reader.workers))
             )
         if waiting > most or reader._owed < 0 or reader._here < 0:
             raise Violation(

@@ -22,7 +22,11 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; gives its exit status."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.name is None:
+        parser.print_help()
+        return 2
     command: Command = parsed.command
     # As for a program in this folder: a console script has only its own folder on the path.
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -38,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "penstock", description=guide.ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(title="commands", dest="name", required=True)
+    commands = parser.add_subparsers(title="commands", dest="name")
 
     def add(name: str, command: Command, help: str, about: str) -> argparse.ArgumentParser:
         made = commands.add_parser(
@@ -66,12 +70,7 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         help="name or address to listen on, by which others reach it (default: localhost, "
         "which only this machine can reach)",
     )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="a file with the secret of this service"
-    )
-    parser.add_argument(
-        "--certificates", metavar="FOLDER", help="what penstock certs has made, for TLS"
-    )
+    _secret_arguments(parser)
     parser.add_argument(
         "--functions",
         choices=("by_value", "by_reference"),
@@ -132,10 +131,20 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _secret_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="a file with the secret of this service"
+    )
+    parser.add_argument(
+        "--certificates", metavar="FOLDER", help="what penstock certs has made, for TLS"
+    )
+
+
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    _secret_arguments(parser)
 
 
 def _certs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,6 +200,12 @@ def _of_server(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def status(given: argparse.Namespace) -> int:
+    # A client finds its secrets in the environment.
+    if given.token_file is not None:
+        os.environ.pop("PENSTOCK_TOKEN", None)
+        os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
+    if given.certificates is not None:
+        os.environ["PENSTOCK_CERTIFICATES"] = given.certificates
     show = overview.as_json if given.json else overview.as_tables
     return overview.run(given.service, show, given.watch)
 

@@ -25,6 +25,10 @@ class StoppedAtOnce(BaseException):
         self.status = 128 + number
 
 
+_DRAIN_SECONDS = 30.0
+"""How long a worker finishes what it has begun, before it leaves anyway."""
+
+
 def run_dispatcher(server: DispatchServer) -> int:
     """Serves until it is told to stop."""
     with server:
@@ -49,7 +53,7 @@ def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
         if not quiet:
             with contextlib.suppress(OSError):  # Nobody may be there to read it.
                 print("penstock worker leaves; once more to stop it at once", flush=True)
-        server.drain()
+        server.drain(_DRAIN_SECONDS)
 
     with server:
         started.set()

@@ -1,6 +1,7 @@
 """The agent: what it says to the dispatcher, how often, and what becomes of the answers."""
 
 import threading
+import time
 
 import pytest
 
@@ -207,3 +208,40 @@ def test_news_can_be_asked_for(dispatcher, make, monkeypatch):
     dispatcher.answers[ClientBeat] = lambda _: UnavailableError("away")
     agent.sync()
     assert not agent.events
+
+
+def test_a_consumer_that_came_and_went_was_there(dispatcher, make):
+    dispatcher.answers[ClientBeat] = lambda beat: ClientBeaten(1, ready=True, missing=(1,))
+    opened = IterationOpened(WORK, False, 1, (), (), ready=False, missing=(1,))
+    agent = Agent(dispatcher, OPENING, opened, lambda event: None, lambda: None)
+    until(lambda: agent.events)
+    assert agent.events.popleft().ready
+    dispatcher.answers[Leave] = lambda _: Ok()
+    agent.stop()
+
+
+def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
+    begun, answered = threading.Event(), threading.Event()
+
+    def late(lease):
+        begun.set()
+        answered.wait(60)
+        return Leased()
+
+    dispatcher.answers[Lease] = late
+    dispatcher.answers[Leave] = lambda _: Ok()
+    agent = make()
+    agent.tell([Address(0, 0, 4)], {}, 4, 0.0, want=5)
+    assert begun.wait(60)
+    agent.stop()
+    answered.set()
+    assert dispatcher.of(Leave)[0].consumed == (Address(0, 0, 4),)
+
+
+def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher):
+    agent = make()
+    until(lambda: dispatcher.of(ClientBeat))
+    now = time.monotonic()
+    assert agent.entitled(now)
+    assert not agent.entitled(now + 8.0)
+    assert make(leased=False).entitled(now + 8.0)

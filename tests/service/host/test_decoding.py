@@ -158,3 +158,9 @@ def test_by_reference_only_functions_of_given_modules_are_run():
     assert allowed.get(digest(data)).function.call is digest
     with pytest.raises(PermissionDeniedError, match="not among the modules of this worker"):
         plans_of(Dispatcher(data), "by_reference", ("operator",)).get(digest(data))
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such.module", ""])
+def test_modules_that_do_not_exist_are_told_at_once(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="worker: there is no module"):
+        decoder("by_reference", (name,))

@@ -318,3 +318,16 @@ def test_messages_and_facts_survive_the_wire() -> None:
     for fact in snapshot(history.world.state):
         kind = type(fact)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(fact), type=kind) == fact
+
+
+def test_workers_and_readers_that_fall_silent_together() -> None:
+    world = World(Settings(worker_timeout=10.0))
+    for worker in "vw":
+        world.worker(worker)
+    world.open("a", world.dataset(), job=None, mode=OFF)
+    world.wait(5.0)
+    world.ask(WorkerBeat("w"))
+    world.wait(6.0)
+    # The iteration went with its reader, and nobody makes its streams.
+    assert not world.state.iterations
+    assert snapshot(world.replayed()) == snapshot(world.state)

@@ -185,7 +185,7 @@ def test_finished_iterations_are_remembered() -> None:
 
 
 def test_names_are_free_after_a_while_without_readers() -> None:
-    world = World(Settings(job_gc_timeout=30.0))
+    world = World(Settings(job_gc_timeout=30.0, worker_timeout=60.0))
     data = world.dataset()
     world.open("a", data)
     world.read("a", 100)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import DataLossError, InvalidArgumentError, NotFoundError
+from penstock.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from penstock.service.logic.feeds import Failure
 from penstock.service.logic.merging import merge_states
 from penstock.service.logic.orders import InSequence
@@ -308,3 +308,49 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
     other = state_of(leased_reading(), "b")
     with pytest.raises(InvalidArgumentError, match="different datasets"):
         merge_states([one, {**other, "plan": "q"}])
+
+
+def test_elements_that_end_every_worker_are_an_error() -> None:
+    reader = Reader(InSequence(1), Limits(), bound=False)
+    for number in range(3):
+        reader.join(f"w{number}")
+        ask = reader.asks()[0]
+        if number < 2:
+            reader.lose(f"w{number}", broken=True)
+    with pytest.raises(AbortedError, match="3 workers were lost one after the other .* elements 0"):
+        reader.lose("w2", broken=True)
+    reader.join("w3")
+    assert reader.asks()[0].start == ask.start == 0
+
+
+def test_a_reader_leases_no_more_than_it_has_shown_to_need() -> None:
+    reading = leased_reading()
+    reading.reader.join("a")
+    assert reading.want(0.0) == 2
+
+
+def test_a_worker_that_is_about_to_stop_is_no_error() -> None:
+    reader = reading_of("single", [20]).reader
+    reader.join("u")
+    (ask,) = reader.asks()
+    reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    assert reader.asks() == []
+    reader.join("v")
+    assert {(again.worker, again.start) for again in reader.asks()} == {("v", 0)}
+
+
+def test_what_is_needed_first_is_asked_for_first() -> None:
+    feed = Feed(0, stop=9)
+    assert [feed.ask(3) for _ in range(3)] == [(0, 3), (3, 6), (6, 9)]
+    for start in (0, 6, 3):
+        feed.lose(start, start + 3)
+    assert [feed.ask(3) for _ in range(3)] == [(0, 3), (3, 6), (6, 9)]
+
+
+def test_a_restored_client_reads_what_it_was_given_again() -> None:
+    state = {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 9]], "ended": {}}
+    work = Work("digest", "job", "random", 0, 1, 1, (0,))
+    given = (Address(0, 3, 5), Address(0, 7, 9))
+    opened = IterationOpened(work, True, 1, (), (), held=given)
+    reading = Reading(opened, Shape("random", length=50), Limits(), state=state)
+    assert reading.state()["held"] == [[0, 3, 5], [0, 7, 9]]

@@ -153,7 +153,7 @@ def test_workers_learn_what_goes_on() -> None:
 
 
 def test_a_dispatcher_that_has_just_come_up_does_not_know_what_goes_on() -> None:
-    world = World(Settings(started=95.0))
+    world = World(Settings(started=95.0, worker_timeout=60.0))
     world.worker("w")
     assert world.ask(WorkerBeat("w")) == WorkerBeaten(True, None)
     world.wait(9.0)

@@ -43,7 +43,7 @@ class World:
     """One dispatcher, its journal and its clock. Everything is checked after every step."""
 
     def __init__(self, settings: Settings | None = None, checked: bool = True) -> None:
-        self.settings = settings or Settings()
+        self.settings = settings or Settings(worker_timeout=60.0)
         self.now = 100.0
         self.checked = checked
         self.journal: list[bytes] = []

@@ -7,11 +7,17 @@ worker that takes functions by reference decodes no pickles at all.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from penstock.errors import DataLossError, FailedPreconditionError, OpError
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+)
 from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
@@ -29,8 +35,22 @@ Decode = Callable[[bytes], Node]
 def decoder(functions: str, modules: tuple[str, ...]) -> Decode:
     """What a worker reads plans with."""
     if functions == "by_reference":
+        for name in modules:
+            _check_module(name)
         return lambda data: decode_by_reference(data, modules)
     return decode
+
+
+def _check_module(name: str) -> None:
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise InvalidArgumentError(
+            f"worker: there is no module {name!r} to take functions from; start it where the "
+            "module can be imported, or set PYTHONPATH"
+        )
 
 
 class DecodedPlans:

@@ -39,6 +39,8 @@ from penstock.service.protocol.messages import (
 )
 from penstock.version import VERSION
 
+_STATUS_SECONDS = 5.0
+
 _PART = 4 << 20
 """Bytes of a plan that travel in one message."""
 
@@ -120,7 +122,7 @@ class Session:
         return info
 
     def status(self) -> dict[str, Any]:
-        status: Status = self.call(GetStatus())
+        status: Status = self.call(GetStatus(), _STATUS_SECONDS)
         return status.status
 
 

@@ -38,6 +38,7 @@ from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
 from penstock.service.protocol.messages import (
+    ClientBeat,
     ClientBeaten,
     IterationOpened,
     Leased,
@@ -189,6 +190,8 @@ class RemoteStream(Stream):
 
         Under a new name, so that nothing that is late is taken for its word.
         """
+        with suppress(NotFoundError):  # Only lost; it is an error if another went on instead.
+            self._opening.session.call(ClientBeat(self._agent.client, 0))
         self._reading.forget_leases()
         request, opened = self._reopened()
         self._agent.become(request, opened)
@@ -287,9 +290,9 @@ class RemoteStream(Stream):
     def _lose(self, worker: str, report: bool = True) -> None:
         """A worker that is asked for nothing more, until it is connected again."""
         self._links.drop(worker)
-        self._reading.reader.lose(worker)
         if report:
             self._agent.lost(worker)
+        self._reading.reader.lose(worker, broken=report)
 
     def _over(self) -> bool:
         if not self._ready or not self._reading.over:
@@ -322,7 +325,8 @@ class RemoteStream(Stream):
     def _complain(self, seconds: float) -> None:
         """Says what is being waited for; an error once that has taken too long."""
         if not self._ready:
-            what = f"consumers {', '.join(map(str, self._missing))} have not begun to read"
+            missing = ", ".join(f"consumer {number}" for number in self._missing)
+            what = f"{missing} of {self._work.consumers} has not begun to read"
             error: type[OpError] = DeadlineExceededError
         elif not len(self._links) and self._links.unreachable:
             reasons = "; ".join(error.message for error in self._links.unreachable.values())

@@ -23,9 +23,9 @@ from penstock.service.host.decoding import DecodedPlans, decoder
 from penstock.service.host.listener import DataListener
 from penstock.service.host.running import Running, stop_elsewhere
 from penstock.service.host.security import Security, split_address
-from penstock.service.host.session import Session
+from penstock.service.host.session import Session, greeting
 from penstock.service.host.tasks import Tasks
-from penstock.service.protocol.messages import WorkerInfo
+from penstock.service.protocol.messages import Welcome, WorkerInfo
 
 HEARTBEAT = 1.0
 DISPATCHER_TIMEOUT = 30.0
@@ -83,6 +83,7 @@ class Worker:
         self._addresses = (worker_address, transfer_address)
         self._transfer = transfer
         self._tags = tuple(tags)
+        self._functions = functions
         self._decode = decoder(functions, tuple(modules))
         self._stopped = threading.Event()
         self._running: Running | None = None
@@ -94,6 +95,7 @@ class Worker:
         running = Running(self._stopped, self._interval)
         try:
             self._open(running)
+            self._agree(running)
             running.register(self._timeout)
         except BaseException:
             running.stop(leave=False)
@@ -102,6 +104,16 @@ class Worker:
         self._running = running
         self._dropped = weakref.finalize(self, stop_elsewhere, running)
         self._dropped.atexit = False  # What is left ends with the process.
+
+    def _agree(self, running: Running) -> None:
+        """A dispatcher that takes no pickles must not have workers that would run them."""
+        welcome = running.control.call(greeting(), self._timeout)
+        assert isinstance(welcome, Welcome)
+        if welcome.functions == "by_reference" != self._functions:
+            raise FailedPreconditionError(
+                f"worker: dispatcher {self._dispatcher} sends functions by reference only; start "
+                'the worker with functions="by_reference" and the modules that it may run'
+            )
 
     def _open(self, running: Running) -> None:
         control = running.control = ControlClient(self._dispatcher, self._security, self._timeout)

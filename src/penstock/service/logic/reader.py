@@ -12,13 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.errors import OpError, UnavailableError
+from penstock.errors import AbortedError, OpError, UnavailableError
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.orders import Order
 from penstock.service.protocol.fetches import Mark
 
 DEPTH = 4
 """Requests that wait at a worker, so that it always has the next one."""
+
+MOST_DEATHS = 3
+"""Workers that may be lost with the same elements in hand."""
 
 KEPT_BLOCK = 64
 """What several trainers read is asked for in blocks, each of them always of the same worker."""
@@ -106,6 +109,7 @@ class Reader:
         """Elements that arrived and were not handed out."""
         self._owed = 0
         """Elements that were asked for and did not arrive."""
+        self._deaths: dict[tuple[int, int], int] = {}
 
     @property
     def workers(self) -> list[str]:
@@ -116,14 +120,32 @@ class Reader:
         self._leaving.discard(worker)
         self.hungry = True
 
-    def lose(self, worker: str) -> None:
-        """A worker that answers no more: others are asked for what it owes."""
+    def lose(self, worker: str, broken: bool = False) -> None:
+        """A worker that answers no more: others are asked for what it owes.
+
+        `broken`: its connection broke. Where that happens again and again, it is no accident.
+        """
         self._workers.pop(worker, None)
         self._leaving.discard(worker)
-        for ask in [ask for ask in self._asks.values() if ask.worker == worker]:
+        owed = [ask for ask in self._asks.values() if ask.worker == worker]
+        for ask in owed:
             del self._asks[ask.request]
             self._owed -= ask.stop - ask.at
             ask.feed.lose(ask.at, ask.stop)
+        if broken and owed:
+            self._blame(owed[0])
+
+    def _blame(self, ask: Ask) -> None:
+        """Counts who was lost while it made the same elements; too many are an error."""
+        place = (ask.feed.stream, ask.at)
+        self._deaths = {place: self._deaths.get(place, 0) + 1}
+        if self._deaths[place] >= MOST_DEATHS:
+            self._deaths = {}
+            raise AbortedError(
+                f"distribute: {MOST_DEATHS} workers were lost one after the other while they made "
+                f"elements {ask.at} to {ask.stop - 1} of stream {ask.feed.stream}; a function may "
+                "end its process there (memory, a crash in native code): see what workers printed"
+            )
 
     def restart(self, order: Order) -> None:
         """Begins anew with another order; what was asked for before is not expected any more."""

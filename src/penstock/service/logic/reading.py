@@ -66,6 +66,7 @@ class Reading:
         self._report: list[Address] = []
         self._reported: set[int] = set()
         self._rate = 0.0
+        self._total = 0
         self._taken: float | None = None
         self._asked = False
         self._retry = 0.0
@@ -142,7 +143,9 @@ class Reading:
         order = self.reader.order
         if not isinstance(order, AsLeased) or self._asked or order.finished or now < self._retry:
             return 0
-        want = min(_LEASE_ROWS, max(int(self._rate * _LEASE_SECONDS), 2 * self.reader.sizes.most))
+        # No more than it has shown to need: what one holds and does not use, others wait for.
+        soon = min(self._total, int(self._rate * _LEASE_SECONDS), _LEASE_ROWS)
+        want = max(soon, 2 * len(self.reader.workers), 1)
         if self._elements is not None:
             want = min(want, self._elements)
         if order.left * 2 > want:
@@ -175,6 +178,7 @@ class Reading:
 
     def _pace(self, count: int, now: float) -> None:
         """How fast the user consumes: elements between two takes."""
+        self._total += count
         if self._taken is not None:
             rate = count / max(now - self._taken, 1e-6)
             self._rate = rate if not self._rate else 0.5 * (self._rate + rate)

@@ -35,7 +35,7 @@ class Settings:
     version: str = ""
     worker_addresses: tuple[str, ...] = ()
     """If there are any, the only ones that workers may have."""
-    worker_timeout: float = 60.0
+    worker_timeout: float = 10.0
     lease_seconds: float = 10.0
     """A client that is silent for longer is gone."""
     job_gc_timeout: float | None = None

@@ -149,9 +149,9 @@ class WorkerServer(_Server["Worker"]):
         """What clients reach it by: "host:port"."""
         return self._hosted.address
 
-    def drain(self) -> None:
+    def drain(self, timeout: float | None = None) -> None:
         """Stops as soon as what others wait for is made; nothing new is begun."""
-        self._hosted.drain()
+        self._hosted.drain(timeout)
         self.stop()
 
     def _num_tasks(self) -> int:

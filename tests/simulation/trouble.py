@@ -1,0 +1,201 @@
+"""Trouble: what happens to a service for a while, by chance, until it is well for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from penstock.service.logic.merging import merge_states
+from tests.simulation.clients import MERGED, READING, Client, Saved, Trainer
+from tests.simulation.dispatchers import Dispatcher
+from tests.simulation.kernel import World
+from tests.simulation.network import Network, Weather
+from tests.simulation.plans import Dataset
+from tests.simulation.workers import Worker
+
+TROUBLE = 15.0
+"""Seconds in which things go wrong."""
+
+HEALED = 45.0
+
+
+class Trouble:
+    """The part of a history in which things go wrong."""
+
+    world: World
+    network: Network
+    weather: Weather
+    dispatcher: Dispatcher
+    plans: dict[str, Dataset]
+    addresses: tuple[str, ...]
+    fixed: bool
+    workers: list[Worker]
+    trainers: list[Trainer]
+    clients: list[Client]
+    _kept: int
+    _calm: float
+
+    def _start(self, trainer: Trainer, seconds: float) -> None:
+        raise NotImplementedError
+
+    def _failed(self, trainer: Trainer) -> None:
+        raise NotImplementedError
+
+    def _plan_trouble(self) -> None:
+        random = self.world.random
+        for _ in range(random.choice((0, 1, 2, 4, 8))):
+            what = random.choice(
+                (
+                    *(self._kill_worker, self._kill_worker, self._lose_host, self._drain),
+                    *(self._join, self._pause_worker, self._kill_dispatcher),
+                    *(self._pause_dispatcher, self._kill_client, self._kill_client),
+                    *(
+                        self._pause_client,
+                        self._cut,
+                        self._replace_client,
+                        self._compact,
+                        self._merge,
+                    ),
+                )
+            )
+            when = random.random() * random.choice((1.0, 4.0, TROUBLE))
+            self.world.at(when, partial(self._unless_calm, what))
+        self.world.at(HEALED, self._heal)
+
+    def _unless_calm(self, what: Callable[[], None]) -> None:
+        if self.world.now >= self._calm:
+            what()
+
+    def _heal(self) -> None:
+        self.world.tell("from now on nothing goes wrong")
+        self.weather.clear()
+        if not self.dispatcher.process.alive:
+            self.dispatcher.start()
+        for where in self.addresses[:2]:
+            if not self._living(where):
+                self._worker(where)
+
+    def _living(self, where: str) -> list[Worker]:
+        return [w for w in self.workers if w.alive and not w.draining and w.info.address == where]
+
+    def _some_worker(self) -> Worker | None:
+        living = [worker for worker in self.workers if worker.alive]
+        return self.world.random.choice(living) if living else None
+
+    def _worker(self, where: str) -> None:
+        if not self._living(where):
+            name = f"w{len(self.workers)}"
+            host = self.world.random.choice(("h0", "h1"))
+            self.workers.append(Worker(self.network, name, where, host, self.plans, self._kept))
+
+    def _later(self, seconds: float, where: str) -> None:
+        self.world.at(seconds, lambda: self._worker(where))
+
+    def _elsewhere(self) -> str:
+        """Where a worker may be started."""
+        if self.fixed or self.world.random.random() < 0.5:
+            return self.world.random.choice(self.addresses)
+        return f"b{len(self.workers)}"
+
+    def _kill_worker(self, silently: bool = False) -> None:
+        worker = self._some_worker()
+        if worker is None:
+            return
+        worker.crash(silently)
+        match self.world.random.randrange(3):
+            case 0:
+                self._later(self.world.random.random() * 3, worker.info.address)
+            case 1:
+                self._later(self.world.random.random() * 20, self._elsewhere())
+
+    def _lose_host(self) -> None:
+        self._kill_worker(silently=True)
+
+    def _drain(self) -> None:
+        worker = self._some_worker()
+        if worker is not None:
+            worker.drain()
+
+    def _join(self) -> None:
+        self._worker(self._elsewhere())
+
+    def _pause_worker(self) -> None:
+        worker = self._some_worker()
+        if worker is not None:
+            worker.pause(self.world.random.choice((1.0, 5.0, 20.0)))
+
+    def _kill_dispatcher(self) -> None:
+        if self.dispatcher.process.alive:
+            self.dispatcher.crash()
+            self.world.at(self.world.random.random() * 10, self._revive)
+
+    def _revive(self) -> None:
+        if not self.dispatcher.process.alive:
+            self.dispatcher.start()
+
+    def _pause_dispatcher(self) -> None:
+        self.dispatcher.process.pause(self.world.random.choice((1.0, 5.0, 20.0)))
+
+    def _compact(self) -> None:
+        if self.dispatcher.process.alive:
+            self.dispatcher.compact()
+
+    def _some_client(self) -> Client | None:
+        running = [t.client for t in self.trainers if t.client is not None and t.client.alive]
+        return self.world.random.choice(running) if running else None
+
+    def _kill_client(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            client.crash()
+            self._failed(client.trainer)
+
+    def _pause_client(self) -> None:
+        client = self._some_client()
+        if client is not None:
+            client.pause(self.world.random.choice((1.0, 5.0, 20.0)))
+
+    def _replace_client(self) -> None:
+        """A client that only sleeps is taken for dead, and started again elsewhere."""
+        client = self._some_client()
+        if client is not None and client.trainer.saved is not None and client.stream is not None:
+            client.pause(self.world.random.choice((5.0, 20.0)))
+            client.trainer.returns = True
+            self._start(client.trainer, 1.0)
+
+    def _merge(self) -> None:
+        """All readers of a group are stopped; others, more or fewer, go on from their states."""
+        random = self.world.random
+        groups: dict[tuple[str, int, str], list[Trainer]] = {}
+        for trainer in self.trainers:
+            job = trainer.job
+            if job.name is not None and not job.options.consumers and trainer.status == READING:
+                groups.setdefault((job.name, job.repetition, trainer.group), []).append(trainer)
+        ready = [g for g in groups.values() if all(t.saved and not t.merged for t in g)]
+        process = self.dispatcher.process
+        if ready and process.alive and process.paused_until <= self.world.now:
+            self._replace_all(random.choice(ready))
+
+    def _replace_all(self, old: list[Trainer]) -> None:
+        random = self.world.random
+        saved = [trainer.saved for trainer in old if trainer.saved is not None]
+        history = {value for one in saved for value in one.history}
+        merged = Saved(merge_states([one.state for one in saved]), tuple(history))
+        self.world.tell("merged:", [trainer.name for trainer in old])
+        # Until all are there: nobody can tell one that comes late from one that comes again.
+        self.weather.clear()
+        self._calm = self.world.now + 6.0
+        for trainer in old:
+            trainer.status = MERGED
+        for client in self.clients:
+            if client.trainer in old and client.alive:
+                client.crash()
+        for number in range(random.randint(1, 3)):
+            first = old[0]
+            more = first.another(f"{first.name}m{number}", first.job, merged)
+            self._start(more, random.random() * 2)
+
+    def _cut(self) -> None:
+        worker = self._some_worker()
+        if worker is not None and worker.connections:
+            self.world.random.choice(worker.connections).cut()
