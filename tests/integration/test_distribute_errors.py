@@ -193,7 +193,7 @@ def test_waiting_for_other_consumers_has_an_end(cluster, monkeypatch):
     made = Dataset.range(9).apply(
         cluster.distribute(job_name="too few", consumer_index=0, num_consumers=3)
     )
-    with pytest.raises(TimeoutError, match="consumers 1, 2 have not begun to read"):
+    with pytest.raises(TimeoutError, match="consumers 1, 2 of 3 have not begun to read"):
         next(iter(made))
 
 

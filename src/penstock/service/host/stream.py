@@ -325,8 +325,9 @@ class RemoteStream(Stream):
     def _complain(self, seconds: float) -> None:
         """Says what is being waited for; an error once that has taken too long."""
         if not self._ready:
-            missing = ", ".join(f"consumer {number}" for number in self._missing)
-            what = f"{missing} of {self._work.consumers} has not begun to read"
+            who, have = ("consumer", "has") if len(self._missing) == 1 else ("consumers", "have")
+            missing = f"{', '.join(map(str, self._missing))} of {self._work.consumers}"
+            what = f"{who} {missing} {have} not begun to read"
             error: type[OpError] = DeadlineExceededError
         elif not len(self._links) and self._links.unreachable:
             reasons = "; ".join(error.message for error in self._links.unreachable.values())
