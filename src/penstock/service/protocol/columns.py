@@ -88,7 +88,7 @@ class _Packing:
         if array.dtype.hasobject:
             return self._text(array)
         name, dtype = _plain(array.dtype)
-        if len(array) > 1 and array.strides[0] == 0:
+        if array.nbytes and len(array) > 1 and array.strides[0] == 0:
             # One row, there many times: sent from where it is.
             row = _bytes_of(np.ascontiguousarray(array[:1], dtype))
             self._add(*[row] * len(array))
