@@ -122,8 +122,7 @@ def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
     links.dial()  # Not at once.
     assert not links._busy
     exchange.failing = {}
-    for worker in ("a", "b"):
-        links.drop(worker, again=0.0)
+    links._again.clear()
     links.dial()
     until(lambda: links.connected() is not None and len(links) == 2)
     assert links.unreachable == {}
