@@ -1,7 +1,7 @@
 """Listeners: everybody gets an answer, strangers get no further, and nothing is left at the end."""
 
-import gc
 import contextlib
+import gc
 import os
 import queue
 import socket
