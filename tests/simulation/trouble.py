@@ -36,10 +36,10 @@ class Trouble:
     _calm: float
 
     def _start(self, trainer: Trainer, seconds: float) -> None:
-        raise NotImplementedError
+        raise AssertionError("whoever has trouble says how a trainer starts")
 
     def _failed(self, trainer: Trainer) -> None:
-        raise NotImplementedError
+        raise AssertionError("whoever has trouble says what becomes of a trainer that failed")
 
     def _plan_trouble(self) -> None:
         random = self.world.random

@@ -21,7 +21,7 @@ from penstock.data import arguments as check
 from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.buckets import Buckets, filled
-from penstock.data.iterator import Iterations, Iterator, NumpyIterator
+from penstock.data.iterator import Iterator, NumpyIterator
 from penstock.data.weights import checked_weights, pick
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -82,7 +82,7 @@ class Dataset:
                 "use Dataset.from_tensor_slices, Dataset.range or another source"
             )
         self._plan = plan
-        self._iterations = Iterations()
+        self._iterations = nodes.Repetitions()
 
     # Sources
 

@@ -20,30 +20,12 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
-from penstock.plan.nodes import Node, is_shared, options_of
+from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
 
 _NO_ROW = object()
-
-
-class Iterations:
-    """Numbers the iterations of one dataset, each of which shuffles in an order of its own."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def begin(self) -> int:
-        with self._lock:
-            self._next += 1
-            return self._next - 1
-
-    def resume(self, number: int) -> None:
-        """That one goes on here; the next one comes after it, as if it had begun here."""
-        with self._lock:
-            self._next = max(self._next, number + 1)
 
 
 class Iterator:
@@ -61,11 +43,11 @@ class Iterator:
     """
 
     def __init__(
-        self, plan: Node, environment: Environment, iterations: Iterations | None = None
+        self, plan: Node, environment: Environment, iterations: Repetitions | None = None
     ) -> None:
         self._written = plan
         self._environment = environment
-        self._iterations = Iterations() if iterations is None else iterations
+        self._iterations = Repetitions() if iterations is None else iterations
         self._iteration = self._iterations.begin()
         self._key = draw()
         self._at: State = None

@@ -947,7 +947,7 @@ class Round(Node):
 
 
 class Repetitions:
-    """Numbers the iterations of one distributed dataset that this process begins.
+    """Numbers the iterations of one dataset that this process begins.
 
     Equal to itself only, and at its start again in another process.
     """

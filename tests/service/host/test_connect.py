@@ -5,10 +5,10 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.errors import InternalError, InvalidArgumentError, NotFoundError
+from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.service.host import connect, services
-from penstock.service.host.session import greeting, refusal, session
-from penstock.service.protocol.messages import PROTOCOL, Refused
+from penstock.service.host.session import greeting, session
+from penstock.service.protocol.messages import PROTOCOL
 from tests.integration.clusters import Calls, Cluster
 
 
@@ -58,13 +58,6 @@ def test_a_process_has_one_session_with_a_dispatcher(cluster):
     assert session(address) is session(address)
     assert session(address).status()["dispatcher"] == session(address).dispatcher()
     assert greeting().protocol == PROTOCOL
-
-
-def test_refusals_of_unknown_kinds_are_errors_too():
-    assert isinstance(refusal(Refused("NotFoundError", "no")), NotFoundError)
-    error = refusal(Refused("SomethingElse", "no"))
-    assert isinstance(error, InternalError)
-    assert error.message == "SomethingElse: no"
 
 
 def test_datasets_are_registered_and_read_by_their_id(cluster):

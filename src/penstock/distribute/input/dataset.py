@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from penstock.data.iterator import Iterations
 from penstock.distribute import context
 from penstock.distribute.input.iterator import DistributedIterator, Face
 from penstock.distribute.input.steps import Pipeline, Steps
 from penstock.distribute.replicas import Replicas
 from penstock.errors import InvalidTypeError
 from penstock.plan import show
+from penstock.plan.nodes import Repetitions
 from penstock.plan.seeds import derive
 
 
@@ -35,7 +35,7 @@ class DistributedDataset:
         self._pipelines = pipelines
         self._face = face
         self._built = built
-        self._iterations = [Iterations() for _ in pipelines]
+        self._iterations = [Repetitions() for _ in pipelines]
 
     def __iter__(self) -> DistributedIterator:
         context.require_cross_replica(self._strategy, "iter(DistributedDataset)")

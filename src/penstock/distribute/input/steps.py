@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT
-from penstock.data.iterator import Iterations, Iterator
+from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
 from penstock.distribute.backends import Delivery
 from penstock.distribute.input.numbered import numbered
@@ -29,7 +29,7 @@ from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.stream import Place, State, Stream, discard
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
-from penstock.plan.nodes import Node
+from penstock.plan.nodes import Node, Repetitions
 from penstock.plan.resume import reseeded, seeds_of
 
 Cuts = Mapping[str, Callable[[Stream, Position], PortionsStream]]
@@ -93,7 +93,7 @@ class Steps(Iterator):
     def __init__(
         self,
         pipeline: Pipeline,
-        iterations: Iterations,
+        iterations: Repetitions,
         key: Callable[[int], int],
         delivery: Callable[[], Delivery],
     ) -> None:

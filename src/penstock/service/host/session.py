@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from penstock import errors
-from penstock.errors import InternalError, InvalidArgumentError, OpError
+from penstock.errors import InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.references import encode_by_reference, encode_spec
@@ -29,7 +28,6 @@ from penstock.service.protocol.messages import (
     Hello,
     PlanStored,
     PutPlan,
-    Refused,
     RegisterDataset,
     Reply,
     Request,
@@ -72,10 +70,7 @@ class Session:
 
     def call(self, request: Request, timeout: float | None = None) -> Any:
         """The answer; a refusal is raised as the error that it names."""
-        reply = self._call(request) if timeout is None else self._call(request, timeout)
-        if isinstance(reply, Refused):
-            raise refusal(reply)
-        return reply
+        return self._call(request) if timeout is None else self._call(request, timeout)
 
     @property
     def functions(self) -> str:
@@ -145,14 +140,6 @@ def _unsent(plan: Node) -> str:
         except Exception:
             return _unsent(part)
     return f"{plan.label}({', '.join(map(str, plan.functions))})"
-
-
-def refusal(reply: Refused) -> Exception:
-    """The error that a dispatcher answered with."""
-    kind = getattr(errors, reply.kind, None)
-    if isinstance(kind, type) and issubclass(kind, errors.OpError):
-        return kind(reply.message)
-    return InternalError(f"{reply.kind}: {reply.message}")
 
 
 _SESSIONS: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
