@@ -208,6 +208,8 @@ def read_in_child(target, results):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+# What the tests before it have loaded is not to fork, either; the child does not use it.
+@pytest.mark.filterwarnings("ignore:.*JAX is multithreaded:RuntimeWarning")
 def test_a_forked_child_reads_by_itself(cluster):
     made = Dataset.range(20).apply(cluster.distribute())
     iterator = iter(made)

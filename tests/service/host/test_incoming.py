@@ -89,18 +89,18 @@ def test_more_rows_than_can_be() -> None:
     refused(frame(Rows(1, 0, 1 << 40, nothing)), "a column that has not 1099511627776 rows")
 
 
-@pytest.mark.parametrize("packed", ["lz4", "zlib", "spam"])
+@pytest.mark.parametrize("packed", ["lz4", "spam"])
 def test_bytes_that_are_not_compressed(packed: str) -> None:
     rows = Rows(1, 0, 1, COLUMNS, nbytes=128, packed=packed)
     refused(frame(rows, b"garbage"), "cannot uncompress elements")
 
 
 def test_bytes_that_become_too_few() -> None:
-    _, (squeezed,) = compression.Squeezer(compression.ALWAYS, compression.ZLIB).squeeze(
+    _, (squeezed,) = compression.Squeezer(compression.ALWAYS).squeeze(
         [memoryview(bytes(5000))], 5000
     )
     columns, _ = pack_columns(rows_of(6000))
-    rows = Rows(1, 0, 1, columns, nbytes=6016, packed="zlib")
+    rows = Rows(1, 0, 1, columns, nbytes=6016, packed="lz4")
     refused(frame(rows, bytes(squeezed)), "5000 bytes instead of 6016")
 
 

@@ -5,35 +5,23 @@ The client asks for it, the worker decides for each frame, and the frame says wh
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+
+from lz4 import block
 
 from penstock.errors import DataLossError, InvalidArgumentError
 
 NONE, AUTO, ALWAYS = range(3)
 _MODES = {None: NONE, "AUTO": AUTO, "SNAPPY": ALWAYS}
 
-ZLIB, LZ4 = 1, 2
-"""Bits of the ways that one side knows."""
+LZ4 = "lz4"
+"""How a frame tells that it is compressed."""
 
 _WORTH = 4 << 10
 _MOST = 1 << 30  # More is not compressed in one piece.
 _SLOW = 300e6  # Bytes per second: a network that is faster is not worth waiting for a compressor.
 _SAMPLE = 64 << 10
 _EVERY = 64
-
-
-def _find_lz4() -> Any:
-    try:
-        return import_module("lz4.block")
-    except ImportError:
-        return None
-
-
-_lz4 = _find_lz4()
-KNOWN = ZLIB | (LZ4 if _lz4 is not None else 0)
 
 
 def mode_of(compression: str | None) -> int:
@@ -48,9 +36,8 @@ def mode_of(compression: str | None) -> int:
 class Squeezer:
     """Compresses what a worker sends to one client, as that client asked."""
 
-    def __init__(self, mode: int, known: int) -> None:
+    def __init__(self, mode: int) -> None:
         self._always = mode == ALWAYS
-        self._name = "lz4" if known & KNOWN & LZ4 else "zlib"
         self._pays = False
         self._number = 0
 
@@ -61,8 +48,8 @@ class Squeezer:
         self._number += 1
         if not _WORTH <= size <= _MOST or not (self._always or self._tries()):
             return "", parts
-        squeezed = _squeezed(self._name, parts)
-        return (self._name, [squeezed]) if len(squeezed) < size else ("", parts)
+        squeezed = _squeezed(parts)
+        return (LZ4, [squeezed]) if len(squeezed) < size else ("", parts)
 
     def _tries(self) -> bool:
         return self._pays and self._number % _EVERY != 0
@@ -72,31 +59,25 @@ class Squeezer:
         if self._always or size < _SAMPLE:
             return
         self._pays = False
-        if size / max(seconds, 1e-9) < _SLOW and self._name == "lz4":
+        if size / max(seconds, 1e-9) < _SLOW:
             sample = max(parts, key=len)[:_SAMPLE]
-            self._pays = len(_squeezed("lz4", [sample])) < 0.7 * len(sample)
+            self._pays = len(_squeezed([sample])) < 0.7 * len(sample)
 
 
-def _squeezed(name: str, parts: Sequence[memoryview]) -> bytes:
-    if name == "lz4":
-        whole: bytes = _lz4.compress(b"".join(parts), store_size=False)
-        return whole
-    packer = zlib.compressobj(1)
-    return b"".join([*map(packer.compress, parts), packer.flush()])
+def _squeezed(parts: Sequence[memoryview]) -> bytes:
+    whole: bytes = block.compress(b"".join(parts), store_size=False)
+    return whole
 
 
 def expand(name: str, data: memoryview, target: memoryview) -> None:
     """Fills `target` with what `data` is the compressed form of."""
     size = len(target)
     try:
-        if name == "lz4" and _lz4 is not None:
-            plain = _lz4.decompress(data, uncompressed_size=size)
-        elif name == "zlib":
-            plain = zlib.decompressobj().decompress(data, size)
-        else:
+        if name != LZ4:
             raise ValueError(f"unknown compression {name!r:.20}")
+        plain = block.decompress(data, uncompressed_size=size)
         if len(plain) != size:
             raise ValueError(f"{len(plain)} bytes instead of {size}")
-    except (ValueError, RuntimeError, zlib.error) as error:
+    except (ValueError, block.LZ4BlockError) as error:
         raise DataLossError(f"data connection: cannot uncompress elements ({error})") from None
     target[:] = plain

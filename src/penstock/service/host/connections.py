@@ -14,7 +14,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.compression import KNOWN, mode_of
+from penstock.service.host.compression import mode_of
 from penstock.service.host.exchange import Connection
 from penstock.service.host.handshake import HANDSHAKE_SECONDS, Terms, introduce
 from penstock.service.host.security import Security, split_address
@@ -30,7 +30,7 @@ def connect_data(
     info: WorkerInfo, security: Security, protocol: str | None, here: str, compression: str | None
 ) -> Connection:
     """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp."""
-    terms = Terms(mode_of(compression), KNOWN)
+    terms = Terms(mode_of(compression))
     if protocol not in (None, "tcp", "shm"):
         raise InvalidArgumentError(
             f'data_transfer_protocol must be None, "tcp" or "shm", got {protocol!r}'

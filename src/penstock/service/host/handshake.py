@@ -24,17 +24,16 @@ HANDSHAKE_SECONDS = 10.0
 
 _MARK = b"penstock data 1\n"
 _NONCE = 32
-_TERMS = struct.Struct("<BB6x")
+_TERMS = struct.Struct("<B7x")
 _CLIENT, _WORKER = b"data client", b"data worker"
 _YES, _NO = b"\x01", b"\x00"
 _GONE = (ConnectionResetError, BrokenPipeError)
 
 
 class Terms(NamedTuple):
-    """What a client wants: the mode of compression, and the ways of it that it knows."""
+    """What a client wants: the mode of compression."""
 
     compression: int = 0
-    known: int = 0
 
 
 def admit(connected: socket.socket, token: bytes, deadline: float) -> Terms:

@@ -29,6 +29,9 @@ KEPT = 256 << 20
 _TAILS = 64 << 20
 """Bytes that a worker keeps of all other streams together, for those who ask again."""
 
+_CHUNK = 4 << 20
+"""Bytes that are made in one go, about."""
+
 _POLL = 0.05
 """Seconds after which somebody who waits looks whether it is still to wait."""
 
@@ -100,7 +103,7 @@ class Line:
         self.name = name
         self.job = work.job
         self.recipe = recipe
-        self.demand = Demand(nbytes=4 << 20)
+        self.demand = Demand(nbytes=_CHUNK)
         self.readers = 0
         self.idle_since = 0.0
         self.elements = 0

@@ -190,7 +190,7 @@ def _networked(stranger: socket.socket, terms: Terms) -> Connection:
     near = is_loopback(host) or host == own
     squeezer = None
     if terms.compression != NONE and not (terms.compression == AUTO and near):
-        squeezer = Squeezer(terms.compression, terms.known)
+        squeezer = Squeezer(terms.compression)
     channel = SecretChannel(stranger) if isinstance(stranger, ssl.SSLSocket) else Channel(stranger)
     return Connection(channel, f"client {host}:{port} (tcp)", client=False, squeezer=squeezer)
 
