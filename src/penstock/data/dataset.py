@@ -261,7 +261,7 @@ class Dataset:
             element_spec: What an element looks like; by default as it was saved.
             compression: As it was given to `save`.
             reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
-            wait: Accepted, without meaning.
+            wait: Whether a dataset that somebody is still to save there is waited for.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +272,7 @@ class Dataset:
         where = "Dataset.load"
         folder = check.path(where, "path", path)
         packing = check.compression(where, compression)
-        info = saved.describe(folder, packing)
+        info = saved.describe(folder, packing, check.boolean(where, "wait", wait))
         spec = info.spec
         if element_spec is not None:
             spec = check.signature(where, element_spec, "element_spec")

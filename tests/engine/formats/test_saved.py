@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -116,6 +117,24 @@ def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
     assert loaded(tmp_path / "s") == []
     assert len(Dataset.load(tmp_path / "s")) == 0
     assert loaded(tmp_path / "s", reader_func=lambda shards: shards.flat_map(lambda x: x)) == []
+
+
+def test_what_is_not_saved_yet_may_be_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        if next(looks) == 3:
+            Dataset.range(2).save(tmp_path / "s")
+
+    monkeypatch.setattr(saved.time, "sleep", sleep)
+    monkeypatch.setattr(saved, "_WARN", -1.0)
+    assert loaded(tmp_path / "s", wait=True) == [0, 1]
+    assert next(looks) == 4
+    assert "waiting for 0 s" in caplog.text
+    with pytest.raises(NotFoundError, match="holds no saved dataset"):
+        Dataset.load(tmp_path / "t", wait=False)
 
 
 def test_named_tuples_of_another_program(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ in the files is not.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,6 +25,14 @@ from penstock.engine.formats.runs import RunWriter, Shard
 from penstock.errors import AbortedError, NotFoundError
 
 __all__ = ["ChunkWriter", "SavedInfo", "describe", "read", "read_chunks", "write"]
+
+_POLL = 0.1
+"""Seconds between two looks whether something was saved."""
+
+_WARN = 5.0
+"""Seconds after which waiting for it is reported."""
+
+log = logging.getLogger("penstock")
 
 
 def write(
@@ -42,17 +52,29 @@ def write(
         run.abandon()
 
 
-def describe(path: str, compression: str | None = None) -> SavedInfo:
+def describe(path: str, compression: str | None = None, wait: bool = False) -> SavedInfo:
     """What a folder holds; NotFoundError if no dataset was (completely) saved there.
 
-    A wrong `compression` is noticed only when elements are read.
+    With `wait`, one that is not there yet is waited for. A wrong `compression` is noticed only when
+    elements are read.
     """
     check_packing(compression, "Dataset.load")
-    info = find(path, "Dataset.load")
+    info = _awaited(path) if wait else find(path, "Dataset.load")
     if info is None:
         raise NotFoundError(
             f"Dataset.load: {path!r} holds no saved dataset; write one there with Dataset.save"
         )
+    return info
+
+
+def _awaited(path: str) -> SavedInfo:
+    """What a folder holds, as soon as somebody has saved it there."""
+    started = warned = time.monotonic()
+    while (info := find(path, "Dataset.load")) is None:
+        if (now := time.monotonic()) - warned > _WARN:
+            warned = now
+            log.warning("Dataset.load: waiting for %.0f s: %r is empty", now - started, path)
+        time.sleep(_POLL)
     return info
 
 
