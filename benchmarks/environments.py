@@ -66,6 +66,7 @@ PEERS = {
         Peer("tf_service", "tf.data service", TENSORFLOW),
         Peer("grain", "Grain", Environment("grain", ("grain", "numpy"))),
         Peer("torch_loader", "DataLoader", Environment("torch", ("torch==2.13.0", "numpy"))),
+        Peer("ray_data", "Ray Data", Environment("ray", ("ray[data]", "numpy"))),
         Peer("bare", "bare NumPy", PENSTOCK),
     )
 }

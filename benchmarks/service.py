@@ -63,6 +63,7 @@ FUNCTION = Workload(
     (
         Rival("penstock", 1.8, share=0.5, variant="alone", note="in one process"),
         Rival("torch_loader", 1.0, note="2 workers"),
+        Rival("ray_data", note="2 processors"),
     ),
 )
 SLEEPING = Workload(

@@ -10,6 +10,7 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.data.iterator import _close_all as exit_of_the_program
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 NAMES = (f"shared {number}" for number in range(10**6))
@@ -49,6 +50,24 @@ def test_readers_of_a_job_share_its_elements(cluster):
     late = Dataset.range(500).apply(cluster.distribute(job_name=name))
     assert list(late) == []
     assert sorted(map(int, late)) == list(range(500))
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "left to itself"])
+@pytest.mark.parametrize("count", [1, 5, 50, 333])
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream):
+    name = next(NAMES)
+    numbers = Dataset.range(500).filter(lambda x: True) if stream else Dataset.range(500)
+    first, second = (numbers.apply(cluster.distribute(job_name=name)) for _ in range(2))
+    iterator = iter(first)
+    got = [int(next(iterator)) for _ in range(count)]
+    if way == "closed":
+        iterator.close()
+    elif way == "dropped":
+        del iterator
+    else:
+        exit_of_the_program()
+    assert sorted([*got, *map(int, second)]) == list(range(500))
 
 
 def test_every_repetition_is_a_job_of_its_own(cluster):

@@ -74,7 +74,7 @@ def check_pieces(plan, expected):
         (lambda d: d.range(10).shuffle(4).repeat(), "random", 1, True, -1),
         (lambda d: d.range(10).filter(lambda x: x > 1), "split", 10, True, -2),
         (lambda d: d.range(0).filter(lambda x: x > 1), "split", 1, True, -2),
-        (lambda d: d.range(10_000).filter(lambda x: x > 1), "split", 5000, True, -2),
+        (lambda d: d.range(10_000).filter(lambda x: x > 1), "split", 1112, True, -2),
         (lambda d: d.range(10**7).filter(lambda x: x > 1), "split", 9766, True, -2),
         (lambda d: d.range(9).repeat().filter(lambda x: x > 1), "split", ENDLESS, True, -2),
         (lambda d: d.range(9).flat_map(d.from_tensors), "split", 9, True, -2),

@@ -1,1 +1,1 @@
-"""Whole services on a virtual clock: the real logic and codec, everything else made up."""
+"""Whole services on a virtual clock: time, network and engine are made up, all else is real."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.service.logic.iterations import HERE, IterationRecord
-from tests.simulation.clients import DEAD, ENDED, MERGED, READING, Job, Trainer
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import (
@@ -20,6 +19,7 @@ from tests.simulation.plans import (
     lengths_of,
     share_of,
 )
+from tests.simulation.trainers import DEAD, ENDED, MERGED, READING, Job, Trainer
 
 
 def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from penstock.service.logic.dispatcher import Settings
@@ -26,7 +27,7 @@ from penstock.service.protocol.messages import (
     WorkStatus,
 )
 from tests.simulation.dispatchers import Dispatcher
-from tests.simulation.kernel import Process, Program, World
+from tests.simulation.kernel import Process, World
 from tests.simulation.network import Network, Weather
 
 CLIENT_BEAT, WORKER_BEAT = 0.5, 1.0
@@ -77,10 +78,11 @@ def measure(workers: int = 1000, clients: int = 1000, seconds: float = 10.0) -> 
     network.answer = _timed(dispatcher, figures)
     everybody = Process(world, "everybody")
     for number in range(workers):
-        everybody.spawn(_worker(network, f"w{number}", world.random.random()))
+        everybody.spawn(partial(_worker, network, f"w{number}", world.random.random()))
     for number in range(clients):
-        everybody.spawn(_client(network, f"c{number}", number % 10, figures))
+        everybody.spawn(partial(_client, network, f"c{number}", number % 10, figures))
     world.run(seconds, lambda: False)
+    world.close()
     figures.virtual = seconds
     return figures
 
@@ -104,33 +106,33 @@ def _kind(data: bytes) -> str:
     return data[first : first + size].decode()
 
 
-def _worker(network: Network, name: str, offset: float) -> Program:
+def _worker(network: Network, name: str, offset: float) -> None:
     info = WorkerInfo(name, f"{name}:1", "h", {"tcp": f"{name}:1"})
-    yield offset
-    yield from network.call(RegisterWorker(info, PROTOCOL, "", ""))
+    network.world.wait(offset)
+    network.call(RegisterWorker(info, PROTOCOL, "", ""))
     while True:
-        yield WORKER_BEAT
-        yield from network.call(WorkerBeat(name, (WorkStatus("d1/0", 100, 0.5),)))
+        network.world.wait(WORKER_BEAT)
+        network.call(WorkerBeat(name, (WorkStatus("d1/0", 100, 0.5),)))
 
 
-def _client(network: Network, name: str, job: int, figures: Figures) -> Program:
+def _client(network: Network, name: str, job: int, figures: Figures) -> None:
     shape = Shape("random", length=1 << 40) if job % 2 else Shape("split", streams=100_000)
     plan = f"plan{job}"
-    yield 1.0 + network.world.random.random()
-    yield from network.call(RegisterDataset(plan, plan, b"", shape, -2, plan))
+    network.world.wait(1.0 + network.world.random.random())
+    network.call(RegisterDataset(plan, plan, b"", shape, -2, plan))
     opening = OpenIteration(name, f"job{job}", 0, plan, JobOptions(1), 7, (1,), "h")
-    opened = yield from network.call(opening)
+    opened = network.call(opening)
     number, version, consumed, beaten = 0, opened.version, (), network.world.now
     while True:
-        yield 1 / LEASES
+        network.world.wait(1 / LEASES)
         number += 1
-        leased = yield from network.call(Lease(name, number, 64, consumed))
+        leased = network.call(Lease(name, number, 64, consumed))
         consumed = tuple(grant.address for grant in leased.grants)
         figures.leased += bool(consumed)
         figures.elements += sum(_size(at) for at in consumed)
         if network.world.now - beaten >= CLIENT_BEAT:
             beaten = network.world.now
-            version = (yield from network.call(ClientBeat(name, version))).version
+            version = network.call(ClientBeat(name, version)).version
 
 
 def _size(at: Address) -> int:

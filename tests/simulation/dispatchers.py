@@ -22,7 +22,7 @@ from penstock.service.logic.dispatcher import (
 )
 from penstock.service.logic.facts import DispatcherStarted, Fact
 from penstock.service.protocol.messages import Hello, Welcome
-from tests.simulation.kernel import Process, Program, Violation
+from tests.simulation.kernel import Process, Violation
 from tests.simulation.network import Network, decode_request, encode
 
 _decode: Callable[[bytes], Fact] = msgspec.msgpack.Decoder(Fact).decode
@@ -68,7 +68,7 @@ class Dispatcher:
         self.commit((DispatcherStarted(name),))
         if world.chance(0.5):
             self.compact()
-        self.process.spawn(self._tick())
+        self.process.spawn(self._tick)
         world.tell(f"{self.process.name} is up")
 
     def crash(self) -> None:
@@ -127,9 +127,9 @@ class Dispatcher:
         if self.checked:
             check(self.state)
 
-    def _tick(self) -> Program:
+    def _tick(self) -> None:
         while True:
-            yield TICK
+            self.world.wait(TICK)
             facts = tick(self.state, self._clock())
             if facts:
                 self.world.tell("time passes:", facts)

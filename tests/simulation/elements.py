@@ -1,29 +1,28 @@
-"""Elements on their way: packed and unpacked by the codec of the service."""
+"""Elements: numbers that say where they stand, and failures that say whose place they take."""
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.service.protocol.frames import pack_columns, unpack_columns
+from penstock.errors import OutOfRangeError
 
 TREE = nest.flatten(0)[1]
 
 
-@lru_cache(maxsize=4096)
-def pack(values: tuple[int, ...]) -> tuple[bytes, bytes]:
-    """The description and the bytes of some elements."""
-    chunk = Chunk(TREE, [np.array(values, dtype=np.int64)], len(values))
-    description, parts = pack_columns(chunk)
-    return description, b"".join(parts)
-
-
-def unpack(description: bytes, body: bytes, count: int) -> Chunk:
-    return Chunk(TREE, unpack_columns(description, memoryview(body)), count)
+def chunk_of(values: list[int]) -> Chunk:
+    return Chunk(TREE, [np.array(values, dtype=np.int64)], len(values))
 
 
 def values_of(chunk: Chunk) -> list[int]:
     return chunk.columns[0].tolist()  # type: ignore[union-attr, no-any-return]
+
+
+class FailingError(OutOfRangeError):
+    """An element that fails, as it was meant to."""
+
+
+def failed_value(error: OutOfRangeError) -> int:
+    """The element in whose place an error came."""
+    return int(error.message.split()[0])

@@ -1,25 +1,31 @@
-"""A virtual clock, and programs on it: generators that say what they wait for.
+"""A virtual clock, and threads on it: greenlets that run until they wait.
 
-A program yields seconds to sleep, or a `Bell` and seconds to wait for it at most. All chance comes
-from the one `random` of the world, so that a seed is a history.
+Only `World.wait` lets others go on, and only the world decides who is next. All chance comes from
+the one `random` of the world, so that a seed is a history.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from random import Random
-from typing import Any
 
-Program = Generator[Any, Any, Any]
-"""Yields what it waits for."""
+from greenlet import GreenletExit, getcurrent, greenlet
 
 STORY = 400
 """How many of the last events are told when something goes wrong."""
 
 MOST_STEPS = 200_000
 """A history that needs more goes round in circles."""
+
+LOOKS = 8
+"""After so many steps it is looked whether all is over."""
+
+INSTANT = 1e-6
+"""Who waits for less than this would wait for ever: the clock does not move by itself."""
 
 
 class Violation(AssertionError):
@@ -36,60 +42,69 @@ class Process:
         self.paused_until = 0.0
 
     def kill(self) -> None:
+        """None of its threads goes on."""
         self.alive = False
 
     def pause(self, seconds: float) -> None:
         self.world.tell(f"{self.name} is stopped for {seconds:.2f} s")
-        self.paused_until = self.world.now + seconds
+        self.paused_until = max(self.paused_until, self.world.now + seconds)
 
-    def spawn(self, program: Program) -> None:
-        """Runs a program until it ends or this process dies."""
-        running = _Running(self, program)
-        self.world.programs[program] = None
-        self.world.at(0.0, running.step, self)
+    def spawn(self, work: Callable[[], object]) -> Thread:
+        """Does something in a thread, until it ends or this process dies."""
+        thread = Thread(self, work)
+        self.world.threads[thread] = None
+        self.world.at(0.0, thread.go, self)
+        return thread
+
+
+class Thread(greenlet):
+    """A thread of a process. `turn` counts how often it went on."""
+
+    def __init__(self, process: Process, work: Callable[[], object]) -> None:
+        super().__init__(work, process.world.hub)
+        self.process = process
+        self.turn = 0
+        self.rung = False
+        self._ended = Bell()
+
+    def go(self) -> None:
+        """Runs until it waits. What it raises, it raises here."""
+        world = self.process.world
+        self.turn += 1
+        world.running = self
+        self.switch()
+        world.running = None
+        if world.violation is not None:
+            raise world.violation
+        if self.dead:
+            world.threads.pop(self, None)
+            self._ended.ring()
+
+    def due(self, turn: int) -> None:
+        if turn == self.turn:
+            self.go()
+
+    def wake(self) -> None:
+        self.rung = True
+        self.process.world.at(0.0, partial(self.due, self.turn), self.process)
+
+    def join(self, timeout: float | None = None) -> None:
+        if not self.dead:
+            self.process.world.wait(timeout, self._ended)
 
 
 class Bell:
-    """Wakes the programs that wait for it."""
+    """Wakes the threads that wait for it."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[_Running, int]] = []
+        self.waiting: dict[Thread, None] = {}
 
-    def ring(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for running, number in waiting:
-            running.woken(number)
-
-
-class _Running:
-    def __init__(self, process: Process, program: Program) -> None:
-        self._process = process
-        self._program = program
-        self._number = 0
-
-    def step(self) -> None:
-        self._number += 1
-        try:
-            wanted = next(self._program)
-        except StopIteration:
-            self._process.world.programs.pop(self._program, None)
-            return
-        world, number = self._process.world, self._number
-        if isinstance(wanted, tuple):
-            bell, seconds = wanted
-            bell.waiting.append((self, number))
-        else:
-            seconds = wanted
-        if seconds is not None:
-            world.at(seconds, lambda: self._due(number), self._process)
-
-    def _due(self, number: int) -> None:
-        if number == self._number:
-            self.step()
-
-    def woken(self, number: int) -> None:
-        if number == self._number:
-            self._process.world.at(0.0, lambda: self._due(number), self._process)
+    def ring(self, most: int | None = None) -> None:
+        """Wakes all, or as many as are said."""
+        if self.waiting:
+            for thread in list(self.waiting)[:most]:
+                del self.waiting[thread]
+                thread.wake()
 
 
 class World:
@@ -98,21 +113,64 @@ class World:
     def __init__(self, seed: int, most: int = MOST_STEPS) -> None:
         self.random = Random(seed)
         self.now = 0.0
+        self.hub = getcurrent()
+        self.running: Thread | None = None
+        self.threads: dict[Thread, None] = {}
+        self.locks = 0
+        """How many locks the one that runs holds."""
+        self.violation: Violation | None = None
+        self.over = False
+        self.shaky = 0.0
+        """How often a thread is interrupted where it could be."""
         self._story: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=STORY)
         self.steps = 0
         self._most = most
         self._events: list[tuple[float, int, Callable[[], None], Process | None]] = []
         self._number = 0
-        self.programs: dict[Program, None] = {}
 
     def close(self) -> None:
-        """Ends what still runs."""
-        for program in list(self.programs):
-            program.close()
+        """Ends what still runs; it gets no further than to where it would wait again."""
+        self.over = True
+        for thread in list(self.threads):
+            with suppress(Exception):
+                thread.throw(GreenletExit)
+        self.threads.clear()
+        self._events.clear()
+
+    def wait(self, seconds: float | None = None, bell: Bell | None = None) -> bool:
+        """Lets others go on, for a time or until a bell rings; whether it was the bell."""
+        thread = self.running
+        if self.over:
+            raise GreenletExit
+        if thread is None or self.locks:
+            self.violated("somebody waits who must not: it holds a lock, or is no thread")
+        thread.rung = False
+        if bell is not None:
+            bell.waiting[thread] = None
+        if seconds is not None:
+            seconds = seconds if seconds > INSTANT else INSTANT
+            self.at(seconds, partial(thread.due, thread.turn), thread.process)
+        try:
+            self.hub.switch()
+        finally:
+            if bell is not None:
+                bell.waiting.pop(thread, None)
+        return thread.rung
+
+    def stumble(self) -> None:
+        """The one that runs may lose its turn for a moment."""
+        if self.running is not None and self.random.random() < self.shaky:
+            self.wait(self.random.choice((INSTANT, 0.001, 0.02)))
+
+    def violated(self, what: str) -> None:
+        """Ends the history, also where whoever called takes no exceptions."""
+        self.violation = Violation(what)
+        raise self.violation
 
     def at(self, seconds: float, act: Callable[[], None], process: Process | None = None) -> None:
         """Does something later, unless `process` is dead then; while it is stopped it waits."""
-        self.when(self.now + seconds, act, process)
+        self._number += 1
+        heapq.heappush(self._events, (self.now + seconds, self._number, act, process))
 
     def when(self, due: float, act: Callable[[], None], process: Process | None = None) -> None:
         """Does something at a time; what is due at the same time happens in order."""
@@ -121,7 +179,7 @@ class World:
 
     def run(self, until: float, over: Callable[[], bool]) -> None:
         """Lets time pass until `over`, or until it is `until`."""
-        while self._events and not over():
+        while self._events and (self.steps % LOOKS or not over()):
             due, number, act, process = heapq.heappop(self._events)
             if due > until:
                 heapq.heappush(self._events, (due, number, act, process))

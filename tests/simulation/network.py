@@ -5,18 +5,19 @@ Everything that travels is bytes, made and read by the codec of the service.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from penstock.errors import UnavailableError
 from penstock.service.host.control import refused_as
-from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker, understand
+from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
-from tests.simulation.kernel import Bell, Process, Program, World
+from tests.simulation.endpoints import Endpoint, Peer
+from tests.simulation.kernel import Bell, World
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Request).decode
@@ -49,7 +50,7 @@ class Network:
         self.world = world
         self.weather = weather
         self.answer: Answer = lambda request, reply: reply(None)
-        self.listeners: dict[str, Process] = {}
+        self.listeners: dict[str, Peer] = {}
         """Workers by where they hand out data."""
 
     def delay(self) -> float:
@@ -58,16 +59,15 @@ class Network:
             return random.random() * 3.0
         return 0.0002 + random.random() * 0.003
 
-    def call(self, request: Any, timeout: float = 30.0) -> Program:
+    def call(self, request: Any, timeout: float = 30.0) -> Any:
         """What the dispatcher answers; raises its refusal, or UnavailableError."""
         data, world = encode(request), self.world
         until, pause = world.now + timeout, 0.1
         while True:
             attempt = _Attempt()
             self._send(data, attempt)
-            left = until - world.now
-            if not attempt.answers and left > 0:
-                yield attempt.bell, min(left, ATTEMPT)
+            if (left := until - world.now) > 0:
+                world.wait(min(left, ATTEMPT), attempt.bell)
             if attempt.answers and attempt.answers[0] is not None:
                 reply = decode_reply(attempt.answers[0])
                 if isinstance(reply, Refused):
@@ -75,7 +75,7 @@ class Network:
                 return reply
             if world.now >= until:
                 raise UnavailableError(f"no answer to {type(request).__name__} in {timeout:g} s")
-            yield min(pause, max(until - world.now, 0.001))
+            world.wait(min(pause, until - world.now))
             pause = min(2 * pause, 2.0)
 
     def _send(self, data: bytes, attempt: _Attempt) -> None:
@@ -86,12 +86,14 @@ class Network:
             self._lose(attempt)
         if world.chance(weather.twice):
             late = world.random.random() ** 3 * 15.0
-            world.at(late, lambda: self.answer(data, lambda reply: None))
+            assert world.running is not None
+            # It is the sender who repeats it.
+            world.at(late, lambda: self.answer(data, lambda reply: None), world.running.process)
 
     def _back(self, attempt: _Attempt) -> Callable[[bytes | None], None]:
         def reply(data: bytes | None) -> None:
             if not self.world.chance(self.weather.lost):
-                self.world.at(self.delay(), lambda: attempt.arrive(data))
+                self.world.at(self.delay(), partial(attempt.arrive, data))
             else:
                 self._lose(attempt)
 
@@ -100,20 +102,22 @@ class Network:
     def _lose(self, attempt: _Attempt) -> None:
         """Mostly, who sent it is told that the connection broke."""
         if self.world.chance(0.8):
-            self.world.at(self.delay(), lambda: attempt.arrive(None))
+            self.world.at(self.delay(), partial(attempt.arrive, None))
 
-    def connect(self, client: Process, bell: Bell, where: str) -> Program:
+    def connect(self, client: Peer, where: str) -> Endpoint:
         """A data connection; UnavailableError if there is none to be had."""
-        yield self.delay()
+        self.world.wait(self.delay())
         worker = self.listeners.get(where)
         if worker is None or self.world.chance(self.weather.lost):
-            yield self.delay()
+            self.world.wait(self.delay())
             raise UnavailableError(f"nobody listens at {where}")
-        there = Endpoint(self, worker, Bell(), decoder_of_worker)
-        here = Endpoint(self, client, bell, decoder_of_client)
+        here = Endpoint(self, client, decoder_of_client)
+        there = Endpoint(self, worker, decoder_of_worker)
         here.peer, there.peer = there, here
-        worker.accept(there)  # type: ignore[attr-defined]
-        yield self.delay()
+        client.hold(here)
+        worker.hold(there)
+        worker.accept(there)
+        self.world.wait(self.delay())
         return here
 
 
@@ -125,67 +129,3 @@ class _Attempt:
     def arrive(self, data: bytes | None) -> None:
         self.answers.append(data)
         self.bell.ring()
-
-
-class Endpoint:
-    """One end of a data connection: in order and complete, until it breaks."""
-
-    peer: Endpoint
-
-    def __init__(self, network: Network, owner: Process, bell: Bell, decoder: Any) -> None:
-        self.owner = owner
-        self.bell = bell
-        self.inbox: deque[tuple[Any, bytes]] = deque()
-        self.broken = False
-        self._network = network
-        self._decoder = decoder
-        self._last = 0.0
-        """When the last message arrives that was sent from the other end."""
-        self._deaf = False
-
-    def send(self, message: Any, body: bytes = b"") -> None:
-        """Raises UnavailableError if it is known that nobody is there."""
-        if self.broken:
-            raise UnavailableError("the connection is broken")
-        network, world = self._network, self._network.world
-        if world.chance(network.weather.cut):
-            self.cut()
-            return
-        data, peer = encode(message), self.peer
-        peer._last = max(peer._last, world.now + network.delay())
-        world.when(peer._last, lambda: peer._arrive(data, body))
-
-    def _arrive(self, data: bytes, body: bytes) -> None:
-        if not self.broken and not self._deaf:
-            self.inbox.append((understand(self._decoder, data), body))
-            self.bell.ring()
-
-    def receive(self) -> tuple[Any, bytes] | None:
-        """What has come; None: nothing yet. UnavailableError at the end."""
-        if self.inbox:
-            return self.inbox.popleft()
-        if self.broken:
-            raise UnavailableError("the connection is broken")
-        return None
-
-    def cut(self) -> None:
-        """Nothing passes any more; both ends find out, each in its time."""
-        self._network.world.tell(
-            f"a connection of {self.owner.name} and {self.peer.owner.name} is cut"
-        )
-        for end in (self, self.peer):
-            end._deaf = True
-            self._network.world.at(self._network.delay(), end._break)
-
-    def vanish(self) -> None:
-        """Nothing passes any more, and nobody is told."""
-        self._deaf = self.peer._deaf = True
-
-    def close(self) -> None:
-        self.broken = True
-        self._network.world.at(self._network.delay(), self.peer._break)
-
-    def _break(self) -> None:
-        if not self.broken:
-            self.broken = True
-            self.bell.ring()

@@ -37,6 +37,12 @@ class Dataset:
     seconds: float
     """What it takes to make an element."""
     failing: frozenset[int] = field(default_factory=frozenset)
+    holds: bool = False
+    """Whether its states hold elements, and do not travel."""
+    unopened: float = 0.0
+    """How often a state cannot be opened."""
+    absent: str | None = None
+    """Where a worker is that cannot make it."""
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]
@@ -53,26 +59,30 @@ class Dataset:
 
 def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
     """A dataset of a kind: random, split or single; perhaps empty, perhaps endless."""
-    seconds = random.choice((0.001, 0.005, 0.02, 0.05))
     failing = frozenset(random.sample(range(large), 2)) if random.random() < 0.2 else frozenset()
+    ways = (
+        random.choice((0.00005, 0.001, 0.01, 0.05)),
+        failing,
+        random.random() < 0.2,
+        random.choice((0.0, 0.0, 0.3)),
+    )
     endless = random.random() < 0.12
     size = random.choice((0, 1, 7, 33, large, large, large, 2 * large))
     if kind == "random":
         length = FOREVER if endless else size
         shape = Shape("random", 1, True, -1 if endless else length)
-        return Dataset(name, shape, (length,), seconds, failing)
+        return Dataset(name, shape, (length,), *ways)
     if kind == "single":
         length = FOREVER if endless else size
-        return Dataset(
-            name, Shape("single", 1, True, -1 if endless else -2), (length,), seconds, failing
-        )
+        shape = Shape("single", 1, True, -1 if endless else -2)
+        return Dataset(name, shape, (length,), *ways)
     streams = random.choice((1, 2, 3, 5, 9, 20))
     most = max(1, 2 * size // streams)
     lengths = tuple(random.choice((0, random.randint(0, most), most)) for _ in range(streams))
     if endless and not max(lengths):
         lengths = (5,)
     shape = Shape("split", ENDLESS if endless else streams, random.random() < 0.5)
-    return Dataset(name, shape, lengths, seconds, failing)
+    return Dataset(name, shape, lengths, *ways)
 
 
 def in_sequence(plan: Dataset, streams: int) -> Iterator[int]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.service.logic.merging import merge_states
-from tests.simulation.clients import MERGED, READING, Client, Saved, Trainer
+from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import World
 from tests.simulation.network import Network, Weather
 from tests.simulation.plans import Dataset
+from tests.simulation.trainers import MERGED, READING, Saved, Trainer
 from tests.simulation.workers import Worker
 
 TROUBLE = 15.0

@@ -5,8 +5,11 @@ What the user has been given counts, never what was prefetched.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from operator import length_hint
@@ -18,7 +21,7 @@ from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
-from penstock.engine.stream import Demand, Marked, Place, State, Stream
+from penstock.engine.stream import Demand, Marked, Place, State, Stream, settled
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
 from penstock.plan.optimize import prepare
@@ -26,6 +29,20 @@ from penstock.plan.resume import reseeded, seeds_of, structure
 from penstock.plan.seeds import draw
 
 _NO_ROW = object()
+
+_SHARING: weakref.WeakSet[Iterator] = weakref.WeakSet()
+"""Those whose elements others share: they tell what was used, at the end of the program, too."""
+
+
+@functools.cache
+def _close_at_exit() -> None:
+    # What was registered last runs first: before the connections are closed.
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for iterator in list(_SHARING):
+        iterator.close()
 
 
 class Iterator:
@@ -41,6 +58,8 @@ class Iterator:
     >>> list(other)
     [np.int64(2), np.int64(3), np.int64(4)]
     """
+
+    _shares = False
 
     def __init__(
         self, plan: Node, environment: Environment, iterations: Repetitions | None = None
@@ -116,6 +135,10 @@ class Iterator:
             )
         )
         self._marked = Marked(self._stream)
+        if is_shared(self._plan):
+            self._shares = True
+            _SHARING.add(self)
+            _close_at_exit()
 
     def _streams(self, context: Context) -> Stream:
         """What is iterated over, from where the iteration is."""
@@ -157,7 +180,7 @@ class Iterator:
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
-            "at": _settled(self._here().state),
+            "at": settled(self._here().state),
         }
 
     def _here(self) -> Place:
@@ -190,8 +213,11 @@ class Iterator:
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
         # Not where the streams are now: they might have to wait for something to be there.
-        self._place = self._place.after(self._size - length_hint(self._rows))
+        left = length_hint(self._rows)
+        self._place = self._place.after(self._size - left)
         self._rows, self._size = iter(()), 0
+        if left and self._stream is not None:
+            self._stream.unused(left)
         self._close_stream()
 
     def _close_stream(self) -> None:
@@ -206,6 +232,10 @@ class Iterator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if self._shares:
+            self.close()
+
     def __reduce__(self) -> tuple[Any, ...]:
         raise InvalidTypeError(
             "Iterator: cannot be pickled; save iterator.state_dict() and load it into iter(dataset)"
@@ -213,13 +243,6 @@ class Iterator:
 
     def __repr__(self) -> str:
         return f"<Iterator over {self._written.label}>"
-
-
-def _settled(state: State) -> State:
-    """A copy that the streams, which go on, do not share."""
-    if isinstance(state, dict):
-        return {name: _settled(part) for name, part in state.items()}
-    return [_settled(part) for part in state] if isinstance(state, list) else state
 
 
 class NumpyIterator:

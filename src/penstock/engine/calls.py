@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from itertools import islice, starmap
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from penstock.element.chunk import Chunk
 from penstock.engine.copies import fixed, kept, owners
@@ -30,6 +31,9 @@ class FailedCall:
 _TRIAL = 16
 """So many results are handed on one by one, before a function is believed to be fast."""
 
+_TRIED: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()
+"""How often functions were called for results, whoever iterated: short streams learn of others."""
+
 _SPAN = 8192
 """How many elements are taken from a chunk at once; few, where failures are frequent."""
 
@@ -47,6 +51,13 @@ def failure(operator: str, function: Function, ordinal: int, cause: BaseExceptio
     return error
 
 
+def _tried(function: Function) -> list[int]:
+    try:
+        return _TRIED.setdefault(function, [0])
+    except TypeError:  # A callable object without a hash.
+        return [0]
+
+
 class Calls:
     """One operator's calls of one function."""
 
@@ -59,7 +70,7 @@ class Calls:
         self.where = f"Dataset.{operator}: {function}"
         self._block = 1
         self._fixed: bool | None = None
-        self._made = 0
+        self._made = _tried(function)
         self._span = _TRIAL
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
@@ -73,7 +84,7 @@ class Calls:
 
     def plain(self, ordinal: int, *arguments: Any) -> Any:
         """The function of arguments that are handed over as they are."""
-        self._made += 1
+        self._made[0] += 1
         try:
             return kept(self.call(*arguments))
         except Exception as cause:
@@ -90,7 +101,7 @@ class Calls:
         unpack = chunk.tree.type is tuple
         until = time.perf_counter() + budget
         results: list[Any] = []
-        self._made += 1
+        self._made[0] += 1
         try:
             if not self._fixed:
                 self._one_by_one(elements, unpack, until, results)
@@ -105,7 +116,7 @@ class Calls:
     @property
     def on_trial(self) -> bool:
         """Whether nothing is known about the function's speed yet."""
-        return self._made < _TRIAL
+        return self._made[0] < _TRIAL
 
     def _one_by_one(
         self, elements: list[Any], unpack: bool, until: float, results: list[Any]

@@ -79,6 +79,9 @@ class Tap(Stream):
     def sure(self, limit: int) -> int:
         return self._stream.sure(limit)
 
+    def unused(self, count: int) -> None:
+        self._stream.unused(count)
+
     def warm(self) -> None:
         self._stream.warm()
 

@@ -10,12 +10,30 @@ that state gives exactly the rest.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.element.chunk import Chunk
 
 State = Any
 """A position (int) where the plan has random access; else a dict of plain values."""
+
+
+class Later:
+    """A part of a state that is made of plain values only when somebody keeps the state."""
+
+    def __init__(self, make: Callable[[], State]) -> None:
+        self.make = make
+
+
+def settled(state: State) -> State:
+    """A copy of plain values, which the streams, as they go on, do not share."""
+    if isinstance(state, dict):
+        return {name: settled(part) for name, part in state.items()}
+    if isinstance(state, list):
+        return [settled(part) for part in state]
+    return state.make() if isinstance(state, Later) else state
+
 
 BUDGET = 0.001
 """Seconds of work that may go into a chunk before it is handed on."""
@@ -57,6 +75,12 @@ class Stream:
         """Somebody keeps the state: whoever else hands out elements must know what it holds."""
         for stream in self.inputs:
             stream.commit()
+
+    def unused(self, count: int) -> None:
+        """Nobody used the last `count` elements of the last pull, and there will be no other.
+
+        Others who share the elements may have them.
+        """
 
     def interrupt(self) -> None:
         """Another thread wants the one that waits in `pull` to give up."""

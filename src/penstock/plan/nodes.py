@@ -905,11 +905,14 @@ def options_of(node: Node) -> Options:
 
     Of a plan that a service computes, those that count there; they do not count around it.
     """
-    merged = Options()
+    merged = NO_OPTIONS
     for part in node.inputs if node.sealed else (node,):
         for options in _options_in(part):
             merged = merged.merge(options)
     return merged
+
+
+NO_OPTIONS = Options().frozen()
 
 
 def _options_in(node: Node) -> Iterator[Options]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import enum
+import functools
 from collections.abc import Iterator
 from typing import Any, Generic, NoReturn, TypeVar, cast, overload
 
@@ -162,8 +163,9 @@ class OptionsBase:
             setattr(self, name, value)
 
     @classmethod
-    def _fields(cls) -> Iterator[Option[Any, Any]]:
-        return (field for field in vars(cls).values() if isinstance(field, Option))
+    @functools.cache
+    def _fields(cls) -> tuple[Option[Any, Any], ...]:
+        return tuple(field for field in vars(cls).values() if isinstance(field, Option))
 
     @classmethod
     def _parts(cls) -> Iterator[tuple[str, type[OptionsBase]]]:
@@ -227,8 +229,10 @@ class OptionsBase:
         return tuple(self._values.get(field.name, field.default) for field in self._fields())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, OptionsBase) and (
-            type(self) is type(other) and self._key() == other._key()
+        return self is other or (
+            isinstance(other, OptionsBase)
+            and type(self) is type(other)
+            and self._key() == other._key()
         )
 
     def __hash__(self) -> int:

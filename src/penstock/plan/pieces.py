@@ -19,7 +19,7 @@ from penstock.plan.readers import is_reader
 ENDLESS = -1
 """The number of pieces of a plan that has infinitely many."""
 
-_PIECES = 4096
+_PIECES = 1024
 _LONGEST = 1024
 _ENDLESS_LENGTH = 256
 

@@ -13,7 +13,7 @@ from penstock.plan import nodes
 from penstock.plan.bounds import bounded
 from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
-from penstock.plan.options import Options, ShardingPolicy
+from penstock.plan.options import ShardingPolicy
 from penstock.plan.pieces import ENDLESS, is_ordered, parts_of_files, pieces_of, reader_of
 from penstock.plan.shard import in_order, service_shard, share_plan
 
@@ -78,4 +78,4 @@ def _piece(plan: Node, stream: int, streams: int) -> Node:
     # Options stay those of the whole plan, wherever in it they stood.
     options = options_of(plan)
     made = pieces.make(stream)
-    return made if options == Options() else nodes.WithOptions(made, options.frozen())
+    return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.frozen())

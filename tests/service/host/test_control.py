@@ -428,8 +428,8 @@ def test_certificates_of_another_set(certificates, tmp_path):
     server = ControlServer(echo, "localhost", 0, Security(SECURITY.token, certificates))
     server.start()
     other = Security(SECURITY.token, str(tmp_path / "set"))
-    client = ControlClient(f"localhost:{server.port}", other, timeout=0.5)
-    with pytest.raises(UnavailableError, match="certificate is not from the same set"):
+    client = ControlClient(f"localhost:{server.port}", other, timeout=1e9)
+    with pytest.raises(UnauthenticatedError, match="certificate is not from the same set; give"):
         client.call(GetStatus())
     client.close()
     server.stop()
@@ -447,9 +447,9 @@ def test_only_the_server_has_certificates(certificates):
 
 def test_only_the_client_has_certificates(server, certificates):
     security = Security(SECURITY.token, certificates)
-    client = ControlClient(f"localhost:{server.port}", security, timeout=0.5)
+    client = ControlClient(f"localhost:{server.port}", security, timeout=1e9)
     with pytest.raises(
-        UnavailableError, match="this side uses certificates and the other does not"
+        UnauthenticatedError, match="this side uses certificates and the other does not; give"
     ):
         client.call(GetStatus())
     client.close()

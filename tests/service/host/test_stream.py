@@ -9,7 +9,12 @@ from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
-from penstock.errors import CancelledError, FailedPreconditionError, InternalError
+from penstock.errors import (
+    AbortedError,
+    CancelledError,
+    FailedPreconditionError,
+    InternalError,
+)
 from penstock.plan import nodes
 from penstock.service.host import agent
 from penstock.service.host.stream import RemoteStream
@@ -109,6 +114,49 @@ def test_a_failure_of_the_service_ends_the_waiting(cluster):
     calls.open()
     remote.close()
     remote._opening.session.failure = None
+
+
+def test_an_error_costs_no_elements(cluster):
+    """It happens while elements are on their way to the user, who gets them first."""
+    remote = opened(Dataset.range(9).apply(cluster.distribute()))
+    tell, failures = remote._tell, [InternalError("something is wrong")]
+
+    def fail(elements=0):
+        tell(elements)
+        if elements and failures:
+            remote._agent.events.append(failures.pop())
+
+    remote._tell = fail
+    found = [int(x) for x in remote.pull(1).elements()]
+    with pytest.raises(InternalError, match="something is wrong"):
+        remote.pull(1)
+    with contextlib.suppress(StopIteration):
+        while True:
+            found += [int(x) for x in remote.pull(4).elements()]
+    assert found == list(range(9))
+    remote.close()
+
+
+def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(cluster):
+    """Whoever is about to ask several workers asks all of them."""
+    remote = opened(Dataset.range(9).apply(cluster.distribute()))
+    found = [int(x) for x in remote.pull(1).elements()]
+    reader, [worker] = remote._reading.reader, remote._reading.reader.workers
+
+    def blame(worker, broken):
+        del reader.lose
+        reader.lose(worker)
+        raise AbortedError("workers are lost here")
+
+    reader.lose = blame
+    remote._lose(worker)
+    with pytest.raises(AbortedError, match="workers are lost here"):
+        remote.pull(1)
+    with contextlib.suppress(StopIteration):
+        while True:
+            found += [int(x) for x in remote.pull(4).elements()]
+    assert found == list(range(9))
+    remote.close()
 
 
 def test_a_reader_that_was_taken_for_dead_goes_on(monkeypatch):

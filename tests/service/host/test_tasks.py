@@ -16,6 +16,7 @@ from penstock.plan import nodes as n
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host import lines
+from penstock.service.host.outside import Outside
 from penstock.service.host.tasks import Made, Task, Tasks
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
@@ -392,7 +393,12 @@ def test_says_what_was_done_since_the_last_time():
 
 def test_streams_that_nobody_reads_are_closed():
     now = [0.0]
-    tasks = tasks_of(stream(numbers(50)), clock=lambda: now[0])
+
+    class Watched(Outside):
+        def now(self):
+            return now[0]
+
+    tasks = tasks_of(stream(numbers(50)), outside=Watched())
     task = tasks.open(work_of())
     assert len(tasks) == 0
     fetched(task, 0, 30)

@@ -47,6 +47,19 @@ def test_a_pledge_is_handed_out_next_and_counts_as_handed_out() -> None:
     assert feed.state()[:3] == [0, 1, [[4, 6]]]
 
 
+def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
+    reader = Reader(InTurns(3, 2), Limits(), bound=True)
+    reader.join("w")
+    reader.asks()
+    reader.lose("w")
+    reader.join("v")
+    asked = reader.asks()
+    assert [(ask.feed.stream, ask.start) for ask in asked] == [(0, 0), (1, 0)]
+    reader.arrive(asked[0].request, 0, rows(0, 1))
+    reader.done(asked[0].request, None)
+    assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 1), (0, 3), (0, 5)]
+
+
 def free_reader() -> Reader:
     order = InTurns(2, 2, free=True)
     return Reader(order, Limits(elements=4), bound=True, ordered=False)
@@ -63,6 +76,8 @@ def answer(reader: Reader, but: int = -1) -> None:
 def test_what_a_state_had_pledged_comes_first() -> None:
     reader = free_reader()
     reader.join("w")
+    for feed in reader.order.upcoming():
+        feed.prove()
     answer(reader, but=0)
     pledge = reader.pledge()
     assert pledge == (0, 1, 2)

@@ -281,6 +281,20 @@ def test_leases_are_read_reported_and_kept_in_the_state() -> None:
     assert read(restored, Crew([50], 2), 3) == [(0, 3), (0, 10), (0, 11)]
 
 
+@pytest.mark.parametrize("unused", range(5))
+def test_what_was_not_used_is_not_reported(unused: int) -> None:
+    reading = leased_reading()
+    lease(reading, (0, 0, 9))
+    crew = Crew([50], 1)
+    read(reading, crew, 2, deaths=False)
+    reading._rate = 1e9
+    taken = len(reading.take(3, 0.0) or ())
+    reading.unused(min(unused, taken))
+    reported, _ = reading.report(everything=True)
+    consumed = [i for a in reported for i in range(a.start, a.stop)]
+    assert sorted(consumed) == list(range(2 + taken - min(unused, taken)))
+
+
 def test_nothing_is_wanted_once_all_is_leased() -> None:
     reading = leased_reading()
     lease(reading, (0, 0, 2), finished=True)

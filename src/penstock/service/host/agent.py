@@ -8,14 +8,13 @@ one which was dropped is collected.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import NotFoundError, OpError, UnavailableError
+from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.session import Session
 from penstock.service.protocol.messages import (
     Address,
@@ -72,33 +71,36 @@ class Agent:
         opened: IterationOpened,
         wake: Callable[[Any], None],
         reopen: Callable[[], IterationOpened],
+        outside: Outside = MACHINE,
     ) -> None:
         self.events: deque[ClientBeaten | Leased | IterationOpened | Forgotten | OpError] = deque()
+        self._now = outside.now
         self._session = session
         self._opening = opening
         self._version = opened.version
         self._leased = opened.leased
         self._complete = (opened.ready, opened.missing)
+        self._served = bool(opened.workers)
         self.dispatcher = opened.work.job.rpartition("/")[0]
         self._wake = wake
         self._reopen = reopen
         self._told = Told()
-        self._changed = threading.Condition()
+        self._changed = outside.condition()
         self._flying: Told = Told()
         """What was said and not answered yet; saying it twice does no harm."""
         self._valid = _VALID * opened.lease_seconds
-        self._heard = time.monotonic()
+        self._heard = self._now()
         """When the last thing was said that was answered."""
         self._stopped = False
         self._number = 0
-        self._beaten = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="penstock-agent", daemon=True)
-        self._thread.start()
+        self._beaten = self._now()
+        self._thread = outside.start(self._run, "penstock-agent")
 
     @property
     def _interval(self) -> float:
-        """Seconds between two beats: fewer while all wait for the last consumer."""
-        return BEAT_SECONDS if self._complete[0] else 0.1 * BEAT_SECONDS
+        """Seconds between two beats: less while all wait for a consumer, or for any worker."""
+        waits = not (self._complete[0] and self._served)
+        return 0.1 * BEAT_SECONDS if waits else BEAT_SECONDS
 
     @property
     def client(self) -> str:
@@ -159,7 +161,7 @@ class Agent:
         with self._changed:
             self._opening, self._version, self._number = opening, opened.version, 0
             self._told.consumed, self._flying = [], Told()
-            self._heard = time.monotonic()
+            self._heard = self._now()
             # They are for the old name, whatever they say.
             for event in [e for e in self.events if isinstance(e, Leased | Forgotten)]:
                 self.events.remove(event)
@@ -183,19 +185,23 @@ class Agent:
     def _run(self) -> None:
         while not self._stopped:
             with self._changed:
-                due = self._beaten + self._interval - time.monotonic()
+                due = self._due()
                 if due > 0 and not self._told.want and not self._told.lost:
                     self._changed.wait(due)
                 want, self._told.want = self._told.want, 0
             if not self._stopped:
                 self._speak(want)
 
+    def _due(self) -> float:
+        """Seconds until the next beat."""
+        return self._beaten + self._interval - self._now()
+
     def _speak(self, want: int) -> None:
         name = self.client
         try:
             if want:
                 self._lease(want)
-            if self._told.lost or time.monotonic() - self._beaten >= self._interval:
+            if self._told.lost or self._due() <= 0:
                 self._beat()
         except NotFoundError as error:
             self._forgotten(name, error)
@@ -214,10 +220,10 @@ class Agent:
 
     def _beat(self) -> None:
         with self._changed:
-            now = time.monotonic()
+            now = self._now()
             consumed, ended = self._taken()
             beat = ClientBeat(
-                *(self.client, self._version, tuple(self._told.lost), consumed, ended),
+                *(self.client, self._version, tuple(sorted(self._told.lost)), consumed, ended),
                 *(self._told.elements, self._told.waited, now - self._beaten),
             )
             self._told, self._beaten = Told(want=self._told.want), now
@@ -228,19 +234,19 @@ class Agent:
 
     def _patiently(self, request: Any) -> Any:
         """A request may be repeated, so a dispatcher that is away is waited for."""
-        until = time.monotonic() + _AWAY_SECONDS
+        until = self._now() + _AWAY_SECONDS
         while True:
-            said = time.monotonic()
+            said = self._now()
             try:
                 answer = self._session.call(request)
                 self._answered(said)
                 return answer
             except UnavailableError:
-                if self._stopped or time.monotonic() > until:
+                if self._stopped or self._now() > until:
                     raise
 
     def _answered(self, said: float) -> None:
-        waited = not self.entitled(time.monotonic())
+        waited = not self.entitled(self._now())
         self._heard = max(self._heard, said)
         if waited:
             self._wake(None)
@@ -263,6 +269,8 @@ class Agent:
     def _happened(self, event: Any) -> None:
         if isinstance(event, ClientBeaten | IterationOpened):
             self._version = event.version
+            if event.workers is not None:
+                self._served = bool(event.workers)
         if isinstance(event, ClientBeaten):
             # A consumer may have come and gone meanwhile: as many are missing, and all were there.
             before, self._complete = self._complete, (event.ready, event.missing)

@@ -16,7 +16,7 @@ from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
-from penstock.engine.stream import State, Stream
+from penstock.engine.stream import State, Stream, settled
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node, options_of
@@ -85,7 +85,7 @@ def connect(node: Node, state: State, context: Context, home: Session | None = N
         local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
         if reason is not None:
             return open_plan(prepare(local), state, context)
-    return _Opener(node, context, home).open(None if state is None else state["own"])
+    return _Opener(node, context, home).open(None if state is None else settled(state["own"]))
 
 
 def _alone(node: nodes.Distribute, context: Context) -> bool:

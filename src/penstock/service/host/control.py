@@ -30,6 +30,7 @@ from penstock.service.host.envelopes import (
 )
 from penstock.service.host.grpc_calls import (
     CallError,
+    is_mismatch,
     is_refused,
     is_stranger,
     make_channel,
@@ -185,6 +186,11 @@ class ControlClient:
             raise UnavailableError(
                 f"{self.address} is not a penstock dispatcher; look at the address, or start one "
                 f"on another port with: penstock dispatcher --port {self._port + 1}"
+            )
+        if is_mismatch(error):
+            raise UnauthenticatedError(
+                f"dispatcher {self.address}: {reason_of(error)}; give both sides certificates of "
+                "one set (penstock certs makes one), or none"
             )
         return reason_of(error)
 

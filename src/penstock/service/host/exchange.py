@@ -10,6 +10,7 @@ import collections
 import threading
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,12 @@ class Connection:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def send(self, message: ToClient | ToWorker) -> None:
-        """Sends a message that has no columns."""
+    def send(self, *messages: ToClient | ToWorker) -> None:
+        """Sends messages that have no columns."""
         with self._sending:
             try:
-                self._channel.send([*self._releases(), *_frame(message)])
+                frames = chain.from_iterable(map(_frame, messages))
+                self._channel.send([*self._releases(), *frames])
             except BaseException as error:
                 raise self._failed(error) from None
 

@@ -113,6 +113,12 @@ def is_stranger(error: Any) -> bool:
     return bool(error.code() == grpc.StatusCode.UNIMPLEMENTED)
 
 
+def is_mismatch(error: Any) -> bool:
+    """Whether certificates do not fit, so that no later attempt will be better."""
+    details = str(error.details() or "")
+    return any(sign in details for sign in _MISMATCHES)
+
+
 def reason_of(error: Any) -> str:
     """Why a call failed, in few words."""
     details = str(error.details() or "")
@@ -124,6 +130,7 @@ def reason_of(error: Any) -> str:
     return details.rpartition("last error: ")[2][:200] or str(error.code().name).lower()
 
 
+_MISMATCHES = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER")
 _REASONS = (
     ("Connection refused", "connection refused"),
     ("lookup", "the name of the host is not known"),

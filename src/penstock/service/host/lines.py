@@ -6,18 +6,18 @@ long the function of another one takes.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Demand
+from penstock.engine.stream import Demand, settled
 from penstock.errors import UnavailableError
 from penstock.service.host.failures import Fault, fault_of
-from penstock.service.host.recipes import Recipe, decode_state, encode_state, settled
+from penstock.service.host.outside import Outside
+from penstock.service.host.recipes import Recipe, decode_state, encode_state
 from penstock.service.logic.keeping import Block, Known, Pace, Stock
 from penstock.service.logic.production import TAIL, Cursor, End, Make, Production, Serve, Wait, Want
 from penstock.service.protocol.fetches import Mark
@@ -54,11 +54,13 @@ class Item:
 class Depot:
     """What all lines of a worker share: one lock, and the bytes that they keep."""
 
-    def __init__(self, address: str, kept: int, clock: Callable[[], float]) -> None:
+    def __init__(self, address: str, kept: int, outside: Outside) -> None:
         self.address = address
-        self.clock = clock
-        self.lock = threading.RLock()
+        self.outside = outside
+        self.lock = outside.lock()
         self.lines: dict[Hashable, Line] = {}
+        self.demands: WeakValueDictionary[str, Demand] = WeakValueDictionary()
+        """How much is made in one go, by job: its streams are alike, and some of them short."""
         self._stocks = {True: Stock(kept), False: Stock(_TAILS)}
 
     @property
@@ -103,7 +105,7 @@ class Line:
         self.name = name
         self.job = work.job
         self.recipe = recipe
-        self.demand = Demand(nbytes=_CHUNK)
+        self.demand = depot.demands.setdefault(work.job, Demand(nbytes=_CHUNK))
         self.readers = 0
         self.idle_since = 0.0
         self.elements = 0
@@ -114,7 +116,8 @@ class Line:
         kept = work.kept and not (strided and recipe.random)
         self.production = Production(recipe.random, kept, pace, recipe.longest)
         self._depot = depot
-        self._changed = threading.Condition(depot.lock)
+        self._timer = depot.outside.timer
+        self._changed = depot.outside.condition(depot.lock)
         self._closed = False
 
     @property
@@ -163,7 +166,8 @@ class Line:
         if self._closed:
             raise UnavailableError("distribute: this worker stops; ask another one")
         self._depot.trim(self)
-        return self.production.step(want, self._depot.clock(), self._depot.allowance())
+        allowance = 0 if self.production.pace is None else self._depot.allowance()
+        return self.production.step(want, self._depot.outside.now(), allowance)
 
     def _make(self, cursor: Cursor, most: int) -> Block | None:
         """Goes on with a cursor; what it gives is kept, as far as it is to be."""
@@ -188,7 +192,7 @@ class Line:
             cursor.stream = self.recipe.open(cursor.state, cursor.stop)
             cursor.state = None
         mark = None if self.recipe.random else self._mark(cursor)
-        started = time.perf_counter()
+        started = self._timer()
         content: Chunk | Fault
         try:
             content = cursor.stream.pull(min(most, self.demand.limit))
@@ -196,7 +200,7 @@ class Line:
             raise
         except Exception as error:
             content = fault_of(error, self._depot.address)
-        seconds = time.perf_counter() - started
+        seconds = self._timer() - started
         if isinstance(content, Chunk):
             self.demand.record(content, seconds)
         cursor.unmarked += seconds
@@ -208,10 +212,10 @@ class Line:
         due = cursor.unmarked >= _MARK_SECONDS or cursor.frames >= _MARK_FRAMES
         if not due or cursor.unmarked < _MARK_SHARE * cursor.cost:
             return None
-        started = time.perf_counter()
+        started = self._timer()
         state = settled(cursor.stream.save())
         encoded = encode_state(cursor.at, state)
-        cursor.cost = time.perf_counter() - started
+        cursor.cost = self._timer() - started
         cursor.unmarked, cursor.frames = 0.0, 0
         with self._changed:
             self.production.marks.add(Known(cursor.at, state, encoded is not None))

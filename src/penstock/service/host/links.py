@@ -5,17 +5,15 @@ Connecting takes time, so it happens in threads; all else happens in the reader'
 
 from __future__ import annotations
 
-import contextlib
 import selectors
-import socket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.connections import Connection
+from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 
@@ -28,31 +26,6 @@ _AT_ONCE = 0.02
 Connect = Callable[[WorkerInfo], Connection]
 
 
-class Bell:
-    """Wakes whoever waits for sockets, from another thread."""
-
-    def __init__(self) -> None:
-        self._here, self._there = socket.socketpair()
-        self._here.setblocking(False)
-        self._there.setblocking(False)
-
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # It has rung often enough, or nobody listens.
-            self._there.send(b"!")
-
-    def quiet(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._here.recv(4096):
-                pass
-
-    def fileno(self) -> int:
-        return self._here.fileno()
-
-    def close(self) -> None:
-        self._here.close()
-        self._there.close()
-
-
 class Link:
     """A connection to one worker, and what its tasks are called there."""
 
@@ -61,35 +34,40 @@ class Link:
         self.connection = connection
         self._tasks: dict[tuple[str, int], int] = {}
         self._opened = 0
+        self._first: list[OpenTask | CloseTask] = []
+        """What is said together with the next request: many streams are short."""
 
     def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
         key = (work.job, work.stream)
         if key not in self._tasks:
             self._opened += 1
             self._tasks[key] = self._opened
-            self.connection.send(OpenTask(self._tasks[key], work))
-        self.connection.send(Fetch(request, self._tasks[key], start, stop, mark))
+            self._first.append(OpenTask(self._tasks[key], work))
+        first, self._first = self._first, []
+        self.connection.send(*first, Fetch(request, self._tasks[key], start, stop, mark))
 
     def close_task(self, job: str, stream: int) -> None:
+        """The worker may forget a stream, which has come to its end."""
         task = self._tasks.pop((job, stream), None)
         if task is not None:
-            self.connection.send(CloseTask(task))
+            self._first.append(CloseTask(task))
 
 
 class Links:
     """Who is connected, who should be, and who could not be reached."""
 
-    def __init__(self, connect: Connect, bell: Bell) -> None:
+    def __init__(self, connect: Connect, bell: Bell, outside: Outside = MACHINE) -> None:
         self._connect = connect
         self._bell = bell
+        self._outside = outside
         self._wanted: dict[str, WorkerInfo] = {}
         self._links: dict[str, Link] = {}
         self._busy: set[str] = set()
         self._again: dict[str, float] = {}
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
         self._closed = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(bell.fileno(), selectors.EVENT_READ)
+        self._selector = outside.selector()
+        self._selector.register(bell, selectors.EVENT_READ)
         self.unreachable: dict[str, OpError] = {}
         self.ever = False
         """Whether any worker was ever reached."""
@@ -111,14 +89,12 @@ class Links:
 
     def dial(self) -> None:
         """Begins to connect to those who are wanted and not connected."""
-        now = time.monotonic()
+        now = self._outside.now()
         for worker, info in self._wanted.items():
             waits = worker in self._links or worker in self._busy
             if not waits and self._again.get(worker, 0.0) <= now:
                 self._busy.add(worker)
-                threading.Thread(
-                    target=self._dialled, args=(info,), name="penstock-connect", daemon=True
-                ).start()
+                self._outside.start(partial(self._dialled, info), "penstock-connect")
 
     def _dialled(self, info: WorkerInfo) -> None:
         try:
@@ -139,13 +115,13 @@ class Links:
             self._busy.discard(worker)
             if isinstance(connection, OpError):
                 self.unreachable[worker] = connection
-                self._again[worker] = time.monotonic() + _AGAIN
+                self._again[worker] = self._outside.now() + _AGAIN
             elif worker not in self._wanted:
                 connection.close()
             else:
                 self.unreachable.pop(worker, None)
                 self._links[worker] = Link(worker, connection)
-                self._selector.register(connection.fileno(), selectors.EVENT_READ, worker)
+                self._selector.register(connection, selectors.EVENT_READ, worker)
                 made.append(worker)
                 self.ever = True
         return made
@@ -153,9 +129,9 @@ class Links:
     def drop(self, worker: str) -> None:
         """Ends a connection; if the worker is still wanted, it is tried again: it may be alive."""
         link = self._links.pop(worker, None)
-        self._again[worker] = time.monotonic() + _AT_ONCE
+        self._again[worker] = self._outside.now() + _AT_ONCE
         if link is not None:
-            self._selector.unregister(link.connection.fileno())
+            self._selector.unregister(link.connection)
             link.connection.close()
 
     def abort_others(self, workers: Iterable[WorkerInfo]) -> None:

@@ -70,13 +70,6 @@ def private(node: Node) -> Node:
     return replace(node, store=Store()) if isinstance(node, Cache) else node
 
 
-def settled(state: State) -> State:
-    """A copy that the stream, which goes on, does not share."""
-    if isinstance(state, dict):
-        return {name: settled(part) for name, part in state.items()}
-    return [settled(part) for part in state] if isinstance(state, list) else state
-
-
 def encode_state(ordinal: int, state: State) -> bytes | None:
     """A state before element `ordinal`, as bytes; None if it holds elements, or is large."""
     if not _is_plain(state):

@@ -13,6 +13,7 @@ from penstock.errors import OpError
 from penstock.service.host.connections import Connection
 from penstock.service.host.control import ControlClient
 from penstock.service.host.listener import DataListener
+from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.serving import Gate, serve
 from penstock.service.host.session import python_version
 from penstock.service.host.tasks import Tasks
@@ -39,14 +40,16 @@ class Running:
     tasks: Tasks
     info: WorkerInfo
 
-    def __init__(self, stopped: threading.Event, interval: float) -> None:
+    def __init__(
+        self, stopped: threading.Event, interval: float, outside: Outside = MACHINE
+    ) -> None:
+        self._outside = outside
         self._stopped = stopped
         """Tells those who wait for the end."""
-        self._ending = threading.Event()
+        self._ending = outside.event()
         self._interval = interval
-        self._gate = Gate()
-        self._hurry = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="penstock-beat", daemon=True)
+        self._gate = Gate(outside)
+        self._hurry = outside.event()
 
     def serve(self, connection: Connection) -> None:
         serve(connection, self.tasks, self._gate)
@@ -56,7 +59,7 @@ class Running:
         self.control.call(request, timeout)
 
     def beat_on(self) -> None:
-        self._beating.start()
+        self._outside.start(self._beat, "penstock-beat")
 
     def _beat(self) -> None:
         while not self._ending.is_set():
@@ -89,8 +92,7 @@ class Running:
                 self.control.call(LeaveWorker(self.info.worker), _LEAVE_TIMEOUT)
         if hasattr(self, "control"):
             self.control.close()
-        closing = threading.Thread(target=self._close, name="penstock-close", daemon=True)
-        closing.start()
+        closing = self._outside.start(self._close, "penstock-close")
         closing.join(_CLOSE_SECONDS)
         self._stopped.set()
 

@@ -7,13 +7,13 @@ at between two chunks, so that a request nobody waits for any more ends at once.
 from __future__ import annotations
 
 import select
-import threading
 from collections import deque
 from functools import partial
 
 from penstock.errors import InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection
 from penstock.service.host.failures import to_failed, to_impossible
+from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.tasks import Made, Missed, Task, Tasks
 from penstock.service.protocol.fetches import (
     Cancel,
@@ -32,8 +32,8 @@ _MOST_WAITING = 1024
 class Gate:
     """Counts the fetches that were taken on, and lets no more in once the worker drains."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, outside: Outside = MACHINE) -> None:
+        self._changed = outside.condition()
         self._inside = 0
         self.draining = False
 
@@ -83,8 +83,8 @@ class Serving:
         """Requests that were let in."""
         self._cancelled: set[int] = set()
         self._lost = False
-        self._ends = select.poll()
-        self._ends.register(connection.fileno(), getattr(select, "POLLRDHUP", 0))
+        self._ends = tasks.depot.outside.poll()
+        self._ends.register(connection, getattr(select, "POLLRDHUP", 0))
 
     def run(self) -> None:
         while True:

@@ -7,8 +7,6 @@ elsewhere, and arrives as events. Every wait is for a message, an event, or a ti
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,8 +18,9 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
-from penstock.engine.stream import State, Stream
+from penstock.engine.stream import Later, State, Stream
 from penstock.errors import (
+    AbortedError,
     CancelledError,
     DataLossError,
     DeadlineExceededError,
@@ -31,7 +30,8 @@ from penstock.errors import (
 )
 from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.host.failures import from_failed, from_impossible
-from penstock.service.host.links import Bell, Connect, Link, Links
+from penstock.service.host.links import Connect, Link, Links
+from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.host.session import Session
 from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.reader import Ask, Limits
@@ -74,6 +74,7 @@ class Opening:
     connect: Connect
     extra: dict[str, Any]
     """Goes into the state as it is."""
+    outside: Outside = MACHINE
 
 
 class RemoteStream(Stream):
@@ -83,15 +84,19 @@ class RemoteStream(Stream):
         self, opening: Opening, state: dict[str, Any] | None, leave: Callable[[], None]
     ) -> None:
         self._opening = opening
+        self._now = opening.outside.now
         self._work = self._mine(opening.opened.work)
         self._reading = Reading(
             *(opening.opened, opening.shape, opening.limits, opening.ordered, state),
             consumer=opening.request.consumer,
         )
-        self._bell = Bell()
-        self._links = Links(opening.connect, self._bell)
+        self._bell = opening.outside.bell()
+        self._links = Links(opening.connect, self._bell, opening.outside)
         wake = partial(_wake, self._links, self._bell)
-        self._agent = Agent(opening.session, opening.request, opening.opened, wake, opening.again)
+        self._agent = Agent(
+            *(opening.session, opening.request, opening.opened, wake, opening.again),
+            opening.outside,
+        )
         self._end = weakref.finalize(self, _close, self._agent, self._links, self._bell, leave)
         self._end.atexit = True
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
@@ -103,7 +108,7 @@ class RemoteStream(Stream):
         self._workers(opening.opened)
 
     def pull(self, limit: int) -> Chunk:
-        piece = self._arrived(limit)
+        piece = self._arrived(limit) if self._failure is None else None
         if piece is None:
             piece = self._awaited(limit)
         self._handed_out(len(piece))
@@ -113,26 +118,26 @@ class RemoteStream(Stream):
 
     def _arrived(self, limit: int) -> Piece | None:
         """Elements that are here, and still this reader's."""
-        now = time.monotonic()
+        now = self._now()
         if not self._ready or not self._agent.entitled(now):
             return None
         return self._reading.take(limit, now)
 
     def _awaited(self, limit: int) -> Any:
         """Waits for elements; StopIteration at the end."""
-        started = time.monotonic()
+        started = self._now()
         try:
             if (piece := self._wait(lambda: self._arrived(limit))) is None:
                 raise StopIteration
         finally:
-            self._waited += time.monotonic() - started
+            self._waited += self._now() - started
         return piece
 
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Works until `what` gives something; None at the end of the data."""
-        started = warned = time.monotonic()
+        started = warned = self._now()
         while True:
-            now = time.monotonic()  # Before anybody decides that it is too early for something.
+            now = self._now()  # Before anybody decides that it is too early for something.
             self._attend()
             if (found := what()) is not None:
                 return found
@@ -176,7 +181,7 @@ class RemoteStream(Stream):
             case OpError():
                 self._failure = event
             case Leased():
-                self._reading.granted(event, time.monotonic())
+                self._reading.granted(event, self._now())
             case Forgotten():
                 self._rejoin()
             case _:
@@ -201,7 +206,7 @@ class RemoteStream(Stream):
         while True:
             request = msgspec.structs.replace(
                 self._opening.request,
-                client=uuid.uuid4().hex,
+                client=self._opening.outside.name(),
                 resumes=(self._agent.client,),
                 **claimed(self._reading.state()),
             )
@@ -224,7 +229,7 @@ class RemoteStream(Stream):
         return msgspec.structs.replace(work, consumer=self._opening.request.consumer)
 
     def _tell(self, elements: int = 0) -> None:
-        want = self._reading.want(time.monotonic()) if self._ready else 0
+        want = self._reading.want(self._now()) if self._ready else 0
         consumed, ended = self._reading.report()
         if want or consumed or ended or elements:
             self._agent.tell(consumed, ended, elements, self._waited, want)
@@ -240,7 +245,10 @@ class RemoteStream(Stream):
         self._sure = False
         self._tell(count)
         if self._agent.events or self._reading.reader.hungry:
-            self._attend()
+            try:
+                self._attend()
+            except OpError as error:
+                self._failure = error  # For the next pull: what was taken must reach the user.
 
     def _ask(self) -> None:
         for ask in self._reading.reader.asks():
@@ -282,17 +290,18 @@ class RemoteStream(Stream):
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
 
     def _forget(self, link: Link, stream: int) -> None:
-        """The worker may forget a stream that has come to its end."""
         if self._work.form == "split":
-            with suppress(UnavailableError):  # Whoever receives next is told.
-                link.close_task(self._work.job, stream)
+            link.close_task(self._work.job, stream)
 
     def _lose(self, worker: str, report: bool = True) -> None:
         """A worker that is asked for nothing more, until it is connected again."""
         self._links.drop(worker)
         if report:
             self._agent.lost(worker)
-        self._reading.reader.lose(worker, broken=report)
+        try:
+            self._reading.reader.lose(worker, broken=report)
+        except AbortedError as error:
+            self._failure = error  # Not here: others are still to be asked for what they owe.
 
     def _over(self) -> bool:
         if not self._ready or not self._reading.over:
@@ -351,7 +360,7 @@ class RemoteStream(Stream):
         if not self._reading.replays:
             # What comes next must be set aside before it is handed out, to be in the state.
             self._wait(lambda: self._reading.sure() or None)
-        own = {**self._opening.extra, **self._reading.state()}
+        own = {**self._opening.extra, **self._reading.state(Later)}
         if self._reading.leased:
             own["clients"] = [self._agent.client]
         return {"own": own, "inputs": []}
@@ -362,6 +371,9 @@ class RemoteStream(Stream):
             self._agent.commit()
             # Forgotten meanwhile, it claims what it handed out, which is as good.
             self._attend()
+
+    def unused(self, count: int) -> None:
+        self._reading.unused(count)
 
     def close(self) -> None:
         # Whoever closes has used what it was given; others must not get it again.

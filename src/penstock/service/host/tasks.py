@@ -5,7 +5,6 @@ Nothing is made that nobody asked for, and a line that nobody reads is closed af
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +18,8 @@ from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.lines import KEPT, Depot, Item, Line, Quit
-from penstock.service.host.recipes import recipe_of
+from penstock.service.host.outside import MACHINE, Outside
+from penstock.service.host.recipes import Recipe, recipe_of
 from penstock.service.logic.keeping import Block
 from penstock.service.logic.production import Stride, Want
 from penstock.service.protocol.fetches import Mark
@@ -56,10 +56,10 @@ class Tasks:
         environment: Callable[[], Environment],
         address: str,
         kept: int = KEPT,
-        clock: Callable[[], float] = time.monotonic,
+        outside: Outside = MACHINE,
     ) -> None:
         self.address = address
-        self.depot = Depot(address, kept, clock)
+        self.depot = Depot(address, kept, outside)
         self._plan = plan
         self._environment = environment
         self._closed = False
@@ -75,7 +75,7 @@ class Tasks:
 
     def join(self, work: Work) -> Line:
         """The line that makes what `work` describes, with one reader more."""
-        recipe = recipe_of(self._plan(work.digest), work, self._environment())
+        recipe = self._recipe(work)
         strided = recipe.random and work.consumers > 1
         name = work if strided else msgspec.structs.replace(work, consumer=-1)
         with self.depot.lock:
@@ -87,16 +87,19 @@ class Tasks:
             line.readers += 1
             return line
 
+    def _recipe(self, work: Work) -> Recipe:
+        return recipe_of(self._plan(work.digest), work, self._environment())
+
     def leave(self, line: Line) -> None:
         """A reader less."""
         with self.depot.lock:
             line.readers -= 1
-            line.idle_since = self.depot.clock()
+            line.idle_since = self.depot.outside.now()
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Closes what nobody reads: at once if its job is over, else after a while."""
         with self.depot.lock:
-            late = self.depot.clock() - _GRACE
+            late = self.depot.outside.now() - _GRACE
             idle = [line for line in self.depot.lines.values() if not line.readers]
         for line in idle:
             if line.idle_since <= late or (jobs is not None and line.job not in jobs):
@@ -138,6 +141,7 @@ class Task:
 
     def __init__(self, tasks: Tasks, work: Work) -> None:
         self._tasks = tasks
+        self._timer = tasks.depot.outside.timer
         self._work = work
         self._line: Line | None = None
         self._stride = Stride()
@@ -199,7 +203,7 @@ class Task:
             self._close_stream()
 
     def _next(self, stream: Stream, line: Line, stop: int) -> Made | Missed | None:
-        at, started = self._at, time.perf_counter()
+        at, started = self._at, self._timer()
         try:
             chunk = stream.pull(min(line.demand.limit, stop - at))
         except StopIteration:
@@ -208,7 +212,7 @@ class Task:
         except Exception as error:
             self._at += 1
             return Missed(at, fault_of(error, self._tasks.address))
-        seconds = time.perf_counter() - started
+        seconds = self._timer() - started
         line.demand.record(chunk, seconds)
         line.did(len(chunk), seconds)
         self._at += len(chunk)

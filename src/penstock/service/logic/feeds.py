@@ -70,6 +70,7 @@ class Feed:
         """What is handed out next, where that was settled before."""
         self._pieces: dict[int, Piece] = {}
         self._asked = start
+        self._proven = False
         self._lost: list[tuple[int, int]] = []
         self._arrived = 0
 
@@ -111,6 +112,16 @@ class Feed:
     def asks(self) -> bool:
         """Whether there is something to ask for."""
         return bool(self._lost) or self._asked < self.limit
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether its first request is under way, and it may end within that."""
+        under_way = self._asked > self.next and not self._lost
+        return under_way and not self._proven and self.limit == NOWHERE
+
+    def prove(self) -> None:
+        """A request was answered, and the stream goes on behind it, for all that is known."""
+        self._proven = True
 
     @property
     def left(self) -> int:

@@ -95,9 +95,11 @@ class Stock:
         self.limit = limit
         self.nbytes = 0
         self._used: OrderedDict[tuple[Hashable, int], int] = OrderedDict()
+        self._owned: dict[Hashable, set[int]] = {}
 
     def add(self, owner: Hashable, start: int, nbytes: int) -> None:
         self._used[owner, start] = nbytes
+        self._owned.setdefault(owner, set()).add(start)
         self.nbytes += nbytes
 
     def touch(self, owner: Hashable, start: int) -> None:
@@ -105,12 +107,14 @@ class Stock:
             self._used.move_to_end((owner, start))
 
     def remove(self, owner: Hashable, start: int) -> None:
-        self.nbytes -= self._used.pop((owner, start), 0)
+        if (owner, start) in self._used:
+            self._owned[owner].remove(start)
+            self.nbytes -= self._used.pop((owner, start))
 
     def clear(self, owner: Hashable) -> None:
         """Forgets all of an owner's blocks."""
-        for name in [name for name in self._used if name[0] == owner]:
-            self.nbytes -= self._used.pop(name)
+        for start in self._owned.pop(owner, ()):
+            self.nbytes -= self._used.pop((owner, start))
 
     def excess(self) -> list[tuple[Hashable, int]]:
         """Owners and blocks to forget, so that the rest is within the limit."""

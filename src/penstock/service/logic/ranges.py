@@ -52,6 +52,12 @@ class Ranges:
         """Behind the last ordinal; 0 if there is none."""
         return self._stops[-1] if self._stops else 0
 
+    def copy(self) -> Ranges:
+        """The same, which does not change with this one."""
+        made = Ranges()
+        made._starts, made._stops, made.count = self._starts[:], self._stops[:], self.count
+        return made
+
     def add(self, start: int, stop: int) -> None:
         """Puts `start` to `stop` in."""
         if start >= stop:

@@ -170,7 +170,8 @@ class Reader:
         return made
 
     def _free(self) -> bool:
-        return any(waiting < DEPTH for waiting in self._workers.values())
+        """Whether anybody takes on more."""
+        return any(n < DEPTH for w, n in self._workers.items() if w not in self._leaving)
 
     def _full(self) -> bool:
         """Whether as much was asked for as may be; the first request of all is always allowed."""
@@ -183,6 +184,8 @@ class Reader:
     def _ask(self, feed: Feed) -> Ask | None:
         if self._full() and not self._starving(feed):
             return None
+        if feed.doubtful:
+            return None  # The next stream is asked for meanwhile: many streams are short.
         worker = self._worker_for(feed)
         if worker is None:
             return None
@@ -282,6 +285,7 @@ class Reader:
             ask.feed.lose(ask.at, ask.stop)
         elif ask.at > ask.start:
             self.sizes.grown(ask.at - ask.start)
+            ask.feed.prove()
         return ask.feed.stream if self._is_complete(ask.feed) else None
 
     def _is_complete(self, feed: Feed) -> bool:

@@ -6,7 +6,8 @@ fits other workers, another dispatcher, and, for leased elements, another number
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from penstock.service.logic.feeds import Feed, Piece, spans
@@ -35,6 +36,10 @@ _CHUNK_SECONDS = 0.05
 """What is handed out at once and not yet reported as consumed; others get it if this one dies."""
 
 
+def _now(make: Callable[[], Any]) -> Any:
+    return make()
+
+
 class Reading:
     """The reader of an iteration, with the leases and the state around it."""
 
@@ -61,10 +66,13 @@ class Reading:
         self.reader = Reader(order, limits, bound, ordered, work.kept)
         self._streams = 0
         self._consumed: dict[int, Ranges] = {}
+        self._changed: set[int] = set()
+        self._copied: dict[int, Ranges] = {}
+        """What was consumed, of all streams but those that have changed since."""
         self._ends: dict[int, int] = {}
+        self._new_ends: dict[int, int] = {}
         self._handed: list[Address] = []
         self._report: list[Address] = []
-        self._reported: set[int] = set()
         self._rate = 0.0
         self._total = 0
         self._taken: float | None = None
@@ -110,11 +118,13 @@ class Reading:
         for stream, ranges in state["consumed"].items():
             for start, stop in ranges:
                 self._consume(int(stream), start, stop)
+        self._ends = {int(stream): length for stream, length in state["ended"].items()}
         for address in held:
             self._grant(Grant(address))
 
     def _consume(self, stream: int, start: int, stop: int) -> None:
         self._consumed.setdefault(stream, Ranges()).add(start, stop)
+        self._changed.add(stream)
 
     def _grant(self, grant: Grant) -> None:
         order = self.reader.order
@@ -169,9 +179,8 @@ class Reading:
         if taken is None:
             return None
         feed, start, piece = taken
-        if feed.length is not None:
-            self._ends[feed.stream] = feed.length
         if self.leased:
+            self._note_end(feed)
             self._handed.append(Address(feed.stream, start, start + len(piece)))
             self._pace(len(piece), now)
         return piece
@@ -191,22 +200,30 @@ class Reading:
         self._report += self._handed
         self._handed = []
 
+    def unused(self, count: int) -> None:
+        """The last elements of what was handed out last were not used: others may have them."""
+        while count > 0 and self._handed:
+            last = self._handed.pop()
+            kept = max(last.start, last.stop - count)
+            count -= last.stop - kept
+            if kept > last.start:
+                self._handed.append(Address(last.stream, last.start, kept))
+
     def report(self, everything: bool = False) -> tuple[list[Address], dict[int, int]]:
         """What to tell the dispatcher: addresses consumed, and ends seen, since the last time.
 
         `everything` counts what was handed out last, too: a saved state vouches for it.
         """
         report, self._report = self._report + (self._handed if everything else []), []
-        ends = {s: n for s, n in self._seen_ends().items() if s not in self._reported}
-        self._reported.update(ends)
+        order = self.reader.order
+        for feed in order.known() if isinstance(order, AsLeased) else ():
+            self._note_end(feed)
+        ends, self._new_ends = self._new_ends, {}
         return report, ends
 
-    def _seen_ends(self) -> dict[int, int]:
-        if self.leased:
-            order = self.reader.order
-            assert isinstance(order, AsLeased)
-            self._ends.update({f.stream: f.length for f in order.known() if f.length is not None})
-        return self._ends if self.leased else {}
+    def _note_end(self, feed: Feed) -> None:
+        if feed.length is not None and feed.stream not in self._ends:
+            self._ends[feed.stream] = self._new_ends[feed.stream] = feed.length
 
     @property
     def over(self) -> bool:
@@ -234,24 +251,36 @@ class Reading:
         feed = self.reader.order.turn()
         return 0 if feed is None else feed.limit - feed.next
 
-    def state(self) -> dict[str, Any]:
-        """Where the reading is; what was handed out counts."""
+    def state(self, later: Callable[[Callable[[], Any]], Any] = _now) -> dict[str, Any]:
+        """Where the reading is; what was handed out counts.
+
+        `later` gets what makes the parts that grow with all that was read, and may call it later.
+        """
         order = self.reader.order
         if not isinstance(order, AsLeased):
             if self.reader.ordered:
                 return {"order": order.state(False)}
             pledge = self.reader.pledge()
             return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
-        consumed = {stream: Ranges(ranges) for stream, ranges in self._consumed.items()}
-        for address in self._handed:
-            consumed.setdefault(address.stream, Ranges()).add(address.start, address.stop)
+        for stream in self._changed:
+            self._copied[stream] = self._consumed[stream].copy()
+        self._changed.clear()
         return {
-            "consumed": {
-                str(stream): [list(pair) for pair in ranges] for stream, ranges in consumed.items()
-            },
+            "consumed": later(partial(_consumed, dict(self._copied), tuple(self._handed))),
             "held": [list(span) for span in spans(order.feeds)],
-            "ended": {str(stream): length for stream, length in self._ends.items()},
+            "ended": later(partial(_named, dict(self._ends))),
         }
+
+
+def _consumed(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str, Any]:
+    for address in handed:
+        ranges[address.stream] = ranges.get(address.stream, Ranges()).copy()
+        ranges[address.stream].add(address.start, address.stop)
+    return {str(stream): [list(pair) for pair in found] for stream, found in ranges.items()}
+
+
+def _named(ends: dict[int, int]) -> dict[str, int]:
+    return {str(stream): length for stream, length in ends.items()}
 
 
 def claimed(state: dict[str, Any]) -> dict[str, Any]:

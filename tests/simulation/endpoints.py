@@ -1,0 +1,147 @@
+"""Endpoints: data connections of simulated processes, with the interface of the real ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.element.chunk import Chunk
+from penstock.errors import UnavailableError
+from penstock.service.protocol.fetches import Mark, Rows
+from penstock.service.protocol.frames import pack_columns, understand, unpack_columns
+from tests.simulation.kernel import Bell, Process
+
+if TYPE_CHECKING:
+    from tests.simulation.network import Network
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Peer(Process):
+    """A process with data connections; they end with it."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        super().__init__(network.world, name)
+        self.network = network
+        self.connections: list[Endpoint] = []
+
+    def hold(self, end: Endpoint) -> None:
+        self.connections = [other for other in self.connections if not other.broken] + [end]
+
+    def accept(self, end: Endpoint) -> None:
+        raise AssertionError(f"{self.name} listens, and does not say what it does with {end}")
+
+    def kill(self, silently: bool = False) -> None:
+        """`silently`: its host goes with it, so that nobody is told."""
+        super().kill()
+        for end in self.connections:
+            end.vanish() if silently else end.close()
+
+
+class Endpoint:
+    """One end of a data connection: in order and complete, until it breaks."""
+
+    peer: Endpoint
+
+    def __init__(self, network: Network, owner: Peer, decoder: Any) -> None:
+        self.owner = owner
+        self.bell = Bell()
+        """Rings when there is something to read, be it the end."""
+        self.broken = False
+        self._network = network
+        self._world = network.world
+        self._decoder = decoder
+        self._arrived: deque[tuple[bytes, bytes]] = deque()
+        self._ahead: deque[tuple[bytes, bytes]] = deque()
+        """What was taken in together with what was read last."""
+        self._last = 0.0
+        """When the last message arrives that was sent from the other end."""
+        self._deaf = False
+        self._aborted = False
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._send(message)
+
+    def _send(self, message: Any, body: bytes = b"") -> None:
+        """Raises UnavailableError if it is known that nobody is there."""
+        if self.broken or self._world.over:
+            raise UnavailableError("the connection is broken")
+        network, world = self._network, self._world
+        if world.chance(network.weather.cut):
+            self.cut()
+            if world.chance(0.5):
+                self._break()
+                raise UnavailableError("the connection breaks")
+            return
+        peer = self.peer
+        peer._last = max(peer._last, world.now + network.delay())
+        world.when(peer._last, partial(peer._arrive, (encode(message), body)))
+
+    def send_rows(
+        self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
+    ) -> None:
+        columns, parts = pack_columns(chunk)
+        body = b"".join(parts)
+        rows = Rows(request, start, len(chunk), columns, -1, len(body), "", mark, seconds)
+        self._send(rows, body)
+
+    def _arrive(self, frame: tuple[bytes, bytes]) -> None:
+        if not self.broken and not self._deaf:
+            self._arrived.append(frame)
+            self.bell.ring()
+
+    @property
+    def readable(self) -> bool:
+        """What a selector sees."""
+        return bool(self._arrived) or self.broken
+
+    def pending(self) -> bool:
+        return bool(self._ahead)
+
+    def look(self) -> bool:
+        if not self._ahead:
+            self._ahead, self._arrived = self._arrived, self._ahead
+        return bool(self._ahead)
+
+    def receive(self) -> tuple[Any, Any]:
+        """The next message, with its columns; UnavailableError at the end."""
+        while not self.look():
+            if self.broken:
+                raise UnavailableError("the connection is broken")
+            self._world.wait(None, self.bell)
+        if self._aborted:
+            raise UnavailableError("the connection was aborted")
+        data, body = self._ahead.popleft()
+        message = understand(self._decoder, data)
+        if isinstance(message, Rows):
+            return message, unpack_columns(message.columns, memoryview(body))
+        return message, None
+
+    def cut(self) -> None:
+        """Nothing passes any more; both ends find out, each in its time."""
+        self._world.tell(f"a connection of {self.owner.name} and {self.peer.owner.name} is cut")
+        for end in (self, self.peer):
+            end._deaf = True
+            self._world.at(self._network.delay(), end._break)
+
+    def vanish(self) -> None:
+        """Nothing passes any more, and nobody is told."""
+        self._deaf = self.peer._deaf = True
+
+    def abort(self) -> None:
+        self._aborted = True
+        self.close()
+
+    def close(self) -> None:
+        if not self._deaf:
+            self._world.at(self._network.delay(), self.peer._break)
+        self._break()
+
+    def _break(self) -> None:
+        if not self.broken:
+            self.broken = True
+            self.bell.ring()

@@ -1,0 +1,151 @@
+"""Makers: what takes the place of the engine on a simulated worker.
+
+What a stream is made of is known beforehand; making it takes time, some elements fail, and states
+are real places to begin at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.element.chunk import Chunk
+from penstock.engine.stream import Stream
+from penstock.errors import NotFoundError, ResourceExhaustedError
+from penstock.service.host.lines import Depot, Line
+from penstock.service.host.outside import Outside
+from penstock.service.host.tasks import Tasks
+from penstock.service.logic.keeping import Block
+from penstock.service.protocol.messages import Work
+from tests.simulation.elements import FailingError, chunk_of
+from tests.simulation.kernel import World
+from tests.simulation.plans import Dataset, element, share_of
+
+OVERHEAD = 0.0001
+"""Seconds that a pull takes beside making elements."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """Takes the place of a `Recipe`: the stream that `work` describes."""
+
+    owner: NumberTasks
+    plan: Dataset
+    work: Work
+
+    @property
+    def random(self) -> bool:
+        return self.plan.shape.kind == "random"
+
+    @property
+    def longest(self) -> int | None:
+        return self.length if self.random and not self.plan.endless else None
+
+    @property
+    def strided(self) -> bool:
+        """Whether the elements of one consumer are a stream of their own."""
+        return self.random and self.work.consumers > 1
+
+    @property
+    def length(self) -> int:
+        length = self.plan.length(self.work.stream)
+        if self.strided:
+            return share_of(length, self.work.consumers, self.work.consumer)
+        return length
+
+    def value(self, ordinal: int) -> int:
+        if self.strided:
+            ordinal = ordinal * self.work.consumers + self.work.consumer
+        return element(self.work.stream, ordinal)
+
+    def open(self, state: Any, stop: int | None = None) -> Stream:
+        at = state if self.random or state is None else state["own"]
+        if at and not self.random and self.owner.world.chance(self.plan.unopened):
+            raise ResourceExhaustedError("a state that cannot be opened here")
+        if self.plan.absent == self.owner.address:
+            raise NotFoundError("a file that is not on this machine")
+        return Numbers(self, at or 0, self.length if stop is None else min(stop, self.length))
+
+
+class Numbers(Stream):
+    """Elements from `at` up to `stop`."""
+
+    def __init__(self, making: Making, at: int, stop: int) -> None:
+        self._making = making
+        self._at = at
+        self._stop = stop
+        self._open = True
+        making.owner.opened += 1
+
+    def pull(self, limit: int) -> Chunk:
+        world, plan = self._making.owner.world, self._making.plan
+        if not self._open:
+            world.violated("a stream is pulled that was closed")
+        values = self._values(limit)
+        world.wait(OVERHEAD + plan.seconds * len(values))
+        if not values:
+            raise StopIteration
+        self._at += len(values)
+        if values[0] in plan.failing:
+            raise FailingError(str(values[0]))
+        return chunk_of(values)
+
+    def _values(self, limit: int) -> list[int]:
+        """Those that come next: a failing one, or all up to one."""
+        values: list[int] = []
+        for ordinal in range(self._at, min(self._at + limit, self._stop)):
+            value = self._making.value(ordinal)
+            if value in self._making.plan.failing:
+                return values or [value]
+            values.append(value)
+        return values
+
+    def save(self) -> Any:
+        # A tuple is what does not travel.
+        held = () if self._making.plan.holds else None
+        return {"own": self._at, "inputs": [held]}
+
+    def close(self) -> None:
+        self._making.owner.opened -= self._open
+        self._open = False
+
+
+class CheckedDepot(Depot):
+    """Keeps no more than it may."""
+
+    def __init__(self, world: World, address: str, kept: int, outside: Outside) -> None:
+        super().__init__(address, kept, outside)
+        self._world = world
+
+    def keep(self, line: Line, block: Block) -> None:
+        super().keep(line, block)
+        for stock in self._stocks.values():
+            if not 0 <= stock.nbytes <= stock.limit:
+                self._world.violated(f"{self.address} keeps {stock.nbytes} of {stock.limit} bytes")
+
+
+class NumberTasks(Tasks):
+    """Tasks over datasets that are known beforehand."""
+
+    def __init__(
+        self, world: World, plans: dict[str, Dataset], address: str, kept: int, outside: Outside
+    ) -> None:
+        super().__init__(plans.__getitem__, dict, address, kept, outside)  # type: ignore[arg-type]
+        self.depot = CheckedDepot(world, address, kept, outside)
+        self.world = world
+        self.opened = 0
+        """Streams that are open."""
+
+    def _recipe(self, work: Work) -> Any:
+        if work.consumers and not 0 <= work.consumer < work.consumers:
+            self.world.violated(f"a fetch of consumer {work.consumer} of {work.consumers}")
+        return Making(self, self._plan(work.digest), work)  # type: ignore[arg-type]
+
+    def check_idle(self) -> None:
+        """When nobody reads any more, nothing is left."""
+        left = (len(self), len(self.depot.lines), self.depot.nbytes, self.opened)
+        if any(left):
+            self.world.violated(
+                "{} has readers of {} streams, {} lines, {} bytes and {} open streams that nobody "
+                "needs".format(self.address, *left)
+            )

@@ -1,0 +1,100 @@
+"""Trainers: what users think of: one reading each, through all lives of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.service.logic.reader import Limits
+from penstock.service.protocol.messages import JobOptions
+from tests.simulation.plans import Dataset
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Client
+
+READING, ENDED, LEFT, DEAD, MERGED = "reading", "ended", "left", "dead", "merged"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What readers agree on."""
+
+    name: str | None
+    plan: Dataset
+    options: JobOptions
+    ordered: bool
+    limits: Limits
+    repetition: int = 0
+
+
+@dataclass
+class Saved:
+    """A state, and what the user had got by then."""
+
+    state: dict[str, Any]
+    history: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Trainer:
+    """One reading. `enough`: how many elements it wants; None for all."""
+
+    name: str
+    job: Job
+    group: str = ""
+    consumer: int = -1
+    enough: int | None = None
+    think: float = 0.01
+    saves: float = 0.1
+    """How often it saves its state, per pull."""
+    returns: bool = True
+    """Whether somebody starts it again when it dies."""
+    stubborn: bool = False
+    """Whether it goes on reading after an error."""
+    status: str = READING
+    history: list[int] = field(default_factory=list)
+    saved: Saved | None = None
+    merged: Saved | None = None
+    """What several began with, each of them: what others had got before them all."""
+    then: Trainer | None = None
+    """Begins when this one has come to the end."""
+    client: Client | None = None
+    starts: int = 0
+    """How often somebody decided to start it."""
+    lives: int = 0
+    clients: list[str] = field(default_factory=list)
+    """The lives of which each went on from a state of the one before."""
+    past: list[tuple[list[str], list[int]]] = field(default_factory=list)
+    """Lives of which nobody went on from a state, and what those got."""
+    streams: int = 0
+    form: str = ""
+    doubtful: set[int] = field(default_factory=set)
+    """What it got, and could not report before others were given it."""
+    known: bool = True
+    """Whether the dispatcher knows all that it read."""
+    errors: list[str] = field(default_factory=list)
+
+    def another(self, name: str, job: Job, merged: Saved | None = None) -> Trainer:
+        """One that does the same, and has not begun."""
+        ways = (self.group, self.consumer, self.enough, self.think, self.saves)
+        return Trainer(name, job, *ways, self.returns, self.stubborn, merged=merged)
+
+    @property
+    def left(self) -> int:
+        """How many elements are missing to what it wants."""
+        assert self.enough is not None
+        return self.enough - len(self.history)
+
+    @property
+    def running(self) -> bool:
+        return self.client is not None and self.client.alive
+
+
+def service_part(state: dict[str, Any] | None) -> tuple[dict[str, Any] | None, int]:
+    """What the stream is opened with, and how many elements are skipped then."""
+    if state is None:
+        return None, 0
+    at, skip = state["at"], 0
+    if "skip" in at:
+        at, skip = at["from"], at["skip"]
+    return at["own"], skip
