@@ -5,9 +5,12 @@ examples are the same every time; elsewhere each run tries new ones, and a failu
 reproduce it.
 """
 
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # JAX reads it when it is first imported.
@@ -21,3 +24,12 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """For tests that make much garbage: collections do not look through what others have loaded."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

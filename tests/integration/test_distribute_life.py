@@ -16,6 +16,8 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from tests.integration.clusters import Calls, Cluster, settled, until
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 
 @pytest.fixture
 def cluster():

@@ -127,7 +127,7 @@ def _together(
         if trainer.status == DEAD or not trainer.known:
             delivered += _reported(record, trainer, trainer.clients, trainer.history)
         elif trainer.status != MERGED:
-            delivered += _got(record, trainer)
+            delivered += _got(record, trainer, dispatcher.late)
     everybody = [
         client
         for trainer in members
@@ -150,10 +150,11 @@ def _reported(
     return told
 
 
-def _got(record: IterationRecord, trainer: Trainer) -> Counter[int]:
+def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -> Counter[int]:
     """What somebody got who was there to the end, of which the dispatcher must know."""
     told, got = _told(record, trainer, trainer.clients), Counter(trainer.history)
-    right = not told - got and set(got - told) <= trainer.doubtful
+    doubtful = trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
+    right = not told - got and set(got - told) <= doubtful
     _require(trainer, right, _misreported(trainer, told))
     return told
 

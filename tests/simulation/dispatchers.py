@@ -21,9 +21,11 @@ from penstock.service.logic.dispatcher import (
     tick,
 )
 from penstock.service.logic.facts import DispatcherStarted, Fact
-from penstock.service.protocol.messages import Hello, Welcome
+from penstock.service.logic.iterations import LOST
+from penstock.service.protocol.messages import Hello, Leave, Welcome
 from tests.simulation.kernel import Process, Violation
 from tests.simulation.network import Network, decode_request, encode
+from tests.simulation.plans import element
 
 _decode: Callable[[bytes], Fact] = msgspec.msgpack.Decoder(Fact).decode
 
@@ -46,6 +48,8 @@ class Dispatcher:
         self.journal: list[bytes] = []
         self.lives = 0
         self.answered = 0
+        self.late: dict[str, set[int]] = {}
+        """What readers said when they left that had been lost: others may have got it by then."""
         network.answer = self._arrive
         self.process = Process(self.world, "dispatcher")
         self.process.alive = False
@@ -117,8 +121,24 @@ class Dispatcher:
             return encode(refusal(error))
         if (decision.facts and decision.facts[0].durable) or len(decision.facts) > 1:
             self.world.tell(request, "->", decision.facts)
+        late = isinstance(request, Leave) and self._is_lost(request)
         self.commit(decision.facts)
+        if late:
+            self._left_late(request)
         return encode(decision.reply)
+
+    def _is_lost(self, request: Leave) -> bool:
+        client = self.state.clients.get(request.client)
+        return client is not None and client.standing == LOST
+
+    def _left_late(self, request: Leave) -> None:
+        """What it used is its own, unless somebody else has it."""
+        group = self.state.group(self.state.clients[request.client])
+        said = self.late.setdefault(request.client, set())
+        for stream, start, stop in ((at.stream, at.start, at.stop) for at in request.consumed):
+            said |= {element(stream, ordinal) for ordinal in range(start, stop)}
+            if stream in group.tracks and group.tracks[stream].free.inside(start, stop):
+                raise Violation(f"what {request.client} used is free when it has left")
 
     def commit(self, facts: tuple[Fact, ...]) -> None:
         self.journal += [encode(fact) for fact in facts if fact.durable]

@@ -86,9 +86,7 @@ class Network:
             self._lose(attempt)
         if world.chance(weather.twice):
             late = world.random.random() ** 3 * 15.0
-            assert world.running is not None
-            # It is the sender who repeats it.
-            world.at(late, lambda: self.answer(data, lambda reply: None), world.running.process)
+            world.at(late, lambda: self.answer(data, lambda reply: None))
 
     def _back(self, attempt: _Attempt) -> Callable[[bytes | None], None]:
         def reply(data: bytes | None) -> None:

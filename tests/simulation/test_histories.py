@@ -6,6 +6,8 @@ from tests.simulation.capacity import measure
 from tests.simulation.histories import History, HistoryFailedError, run
 from tests.simulation.kernel import Violation
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 HISTORIES, BATCHES = 2400, 24
 SIZE = HISTORIES // BATCHES
 

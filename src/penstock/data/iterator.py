@@ -114,6 +114,8 @@ class Iterator:
                 self._close_stream()
             raise
         except Exception:
+            if self._closed:  # By another thread, meanwhile.
+                raise StopIteration from None
             self._place = self._place.after(1)
             raise
         except BaseException:

@@ -78,7 +78,7 @@ def make(dispatcher):
 
 def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
     make().tell([Address(0, 0, 4)], {0: 4}, 4, 0.5)
-    until(lambda: len(dispatcher.of(ClientBeat)) > 3)
+    until(lambda: any(beat.consumed for beat in dispatcher.of(ClientBeat)[:-3]))
     beats = dispatcher.of(ClientBeat)
     told = [beat for beat in beats if beat.consumed]
     assert [(beat.consumed, beat.ended) for beat in told] == [((Address(0, 0, 4),), ((0, 4),))]
@@ -236,6 +236,66 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
     agent.stop()
     answered.set()
     assert dispatcher.of(Leave)[0].consumed == (Address(0, 0, 4),)
+
+
+def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    dispatcher.answers[Lease] = dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    agent = make()
+    agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    until(lambda: agent.events)
+    agent.tell([Address(0, 4, 6)], {}, 2, 0.0)
+    agent.commit()
+    agent.stop()
+    both = (Address(0, 0, 4), Address(0, 4, 6))
+    assert dispatcher.of(ClientBeat)[-1].consumed == both
+    assert dispatcher.of(Leave) == [Leave("me", both, ((0, 9),))]
+
+
+def test_what_was_refused_is_not_told_again(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
+    agent = make()
+    agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    until(lambda: agent.events)
+    agent.stop()
+    assert dispatcher.of(Leave) == [Leave("me")]
+
+
+def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(agents, "_AWAY_SECONDS", -1.0)
+    answers = iter([UnavailableError("away")])
+    dispatcher.answers[Lease] = lambda _: next(answers, Leased())
+    agent = make()
+    for count in range(1, 4):
+        agent.tell([], {}, 0, 0.0, want=5)
+        until(lambda count=count: len(agent.events) == count)
+    assert [lease.number for lease in dispatcher.of(Lease)] == [1, 1, 2]
+
+
+def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    dispatcher.answers[ClientBeat] = lambda beat: ClientBeaten(2)
+    agent = make()
+    agent.lost("w")
+    until(lambda: len(dispatcher.of(ClientBeat)) == 2)
+    assert [beat.version for beat in dispatcher.of(ClientBeat)] == [1, 2]
+    assert not agent.events
+
+
+def test_who_begins_to_wait_for_others_shows_that_it_lives(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    answers = iter([Leased(retry=0.2), Leased(retry=0.2), Leased((Grant(Address(0, 0, 1)),))])
+    dispatcher.answers[Lease] = lambda _: next(answers, Leased(finished=True))
+    agent = make()
+    for count in range(1, 5):
+        agent.tell([], {}, 0, 0.0, want=5)
+        until(lambda count=count: len(agent.events) == count)
+    agent.stop()
+    until(lambda: not agent._thread.is_alive())
+    assert [type(said) for said in dispatcher.said[:3]] == [Lease, ClientBeat, Lease]
+    assert len(dispatcher.of(ClientBeat)) == 1
 
 
 def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher):

@@ -60,6 +60,21 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 1), (0, 3), (0, 5)]
 
 
+def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
+    reader = Reader(InTurns(1, 1), Limits(), bound=True)
+    reader.join("w")
+    [asked] = reader.asks()
+    reader.expects = True
+    reader.refuse(asked.request, NotFoundError("no such file"), elsewhere=True)
+    assert reader.asks() == []
+    reader.join("v")
+    assert [ask.worker for ask in reader.asks()] == ["v"]
+    reader.lose("v")
+    reader.expects = False
+    with pytest.raises(NotFoundError, match="no such file"):
+        reader.asks()
+
+
 def free_reader() -> Reader:
     order = InTurns(2, 2, free=True)
     return Reader(order, Limits(elements=4), bound=True, ordered=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.errors import DataLossError
+from penstock.errors import AbortedError, DataLossError
 from penstock.service.logic.granting import MOST_GRANTS, RETRY
 from penstock.service.protocol.messages import (
     ENDLESS,
@@ -105,7 +105,7 @@ def test_others_may_yet_give_back() -> None:
     assert world.lease("b") == Leased(retry=RETRY)
     world.now += 0.1
     assert world.lease("b") == Leased(retry=RETRY)
-    world.beat("a")
+    world.lives("a")
     assert world.lease("b") == Leased(finished=True)
     # It is not too late.
     world.ask(Leave("a"))
@@ -119,10 +119,86 @@ def test_every_holder_must_have_been_heard_of() -> None:
     world.now += 0.1
     world.lease("c")
     world.now += 0.1
-    world.beat("a")
+    world.lives("a")
     assert not world.lease("c").finished
-    world.beat("b")
+    world.lives("b")
     assert world.lease("c").finished
+
+
+def test_a_late_message_of_a_dead_reader_is_no_sign_of_life() -> None:
+    world = reading(Shape("random", length=20), "a", "b")
+    world.lease("a")
+    version = world.beat("a").version
+    assert world.leases("b") == [(0, 10, 20)]
+    assert not world.lease("b").finished
+    world.now += 0.1
+    # All of these could have been said before anybody waited.
+    world.beat("a", version, consumed=(Address(0, 0, 3),))
+    world.ask(Lease("a", 1, 10))
+    world.ask(Lease("a", 2, 10))
+    assert not world.lease("b").finished
+    world.beat("a", world.beat("a").version)
+    assert world.lease("b").finished
+
+
+def test_who_is_told_that_somebody_waits_is_not_told_the_lists_again() -> None:
+    world = reading(Shape("random", length=10), "a", "b")
+    world.lease("a")
+    version = world.beat("a").version
+    world.lease("b")
+    called = world.beat("a", version)
+    assert called.version > version
+    assert called == ClientBeaten(called.version)
+    assert world.beat("a", called.version) == called
+    world.lease("b")
+    assert world.beat("a", called.version) == called
+
+
+def test_signs_of_life_of_before_a_restart_do_not_count() -> None:
+    world = reading(Shape("random", length=10), "a", "b")
+    world.lease("a")
+    world.lease("b")
+    version = world.beat("a").version
+    world.restart()
+    assert not world.lease("b").finished
+    world.beat("a", version)
+    assert not world.lease("b").finished
+    world.lives("a")
+    assert world.lease("b").finished
+
+
+def test_a_request_that_comes_again_may_tell_more() -> None:
+    world = reading(Shape("random", length=20), "a")
+    world.lease("a")
+    first = world.ask(Lease("a", 2, 10))
+    assert world.ask(Lease("a", 2, 10, (Address(0, 0, 10),))) == first
+    assert world.state.group(world.state.clients["a"]).holders == {"a": 10}
+
+
+def test_what_a_lost_reader_used_is_its_own_when_it_leaves() -> None:
+    world = reading(Shape("random", length=20), "a", "b")
+    world.lease("a")
+    world.beat("a", consumed=(Address(0, 0, 2),))
+    world.wait(11.0)
+    world.open("c", "1000")
+    assert world.leases("c", 3) == [(0, 2, 5)]
+    for _ in range(2):
+        world.ask(Leave("a", consumed=(Address(0, 0, 7),)))
+        assert [list(ranges) for ranges in world.record("a").members["a"].consumed.values()] == [
+            [(0, 2), (5, 7)]
+        ]
+    assert world.leases("c", 20) == [(0, 7, 10), (0, 10, 20)]
+    with pytest.raises(AbortedError, match="reader a has left"):
+        world.beat("a")
+
+
+def test_one_that_was_overtaken_and_leaves_has_nothing() -> None:
+    world = reading(Shape("random", length=20), "a")
+    world.lease("a")
+    world.wait(11.0)
+    world.open("b", "1000", resumes=("a",))
+    world.ask(Leave("a", consumed=(Address(0, 0, 7),)))
+    assert world.leases("b", 20) == [(0, 0, 10), (0, 10, 20)]
 
 
 def test_the_end_of_a_stream_voids_what_lies_behind() -> None:

@@ -235,6 +235,17 @@ def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
         reader.asks()
 
 
+def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
+    reader = Reader(InSequence(3), Limits(), bound=True)
+    reader.join("a")
+    first, second, _ = reader.asks()
+    reader.refuse(second.request, NotFoundError("not on a"), elsewhere=True)
+    reader.done(first.request, None)
+    assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 0)]
+    with pytest.raises(NotFoundError, match="not on a"):
+        reader.asks()
+
+
 def test_what_nobody_could_make_elsewhere_is_an_error_at_once() -> None:
     reader = Reader(InSequence(1), Limits(), bound=True)
     reader.join("a")
@@ -293,6 +304,14 @@ def test_what_was_not_used_is_not_reported(unused: int) -> None:
     reported, _ = reading.report(everything=True)
     consumed = [i for a in reported for i in range(a.start, a.stop)]
     assert sorted(consumed) == list(range(2 + taken - min(unused, taken)))
+
+
+def test_leases_that_do_not_come_are_wanted_again() -> None:
+    reading = leased_reading()
+    assert reading.want(0.0) > 0
+    assert reading.want(0.0) == 0
+    reading.unanswered()
+    assert reading.want(0.0) > 0
 
 
 def test_nothing_is_wanted_once_all_is_leased() -> None:

@@ -124,6 +124,10 @@ class World:
     def beat(self, client: str, version: int = -1, **more: object) -> Reply:
         return self.ask(ClientBeat(client, version, **more))
 
+    def lives(self, client: str) -> None:
+        """A client shows that it has heard of what happened until now."""
+        self.beat(client, self.beat(client).version)
+
     def lease(self, client: str, want: int = 10, **more: object) -> Leased:
         """The next lease of a client."""
         number = self.state.clients[client].number + 1 if client in self.state.clients else 1

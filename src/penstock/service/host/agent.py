@@ -87,12 +87,14 @@ class Agent:
         self._told = Told()
         self._changed = outside.condition()
         self._flying: Told = Told()
-        """What was said and not answered yet; saying it twice does no harm."""
+        """What was told, and is not known to have arrived; saying it twice does no harm."""
         self._valid = _VALID * opened.lease_seconds
         self._heard = self._now()
         """When the last thing was said that was answered."""
         self._stopped = False
         self._number = 0
+        self._waits = False
+        """Whether leases were asked for in vain."""
         self._beaten = self._now()
         self._thread = outside.start(self._run, "penstock-agent")
 
@@ -139,22 +141,42 @@ class Agent:
         name = self.client
         beat = ClientBeat(name, self._version, (), *self._everything())
         try:
-            self._patiently(beat)
+            self._say(beat)
         except NotFoundError as error:
             self._forgotten(name, error)
 
     def _everything(self) -> Reported:
-        """What was told, also what is on its way."""
+        """The same as `_taken`, for whoever does not hold the lock."""
         with self._changed:
-            consumed, ended = self._flying.consumed, self._flying.ended
-            told = self._told.taken()
-            return (*consumed, *told[0]), (*ended.items(), *told[1])
+            return self._taken()
 
     def _taken(self) -> Reported:
-        """What was told, and is on its way from now on."""
+        """What was told, and is on its way from now on, with all that may have got lost there."""
         consumed, ended = self._told.taken()
-        self._flying = Told(list(consumed), dict(ended))
-        return consumed, ended
+        self._flying.consumed += consumed
+        self._flying.ended.update(ended)
+        return tuple(self._flying.consumed), tuple(self._flying.ended.items())
+
+    def _say(self, request: Lease | ClientBeat) -> Any:
+        """Passes on what was told; a dispatcher that refuses it has heard it, too."""
+        try:
+            answer = self._patiently(request)
+        except (NotFoundError, UnavailableError):
+            raise
+        except OpError:
+            self._arrived(request)
+            raise
+        self._arrived(request)
+        return answer
+
+    def _arrived(self, said: Lease | ClientBeat) -> None:
+        """The dispatcher knows what was said, unless it was under another name."""
+        with self._changed:
+            if said.client == self.client:
+                known, flying = set(said.consumed), self._flying
+                flying.consumed = [at for at in flying.consumed if at not in known]
+                for stream, _ in said.ended:
+                    flying.ended.pop(stream, None)
 
     def become(self, opening: OpenIteration, opened: IterationOpened) -> None:
         """The reader goes on under another name; what was said under the old one is void."""
@@ -199,9 +221,11 @@ class Agent:
     def _speak(self, want: int) -> None:
         name = self.client
         try:
+            waited = self._waits
             if want:
                 self._lease(want)
-            if self._told.lost or self._due() <= 0:
+            # Others may wait in vain, too, and for a sign of life of this one.
+            if self._told.lost or self._due() <= 0 or (self._waits and not waited):
                 self._beat()
         except NotFoundError as error:
             self._forgotten(name, error)
@@ -211,11 +235,12 @@ class Agent:
 
     def _lease(self, want: int) -> None:
         with self._changed:
-            self._number += 1
-            request = Lease(self.client, self._number, want, *self._taken())
-        leased = self._patiently(request)
+            request = Lease(self.client, self._number + 1, want, *self._taken())
+        leased = self._say(request)
         if request.client == self.client:
-            self._flying = Told()
+            # Not before: what was granted without an answer is granted again to the same number.
+            self._number = request.number
+            self._waits = not (leased.grants or leased.finished)
             self._happened(leased)
 
     def _beat(self) -> None:
@@ -227,10 +252,11 @@ class Agent:
                 *(self._told.elements, self._told.waited, now - self._beaten),
             )
             self._told, self._beaten = Told(want=self._told.want), now
-        beaten = self._patiently(beat)
-        if beat.client == self.client:
-            self._flying = Told()
+        beaten = self._say(beat)
         self._happened(beaten)
+        if beaten.version != beat.version and beaten.workers is None:
+            # Others wait for a sign of life: who says the new version has lived since.
+            self._happened(self._patiently(ClientBeat(self.client, self._version)))
 
     def _patiently(self, request: Any) -> Any:
         """A request may be repeated, so a dispatcher that is away is waited for."""

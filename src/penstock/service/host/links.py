@@ -78,6 +78,11 @@ class Links:
     def __getitem__(self, worker: str) -> Link:
         return self._links[worker]
 
+    @property
+    def expects(self) -> bool:
+        """Whether somebody may be connected soon."""
+        return any(w not in self._links and w not in self.unreachable for w in self._wanted)
+
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
         """The workers there are; gives those that are connected and no longer among them."""
         self._wanted = {info.worker: info for info in workers}

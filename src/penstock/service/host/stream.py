@@ -172,6 +172,7 @@ class RemoteStream(Stream):
         for worker in self._links.connected():
             self._reading.reader.join(worker)
         self._links.dial()
+        self._reading.reader.expects = self._links.expects
         self._tell()
         if self._ready:
             self._ask()
@@ -180,6 +181,7 @@ class RemoteStream(Stream):
         match event:
             case OpError():
                 self._failure = event
+                self._reading.unanswered()
             case Leased():
                 self._reading.granted(event, self._now())
             case Forgotten():

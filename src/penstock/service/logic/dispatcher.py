@@ -11,7 +11,13 @@ from itertools import takewhile
 from penstock.errors import InternalError
 from penstock.service.logic.agreement import known_dataset
 from penstock.service.logic.checking import check
-from penstock.service.logic.facts import ClientHeard, Fact, IterationRemoved, WorkerSuspected
+from penstock.service.logic.facts import (
+    ClientHeard,
+    Fact,
+    IterationRemoved,
+    RangesClaimed,
+    WorkerSuspected,
+)
 from penstock.service.logic.granting import lease, reader, reported
 from penstock.service.logic.iterations import HERE, LEFT, LOST
 from penstock.service.logic.opening import depart, offered, open_iteration
@@ -100,12 +106,14 @@ def _beat_client(state: State, request: ClientBeat) -> Decision:
     client = reader(state, request.client)
     record = state.iterations[client.job]
     facts: list[Fact] = [
-        ClientHeard(request.client, request.elements, request.waited, request.seconds),
+        ClientHeard(
+            *(request.client, request.elements, request.waited, request.seconds, request.version)
+        ),
         *reported(state, client, request.consumed, request.ended),
         *_suspected(state, request.lost),
     ]
     version, missing = state.version(record), record.missing()
-    if version == request.version:
+    if not state.lists_since(record, request.version):
         return Decision(tuple(facts), ClientBeaten(version, None, None, record.ready, missing))
     lists = (offered(state, record, client.host), record.streams())
     return Decision(tuple(facts), ClientBeaten(version, *lists, record.ready, missing))
@@ -122,7 +130,10 @@ def _suspected(state: State, lost: tuple[str, ...]) -> list[Fact]:
 
 def _leave(state: State, request: Leave) -> Decision:
     client = state.clients.get(request.client)
-    if client is None or client.standing != HERE:
+    if client is None or client.standing not in (HERE, LOST):
         return Decision((), Ok())
-    facts = reported(state, client, request.consumed, request.ended)
+    facts: list[Fact] = [*reported(state, client, request.consumed, request.ended)]
+    if client.standing == LOST and facts:
+        # What it held is free by now, or in the hands of others.
+        facts = [RangesClaimed(request.client, request.consumed, request.ended)]
     return Decision((*facts, *depart(state, client, LEFT)), Ok())

@@ -142,7 +142,10 @@ class RangesConsumed(Event, frozen=True):
 
 
 class RangesClaimed(Event, frozen=True):
-    """Saved states say that these were consumed; what others have got since stays theirs."""
+    """Saved states, or one who was lost, say that these were consumed.
+
+    What others have got since stays theirs.
+    """
 
     client: str
     addresses: tuple[Address, ...] = ()
@@ -200,6 +203,8 @@ class ClientHeard(FleetingEvent, frozen=True):
     elements: int = 0
     waited: float = 0.0
     seconds: float = 0.0
+    version: int = 0
+    """What it knew when it said so: it lived after that version was made."""
 
 
 class ClientWaits(FleetingEvent, frozen=True):

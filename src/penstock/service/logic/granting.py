@@ -51,7 +51,7 @@ def reported(
     client: ClientRecord,
     consumed: tuple[Address, ...],
     ended: tuple[tuple[int, int], ...],
-) -> list[Fact]:
+) -> list[RangesConsumed]:
     """What a client says that it has done."""
     record = state.iterations[client.job]
     if not record.begun.leased or not (consumed or ended):
@@ -70,10 +70,10 @@ def lease(state: State, request: Lease) -> Decision:
             "Lease: the readers of this iteration decide by themselves what they read"
         )
     heard = ClientHeard(client.client)
+    report = reported(state, client, request.consumed, request.ended)
     if request.number <= client.number:
         answer = client.answer if request.number == client.number else ()
-        return Decision((heard,), _leased(record, answer, {}))
-    report = reported(state, client, request.consumed, request.ended)
+        return Decision((heard, *report), _leased(record, answer, {}))
     chosen = _Choice(state, record, state.group(client), dict(request.ended)).of(request.want)
     facts, reply = _answer(state, record, client, chosen)
     addresses = tuple(grant.address for grant in reply.grants)
@@ -140,10 +140,10 @@ def _in_vain(
     """Nothing is free: all is over, or in the hands of others who may yet give it back."""
     if record.waiting:
         return [], Leased(retry=RETRY)
-    holders = state.group(client).holders
-    silent = next((name for name in holders if name != client.client), None)
+    others = (name for name in state.group(client).holders if name != client.client)
     since = client.waits_since
-    if silent is None or (since is not None and state.clients[silent].heard > since):
+    # A message may be late, and its sender dead: only one that knows of the wait is a sign of life.
+    if all(since is not None and state.clients[name].version >= since for name in others):
         return [], Leased(finished=True)
     return [ClientWaits(client.client)], Leased(retry=RETRY)
 

@@ -50,7 +50,10 @@ class ClientRecord:
     """What the request `number` was answered with."""
     consumed: dict[int, Ranges] = field(default_factory=dict)
     heard: float = 0.0
-    waits_since: float | None = None
+    version: int = 0
+    """The latest one that it has shown to know."""
+    waits_since: int | None = None
+    """The version that was made when it began to wait for others."""
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod
@@ -83,6 +86,8 @@ class IterationRecord:
         self.hosts: dict[str, int] = {}
         self.consumers: dict[int, str] = {}
         self.idle_since = 0.0
+        self.calls = 0
+        """How often somebody began to wait for a sign of life of the others."""
         self.making = Throughput()
 
     @property

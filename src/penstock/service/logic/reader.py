@@ -100,6 +100,8 @@ class Reader:
         self._workers: dict[str, int] = {}
         self._leaving: set[str] = set()
         """Those of them that are about to stop, and take nothing on."""
+        self.expects = False
+        """Whether other workers may join soon."""
         self._asks: dict[int, Ask] = {}
         self._requests = 0
         self.hungry = True
@@ -162,8 +164,13 @@ class Reader:
         if not self._workers:
             return made
         for feed in chain(self._promised, self.order.upcoming()):
-            while feed.asks and (ask := self._ask(feed)) is not None:
-                made.append(ask)
+            try:
+                while feed.asks and (ask := self._ask(feed)) is not None:
+                    made.append(ask)
+            except OpError:
+                if made:
+                    return made  # They count as owed; the error comes again with the next call.
+                raise
             if self._full() or not self._free():
                 break
         self.hungry = self._full()
@@ -237,6 +244,8 @@ class Reader:
             return None
         able = {w: n for w, n in staying.items() if w not in feed.refused}
         if not able:
+            if self.expects:
+                return None
             raise next(iter(feed.refused.values()))
         if self._in_blocks:
             keeper = _keeper(able, feed.asking)

@@ -143,6 +143,10 @@ class Reading:
         for grant in leased.grants:
             self._grant(grant)
 
+    def unanswered(self) -> None:
+        """Leases that were asked for may not come, and are asked for again."""
+        self._asked = False
+
     def forget_leases(self) -> None:
         """Others may have what this client held, but did not hand out."""
         self.reader.restart(AsLeased())
@@ -201,7 +205,10 @@ class Reading:
         self._handed = []
 
     def unused(self, count: int) -> None:
-        """The last elements of what was handed out last were not used: others may have them."""
+        """The last elements of what was handed out last were not used: others may have them.
+
+        What was reported meanwhile stays set aside, for the saved state that it was reported for.
+        """
         while count > 0 and self._handed:
             last = self._handed.pop()
             kept = max(last.start, last.stop - count)

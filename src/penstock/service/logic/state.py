@@ -23,6 +23,9 @@ from penstock.service.logic.leases import Group
 from penstock.service.logic.roster import Roster
 from penstock.service.protocol.messages import DatasetInfo, Reply
 
+_CALL_BITS = 12
+"""Where the version of the lists begins; calls that need more only have them sent again."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -81,8 +84,13 @@ class State:
         _APPLY[type(fact)](self, fact, now)
 
     def version(self, record: IterationRecord) -> int:
-        """Of the lists of workers and streams; after a restart none is one of before."""
-        return (self.starts << 40) + self.roster.version + record.places.version
+        """What clients show to know: it only grows; after a restart none is one of before."""
+        lists = self.roster.version + record.places.version
+        return (self.starts << 40) + (lists << _CALL_BITS) + record.calls
+
+    def lists_since(self, record: IterationRecord, version: int) -> bool:
+        """Whether the lists of workers and streams are others than those of `version`."""
+        return self.version(record) >> _CALL_BITS != version >> _CALL_BITS
 
     def going_on(self) -> tuple[str, ...]:
         """The iterations that somebody reads."""
@@ -229,6 +237,7 @@ class State:
         client = self.clients.get(fact.client)
         if client is not None and client.standing == HERE:
             client.pace.add(fact.elements, fact.seconds, fact.waited)
+            client.version = max(client.version, fact.version)
             self._hear(client, now)
 
     def _hear(self, client: ClientRecord, now: float) -> None:
@@ -239,7 +248,10 @@ class State:
 
     def _client_waits(self, fact: facts.ClientWaits, now: float) -> None:
         client = self.clients[fact.client]
-        client.waits_since = now if client.waits_since is None else client.waits_since
+        if client.waits_since is None:
+            record = self.iterations[client.job]
+            record.calls += 1
+            client.waits_since = self.version(record)
 
     # Leases
 

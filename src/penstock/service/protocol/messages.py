@@ -182,7 +182,7 @@ class ClientBeat(Message, frozen=True):
 
     client: str
     version: int
-    """The version of the list of workers and streams that it knows."""
+    """The version of the list of workers and streams that it knows: it has lived since that one."""
     lost: tuple[str, ...] = ()
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
