@@ -61,12 +61,14 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
 
 
 def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
-    reader = Reader(InTurns(1, 1), Limits(), bound=True)
+    reader = Reader(InSequence(-1), Limits(elements=1), bound=True)
     reader.join("w")
     [asked] = reader.asks()
     reader.expects = True
     reader.refuse(asked.request, NotFoundError("no such file"), elsewhere=True)
-    assert reader.asks() == []
+    for _ in range(9):
+        assert reader.asks() == []
+    assert reader.order.state(True)["next"] == 1, "no others are begun meanwhile"
     reader.join("v")
     assert [ask.worker for ask in reader.asks()] == ["v"]
     reader.lose("v")

@@ -171,7 +171,7 @@ class Reader:
                 if made:
                     return made  # They count as owed; the error comes again with the next call.
                 raise
-            if self._full() or not self._free():
+            if self._full() or not self._free() or self._stuck(feed):
                 break
         self.hungry = self._full()
         return made
@@ -179,6 +179,10 @@ class Reader:
     def _free(self) -> bool:
         """Whether anybody takes on more."""
         return any(n < DEPTH for w, n in self._workers.items() if w not in self._leaving)
+
+    def _stuck(self, feed: Feed) -> bool:
+        """Whether nobody here can make it; those who come may be able to."""
+        return all(worker in feed.refused for worker in self._workers)
 
     def _full(self) -> bool:
         """Whether as much was asked for as may be; the first request of all is always allowed."""
