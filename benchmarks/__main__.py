@@ -40,8 +40,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measures penstock beside tf.data, tf.distribute, tf.data service, Grain, "
-        "torch's DataLoader and bare NumPy, each in its own environment under .bench/ (made when "
-        "missing).",
+        "torch's DataLoader, Ray Data and bare NumPy, each in its own environment under .bench/ "
+        "(made when missing).",
         epilog="The exit status is 1 when a program fails or penstock misses a ratio it owes.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -116,6 +116,15 @@ def test_a_failure_of_the_service_ends_the_waiting(cluster):
     remote._opening.session.failure = None
 
 
+def rest_of(remote):
+    """All that is still to come."""
+    found = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            found += [int(x) for x in remote.pull(4).elements()]
+    return found
+
+
 def test_an_error_costs_no_elements(cluster):
     """It happens while elements are on their way to the user, who gets them first."""
     remote = opened(Dataset.range(9).apply(cluster.distribute()))
@@ -130,10 +139,7 @@ def test_an_error_costs_no_elements(cluster):
     found = [int(x) for x in remote.pull(1).elements()]
     with pytest.raises(InternalError, match="something is wrong"):
         remote.pull(1)
-    with contextlib.suppress(StopIteration):
-        while True:
-            found += [int(x) for x in remote.pull(4).elements()]
-    assert found == list(range(9))
+    assert found + rest_of(remote) == list(range(9))
     remote.close()
 
 
@@ -152,10 +158,7 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
     remote._lose(worker)
     with pytest.raises(AbortedError, match="workers are lost here"):
         remote.pull(1)
-    with contextlib.suppress(StopIteration):
-        while True:
-            found += [int(x) for x in remote.pull(4).elements()]
-    assert found == list(range(9))
+    assert found + rest_of(remote) == list(range(9))
     remote.close()
 
 
