@@ -20,13 +20,13 @@ class Cluster:
     def __init__(self, workers: int = 1, **config: Any) -> None:
         self.dispatcher = service.DispatchServer(service.DispatcherConfig(**config))
         self.target = self.dispatcher.target
+        self.address = self.target.partition("://")[2]
         self.workers = [self.join() for _ in range(workers)]
 
     def join(self, **config: Any) -> service.WorkerServer:
         """One worker more."""
-        address = self.target.partition("://")[2]
         return service.WorkerServer(
-            service.WorkerConfig(address, **{"heartbeat_interval_ms": 200, **config})
+            service.WorkerConfig(self.address, **{"heartbeat_interval_ms": 200, **config})
         )
 
     def distribute(self, mode: Any = "distributed_epoch", **arguments: Any) -> Any:

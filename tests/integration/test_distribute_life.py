@@ -14,6 +14,8 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.service.host import services
+from penstock.service.host.session import session
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -226,6 +228,27 @@ def test_a_forked_child_reads_by_itself(cluster):
         child.kill()
         child.join()
     assert read_all(iterator) == list(range(1, 20))
+
+
+LOCKS = {
+    "of services": lambda cluster: services._LOCK,
+    "of the connection": lambda cluster: session(cluster.address)._call.__self__._lock,
+    "of the dispatcher": lambda cluster: cluster.dispatcher._hosted._desk.ledger._lock,
+}
+
+
+@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
+@pytest.mark.parametrize("job", [None, "collected"])
+def test_the_collector_may_find_a_reader_while_a_lock_is_held(cluster, lock, job):
+    made = Dataset.range(100).apply(cluster.distribute(job_name=job))
+    iterator = iter(made)
+    assert next(iterator) == 0
+    ring = [iterator]
+    ring.append(ring)
+    with lock(cluster):
+        del iterator, ring
+        gc.collect()
+    assert read_all(made) == list(range(100))
 
 
 def test_a_server_that_is_dropped_stops():

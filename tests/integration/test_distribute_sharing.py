@@ -1,6 +1,7 @@
 """Several readers, and workers that come and go: who gets what, and what it costs."""
 
 import contextlib
+import gc
 import socket
 import threading
 
@@ -52,7 +53,7 @@ def test_readers_of_a_job_share_its_elements(cluster):
     assert sorted(map(int, late)) == list(range(500))
 
 
-@pytest.mark.parametrize("way", ["closed", "dropped", "left to itself"])
+@pytest.mark.parametrize("way", ["closed", "dropped", "collected", "left to itself"])
 @pytest.mark.parametrize("count", [1, 5, 50, 333])
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream):
@@ -65,6 +66,11 @@ def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream):
         iterator.close()
     elif way == "dropped":
         del iterator
+    elif way == "collected":
+        ring = [iterator]
+        ring.append(ring)
+        del iterator, ring
+        gc.collect()
     else:
         exit_of_the_program()
     assert sorted([*got, *map(int, second)]) == list(range(500))

@@ -37,4 +37,4 @@ class CheckedStream(RemoteStream):
 
     def abandon(self) -> None:
         """Its process is dead, and nobody is left to close it."""
-        self._end.detach()
+        self._end.forget()

@@ -19,6 +19,7 @@ from penstock.data.states import VERSION, check_state
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
+from penstock.engine.endings import Ending
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream, settled
@@ -45,6 +46,20 @@ def _close_all() -> None:
         iterator.close()
 
 
+class _Shared:
+    """What is open of an iteration that others share, with the elements that are not used yet."""
+
+    def __init__(self, owner: Iterator, stream: Stream) -> None:
+        self._stream = stream
+        self.rows: PythonIterator[Any] = iter(())
+        self.end = Ending(owner, self._close, atexit=False)
+
+    def _close(self) -> None:
+        if left := length_hint(self.rows):
+            self._stream.unused(left)
+        self._stream.close()
+
+
 class Iterator:
     """Iterates over a dataset; made by `iter(dataset)`.
 
@@ -58,8 +73,6 @@ class Iterator:
     >>> list(other)
     [np.int64(2), np.int64(3), np.int64(4)]
     """
-
-    _shares = False
 
     def __init__(
         self, plan: Node, environment: Environment, iterations: Repetitions | None = None
@@ -77,6 +90,7 @@ class Iterator:
         self._plan = prepare(self._written)
         self._meters = Meters()
         self._stream: Stream | None = None
+        self._shared: _Shared | None = None
         self._rows: PythonIterator[Any] = iter(())
         self._size = 0
         self._place = Place(self._at)
@@ -121,10 +135,15 @@ class Iterator:
         except BaseException:
             # Interrupted: what the streams were working on is lost, so begin here again.
             self._stream, self._at = None, self._place.state
+            if self._shared is not None:
+                self._shared.end.forget()
+                self._shared = None
             raise
         self._demand.record(chunk, time.perf_counter() - started)
         self._rows = self._elements(chunk)
         self._size = len(chunk)
+        if (shared := self._shared) is not None:
+            shared.rows = self._rows
 
     def _open(self) -> None:
         self._stream = self._streams(
@@ -138,7 +157,7 @@ class Iterator:
         )
         self._marked = Marked(self._stream)
         if is_shared(self._plan):
-            self._shares = True
+            self._shared = _Shared(self, self._stream)
             _SHARING.add(self)
             _close_at_exit()
 
@@ -215,17 +234,17 @@ class Iterator:
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
         # Not where the streams are now: they might have to wait for something to be there.
-        left = length_hint(self._rows)
-        self._place = self._place.after(self._size - left)
+        self._place = self._place.after(self._size - length_hint(self._rows))
         self._rows, self._size = iter(()), 0
-        if left and self._stream is not None:
-            self._stream.unused(left)
         self._close_stream()
 
     def _close_stream(self) -> None:
-        stream, self._stream = self._stream, None
+        stream, shared = self._stream, self._shared
+        self._stream = self._shared = None
         self._closed = True
-        if stream is not None:
+        if shared is not None:
+            shared.end()
+        elif stream is not None:
             stream.close()
 
     def __enter__(self) -> Iterator:
@@ -233,10 +252,6 @@ class Iterator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if self._shares:
-            self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise InvalidTypeError(

@@ -397,7 +397,7 @@ print(client.call(GetStatus()))
 def test_a_program_ends_without_stopping_anything_and_its_children_can_call():
     program = PROGRAM.format(path=sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("Ok()\n" * 3, "")
 

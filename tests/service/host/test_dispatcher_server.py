@@ -163,7 +163,7 @@ print(os.listdir(tempfile.gettempdir()))
 def test_a_program_ends_without_stop_and_leaves_nothing(tmp_path):
     program = PROGRAM.format(path=sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-W", "ignore", "-c", program],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -308,7 +308,9 @@ def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
         "print(dispatcher.port, flush=True)\n"
         "dispatcher.join()\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program], stdout=subprocess.PIPE
+    )
     return process, int(process.stdout.readline())
 
 

@@ -9,11 +9,11 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from penstock import errors
+from penstock.engine.endings import Ending
 from penstock.errors import (
     CancelledError,
     OpError,
@@ -64,7 +64,7 @@ class ControlServer:
         # A function that does not know `self`: the server's threads would keep it for ever.
         answer = _answering(handle, security.token)
         self._server, self.port = make_server(answer, pool, host, port, security)
-        self._end = weakref.finalize(self, _stop_server, self._server, pool, os.getpid())
+        self._end = Ending(self, _stop_server, self._server, pool)
 
     def start(self) -> None:
         """Begins to answer."""
@@ -75,12 +75,11 @@ class ControlServer:
         self._end()
 
 
-def _stop_server(server: Any, pool: DaemonPool, process: int) -> None:
-    if process == os.getpid():  # A child has its parent's server, but not its threads.
-        with contextlib.suppress(ValueError):  # It runs already.
-            server.start()  # One that never ran would keep its port.
-        server.stop(1.0).wait(5.0)
-        pool.shutdown()
+def _stop_server(server: Any, pool: DaemonPool) -> None:
+    with contextlib.suppress(ValueError):  # It runs already.
+        server.start()  # One that never ran would keep its port.
+    server.stop(1.0).wait(5.0)
+    pool.shutdown()
 
 
 def _answering(handle: Callable[[Request], Reply], token: bytes) -> Callable[[bytes], bytes | None]:
@@ -174,7 +173,7 @@ class ControlClient:
                 self._process = os.getpid()
                 channel = make_channel(self._host, self._port, self._security)
                 self._method = method_of(channel)
-                self._end = weakref.finalize(self, _close_channel, channel, self._process)
+                self._end = Ending(self, channel.close)
             return self._method
 
     def _retried(self, error: Exception) -> str:
@@ -217,8 +216,3 @@ class ControlClient:
         """Ends every call that is under way; twice is fine."""
         self._closed.set()
         self._end()
-
-
-def _close_channel(channel: Any, process: int) -> None:
-    if process == os.getpid():
-        channel.close()

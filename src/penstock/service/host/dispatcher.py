@@ -11,10 +11,10 @@ import shutil
 import tempfile
 import threading
 import uuid
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.engine.endings import Ending
 from penstock.engine.formats.files import reported
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.service.host.control import ControlServer
@@ -88,7 +88,7 @@ class Dispatcher:
         self._ticking = threading.Thread(
             target=desk.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._end = weakref.finalize(self, _dropped, self._server, desk)
+        self._end = Ending(self, _stop, self._server, desk)
 
     @property
     def address(self) -> str:
@@ -108,10 +108,9 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Answers no more, and gives back its port and its files; twice is fine."""
-        if self._end.detach() is not None:
-            _stop(self._server, self._desk)
-            if self._ticking.is_alive():
-                self._ticking.join(10.0)
+        self._end()
+        if self._ticking.is_alive():
+            self._ticking.join(10.0)
 
     def join(self) -> None:
         """Waits until it is stopped."""
@@ -158,27 +157,12 @@ def _stop(server: ControlServer, desk: _Desk) -> None:
     desk.close()
 
 
-def _dropped(server: ControlServer, desk: _Desk) -> None:
-    """Stops what nobody holds any more, wherever that is noticed: even under one of its locks."""
-    if not desk.is_mine():
-        _INHERITED.append(desk)
-    elif threading.main_thread().is_alive():
-        threading.Thread(target=_stop, args=(server, desk), daemon=True).start()
-    else:  # The program ends, and starts no more threads.
-        _stop(server, desk)
-
-
-_INHERITED: list[_Desk] = []
-"""Files of the parent process: a child must neither close nor remove them."""
-
-
 class _Desk:
     """Where requests are handled: the ledger and the plans, and the folder of both."""
 
     def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
         self.closed = threading.Event()
         self._functions = functions
-        self._process = os.getpid()
         self._temporary = None if work_dir else tempfile.mkdtemp(prefix="penstock-")
         folder = os.path.abspath(os.path.expanduser(work_dir or str(self._temporary)))
         with reported(folder, "dispatcher: work_dir"):
@@ -210,10 +194,6 @@ class _Desk:
         """Looks at the clock until it is closed."""
         while not self.closed.wait(interval):
             self.ledger.tick()
-
-    def is_mine(self) -> bool:
-        """Whether this process made it; after a fork, the child did not."""
-        return self._process == os.getpid()
 
     def close(self) -> None:
         self.closed.set()

@@ -102,10 +102,3 @@ class Running:
             self.listener.close()
         if hasattr(self, "tasks"):
             self.tasks.close()
-
-
-def stop_elsewhere(running: Running) -> None:
-    """Stops a worker that was dropped, perhaps in a thread that its end would wait for."""
-    # An interpreter that ends starts no threads; what is left ends with the process.
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=running.stop, name="penstock-stop", daemon=True).start()

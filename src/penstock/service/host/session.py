@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from penstock.engine.endings import Ending
 from penstock.errors import InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
@@ -156,6 +157,6 @@ def session(address: str) -> Session:
             security = Security.of_client(address)
             control = ControlClient(address, security)
             found = Session(address, security, control.call)
-            weakref.finalize(found, control.close)
+            Ending(found, control.close)
             _SESSIONS[address] = found
         return found

@@ -7,7 +7,6 @@ elsewhere, and arrives as events. Every wait is for a message, an event, or a ti
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
+from penstock.engine.endings import Ending
 from penstock.engine.stream import Later, State, Stream
 from penstock.errors import (
     AbortedError,
@@ -97,8 +97,7 @@ class RemoteStream(Stream):
             *(opening.session, opening.request, opening.opened, wake, opening.again),
             opening.outside,
         )
-        self._end = weakref.finalize(self, _close, self._agent, self._links, self._bell, leave)
-        self._end.atexit = True
+        self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
         self._failure: OpError | None = None
         self._interrupted = False

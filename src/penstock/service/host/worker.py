@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import threading
 import uuid
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from penstock.engine.context import Environment
+from penstock.engine.endings import Ending
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.service.host.connect import connect
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.decoding import DecodedPlans, decoder
 from penstock.service.host.listener import DataListener
-from penstock.service.host.running import Running, stop_elsewhere
+from penstock.service.host.running import Running
 from penstock.service.host.security import Security, split_address
 from penstock.service.host.session import Session, greeting
 from penstock.service.host.tasks import Tasks
@@ -102,8 +102,8 @@ class Worker:
             raise
         running.beat_on()
         self._running = running
-        self._dropped = weakref.finalize(self, stop_elsewhere, running)
-        self._dropped.atexit = False  # What is left ends with the process.
+        # At the program's end, what is left ends with the process.
+        self._end = Ending(self, running.stop, atexit=False)
 
     def _agree(self, running: Running) -> None:
         """A dispatcher that takes no pickles must not have workers that would run them."""
@@ -165,8 +165,8 @@ class Worker:
         """Stops at once; twice is fine."""
         if self._running is None:
             self._stopped.set()
-        elif self._dropped.detach() is not None:
-            self._running.stop()
+        else:
+            self._end()
 
     def drain(self, timeout: float | None = None) -> None:
         """Answers the fetches that it has, for at most `timeout` seconds, and stops."""

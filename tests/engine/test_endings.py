@@ -1,0 +1,133 @@
+"""Endings: once, elsewhere if the collector finds out, and never in a forked child."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from penstock.engine.endings import Ending
+
+BOUND = 30.0
+
+
+class Owner:
+    """Somebody who has something that must be ended."""
+
+
+@pytest.fixture
+def ended():
+    return []
+
+
+def test_it_ends_once(ended):
+    owner = Owner()
+    ending = Ending(owner, ended.append, "ended")
+    ending()
+    ending()
+    del owner
+    assert ended == ["ended"]
+
+
+def test_what_is_dropped_has_ended_when_that_is_done(ended):
+    owner = Owner()
+    ending = Ending(owner, lambda: ended.append(threading.current_thread()))
+    del owner
+    assert len(ended) == 1
+    assert ended[0] is not threading.current_thread()
+    ending()
+    assert len(ended) == 1
+
+
+def test_what_is_forgotten_does_not_end(ended):
+    owner = Owner()
+    ending = Ending(owner, ended.append, "ended")
+    ending.forget()
+    ending()
+    del owner
+    assert ended == []
+
+
+def test_whoever_drops_it_may_hold_what_the_end_waits_for():
+    """So it is with the collector, which may come while a lock is held."""
+    lock, over = threading.Lock(), threading.Event()
+
+    def end():
+        with lock:
+            over.set()
+
+    owner = Owner()
+    owner.itself = owner
+    Ending(owner, end)
+    with lock:
+        del owner
+        gc.collect()
+        assert not over.is_set()
+    assert over.wait(BOUND)
+
+
+def test_one_that_takes_long_holds_up_nobody_else(ended):
+    go_on, over = threading.Event(), threading.Event()
+    slow, quick = Owner(), Owner()
+
+    def end():
+        go_on.wait(BOUND)
+        over.set()
+
+    Ending(slow, end)
+    Ending(quick, ended.append, "ended")
+    del slow, quick
+    assert ended == ["ended"]
+    go_on.set()
+    assert over.wait(BOUND)
+
+
+def test_an_end_may_drop_others(ended):
+    first, second = Owner(), Owner()
+    held = [second]
+    Ending(second, ended.append, "second")
+    Ending(first, held.clear)
+    del first, second
+    assert ended == ["second"]
+
+
+PROGRAM = """
+import os, sys
+sys.path[:0] = {path!r}
+from penstock.engine.endings import Ending
+class Owner: pass
+def say(what): os.write(1, what.encode() + b"\\n")
+dropped, called, kept, left = Owner(), Owner(), Owner(), Owner()
+endings = [Ending(owner, say, name) for owner, name in
+           [(dropped, "dropped"), (called, "called"), (kept, "kept")]]
+Ending(left, say, "left", atexit=False)
+child = os.fork()
+if child == 0:
+    endings[1]()
+    own = Owner()
+    Ending(own, say, "the child's own")
+    del dropped, own
+    say("the child ends")
+    sys.exit()
+os.waitpid(child, 0)
+del dropped
+endings[1]()
+say("the parent ends")
+"""
+
+
+def test_a_child_leaves_alone_what_its_parent_opened_and_a_program_ends_what_is_left():
+    program = PROGRAM.format(path=sys.path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "the child's own",
+        "the child ends",
+        "dropped",
+        "called",
+        "the parent ends",
+        "kept",
+    ]
