@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,6 +32,9 @@ from tests.simulation.workers import Worker
 PATIENCE = 900.0
 """Seconds in which everybody must come to an end."""
 
+ENOUGH = 60.0
+"""Seconds of work after which a history will never end; few need one."""
+
 CHECKED = 8
 """In one of so many histories the dispatcher is checked after every step."""
 
@@ -51,7 +56,7 @@ def run(seed: int, story: bool = False) -> Outcome:
     """Lives through a history; raises HistoryFailedError with its story if it is a bad one."""
     history = History(seed)
     try:
-        with _tuned():
+        with _tuned(), _bounded(history.world):
             outcome = history.run()
     except Exception as error:
         raise HistoryFailedError(_told(history, error)) from error
@@ -72,6 +77,24 @@ def _tuned() -> Iterator[None]:
         yield
     finally:
         lines._MARK_FRAMES, log.disabled = frames, disabled
+
+
+@contextmanager
+def _bounded(world: World) -> Iterator[None]:
+    """Ends a history in which somebody works on and on, and says who."""
+
+    def enough(_: int, frame: object) -> None:
+        where = "".join(traceback.format_stack(frame, limit=10))  # type: ignore[arg-type]
+        world.violated(f"it has not ended after {ENOUGH:g} s of work:\n{where}")
+
+    before = signal.signal(signal.SIGVTALRM, enough)
+    # Again and again: whoever works may take no exceptions.
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENOUGH, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def run_many(seeds: range) -> tuple[int, int, list[str]]:

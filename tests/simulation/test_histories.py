@@ -37,6 +37,17 @@ def test_a_failure_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
         run(6)
 
 
+def test_one_without_an_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work_on(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("penstock.service.host.links.Links.dial", work_on)
+    monkeypatch.setattr("tests.simulation.histories.ENOUGH", 0.1)
+    with pytest.raises(HistoryFailedError, match=r"(?s)not ended.*, in work_on\n.*--seed 6$"):
+        run(6)
+
+
 def test_many_workers_and_clients() -> None:
     figures = measure(workers=60, clients=60, seconds=3.0)
     assert figures.requests > 60 * 5
