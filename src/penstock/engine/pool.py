@@ -1,4 +1,4 @@
-"""Threads for calls: the only owner of threads in the engine.
+"""Threads for calls: what the engine does ahead or at once, it does in these.
 
 A pool's threads are daemons, so that a program can end while a call still runs. They end when the
 pool is stopped; a pool that is used again afterwards starts new ones. A forked child has none of
