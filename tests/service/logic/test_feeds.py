@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.errors import DataLossError, NotFoundError
+from penstock.errors import DataLossError, NotFoundError, UnavailableError
 from penstock.service.logic.feeds import Feed
 from penstock.service.logic.orders import InSequence, InTurns
 from penstock.service.logic.reader import Limits, Reader
@@ -69,6 +69,13 @@ def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
     for _ in range(9):
         assert reader.asks() == []
     assert reader.order.state(True)["next"] == 1, "no others are begun meanwhile"
+    reader.join("v")
+    [asked] = reader.asks()
+    assert asked.worker == "v"
+    reader.refuse(asked.request, UnavailableError("about to stop"), elsewhere=True)
+    for _ in range(9):
+        assert reader.asks() == []
+    assert reader.order.state(True)["next"] == 1, "nor while one who is here stops"
     reader.join("v")
     assert [ask.worker for ask in reader.asks()] == ["v"]
     reader.lose("v")

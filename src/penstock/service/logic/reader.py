@@ -176,13 +176,17 @@ class Reader:
         self.hungry = self._full()
         return made
 
+    def _staying(self) -> dict[str, int]:
+        """Those who take on more, and how many requests they have."""
+        return {w: n for w, n in self._workers.items() if w not in self._leaving}
+
     def _free(self) -> bool:
-        """Whether anybody takes on more."""
-        return any(n < DEPTH for w, n in self._workers.items() if w not in self._leaving)
+        """Whether anybody has time."""
+        return any(n < DEPTH for n in self._staying().values())
 
     def _stuck(self, feed: Feed) -> bool:
         """Whether nobody here can make it; those who come may be able to."""
-        return all(worker in feed.refused for worker in self._workers)
+        return all(worker in feed.refused for worker in self._staying())
 
     def _full(self) -> bool:
         """Whether as much was asked for as may be; the first request of all is always allowed."""
@@ -243,7 +247,7 @@ class Reader:
 
     def _worker_for(self, feed: Feed) -> str | None:
         """Who is to be asked; None if nobody has time."""
-        staying = {w: n for w, n in self._workers.items() if w not in self._leaving}
+        staying = self._staying()
         if not staying:
             return None
         able = {w: n for w, n in staying.items() if w not in feed.refused}
