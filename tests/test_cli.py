@@ -17,6 +17,7 @@ import pytest
 from penstock.cli import main, overview
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.version import VERSION
 
 COMMANDS = ("dispatcher", "worker", "status", "certs")
 
@@ -199,6 +200,24 @@ def test_a_worker_without_a_dispatcher_says_so(capsys: pytest.CaptureFixture[str
         place = f"localhost:{nobody.getsockname()[1]}"
         assert main(["worker", "--dispatcher", place, "--dispatcher-timeout", "0.1"]) == 1
     assert f"penstock worker: dispatcher {place} has not answered" in capsys.readouterr().err
+
+
+def test_a_worker_that_waits_says_so_and_ends_with_ctrl_c() -> None:
+    with socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        place = f"localhost:{nobody.getsockname()[1]}"
+        with command("worker", "--dispatcher", place) as waiting:
+            assert waiting.stderr is not None
+            assert f"dispatcher {place} does not answer (" in waiting.stderr.readline()
+            waiting.send_signal(signal.SIGINT)
+            assert waiting.communicate() == ("", "")
+    assert waiting.returncode == 130
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"penstock {VERSION}\n"
 
 
 def test_a_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,33 @@ def test_a_failed_element_comes_in_its_place_and_the_rest_behind_it(cluster, kin
     [note] = error.__notes__
     assert note.startswith("Traceback on the worker:")
     assert 'raise ValueError("7 is not wanted")' in note
+    assert type(error.__cause__) is ValueError
+    assert str(error.__cause__) == "7 is not wanted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exits", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_function_does_not_end_a_worker(cluster, kind, exits):
+    def leaves_at_7(x):
+        if x == 7:
+            raise exits("it leaves")
+        return x
+
+    found = all_of(iter(KINDS[kind]().map(leaves_at_7).apply(cluster.distribute())))
+    assert [x for x in found if isinstance(x, int)] == [*range(7), *range(8, 20)]
+    assert f"failed for element 7: {exits.__name__}: it leaves" in str(found[7])
+
+
+def test_a_generator_does_not_end_a_worker(cluster):
+    def leaves():
+        yield 1
+        raise SystemExit("it leaves")
+
+    made = Dataset.from_generator(leaves, output_signature=tf.TensorSpec((), tf.int64))
+    found = all_of(iter(made.apply(cluster.distribute())))
+    assert found[0] == 1
+    assert "SystemExit: it leaves" in str(found[1])
+    assert len(found) == 2
 
 
 def test_an_error_names_the_ordinal_of_its_element(cluster):

@@ -56,12 +56,14 @@ def test_readers_of_a_job_share_its_elements(cluster):
 @pytest.mark.parametrize("way", ["closed", "dropped", "collected", "left to itself"])
 @pytest.mark.parametrize("count", [1, 5, 50, 333])
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream):
+@pytest.mark.parametrize("saves", [False, True])
+def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream, saves):
     name = next(NAMES)
     numbers = Dataset.range(500).filter(lambda x: True) if stream else Dataset.range(500)
-    first, second = (numbers.apply(cluster.distribute(job_name=name)) for _ in range(2))
+    first, second, third = (numbers.apply(cluster.distribute(job_name=name)) for _ in range(3))
     iterator = iter(first)
     got = [int(next(iterator)) for _ in range(count)]
+    state = iterator.state_dict() if saves else None
     if way == "closed":
         iterator.close()
     elif way == "dropped":
@@ -74,6 +76,10 @@ def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream):
     else:
         exit_of_the_program()
     assert sorted([*got, *map(int, second)]) == list(range(500))
+    if state is not None:
+        late = iter(third)
+        late.load_state_dict(state)
+        assert list(late) == []
 
 
 def test_every_repetition_is_a_job_of_its_own(cluster):

@@ -16,6 +16,7 @@ from penstock.cli import guide, overview, serving
 from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
+from penstock.version import VERSION
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -36,12 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OpError as error:
         print(f"penstock {parsed.name}: {error.message}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "penstock", description=guide.ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--version", action="version", version=f"penstock {VERSION}")
     commands = parser.add_subparsers(title="commands", dest="name")
 
     def add(name: str, command: Command, help: str, about: str) -> argparse.ArgumentParser:

@@ -194,7 +194,7 @@ class Iterator:
             with self._lock:
                 self._open()
         if self._stream is not None:
-            self._stream.commit()
+            self._stream.commit(length_hint(self._rows))
         return {
             "version": VERSION,
             "plan": structure(self._plan),

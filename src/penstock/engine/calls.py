@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import islice, starmap
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,15 @@ class FailedCall:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+CONTAINED: ContextVar[bool] = ContextVar("contained", default=False)
+"""Whether a function cannot end the program: whatever it raises is the failure of an element."""
+
+
+def is_failure(cause: BaseException) -> bool:
+    """Whether what a function raised means that an element could not be made."""
+    return isinstance(cause, Exception) or CONTAINED.get()
 
 
 _TRIAL = 16
@@ -79,7 +89,9 @@ class Calls:
         try:
             value = call(*element, *more) if type(element) is tuple else call(element, *more)
             return kept(value, owners(element))
-        except Exception as cause:
+        except BaseException as cause:
+            if not is_failure(cause):
+                raise
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
     def plain(self, ordinal: int, *arguments: Any) -> Any:
@@ -87,7 +99,9 @@ class Calls:
         self._made[0] += 1
         try:
             return kept(self.call(*arguments))
-        except Exception as cause:
+        except BaseException as cause:
+            if not is_failure(cause):
+                raise
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
     def many(
@@ -107,7 +121,9 @@ class Calls:
                 self._one_by_one(elements, unpack, until, results)
             if self._fixed:
                 self._in_blocks(elements, unpack, until, results)
-        except Exception as cause:
+        except BaseException as cause:
+            if not is_failure(cause):
+                raise
             self._span = len(results) + 1
             return results, self._failure(ordinal + len(results), cause)
         self._span = min(2 * self._span, _SPAN)
@@ -142,9 +158,10 @@ class Calls:
         begun = len(results)
         started = now = time.perf_counter()
         while len(results) < len(elements) and (now <= until or not results):
-            want = min(self._block, len(elements) - len(results)) + len(results)
+            block = min(self._block, len(elements) - len(results))  # Other threads may change it.
+            want = len(results) + block
             # Appends as it goes, so what was made before a failure is kept.
-            results.extend(each(self.call, islice(waiting, self._block)))
+            results.extend(each(self.call, islice(waiting, block)))
             if len(results) < want:
                 raise StopIteration  # The function's own, which `map` took for its end.
             now = time.perf_counter()

@@ -39,6 +39,8 @@ class Context:
     key: int = 0
     options: Options = field(default_factory=Options)
     meters: Meters = field(default_factory=Meters)
+    in_order: bool = False
+    """Whether all must come in order, because states were saved that do not say what followed."""
 
     def repetition(self, number: int) -> Context:
         return replace(self, epoch=(*self.epoch, number))
@@ -46,7 +48,8 @@ class Context:
     def inside(self, ordinal: int) -> Context:
         """For a dataset that a function made of element `ordinal`."""
         key = derive(self.key, *self.epoch, ordinal)
-        return replace(self, epoch=(*self.epoch, ordinal), key=key, meters=self.meters.inner())
+        meters = self.meters.inner()
+        return replace(self, epoch=(*self.epoch, ordinal), key=key, meters=meters, in_order=True)
 
     @property
     def inline(self) -> bool:

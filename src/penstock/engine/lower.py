@@ -7,6 +7,7 @@ states that its operators saved. Prefetching and parallel calls leave no trace i
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock.engine.access import access, key_of, round_length
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
 from penstock.engine.gather import Gather
+from penstock.engine.logs import Sequels
 from penstock.engine.meters import Meter
 from penstock.engine.parallel import ParallelMapStream
 from penstock.engine.prefetch import PrefetchStream
@@ -79,6 +81,9 @@ class Tap(Stream):
     def sure(self, limit: int) -> int:
         return self._stream.sure(limit)
 
+    def commit(self, unused: int = 0) -> None:
+        self._stream.commit(unused)
+
     def unused(self, count: int) -> None:
         self._stream.unused(count)
 
@@ -103,9 +108,10 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
     if node.blocked is None and not isinstance(state, dict):
         return Tap(_at(node, state or 0, context), meter, state or 0)
     # Whether a map without order has random access depends on its parallel calls, and those may
-    # have changed since the state was saved: the state says what it was.
-    here = _at(node, state, context) if isinstance(state, int) else _from(node, state, context)
-    return Tap(here, meter, None)
+    # have changed since the state was saved: the state says what it was, and so it goes on.
+    if isinstance(state, int):
+        return Tap(_at(node, state, replace(context, in_order=True)), meter, None)
+    return Tap(_from(node, state, context), meter, None)
 
 
 def _at(node: Node, start: int, context: Context) -> Stream:
@@ -125,7 +131,8 @@ def _at(node: Node, start: int, context: Context) -> Stream:
             return counting.SkipStream(open_plan(source, start + count, context), 0)
         case nodes.Repeat(source, count):
             number, within = divmod(start, round_length(source))
-            return ordering.RepeatStream(_rounds(source, context), count, number, within, True)
+            opens, sequels = _rounds(source, context), Sequels(loose=_is_loose(source))
+            return ordering.RepeatStream(opens, count, number, within, True, sequels)
         case nodes.Tail(source, first):
             return open_plan(source, start + first, context)
         case nodes.Round(source, number):
@@ -139,7 +146,8 @@ def _at(node: Node, start: int, context: Context) -> Stream:
             opens = [partial(_open, part, context) for part in (first, second)]
             late = 0 <= first.cardinality <= start
             position = start - first.cardinality if late else start
-            return merging.ConcatenateStream(opens, int(late), position)
+            sequels = Sequels(loose=_is_loose(second))
+            return merging.ConcatenateStream(opens, int(late), position, sequels)
         case nodes.AssertCardinality(source, count):
             opened_source = open_plan(source, start, context)
             return counting.AssertCardinalityStream(opened_source, count, start)
@@ -163,13 +171,16 @@ def _from(node: Node, state: State, context: Context) -> Stream:
     own, inputs = _begin(node) if state is None else (state["own"], state["inputs"])
     match node:
         case nodes.Repeat(source, count):
-            number, produced, done = own or (0, False, False)
+            number, produced, done, *known = own or (0, False, False)
             number = count if done and count >= 0 else number
+            sequels, context = _sequels(source, state, known, context)
             opens = _rounds(source, context)
-            return ordering.RepeatStream(opens, count, number, inputs[0], produced)
+            return ordering.RepeatStream(opens, count, number, inputs[0], produced, sequels)
         case nodes.Concatenate(first, second):
+            which, *known = own or (0,)
+            sequels, context = _sequels(second, state, known, context)
             opens = [partial(_open, part, context) for part in (first, second)]
-            return merging.ConcatenateStream(opens, own or 0, inputs[0])
+            return merging.ConcatenateStream(opens, which, inputs[0], sequels)
         case nodes.Unbatch(source):
             return batching.UnbatchStream("unbatch", open_plan(source, inputs[0], context), own)
     streams = tuple(open_plan(i, s, context) for i, s in zip(node.inputs, inputs, strict=True))
@@ -241,12 +252,30 @@ def _rounds(source: Node, context: Context) -> Any:
     return lambda number, state: open_plan(source, state, context.repetition(number))
 
 
+def _sequels(
+    node: Node, state: State, known: list[list[State]], context: Context
+) -> tuple[Sequels, Context]:
+    """For those that are opened later, and the context to open them in."""
+    if state is not None and not known:
+        context = replace(context, in_order=True)
+    return Sequels(*known[:1], loose=_is_loose(node)), context
+
+
+def _is_loose(node: Node) -> bool:
+    """Whether elements may come as they are ready."""
+    if isinstance(node, nodes.Map) and node.parallel is not None and node.deterministic is False:
+        return True
+    return isinstance(node, nodes.Distribute) or any(map(_is_loose, node.inputs))
+
+
 def _begin(node: Node) -> tuple[State, list[State]]:
     """The states at the start; what numbers its elements goes on from the number of the first."""
     inputs: list[State] = [None] * len(node.inputs)
     first = _first(node) if isinstance(node, nodes.Map | nodes.Filter | nodes.Interleave) else 0
     if first and isinstance(node, nodes.Interleave):
         return {"at": [0, 0, first], "slots": []}, inputs
+    if isinstance(node, nodes.Map):
+        return [first, [], []], inputs
     return first or None, inputs
 
 
@@ -270,7 +299,9 @@ def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
 
 
 def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Stream:
-    ordinal, *early = own if isinstance(own, list) else (own or 0, [], [])
+    # What was begun in order goes on in order: its states do not say what followed them.
+    ordered = node.deterministic is not False or isinstance(own, int) or context.in_order
+    ordinal, *early = own if isinstance(own, list) else (own, [], [])
     alone = node.parallel is None or context.inline
     if node.vectorized or (alone and not any(early)):
         return elementwise.MapStream(node, source, context.epoch, ordinal)
@@ -279,7 +310,7 @@ def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Strea
         elementwise.map_calls(node, context.epoch),
         partial(elementwise.arguments, node),
         Parallelism(node.parallel or 1, Budget.of(context.options)),
-        node.deterministic is not False,
+        ordered,
         (ordinal, *early),
     )
 

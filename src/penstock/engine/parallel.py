@@ -7,7 +7,6 @@ the stream is closed, and when it is garbage collected.
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -15,6 +14,7 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.logs import Logs
 from penstock.engine.pool import Pool
 from penstock.engine.results import Results, as_results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
@@ -47,10 +47,6 @@ class _Task:
         self.future = future
 
 
-class _Log(list[int]):
-    """The numbers of elements, in the order they were handed on in since a state was saved."""
-
-
 class ParallelMapStream(Stream):
     """A function of every element, several at once.
 
@@ -77,7 +73,8 @@ class ParallelMapStream(Stream):
         self._ordinal: int = state[0]
         self._done = sorted(tuple(span) for span in state[1])
         self._again: deque[int] = deque(state[2])
-        self._logs: list[weakref.ref[_Log]] = []
+        self._logs = Logs()
+        """Of the numbers of elements, in the order in which they were handed on."""
         self._results = Results(calls.where, self._ordinal)
         self._tasks: deque[_Task] = deque()
         self._task: _Task | None = None
@@ -100,20 +97,12 @@ class ParallelMapStream(Stream):
             chunk = self._results.hand_on(limit)
         except Exception:
             # The failure is told at once: the threads end when their calls do.
-            self._log(first)
+            self._logs.tell(range(first, self._results.ordinal))
             self._pool.stop()
             raise
-        self._log(first)
+        self._logs.tell(range(first, self._results.ordinal))
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
-
-    def _log(self, first: int) -> None:
-        """Remembers what was handed on, from number `first`, for states that were saved before."""
-        if self._logs:
-            kept = [(ref, log) for ref in self._logs if (log := ref()) is not None]
-            for _, log in kept:
-                log.extend(range(first, self._results.ordinal))
-            self._logs = [ref for ref, _ in kept]
 
     def _submit(self) -> None:
         window = self._parallelism.calls + (self._parallelism.calls if self._ordered else 0)
@@ -181,7 +170,7 @@ class ParallelMapStream(Stream):
 
     def _finish_task(self) -> None:
         task, self._task = self._task, None
-        if task is not None and not self._ordered:
+        if task is not None:
             spans, oldest = [*self._done, (task.first, task.first + task.size)], self._oldest()
             self._done = sorted(span for span in spans if span[1] > oldest)
 
@@ -197,14 +186,13 @@ class ParallelMapStream(Stream):
     def state(self) -> State:
         oldest = self._oldest()
         done = [list(span) for span in self._spans() if span[1] > oldest]
-        log = _Log()
-        if not self._ordered:
-            self._logs.append(weakref.ref(log))
-        return [oldest, done, log]
+        if self._ordered and not done and not self._again:
+            return oldest
+        return [oldest, done, self._logs.begin()]
 
     def _spans(self) -> list[Any]:
         spans = list(self._done)
-        if self._task is not None and not self._ordered:
+        if self._task is not None:
             spans.append((self._task.first, self._results.ordinal))
         return spans
 

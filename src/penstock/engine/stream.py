@@ -71,8 +71,11 @@ class Stream:
         """How many of `limit` elements would come again from the state as it is now."""
         return limit if self.replays else 1
 
-    def commit(self) -> None:
-        """Somebody keeps the state: whoever else hands out elements must know what it holds."""
+    def commit(self, unused: int = 0) -> None:
+        """Somebody keeps the state: whoever else hands out elements must know what it holds.
+
+        The last `unused` elements of the last pull are not used yet.
+        """
         for stream in self.inputs:
             stream.commit()
 

@@ -56,6 +56,34 @@ def test_any_exception_has_a_class_of_ours(error, kind):
         assert type(error).__name__ in str(travelled(error))
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (KeyError("a key"), KeyError, "'a key'"),
+        (OSError(2, "gone"), FileNotFoundError, "[Errno 2] gone"),
+        (
+            UnicodeDecodeError("utf-8", b"x", 0, 1, "no"),
+            UnknownError,
+            "UnicodeDecodeError: 'utf-8'",
+        ),
+        (SystemExit(2), UnknownError, "SystemExit: 2"),
+        (type("OfSomebody", (Exception,), {})("their own"), UnknownError, "OfSomebody: their own"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_a_function_raised_is_the_cause(error, kind, text):
+    cause = travelled(error).__cause__
+    assert type(cause) is kind
+    assert str(cause).startswith(text)
+
+
+def test_an_error_of_ours_has_the_cause_that_it_had():
+    error = InvalidArgumentError("of ours")
+    assert travelled(error).__cause__ is None
+    error.__cause__ = ZeroDivisionError("by zero")
+    assert type(travelled(error).__cause__) is ZeroDivisionError
+
+
 class OfAUser(NotFoundError):
     """A class that only the worker knows."""
 

@@ -80,10 +80,35 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, str
         assert "a worker process ended (exit code -9); starting another" in caplog.text
 
 
+FROZEN = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from penstock.service.host import local
+iterator = iter(Dataset.range(10**6).apply(service.distribute("distributed_epoch", "local://2")))
+next(iterator)
+[running] = local._RUNNING
+for process in running.processes:
+    os.kill(process, signal.SIGSTOP)
+print(*running.processes)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["iterator.close()", "", "raise KeyboardInterrupt"])
+def test_frozen_processes_do_not_outlive_a_reader(end):
+    program = FROZEN.format(path=sys.path, end=end)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    processes = [int(number) for number in done.stdout.split()]
+    assert len(processes) == 2
+    until(lambda: not any(map(alive, processes)))
+
+
 def test_workers_that_cannot_start_are_an_error(monkeypatch):
     monkeypatch.setattr(local.sys, "executable", "/bin/false")
     iterator = iter(Dataset.range(3).apply(service.distribute("distributed_epoch", "local://1")))
-    with pytest.raises(InternalError, match="worker processes end as soon as they start"):
+    with pytest.raises(InternalError, match="worker processes end soon after they start"):
         next(iterator)
     iterator.close()
 

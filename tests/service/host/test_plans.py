@@ -9,6 +9,7 @@ from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    OpError,
     ResourceExhaustedError,
 )
 from penstock.service.host.plans import PART, Plans
@@ -17,8 +18,15 @@ PLAN = bytes(range(256)) * 5
 DIGEST = hashlib.sha256(PLAN).hexdigest()
 
 
+@pytest.fixture(params=["folder", "nameless"])
+def plans(request, tmp_path):
+    made = Plans(str(tmp_path / "plans") if request.param == "folder" else None)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def plans(tmp_path):
+def folder_plans(tmp_path):
     return Plans(str(tmp_path / "plans"))
 
 
@@ -72,10 +80,10 @@ def test_many_clients_send_one_plan(plans):
     assert received(plans, DIGEST) == PLAN
 
 
-def test_plans_survive_and_parts_do_not(plans, tmp_path):
-    send(plans, PLAN)
+def test_plans_survive_and_parts_do_not(folder_plans, tmp_path):
+    send(folder_plans, PLAN)
     other = hashlib.sha256(b"other").hexdigest()
-    plans.put(other, 0, 5, b"oth")
+    folder_plans.put(other, 0, 5, b"oth")
     again = Plans(str(tmp_path / "plans"))
     assert received(again, DIGEST) == PLAN
     assert again.put(other, 0, 5, b"") == 0
@@ -90,8 +98,8 @@ def test_other_bytes_than_the_digest_says(plans):
     assert received(plans, DIGEST) == PLAN
 
 
-def test_a_plan_that_was_changed_on_disk_is_not_given(plans, tmp_path):
-    send(plans, PLAN)
+def test_a_plan_that_was_changed_on_disk_is_not_given(folder_plans, tmp_path):
+    send(folder_plans, PLAN)
     (tmp_path / "plans" / DIGEST).write_bytes(PLAN[:-1] + b"x")
     again = Plans(str(tmp_path / "plans"))
     with pytest.raises(NotFoundError, match="is not known"):
@@ -133,23 +141,33 @@ def test_plans_that_are_too_large(tmp_path):
         plans.put(DIGEST, 0, 101, b"")
 
 
-def test_plans_that_never_arrive_give_way(plans, tmp_path):
-    plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
+def test_plans_that_never_arrive_give_way(folder_plans, tmp_path):
+    folder_plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
     for number in range(100):
-        plans.put(hashlib.sha256(b"%d" % number).hexdigest(), 0, 100, b"x")
+        folder_plans.put(hashlib.sha256(b"%d" % number).hexdigest(), 0, 100, b"x")
     assert len(os.listdir(tmp_path / "plans")) == 64
-    assert plans.put(DIGEST, 10, len(PLAN), PLAN[10:20]) == 0
+    assert folder_plans.put(DIGEST, 10, len(PLAN), PLAN[10:20]) == 0
 
 
-def test_a_full_disk(plans, tmp_path):
+def test_a_full_disk(folder_plans, tmp_path):
     (tmp_path / "plans" / f"{DIGEST}.part").symlink_to("/dev/full")
     with pytest.raises(ResourceExhaustedError, match="dispatcher: no space is left for"):
-        plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
-    send(plans, PLAN)
-    assert received(plans, DIGEST) == PLAN
+        folder_plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
+    send(folder_plans, PLAN)
+    assert received(folder_plans, DIGEST) == PLAN
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FailedPreconditionError, match="leads through a file, not a directory"):
         Plans(str(tmp_path / "file" / "plans"))
+
+
+def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    plans = Plans()
+    send(plans, PLAN)
+    assert os.listdir(tmp_path) == []
+    plans.close()
+    with pytest.raises(OpError, match="the dispatcher was stopped"):
+        plans.get(DIGEST)

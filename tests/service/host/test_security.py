@@ -328,6 +328,14 @@ def test_a_folder_without_certificates(tmp_path):
         Security.of_server("localhost", 0, certificates=str(tmp_path))
 
 
+def test_a_folder_that_is_not_there(tmp_path):
+    folder = str(tmp_path / "none")
+    with pytest.raises(
+        NotFoundError, match=f"no folder '{folder}'; make .*: penstock certs {folder}"
+    ):
+        Security.of_client("localhost:1", certificates=folder)
+
+
 def test_certificates_that_are_none(tmp_path):
     for name in ("ca.pem", "client.pem", "client-key.pem"):
         (tmp_path / name).write_text("no")

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import DataLossError, NotFoundError, UnavailableError
-from penstock.service.logic.feeds import Feed
+from penstock.service.logic.feeds import Failure, Feed
 from penstock.service.logic.orders import InSequence, InTurns
 from penstock.service.logic.reader import Limits, Reader
 
@@ -142,10 +142,17 @@ def test_what_nobody_can_make_is_an_error() -> None:
         reader.asks()
 
 
-def test_what_nobody_could_make_is_an_error_at_once() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=True)
+def test_what_nobody_can_make_is_the_failure_of_one_element() -> None:
+    reader = Reader(InSequence(1, 2), Limits(elements=1), bound=False)
     reader.join("w")
-    [ask, *_] = reader.asks()
-    with pytest.raises(NotFoundError, match="never"):
-        reader.refuse(ask.request, NotFoundError("never"), elsewhere=False)
+    [ask] = reader.asks()
+    error = NotFoundError("never")
+    reader.refuse(ask.request, error, elsewhere=False)
+    taken = reader.take(4)
+    assert taken is not None
+    _, start, piece = taken
+    assert start == ask.start
+    assert isinstance(piece, Failure)
+    assert piece.error is error
+    assert [(ask.start, ask.stop) for ask in reader.asks()] == [(1, 2)]
     reader.refuse(99, NotFoundError("late"), elsewhere=False)

@@ -246,14 +246,6 @@ def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
         reader.asks()
 
 
-def test_what_nobody_could_make_elsewhere_is_an_error_at_once() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=True)
-    reader.join("a")
-    ask = reader.asks()[0]
-    with pytest.raises(NotFoundError, match="nowhere"):
-        reader.refuse(ask.request, NotFoundError("nowhere"), elsewhere=False)
-
-
 def leased_reading(state: Any = None) -> Reading:
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
     held = claimed(state)["held"] if state is not None else ()

@@ -12,6 +12,7 @@ from penstock.element.chunk import Chunk, describe
 from penstock.element.index import Array
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
+from penstock.engine.logs import Sequels
 from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -82,9 +83,14 @@ class ConcatenateStream(Stream):
     """One input, then the other."""
 
     def __init__(
-        self, opens: Sequence[Callable[[State], Stream]], which: int, state: State
+        self,
+        opens: Sequence[Callable[[State], Stream]],
+        which: int,
+        state: State,
+        sequels: Sequels,
     ) -> None:
         self._opens = opens
+        self._sequels = sequels
         self._which = which
         self._current = opens[which](state)
         self.inputs = (self._current,)
@@ -99,11 +105,11 @@ class ConcatenateStream(Stream):
                     raise
             self._current.close()
             self._which += 1
-            self._current = self._opens[self._which](None)
+            self._current = self._sequels.open(self._opens[self._which])
             self.inputs = (self._current,)
 
     def state(self) -> State:
-        return self._which
+        return [self._which, *self._sequels.logs()]
 
 
 @dataclass

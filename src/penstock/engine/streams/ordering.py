@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.element.chunk import Chunk
+from penstock.engine.logs import Sequels
 from penstock.engine.stream import Inlet, State, Stream
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
@@ -91,23 +93,25 @@ class RepeatStream(Stream):
         count: int,
         number: int,
         state: State,
-        produced: bool = False,
+        produced: bool,
+        sequels: Sequels,
     ) -> None:
         self._open_round = open_round
+        self._sequels = sequels
         self._count = count
         self._number = number
         self._produced = produced
         self._current: Stream | None = None
         self.inputs = ()
         if self._more():
-            self._start(state)
+            self._start(self._open_round(number, state))
 
     def _more(self) -> bool:
         return self._count == INFINITE or self._number < self._count
 
-    def _start(self, state: State) -> None:
-        self._current = self._open_round(self._number, state)
-        self.inputs = (self._current,)
+    def _start(self, current: Stream) -> None:
+        self._current = current
+        self.inputs = (current,)
 
     def pull(self, limit: int) -> Chunk:
         while self._current is not None:
@@ -131,10 +135,10 @@ class RepeatStream(Stream):
         self._number += 1
         if self._more() and (self._produced or self._count != INFINITE):
             self._produced = False
-            self._start(None)
+            self._start(self._sequels.open(partial(self._open_round, self._number)))
 
     def state(self) -> State:
-        return [self._number, self._produced, self._current is None]
+        return [self._number, self._produced, self._current is None, *self._sequels.logs()]
 
     def input_states(self) -> list[State]:
         return [None if self._current is None else self._current.save()]

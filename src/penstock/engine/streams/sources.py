@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import Epoch, Reader, leaf
-from penstock.engine.calls import Calls, failure
+from penstock.engine.calls import Calls, failure, is_failure
 from penstock.engine.conform import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
@@ -99,7 +99,9 @@ class GeneratorStream(Stream):
             value = next(iterator)
         except StopIteration:
             raise
-        except Exception as cause:
+        except BaseException as cause:
+            if not is_failure(cause):
+                raise
             self._running = iter(())
             self._count += 1
             raise failure("from_generator", self._node.function, ordinal, cause) from cause

@@ -6,6 +6,7 @@ A request is repeated until it is answered, so whoever handles it must not mind 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -47,6 +48,11 @@ _THREADS = 16
 _ATTEMPT = 10.0
 """Seconds after which a request that is not answered is sent again."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+
+_LONG, _WARN = 10.0, 2.0
+"""Whoever has so much time is told after so many seconds that there is no answer yet."""
+
+_LOG = logging.getLogger("penstock.service")
 
 
 class ControlServer:
@@ -149,19 +155,26 @@ class ControlClient:
 
     def _repeat(self, envelope: bytes, timeout: float) -> bytes:
         start, attempts, pause = time.monotonic(), 0, _FIRST_PAUSE
-        left = timeout
+        left, silent = timeout, timeout > _LONG
         while True:
             attempts += 1
             try:
                 return self._connected()(envelope, timeout=max(min(left, _ATTEMPT), 0.001))
             except CallError as error:
-                reason = self._retried(error)
+                failed = error
             except ValueError:  # grpc's word for a channel that another thread has closed.
                 self._check_open()
                 raise CancelledError(f"dispatcher {self.address}: this program ends") from None
+            reason = self._retried(failed)  # Out here: what it raises says all that is to be said.
             left = timeout - (time.monotonic() - start)
             if left <= 0:
                 raise self._unavailable(timeout, attempts, reason)
+            if silent and timeout - left > _WARN:
+                silent = False
+                _LOG.warning(
+                    "dispatcher %s does not answer (%s); it is asked for %.0f s more",
+                    *(self.address, reason, left),
+                )
             self._closed.wait(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Sequence
@@ -163,16 +161,16 @@ class _Desk:
     def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
         self.closed = threading.Event()
         self._functions = functions
-        self._temporary = None if work_dir else tempfile.mkdtemp(prefix="penstock-")
-        folder = os.path.abspath(os.path.expanduser(work_dir or str(self._temporary)))
-        with reported(folder, "dispatcher: work_dir"):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+        folder = os.path.abspath(os.path.expanduser(work_dir)) if work_dir else None
+        if folder is not None:
+            with reported(folder, "dispatcher: work_dir"):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
         # The journal first: who has it has the folder.
-        self.ledger = Ledger(settings, os.path.join(folder, "journal.sqlite") if work_dir else None)
+        self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
-            self._plans = Plans(os.path.join(folder, "plans"))
+            self._plans = Plans(folder and os.path.join(folder, "plans"))
         except BaseException:
-            self.close()
+            self.ledger.close()
             raise
 
     def handle(self, request: Request) -> Reply:
@@ -198,8 +196,7 @@ class _Desk:
     def close(self) -> None:
         self.closed.set()
         self.ledger.close()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._plans.close()
 
 
 def _check_peer(protocol: int, python: str, version: str) -> None:

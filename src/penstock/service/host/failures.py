@@ -6,6 +6,7 @@ that came over a wire is ever run or unpickled to make an exception.
 
 from __future__ import annotations
 
+import builtins
 import traceback
 from dataclasses import dataclass
 
@@ -35,10 +36,11 @@ class Fault:
     kind: str
     message: str
     remote: str = ""
+    cause: tuple[str, str] = ("", "")
 
     @property
     def nbytes(self) -> int:
-        return len(self.message) + len(self.remote)
+        return len(self.message) + len(self.remote) + len(self.cause[1])
 
 
 def fault_of(error: BaseException, worker: str) -> Fault:
@@ -46,12 +48,21 @@ def fault_of(error: BaseException, worker: str) -> Fault:
     kind = kind_of(error)
     text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    return Fault(_known(kind).__name__, f"{_short(text)} (on worker {worker})", _short(trace))
+    message = f"{_short(text)} (on worker {worker})"
+    return Fault(_known(kind).__name__, message, _short(trace), _cause_of(error))
+
+
+def _cause_of(error: BaseException) -> tuple[str, str]:
+    cause = error.__cause__ if isinstance(error, OpError) else error
+    if cause is None:
+        return "", ""
+    told = cause.args[0] if len(cause.args) == 1 and isinstance(cause.args[0], str) else str(cause)
+    return type(cause).__name__, _short(told)
 
 
 def to_failed(request: int, ordinal: int, fault: Fault) -> Failed:
     """For one element that could not be made."""
-    return Failed(request, ordinal, fault.kind, fault.message, fault.remote)
+    return Failed(request, ordinal, fault.kind, fault.message, fault.remote, fault.cause)
 
 
 def from_failed(failed: Failed) -> OpError:
@@ -59,7 +70,19 @@ def from_failed(failed: Failed) -> OpError:
     error = _class(failed.kind)(failed.message)
     if failed.remote:
         error.add_note(f"Traceback on the worker:\n{failed.remote.rstrip()}")
+    error.__cause__ = _cause(*failed.cause)
     return error
+
+
+def _cause(name: str, text: str) -> Exception | None:
+    """What a function raised, if that is one of Python's own or of ours."""
+    found = getattr(builtins, name, None) or getattr(errors, name, None)
+    if not (isinstance(found, type) and issubclass(found, Exception)):
+        return UnknownError(f"{name}: {text}") if name else None
+    try:
+        return found(text)
+    except TypeError:  # It wants more than a text.
+        return UnknownError(f"{name}: {text}")
 
 
 def to_impossible(request: int, error: BaseException, worker: str) -> Impossible:

@@ -90,7 +90,10 @@ class Journal(Generic[SomeFact]):
         try:
             # Whoever uses the journal takes turns; the thread need not be the same.
             return sqlite3.connect(
-                self._path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                self._path,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
             )
         except sqlite3.Error as error:
             raise FailedPreconditionError(

@@ -47,12 +47,12 @@ class LocalService:
 
     def close(self) -> None:
         """Ends the workers; twice is fine."""
-        _RUNNING.discard(self)
         for hand in self._crew:
             hand.dismiss()
         for hand in self._crew:
             hand.gone()
         self._dispatcher.stop()
+        _RUNNING.discard(self)  # Not before: a program that ends sees to those that are left.
 
     @property
     def processes(self) -> list[int]:
@@ -90,8 +90,9 @@ class _Hand:
                 self._deaths = self._deaths + 1 if time.monotonic() - self._started < _SOON else 0
                 if self._deaths >= _STARTS:
                     self._session.failure = InternalError(
-                        f"local://: worker processes end as soon as they start (exit code {code}); "
-                        f"see what they print, or try: {' '.join(self._command[:4])} --help"
+                        f"local://: worker processes end soon after they start (exit code {code}): "
+                        "they cannot run here, or a function ends its process; see what they "
+                        f"print, or try: {' '.join(self._command[:4])} --help"
                     )
                     return
                 _LOG.warning(

@@ -1,15 +1,14 @@
-"""Plans as bytes, by their digest, in a folder: what clients send in parts and workers ask for.
+"""Plans as bytes, by their digest: what clients send in parts and workers ask for.
 
-A plan has its name only when all of it is there and its digest is right. Names come from the
-network: nothing but a digest ever becomes part of a path.
+A plan is known only when all of it is there and its digest is right. Names come from the network:
+nothing but a digest ever becomes part of a path.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
+import tempfile
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from penstock.errors import (
     OpError,
     ResourceExhaustedError,
 )
+from penstock.service.host.shelves import FolderShelves, NamelessShelves, Shelves
 
 LARGEST_PLAN = 4 << 30
 """Bytes of the largest plan."""
@@ -44,19 +44,19 @@ class _Arriving:
 
 
 class Plans:
-    """The plans in `folder`, which is made if it does not exist; for any number of threads."""
+    """The plans in `folder`, which is made if it does not exist; for any number of threads.
 
-    def __init__(self, folder: str, largest: int = LARGEST_PLAN) -> None:
-        self._folder, self._largest = folder, largest
+    Without a folder, plans live as long as this object.
+    """
+
+    def __init__(self, folder: str | None = None, largest: int = LARGEST_PLAN) -> None:
+        self._largest = largest
         self._lock = threading.Lock()
         self._arriving: dict[str, _Arriving] = {}
         self._whole: dict[str, int] = {}
         """The size of plans whose bytes were seen to be right."""
-        with self._disk():
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            for name in os.listdir(folder):
-                if name.endswith(".part"):
-                    os.unlink(os.path.join(folder, name))
+        with reported(folder or tempfile.gettempdir(), "dispatcher"):
+            self._shelves: Shelves = FolderShelves(folder) if folder else NamelessShelves()
 
     def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
         """Adds the bytes that begin at `offset`; gives how many are there.
@@ -82,9 +82,8 @@ class Plans:
                 f"plan {digest[:12]!r} is not known to this dispatcher; it may have been started "
                 "anew without its work_dir; register the dataset again"
             )
-        with self._disk(), open(self._path(digest), "rb") as file:
-            file.seek(max(offset, 0))
-            return file.read(PART), size
+        with self._disk():
+            return self._shelves.read(digest, max(offset, 0), PART), size
 
     def __contains__(self, digest: str) -> bool:
         with self._lock:
@@ -104,16 +103,13 @@ class Plans:
             )
 
     def _size(self, digest: str) -> int | None:
-        """Of a plan that is there as a whole; the first time, its bytes are checked."""
+        """Of a plan that is there as a whole."""
         if digest not in self._whole:
-            path = self._path(digest)
-            if not os.path.exists(path):
+            with self._disk():
+                size = self._shelves.size(digest)
+            if size is None:
                 return None
-            with self._disk(), open(path, "rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    os.unlink(path)  # Its client sends it again.
-                    return None
-                self._whole[digest] = file.tell()
+            self._whole[digest] = size
         return self._whole[digest]
 
     def _begun(self, digest: str, total: int) -> _Arriving:
@@ -129,42 +125,39 @@ class Plans:
         return plan
 
     def _append(self, digest: str, plan: _Arriving, data: bytes) -> None:
-        part = f"{self._path(digest)}.part"
         try:
-            with self._disk(), open(part, "ab" if plan.size else "wb") as file:
-                file.write(data)
-                file.flush()
-                if plan.size + len(data) == plan.total:
-                    os.fsync(file.fileno())
+            with self._disk():
+                self._shelves.write(digest, plan.size, plan.total, data)
         except OpError:
             self._drop(digest)
             raise
         plan.size += len(data)
         plan.hash.update(data)
         if plan.size == plan.total:
-            self._complete(digest, plan, part)
+            self._complete(digest, plan)
 
-    def _complete(self, digest: str, plan: _Arriving, part: str) -> None:
+    def _complete(self, digest: str, plan: _Arriving) -> None:
         if plan.hash.hexdigest() != digest:
             self._drop(digest)
             raise DataLossError(
                 f"plan {digest[:12]!r} arrived with other bytes than its digest says; send it again"
             )
         with self._disk():
-            os.replace(part, self._path(digest))
+            self._shelves.keep(digest)
         del self._arriving[digest]
         self._whole[digest] = plan.total
 
     def _drop(self, digest: str) -> None:
         self._arriving.pop(digest, None)
-        with contextlib.suppress(OSError):
-            os.unlink(f"{self._path(digest)}.part")
+        self._shelves.drop(digest)
 
     def _disk(self) -> AbstractContextManager[None]:
-        return reported(self._folder, "dispatcher")
+        return reported(self._shelves.folder, "dispatcher")
 
-    def _path(self, digest: str) -> str:
-        return os.path.join(self._folder, digest)
+    def close(self) -> None:
+        """Nothing is put or got any more."""
+        with self._lock:
+            self._shelves.close()
 
 
 def _is_digest(digest: str) -> bool:

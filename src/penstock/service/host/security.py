@@ -72,6 +72,11 @@ class Security:
         folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
         if folder is not None:
             folder = os.path.abspath(os.path.expanduser(folder))
+            if not os.path.isdir(folder):
+                raise NotFoundError(
+                    f"certificates: there is no folder {folder!r}; make a working set with: "
+                    f"penstock certs {folder}"
+                )
         found = find_token(token, folder)
         return cls(found.token, folder, found.origin, found.given)
 

@@ -10,6 +10,7 @@ import select
 from collections import deque
 from functools import partial
 
+from penstock.engine.calls import CONTAINED
 from penstock.errors import InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection
 from penstock.service.host.failures import to_failed, to_impossible
@@ -61,6 +62,7 @@ class Gate:
 
 def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     """Answers a client until it is gone."""
+    CONTAINED.set(True)
     serving = Serving(connection, tasks, gate)
     try:
         serving.run()

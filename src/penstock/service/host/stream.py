@@ -53,6 +53,9 @@ PATIENCE = 900.0
 _UNREACHABLE = 15.0
 """Seconds after which it is an error that none was ever reached; who was may come back."""
 
+_AGAIN = 1.0
+"""Seconds after which a worker that took nothing on is asked again."""
+
 _WARN = 5.0
 """Seconds after which a wait is reported."""
 
@@ -102,6 +105,8 @@ class RemoteStream(Stream):
         self._failure: OpError | None = None
         self._interrupted = False
         self._waited = 0.0
+        self._trying = 0.0
+        """When those who took nothing on are asked again."""
         self._sure = False
         """Whether the dispatcher was asked for more since all was handed out."""
         self._workers(opening.opened)
@@ -170,6 +175,7 @@ class RemoteStream(Stream):
             raise failure
         for worker in self._links.connected():
             self._reading.reader.join(worker)
+        self._try_again()
         self._links.dial()
         self._reading.reader.expects = self._links.expects
         self._tell()
@@ -236,9 +242,9 @@ class RemoteStream(Stream):
             self._agent.tell(consumed, ended, elements, self._waited, want)
             self._waited = 0.0
 
-    def _tell_everything(self) -> None:
+    def _tell_everything(self, unused: int = 0) -> None:
         """Also what was handed out last, and may be in use."""
-        consumed, ended = self._reading.report(everything=True)
+        consumed, ended = self._reading.report(everything=True, unused=unused)
         self._agent.tell(consumed, ended, 0, 0.0)
 
     def _handed_out(self, count: int) -> None:
@@ -289,6 +295,14 @@ class RemoteStream(Stream):
                     self._forget(link, stream)
             case Impossible():
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
+                self._trying = self._now() + _AGAIN
+
+    def _try_again(self) -> None:
+        """Who took nothing on may have been in trouble for a moment, and not about to stop."""
+        reader = self._reading.reader
+        if reader.leaving and self._now() >= self._trying:
+            for worker in tuple(reader.leaving):
+                reader.join(worker)
 
     def _forget(self, link: Link, stream: int) -> None:
         if self._work.form == "split":
@@ -366,9 +380,9 @@ class RemoteStream(Stream):
             own["clients"] = [self._agent.client]
         return {"own": own, "inputs": []}
 
-    def commit(self) -> None:
+    def commit(self, unused: int = 0) -> None:
         if self._reading.leased:
-            self._tell_everything()
+            self._tell_everything(unused)
             self._agent.commit()
             # Forgotten meanwhile, it claims what it handed out, which is as good.
             self._attend()

@@ -58,7 +58,7 @@ def check_opening(state: State, request: OpenIteration) -> None:
         raise NotFoundError(
             f"service.distribute: {MODES[request.options.mode]} gives every worker a fixed part, "
             "but the dispatcher has no list of workers; start it with "
-            "DispatcherConfig(worker_addresses=[...])"
+            "DispatcherConfig(worker_addresses=[...]), or penstock dispatcher --worker-address"
         )
     if is_local(request.options):
         _check_host(state, request.host)

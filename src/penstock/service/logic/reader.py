@@ -98,8 +98,8 @@ class Reader:
         """What a saved state had settled to hand out first, whatever the order."""
         self._pledge: Feed | None = None
         self._workers: dict[str, int] = {}
-        self._leaving: set[str] = set()
-        """Those of them that are about to stop, and take nothing on."""
+        self.leaving: set[str] = set()
+        """Those of them that take nothing on: they are about to stop, or in trouble."""
         self.expects = False
         """Whether other workers may join soon."""
         self._asks: dict[int, Ask] = {}
@@ -119,7 +119,7 @@ class Reader:
 
     def join(self, worker: str) -> None:
         self._workers.setdefault(worker, 0)
-        self._leaving.discard(worker)
+        self.leaving.discard(worker)
         self.hungry = True
 
     def lose(self, worker: str, broken: bool = False) -> None:
@@ -128,7 +128,7 @@ class Reader:
         `broken`: its connection broke. Where that happens again and again, it is no accident.
         """
         self._workers.pop(worker, None)
-        self._leaving.discard(worker)
+        self.leaving.discard(worker)
         owed = [ask for ask in self._asks.values() if ask.worker == worker]
         for ask in owed:
             del self._asks[ask.request]
@@ -178,7 +178,7 @@ class Reader:
 
     def _staying(self) -> dict[str, int]:
         """Those who take on more, and how many requests they have."""
-        return {w: n for w, n in self._workers.items() if w not in self._leaving}
+        return {w: n for w, n in self._workers.items() if w not in self.leaving}
 
     def _free(self) -> bool:
         """Whether anybody has time."""
@@ -316,9 +316,9 @@ class Reader:
         if ask is None:
             return
         if not elsewhere:
-            raise error
-        if isinstance(error, UnavailableError):
-            self._leaving.add(ask.worker)
+            self.arrive(request, ask.at, Failure(error))
+        elif isinstance(error, UnavailableError):
+            self.leaving.add(ask.worker)
         else:
             ask.feed.refused[ask.worker] = error
         self.done(request, None)

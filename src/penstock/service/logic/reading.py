@@ -205,23 +205,19 @@ class Reading:
         self._handed = []
 
     def unused(self, count: int) -> None:
-        """The last elements of what was handed out last were not used: others may have them.
+        """The last elements of what was handed out last were not used: others may have them."""
+        self._handed = _without(self._handed, count)
 
-        What was reported meanwhile stays set aside, for the saved state that it was reported for.
-        """
-        while count > 0 and self._handed:
-            last = self._handed.pop()
-            kept = max(last.start, last.stop - count)
-            count -= last.stop - kept
-            if kept > last.start:
-                self._handed.append(Address(last.stream, last.start, kept))
-
-    def report(self, everything: bool = False) -> tuple[list[Address], dict[int, int]]:
+    def report(
+        self, everything: bool = False, unused: int = 0
+    ) -> tuple[list[Address], dict[int, int]]:
         """What to tell the dispatcher: addresses consumed, and ends seen, since the last time.
 
-        `everything` counts what was handed out last, too: a saved state vouches for it.
+        `everything` counts what was handed out last, too, but for the elements at its end that are
+        not used yet: a saved state vouches for it.
         """
-        report, self._report = self._report + (self._handed if everything else []), []
+        used = _without(self._handed, unused) if everything else []
+        report, self._report = self._report + used, []
         order = self.reader.order
         for feed in order.known() if isinstance(order, AsLeased) else ():
             self._note_end(feed)
@@ -277,6 +273,18 @@ class Reading:
             "held": [list(span) for span in spans(order.feeds)],
             "ended": later(partial(_named, dict(self._ends))),
         }
+
+
+def _without(handed: Iterable[Address], count: int) -> list[Address]:
+    """Addresses without their last `count` elements."""
+    kept = list(handed)
+    while count > 0 and kept:
+        last = kept.pop()
+        stop = max(last.start, last.stop - count)
+        count -= last.stop - stop
+        if stop > last.start:
+            kept.append(Address(last.stream, last.start, stop))
+    return kept
 
 
 def _consumed(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str, Any]:

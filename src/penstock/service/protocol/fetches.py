@@ -84,6 +84,8 @@ class Failed(Message, frozen=True):
     message: str
     remote: str = ""
     """The traceback, as text."""
+    cause: tuple[str, str] = ("", "")
+    """The class of what a function raised, and its text."""
 
 
 class Done(Message, frozen=True):
