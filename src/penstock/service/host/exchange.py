@@ -7,6 +7,8 @@ half sent or half read cannot be made whole.
 from __future__ import annotations
 
 import collections
+import functools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.element.chunk import Chunk
+from penstock.engine.gather import Gather
+from penstock.engine.tuning import cores
 from penstock.errors import (
     InvalidArgumentError,
     OpError,
@@ -211,9 +215,16 @@ def _frame(message: Any, body: int = 0) -> list[bytes]:
     return [frame_head(MESSAGE, len(data), body), data]
 
 
+@functools.lru_cache(maxsize=1)
+def _copier(process: int) -> Gather:
+    """Copies large pieces with two threads, which is twice as fast; a forked child has its own."""
+    return Gather(min(cores(), 2))
+
+
 def _fill(memory: Any, parts: Sequence[Part]) -> None:
     start = 0
     for part in parts:
         end = start + len(part)
-        memory[start:end] = np.frombuffer(part, np.uint8)  # Unlike a memoryview, without the GIL.
+        # By NumPy, unlike a memoryview, without the GIL.
+        _copier(os.getpid()).copy(memory[start:end], np.frombuffer(part, np.uint8))
         start = end
