@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
 from penstock.service.host import agent as agents
 from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.protocol.messages import (
@@ -96,6 +96,18 @@ def test_news_become_events_and_wake_the_reader(dispatcher, make):
     # From now on it knows that version, and nothing is new.
     until(lambda: dispatcher.of(ClientBeat)[-1].version == 2)
     assert not agent.events
+
+
+@pytest.mark.parametrize("kind", [ClientBeat, Lease])
+def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatcher, make, kind):
+    dispatcher.answers[kind] = lambda _: ZeroDivisionError("odd")
+    agent = make()
+    for _ in range(2):
+        agent.tell([], {}, 0, 0.0, want=8 if kind is Lease else 0)
+        until(lambda: agent.events)
+        event = agent.events.popleft()
+        assert isinstance(event, InternalError)
+        assert str(event) == "distribute: ZeroDivisionError: odd"
 
 
 def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, monkeypatch):

@@ -132,6 +132,20 @@ def test_its_threads_end(made):
     assert not [t.name for t in threading.enumerate() if t.name == "penstock-dispatcher"]
 
 
+def test_its_clock_goes_on_whatever_happens(made, monkeypatch, caplog):
+    ticks, gone_on = iter([KeyError("odd")]), threading.Event()
+
+    def tick(ledger):
+        if (error := next(ticks, None)) is not None:
+            raise error
+        gone_on.set()
+
+    monkeypatch.setattr("penstock.service.host.ledger.Ledger.tick", tick)
+    made(job_gc_check_interval=0.01).start()
+    assert gone_on.wait(60)
+    assert "looking at the clock failed; it goes on" in caplog.text
+
+
 def test_a_dispatcher_that_is_dropped_stops(tmp_path):
     dispatcher = Dispatcher(token=TOKEN, work_dir=str(tmp_path))
     dispatcher.start()

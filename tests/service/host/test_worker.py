@@ -28,6 +28,7 @@ from penstock.service.host.connections import Connection, connect_data, here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.dispatcher import Dispatcher
 from penstock.service.host.failures import from_failed
+from penstock.service.host.running import Running
 from penstock.service.host.security import Security
 from penstock.service.host.worker import Worker
 from penstock.service.protocol.fetches import (
@@ -497,6 +498,21 @@ def test_as_a_context(service):
         assert worker.tasks() == 0
         assert len(service.workers) == 2
     until(lambda: len(service.workers) == 1)
+
+
+def test_its_heart_beats_on_whatever_happens(monkeypatch, caplog):
+    say, beats, gone_on = Running._say, iter([KeyError("odd")]), threading.Event()
+
+    def said(running):
+        if (error := next(beats, None)) is not None:
+            raise error
+        say(running)
+        gone_on.set()
+
+    monkeypatch.setattr(Running, "_say", said)
+    with serving():
+        assert gone_on.wait(60)
+    assert "a heartbeat failed; it goes on" in caplog.text
 
 
 def test_one_that_is_dropped_stops(service):

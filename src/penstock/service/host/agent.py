@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import NotFoundError, OpError, UnavailableError
+from penstock.errors import InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.session import Session
 from penstock.service.protocol.messages import (
@@ -232,6 +232,9 @@ class Agent:
         except OpError as error:
             if name == self.client:
                 self._happened(error)
+        except Exception as error:
+            # The reader would wait for ever for somebody who is not there any more.
+            self._happened(InternalError(f"distribute: {type(error).__name__}: {error}"))
 
     def _lease(self, want: int) -> None:
         with self._changed:

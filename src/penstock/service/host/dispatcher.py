@@ -5,6 +5,7 @@ With a `work_dir` it can be killed at any time and started again; whoever talked
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
@@ -38,6 +39,8 @@ from penstock.version import VERSION
 _TICK = 0.5
 _FUNCTIONS = ("by_value", "by_reference")
 _PYTHON = ".".join(platform.python_version_tuple()[:2])
+
+_LOG = logging.getLogger("penstock.service")
 
 
 class Dispatcher:
@@ -191,7 +194,10 @@ class _Desk:
     def run(self, interval: float) -> None:
         """Looks at the clock until it is closed."""
         while not self.closed.wait(interval):
-            self.ledger.tick()
+            try:
+                self.ledger.tick()
+            except Exception:
+                _LOG.exception("dispatcher: looking at the clock failed; it goes on")
 
     def close(self) -> None:
         self.closed.set()

@@ -6,6 +6,7 @@ Nothing here knows the `Worker`, so that one which was dropped is collected and 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 
@@ -26,6 +27,8 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
 )
 from penstock.version import VERSION
+
+_LOG = logging.getLogger("penstock.service")
 
 _BEAT_TIMEOUT = 5.0
 _LEAVE_TIMEOUT = 0.5
@@ -65,10 +68,13 @@ class Running:
         while not self._ending.is_set():
             self._hurry.wait(self._interval)
             self._hurry.clear()
-            # A dispatcher that is away comes back, or somebody stops the worker.
-            with contextlib.suppress(OpError):
+            try:
                 if not self._ending.is_set():
                     self._say()
+            except OpError:
+                pass  # A dispatcher that is away comes back, or somebody stops the worker.
+            except Exception:
+                _LOG.exception("worker %s: a heartbeat failed; it goes on", self.info.address)
 
     def _say(self) -> None:
         beat = WorkerBeat(self.info.worker, self.tasks.statuses(), self._gate.draining)
