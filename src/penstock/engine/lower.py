@@ -263,9 +263,8 @@ def _sequels(
 
 def _is_loose(node: Node) -> bool:
     """Whether elements may come as they are ready."""
-    if isinstance(node, nodes.Map) and node.parallel is not None and node.deterministic is False:
-        return True
-    return isinstance(node, nodes.Distribute) or any(map(_is_loose, node.inputs))
+    own = node.loose if isinstance(node, nodes.Map) else isinstance(node, nodes.Distribute)
+    return own or any(map(_is_loose, node.inputs))
 
 
 def _begin(node: Node) -> tuple[State, list[State]]:

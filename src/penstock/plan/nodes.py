@@ -425,8 +425,12 @@ class Map(Node):
 
     @property
     def obstacle(self) -> str | None:
-        loose = self.parallel is not None and self.deterministic is False
-        return "with deterministic=False elements come as they are ready" if loose else None
+        return "with deterministic=False elements come as they are ready" if self.loose else None
+
+    @property
+    def loose(self) -> bool:
+        """Whether elements may come as they are ready."""
+        return self.parallel is not None and self.deterministic is False
 
 
 @node
