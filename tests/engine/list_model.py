@@ -20,6 +20,7 @@ from tests.engine.list_values import FAULT, empty, padded, parts_of, rows, stack
 
 Epoch = tuple[int, ...]
 Items = Iterator[Any]
+Pairs = Iterator[tuple[int, Any]]
 END: Any = object()
 
 
@@ -41,25 +42,15 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return (np.searchsorted(edges, (word >> 11) * 2.0**-53, "right") for word in words)
         case n.Generator(function, arguments):
             return generated(function, arguments)
-        case n.Map():
-            return mapped(plan, source, epoch)
         case n.TakeWhile(_, function):
-            return chosen(source, function, stop=True)
-        case n.Filter(_, function):
-            return chosen(source, function, stop=False)
-        case n.FlatMap(_, function):
-            return interleaved(source, function, 1, 1, epoch)
-        case n.Interleave(_, function, cycle, block):
-            return interleaved(source, function, cycle, block, epoch)
+            return (item for _, item in chosen(enumerate(source), function, stop=True))
+        case _ if isinstance(plan, ELEMENTWISE):
+            return (item for _, item in elementwise(plan, epoch))
         case n.Scan(_, initial, function):
             return scanned(source, initial.chunk.elements()[0], function)
-        case n.IgnoreErrors():
-            return (item for item in source if item is not FAULT)
         case n.Batch(_, size, drop):
             groups = iter(lambda: list(islice(source, size)), [])
             return (collated(plan, group) for group in groups if len(group) == size or not drop)
-        case n.Unbatch():
-            return chain.from_iterable(map(rows, source))
         case n.Rebatch(_, sizes, drop):
             return rebatched(source, sizes, drop)
         case n.Window():
@@ -87,13 +78,57 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
         case n.Zip(_, tree):
             pairs = zip(source, *others, strict=False)
             return (FAULT if FAULT in pair else tree.unflatten(pair) for pair in pairs)
-        case n.Concatenate():
-            return chain(source, *others)
         case n.Choose(_, _, stop):
             return chosen_from(source, others, stop)
-        case n.Prefetch() | n.Cache() | n.WithOptions() | n.Distribute():
+        case n.Cache() | n.Distribute():
             return source
     raise AssertionError(f"the model does not know {plan.label}")
+
+
+# What becomes of each element alone
+
+
+ELEMENTWISE = (
+    *(n.Map, n.Filter, n.Interleave, n.Unbatch, n.IgnoreErrors, n.Prefetch, n.WithOptions),
+    n.Concatenate,
+)
+
+
+def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
+    """The elements and their numbers, by which is drawn what is made of them."""
+    source, *others = [numbered(part, epoch) for part in plan.inputs]
+    match plan:
+        case n.Map():
+            return mapped(plan, source, epoch)
+        case n.Filter(_, function):
+            return chosen(source, function, stop=False)
+        case n.FlatMap(_, function):
+            return interleaved(source, function, 1, 1, epoch)
+        case n.Interleave(_, function, cycle, block):
+            return interleaved(source, function, cycle, block, epoch)
+        case n.Unbatch():
+            return ((derive(k, i), row) for k, x in source for i, row in enumerate(rows(x)))
+        case n.IgnoreErrors():
+            return ((number, item) for number, item in source if item is not FAULT)
+        case n.Concatenate():
+            return chain(source, ((derive(1, number), item) for number, item in others[0]))
+    return source
+
+
+def numbered(plan: n.Node, epoch: Epoch) -> Pairs:
+    """By where elements come from, if each comes from one with random access; else counted."""
+    if plan.blocked is None or not comes_from_one(plan):
+        return enumerate(items(plan, epoch))
+    return elementwise(plan, epoch)
+
+
+def comes_from_one(plan: n.Node) -> bool:
+    if plan.blocked is None:
+        return True
+    if isinstance(plan, n.Concatenate) and plan.inputs[0].cardinality == n.INFINITE:
+        return comes_from_one(plan.inputs[0])
+    alone = isinstance(plan, ELEMENTWISE) and not isinstance(plan, n.TakeWhile)
+    return alone and all(map(comes_from_one, plan.inputs))
 
 
 def key(seed: int, epoch: Epoch, again: bool) -> int:
@@ -116,47 +151,54 @@ def generated(function: Any, arguments: tuple[Any, ...]) -> Items:
         yield FAULT
 
 
-def mapped(plan: n.Map, source: Items, epoch: Epoch) -> Items:
-    for number, item in enumerate(source):
+def mapped(plan: n.Map, source: Pairs, epoch: Epoch) -> Pairs:
+    for number, item in source:
         if item is not FAULT and plan.vectorized:
-            yield rows(call(plan.function, *parts_of(stacked([item]))))[0]
+            yield number, rows(call(plan.function, *parts_of(stacked([item]))))[0]
         elif plan.random is not None:
             random = generator(plan.random, *epoch, number)
-            yield call(plan.function, *parts_of(item), random)
+            yield number, call(plan.function, *parts_of(item), random)
         else:
-            yield call(plan.function, *parts_of(item))
+            yield number, call(plan.function, *parts_of(item))
 
 
-def chosen(source: Items, function: Any, stop: bool) -> Items:
-    for item in source:
+def chosen(source: Pairs, function: Any, stop: bool) -> Pairs:
+    for number, item in source:
         passes = call(function, *parts_of(item))
         if passes is FAULT or passes:
-            yield FAULT if passes is FAULT else item
+            yield number, FAULT if passes is FAULT else item
         elif stop:
             return
 
 
-def interleaved(source: Items, function: Any, cycle: int, block: int, epoch: Epoch) -> Items:
+def interleaved(source: Pairs, function: Any, cycle: int, block: int, epoch: Epoch) -> Pairs:
     slots: list[Any] = [None] * cycle
-    turn, ordinal, more = 0, 0, True
+    turn, more = 0, True
     while more or any(slots):
         while slots[turn] is None and more:
-            item = next(source, END)
+            number, item = next(source, (0, END))
             more = item is not END
             if more:
                 made = call(function, *parts_of(item))
-                slots[turn] = None if made is FAULT else items(made.__plan__, (*epoch, ordinal))
-                ordinal += 1
-                yield from [FAULT] if made is FAULT else []
+                slots[turn] = None if made is FAULT else inner(made, number, epoch)
+                yield from [(number, FAULT)] if made is FAULT else []
         taken = 0
         while slots[turn] is not None and (taken < block or cycle == 1):
-            item = next(slots[turn], END)
-            if item is END:
+            pair = next(slots[turn], END)
+            if pair is END:
                 slots[turn] = None
             else:
-                taken += item is not FAULT
-                yield item
+                taken += pair[1] is not FAULT
+                yield pair
         turn = (turn + 1) % cycle
+
+
+def inner(made: Any, number: int, epoch: Epoch) -> Pairs:
+    """A dataset made of element `number`; elements that fail are not counted."""
+    given = 0
+    for item in items(made.__plan__, (*epoch, number)):
+        yield derive(number, given), item
+        given += item is not FAULT
 
 
 def scanned(source: Items, state: Any, function: Any) -> Items:

@@ -35,6 +35,10 @@ def generated():
         yield number, "x" * (number % 3)
 
 
+def shuffled(x):
+    return Dataset.range(x + 4).shuffle(8, seed=1).take(3)
+
+
 RAGGED = tf.Ragged.from_rows([[1, 2], [], [3], [4, 5, 6]])
 
 DATASETS = {
@@ -60,6 +64,14 @@ DATASETS = {
     ),
     "empty": lambda: Dataset.range(0),
     "empty by filter": lambda: Dataset.range(50).filter(lambda x: x < 0),
+    "random functions behind a filter": lambda: (
+        Dataset.range(60)
+        .filter(lambda x: x % 3 != 0)
+        .map(lambda x, random: x + random.random(), random=True, seed=3)
+    ),
+    "random datasets inside datasets": lambda: (
+        Dataset.range(9).flat_map(Dataset.range).flat_map(shuffled).repeat(2)
+    ),
     "large rows": lambda: Dataset.range(5).map(lambda x: np.full(300_000, x)),
 }
 

@@ -318,7 +318,7 @@ class Dataset:
             vectorized: Whether the function gets and gives whole columns, with a leading axis
                 over many elements.
             random: Whether the function gets, as its last argument, a `numpy.random.Generator` that
-                depends on the seed, the epoch and the number of the element alone.
+                depends on the seed, the epoch and where the element comes from alone.
             seed: The seed for `random`.
             output_signature: What the results look like, for `element_spec`.
 

@@ -25,17 +25,22 @@ _TUPLE = type(())
 class Chunk:
     """Elements of one structure; `columns[i]` holds leaf i of all of them.
 
+    `numbers` say where each comes from, if somebody draws by that: see `Context.numbered`.
+
     >>> chunk = Chunk.of([(np.int64(1), b"a"), (np.int64(2), b"b")])
     >>> len(chunk), chunk.columns[0], chunk.elements()[1]
     (2, array([1, 2]), (np.int64(2), b'b'))
     """
 
-    __slots__ = ("_nbytes", "columns", "size", "tree")
+    __slots__ = ("_nbytes", "columns", "numbers", "size", "tree")
 
-    def __init__(self, tree: Tree, columns: list[Column], size: int) -> None:
+    def __init__(
+        self, tree: Tree, columns: list[Column], size: int, numbers: Array | None = None
+    ) -> None:
         self.tree = tree
         self.columns = columns
         self.size = size
+        self.numbers = numbers
         self._nbytes = -1
 
     def __len__(self) -> int:
@@ -64,19 +69,28 @@ class Chunk:
             return chunks[0]
         parts = zip(*(chunk.columns for chunk in chunks), strict=True)
         size = sum(chunk.size for chunk in chunks)
-        return cls(chunks[0].tree, [columns.join(part) for part in parts], size)
+        numbers = [chunk.numbers for chunk in chunks if chunk.numbers is not None]
+        all_numbers = np.concatenate(numbers) if len(numbers) == len(chunks) else None
+        return cls(chunks[0].tree, [columns.join(part) for part in parts], size, all_numbers)
+
+    def numbered(self, numbers: Array | None) -> Chunk:
+        """The same elements, with these numbers."""
+        return Chunk(self.tree, self.columns, self.size, numbers)
 
     def rows(self, start: int, stop: int) -> Chunk:
         """The elements from `start` to `stop`, sharing memory."""
         if start == 0 and stop >= self.size:
             return self
         stop = min(stop, self.size)
-        return Chunk(self.tree, [column[start:stop] for column in self.columns], stop - start)
+        numbers = None if self.numbers is None else self.numbers[start:stop]
+        columns = [column[start:stop] for column in self.columns]
+        return Chunk(self.tree, columns, stop - start, numbers)
 
     def take(self, indices: Array) -> Chunk:
         """The elements at `indices`, gathered."""
         picked = [columns.take(column, indices) for column in self.columns]
-        return Chunk(self.tree, picked, len(indices))
+        numbers = None if self.numbers is None else self.numbers[indices]
+        return Chunk(self.tree, picked, len(indices), numbers)
 
     def again(self, count: int) -> Chunk:
         """The one element of a chunk, `count` times."""

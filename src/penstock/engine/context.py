@@ -41,15 +41,24 @@ class Context:
     meters: Meters = field(default_factory=Meters)
     in_order: bool = False
     """Whether all must come in order, because states were saved that do not say what followed."""
+    numbered: bool = False
+    """Whether chunks carry the numbers of their elements, because somebody draws by them.
+
+    The number of an element says where it comes from, and not how many came before it: its
+    position where there is random access; of what one element became (a dataset, rows, records),
+    one number from that element's and another from the place in it. So those who have a piece of
+    a plan know the numbers of the whole.
+    """
 
     def repetition(self, number: int) -> Context:
         return replace(self, epoch=(*self.epoch, number))
 
-    def inside(self, ordinal: int) -> Context:
-        """For a dataset that a function made of element `ordinal`."""
-        key = derive(self.key, *self.epoch, ordinal)
+    def inside(self, number: int) -> Context:
+        """For a dataset that a function made of element `number`."""
+        key = derive(self.key, *self.epoch, number)
         meters = self.meters.inner()
-        return replace(self, epoch=(*self.epoch, ordinal), key=key, meters=meters, in_order=True)
+        epoch = (*self.epoch, number)
+        return replace(self, epoch=epoch, key=key, meters=meters, in_order=True, numbered=False)
 
     @property
     def inline(self) -> bool:

@@ -37,6 +37,8 @@ from penstock.engine.tuning import Budget, Depth, Parallelism, cores
 from penstock.errors import FailedPreconditionError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
+from penstock.plan.pieces import pieces_of
+from penstock.plan.seeds import numbers_from
 
 _INNER_AHEAD = 16
 """How many elements each inner dataset is read ahead, if they are read in parallel."""
@@ -47,13 +49,23 @@ _GATHER_THREADS = 16
 
 
 class Tap(Stream):
-    """Stands behind every operator: counts, times, and knows the position on random access."""
+    """Stands behind every operator: counts, times, and knows the position on random access.
 
-    def __init__(self, stream: Stream, meter: Meter | None, position: int | None) -> None:
+    There it numbers the elements, from `first` at position 0, if it is told to.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        meter: Meter | None,
+        position: int | None = None,
+        first: int | None = None,
+    ) -> None:
         self.inputs = (stream,)
         self._stream = stream
         self._meter = meter
         self._position = position
+        self._first = first
         self._ended = False
 
     def pull(self, limit: int) -> Chunk:
@@ -70,6 +82,8 @@ class Tap(Stream):
                 self._position += 1
             raise
         if self._position is not None:
+            if self._first is not None:
+                chunk = chunk.numbered(numbers_from(self._first + self._position, len(chunk)))
             self._position += len(chunk)
         if self._meter is not None:
             self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)
@@ -104,14 +118,19 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
             "Dataset.shard: SHARD_HINT is filled in when the dataset is distributed with "
             "AutoShardPolicy.HINT; give the number of shards and the index to iterate here"
         )
+    if isinstance(node, nodes.Part):
+        opened = open_plan(node.input, state, context)
+        return merging.PartStream(opened, node.number) if context.numbered else opened
     meter = context.meters.of(node)
     if node.blocked is None and not isinstance(state, dict):
-        return Tap(_at(node, state or 0, context), meter, state or 0)
+        first = _first(node) if context.numbered else None
+        opened = _at(node, state or 0, replace(context, numbered=False))
+        return Tap(opened, meter, state or 0, first)
     # Whether a map without order has random access depends on its parallel calls, and those may
     # have changed since the state was saved: the state says what it was, and so it goes on.
     if isinstance(state, int):
-        return Tap(_at(node, state, replace(context, in_order=True)), meter, None)
-    return Tap(_from(node, state, context), meter, None)
+        return Tap(_at(node, state, replace(context, in_order=True)), meter)
+    return Tap(_from(node, state, context), meter)
 
 
 def _at(node: Node, start: int, context: Context) -> Stream:
@@ -179,12 +198,21 @@ def _from(node: Node, state: State, context: Context) -> Stream:
         case nodes.Concatenate(first, second):
             which, *known = own or (0,)
             sequels, context = _sequels(second, state, known, context)
-            opens = [partial(_open, part, context) for part in (first, second)]
+            opens = [partial(_open, part, context) for part in (first, nodes.Part(second, 1))]
             return merging.ConcatenateStream(opens, which, inputs[0], sequels)
         case nodes.Unbatch(source):
             return batching.UnbatchStream("unbatch", open_plan(source, inputs[0], context), own)
-    streams = tuple(open_plan(i, s, context) for i, s in zip(node.inputs, inputs, strict=True))
+    below = replace(context, numbered=True) if _draws_by_numbers(node) else context
+    streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
     return _over(node, streams, own, context)
+
+
+def _draws_by_numbers(node: Node) -> bool:
+    """Whether the numbers of its elements matter to an operator, and others may have a piece."""
+    match node:
+        case nodes.Interleave(source) | nodes.Map(source, random=int()):
+            return pieces_of(source) is not None
+    return False
 
 
 def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context) -> Stream:
@@ -194,9 +222,9 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Generator():
             return sources.GeneratorStream(node, own)
         case nodes.Records():
-            return sources.RecordsStream(node, streams[0], own)
+            return sources.RecordsStream(node, streams[0], own, context.numbered)
         case nodes.Saved():
-            return sources.ChunksStream(partial(files.saved_chunks, node), own)
+            return sources.ChunksStream(partial(files.saved_chunks, node, context.numbered), own)
         case nodes.Map():
             return _map(node, streams[0], own, context)
         case nodes.TakeWhile():
@@ -206,8 +234,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Interleave():
             width = _width(node, context)
             inner = partial(_inner, context, width > 0)
-            key = context.inside(0).key
-            return interleaving.InterleaveStream(node, streams[0], key, inner, width, own)
+            key, numbered = context.inside(0).key, context.numbered
+            return interleaving.InterleaveStream(node, streams[0], key, inner, width, numbered, own)
         case nodes.Scan():
             return elementwise.ScanStream(node, streams[0], own)
         case nodes.IgnoreErrors(_, log_warning):
@@ -327,8 +355,8 @@ def _width(node: nodes.Interleave, context: Context) -> int:
     return Parallelism(node.parallel, Budget.of(context.options)).most + 1
 
 
-def _inner(context: Context, ahead: bool, plan: Node, state: State, ordinal: int) -> Stream:
+def _inner(context: Context, ahead: bool, plan: Node, state: State, number: int) -> Stream:
     """A dataset inside a dataset."""
-    inside = context.inside(ordinal)
+    inside = context.inside(number)
     stream = open_plan(plan, state, inside)
     return _prefetch(stream, _INNER_AHEAD, inside) if ahead else stream

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
 from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.logs import Logs
 from penstock.engine.pool import Pool
@@ -40,10 +41,13 @@ class _Work:
 class _Task:
     """Some elements on their way through a function."""
 
-    def __init__(self, place: Place, first: int, size: int, future: Future[Any]) -> None:
+    def __init__(
+        self, place: Place, first: int, size: int, numbers: Array | None, future: Future[Any]
+    ) -> None:
         self.place = place
         self.first = first
         self.size = size
+        self.numbers = numbers
         self.future = future
 
 
@@ -119,15 +123,16 @@ class ParallelMapStream(Stream):
             if any(start <= self._ordinal < stop for start, stop in self._done):
                 self._ordinal += 1
             else:
-                self._add(1, _completed([FailedCall(error)]))
+                self._add(1, None, _completed([FailedCall(error)]))
             return
         fresh = self._undone(rows)
         if fresh is not None:
             arguments = self._arguments(fresh, self._ordinal)
-            self._add(len(fresh), self._pool.submit(self._work, arguments, self._ordinal))
+            future = self._pool.submit(self._work, arguments, self._ordinal)
+            self._add(len(fresh), fresh.numbers, future)
 
-    def _add(self, size: int, future: Future[Any]) -> None:
-        self._tasks.append(_Task(self._feed.place, self._ordinal, size, future))
+    def _add(self, size: int, numbers: Array | None, future: Future[Any]) -> None:
+        self._tasks.append(_Task(self._feed.place, self._ordinal, size, numbers, future))
         self._ordinal += size
 
     def _undone(self, rows: Chunk) -> Chunk | None:
@@ -165,7 +170,8 @@ class ParallelMapStream(Stream):
         self._task = task
         self._results.ordinal = task.first
         made = task.future.result()
-        self._results.add(made, sum(type(item) is FailedCall for item in made))
+        failures = sum(type(item) is FailedCall for item in made)
+        self._results.add(made, failures, task.numbers)
         self._measure(task.size)
 
     def _finish_task(self) -> None:

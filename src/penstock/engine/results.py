@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.element.chunk import Chunk, changed, describe, unusable
+from penstock.element.columns import Array
 from penstock.engine.calls import FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
@@ -19,6 +20,7 @@ class Results:
         self.where = where
         self.ordinal = ordinal
         self._waiting: list[Any] = []
+        self._numbers: tuple[int, Array] | None = None
         self._failures = 0
         self._kind: Any = None
         self._first: tuple[int, str] | None = None
@@ -26,10 +28,14 @@ class Results:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, results: list[Any], failures: int = 0) -> None:
-        """Takes results over; `failures` of them are `FailedCall`."""
-        self._waiting = self._waiting + results if self._waiting else results
-        self._failures += failures
+    def add(self, results: list[Any], failures: int = 0, numbers: Array | None = None) -> None:
+        """Takes results over when none are left; `failures` of them are `FailedCall`.
+
+        `numbers` are those of the elements that they were made of.
+        """
+        assert not self._waiting
+        self._waiting, self._failures = results, failures
+        self._numbers = None if numbers is None else (self.ordinal, numbers)
 
     def hand_on(self, limit: int) -> Chunk:
         """The next elements; raises if the next one is a failure."""
@@ -44,6 +50,9 @@ class Results:
                 raise self._odd() from None
             chunk = self._chunk(self._front(count))
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
+        if self._numbers is not None:
+            first, numbers = self._numbers
+            chunk = chunk.numbered(numbers[self.ordinal - first :][:count])
         self.ordinal += count
         return chunk
 

@@ -115,8 +115,6 @@ def _why(node: Node) -> str:
         return node.obstacle
     if len(node.inputs) > 1:
         return "it takes elements of several datasets in turn"
-    if isinstance(node, nodes.Map):
-        return f"its random numbers depend on the numbers of the elements ({node.blocked})"
     return f"it counts elements, and their numbers are not known in advance ({node.blocked})"
 
 

@@ -953,6 +953,16 @@ class Round(Node):
     number: int
 
 
+@node
+class Part(Node):
+    """One of several parts of a plan. What is drawn for its elements is not what others draw."""
+
+    input: Node
+    number: int
+
+    reason = "it is one of several parts"
+
+
 class Repetitions:
     """Numbers the iterations of one dataset that this process begins.
 

@@ -27,7 +27,13 @@ Rule = Callable[[Node], Node | None]
 
 
 def no_operation(node: Node) -> Node | None:
-    """Operators that change nothing."""
+    """Operators that change nothing.
+
+    Over a stream they stay: workers cannot divide it behind them, and its elements are numbered
+    here as they are there.
+    """
+    if not node.inputs or node.inputs[0].blocked is not None:
+        return None
     match node:
         case Skip(source, 0) | Shard(source, 1, 0) | Shuffle(source, 1):
             return source

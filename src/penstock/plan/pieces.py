@@ -30,7 +30,7 @@ _PART_BYTES = 16 << 20
 
 _ELEMENTWISE = (
     *(nodes.Map, nodes.Interleave, nodes.Unbatch, nodes.IgnoreErrors, nodes.Records),
-    *(nodes.Prefetch, nodes.WithOptions),
+    *(nodes.Prefetch, nodes.WithOptions, nodes.Part),
 )
 """What does with each element what it would do with that element alone."""
 
@@ -60,9 +60,7 @@ def pieces_of(node: Node, parts: int = 1) -> Pieces | None:
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether each element is treated for itself: a random function of a stream counts them."""
-    if isinstance(node, nodes.Map):
-        return node.random is None
+    """Whether each element is treated for itself."""
     return isinstance(node, _ELEMENTWISE) or type(node) is nodes.Filter
 
 
@@ -84,7 +82,9 @@ def _range(node: Node, start: int, size: int) -> Node:
 def _shard_file(node: nodes.Saved, number: int) -> Node:
     if number >= len(node.shards):
         return nodes.Take(node, 0)
-    return replace(node, shards=(node.shards[number],), count=UNKNOWN)
+    if len(node.shards) == 1:
+        return node
+    return nodes.Part(replace(node, shards=(node.shards[number],), count=UNKNOWN), number)
 
 
 def _file_parts(node: nodes.Records, parts: int) -> Pieces:
@@ -97,12 +97,17 @@ def _file_parts(node: nodes.Records, parts: int) -> Pieces:
 
 
 def _both(first: Pieces | None, second: Pieces | None) -> Pieces | None:
-    """The pieces of one plan, then those of another."""
+    """The pieces of one plan, then those of another, which is part 1."""
     if first is None or second is None or first.streams == ENDLESS:
         return first if first is not None and first.streams == ENDLESS else None
     before = first.streams
     streams = ENDLESS if second.streams == ENDLESS else before + second.streams
-    return Pieces(streams, lambda i: first.make(i) if i < before else second.make(i - before))
+    behind = second.make
+
+    def make(number: int) -> Node:
+        return first.make(number) if number < before else nodes.Part(behind(number - before), 1)
+
+    return Pieces(streams, make)
 
 
 def is_ordered(node: Node) -> bool:

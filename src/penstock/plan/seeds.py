@@ -55,6 +55,8 @@ def derive(key: int, *parts: int) -> int:
 
 def derive_array(base: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """`derive(base, value)` for every value of an array of integers."""
+    if values.shape == (1,):  # Several times as fast as the long way.
+        return np.array([derive(base, int(values[0]))], np.uint64)
     z = values.astype(np.uint64)
     z += np.uint64(1)
     z *= np.uint64(_GOLDEN)
@@ -64,6 +66,11 @@ def derive_array(base: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.
         z *= np.uint64(factor)
     z ^= z >> np.uint64(31)
     return z
+
+
+def numbers_from(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The numbers of `count` elements from number `first` on, to draw by."""
+    return np.arange(first, first + count, dtype=np.uint64)
 
 
 class _Words(ISeedSequence):

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -158,10 +159,25 @@ def test_a_host_that_is_not_known():
 
 def test_a_peer_that_says_nothing():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = ControlClient(f"localhost:{silent.getsockname()[1]}", SECURITY, timeout=0.3)
+        client = ControlClient(f"localhost:{silent.getsockname()[1]}", SECURITY)
         with pytest.raises(UnavailableError, match="has not answered for 0.3 s"):
-            client.call(GetStatus())
+            client.call(GetStatus(), timeout=0.3)
         client.close()
+
+
+def test_a_slow_answer_is_waited_for_however_short_the_time_to_repeat_it():
+    def slow(request):
+        time.sleep(0.4)
+        return Ok()
+
+    server = ControlServer(slow, "localhost", 0, SECURITY)
+    server.start()
+    client = ControlClient(f"localhost:{server.port}", SECURITY, timeout=0.1)
+    assert client.call(GetStatus()) == Ok()
+    with pytest.raises(UnavailableError, match="has not answered for 0.1 s"):
+        client.call(GetStatus(), timeout=0.1)
+    client.close()
+    server.stop()
 
 
 def test_a_server_of_something_else():

@@ -9,10 +9,12 @@ import numpy as np
 
 from penstock.element import columns
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, batched, stacked
 from penstock.engine.stream import Inlet, State, Stream, discard
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch
+from penstock.plan.seeds import derive_array, numbers_from
 
 Wrap = Callable[[Node], Any]
 OpenInner = Callable[[Node, State, int], Stream]
@@ -102,6 +104,8 @@ class UnbatchStream(Stream):
         return max(1, int(self._counts.mean())) if len(self._counts) else 1 << 30
 
     def _open(self, elements: Chunk) -> None:
+        if not elements.columns:
+            raise InvalidArgumentError(f"Dataset.{self._label}: elements must have components")
         parts = [columns.unstack(column) for column in elements.columns]
         uneven = np.any([counts != parts[0][1] for _, counts in parts], axis=0)
         if uneven.any():
@@ -109,7 +113,8 @@ class UnbatchStream(Stream):
             return
         self._counts = parts[0][1]
         total = int(self._counts.sum())
-        self._rows = Chunk(elements.tree, [column for column, _ in parts], total)
+        numbers = None if elements.numbers is None else _row_numbers(elements.numbers, self._counts)
+        self._rows = Chunk(elements.tree, [column for column, _ in parts], total, numbers)
         self._given, self._skip = self._skip, 0
 
     def _open_even(self, elements: Chunk, even: int, counts: list[Any]) -> None:
@@ -143,6 +148,12 @@ class UnbatchStream(Stream):
         if self._rows is None or self._given >= len(self._rows):
             return [self._feed.save()]
         return [self._feed.place.after(self._at()[0]).state]
+
+
+def _row_numbers(numbers: Array, counts: Array) -> Array:
+    """The numbers of the rows of elements with these numbers."""
+    pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
+    return np.concatenate([derive_array(number, numbers_from(0, n)) for number, n in pairs])
 
 
 class RebatchStream(Stream):

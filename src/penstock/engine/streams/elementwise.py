@@ -19,7 +19,7 @@ from penstock.engine.results import Results, as_results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan
-from penstock.plan.seeds import generator
+from penstock.plan.seeds import generator, numbers_from
 
 log = logging.getLogger("penstock")
 
@@ -59,9 +59,9 @@ class MapStream(Stream):
         if self._used < len(rows):
             self._feed.unread(rows, self._used)
         if error is not None:
-            self._results.add([*results, FailedCall(error)], failures=1)
+            self._results.add([*results, FailedCall(error)], 1, rows.numbers)
         else:
-            self._results.add(results)
+            self._results.add(results, numbers=rows.numbers)
 
     def _columns(self, limit: int) -> Chunk:
         rows = self._next(limit)
@@ -76,7 +76,7 @@ class MapStream(Stream):
             self._results.ordinal += 1
             raise
         self._results.ordinal += len(rows)
-        return made
+        return made if rows.numbers is None else made.numbered(rows.numbers)
 
     def state(self) -> State:
         return self._results.ordinal
@@ -97,7 +97,8 @@ def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
     """What the function is called with: the elements, numbered if it is random."""
     if node.random is None:
         return rows
-    return pair(leaf(np.arange(ordinal, ordinal + len(rows))), rows)
+    numbers = rows.numbers if rows.numbers is not None else numbers_from(ordinal, len(rows))
+    return pair(leaf(numbers), rows)
 
 
 class Seeded:

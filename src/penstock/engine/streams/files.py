@@ -29,7 +29,7 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
 from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
-from penstock.plan.seeds import scoped
+from penstock.plan.seeds import derive_array, numbers_from, scoped
 
 log = logging.getLogger("penstock")
 
@@ -37,9 +37,16 @@ Open = Callable[[State], Stream]
 OpenPlan = Callable[[Node, State, Context], Stream]
 
 
-def saved_chunks(node: Saved) -> Iterator[Chunk]:
-    """The elements of the shards that `node` names."""
-    return saved.read(node.path, node.shards, node.compression, node.spec, "Dataset.load")
+def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
+    """The elements of the shards that `node` names; several of them are parts of it."""
+    for part, shard in enumerate(node.shards):
+        count = 0
+        for chunk in saved.read(node.path, [shard], node.compression, node.spec, "Dataset.load"):
+            numbers = numbers_from(count, len(chunk)) if numbered else None
+            if numbers is not None and len(node.shards) > 1:
+                numbers = derive_array(part, numbers)
+            count += len(chunk)
+            yield chunk.numbered(numbers)
 
 
 class Keeper(Protocol):

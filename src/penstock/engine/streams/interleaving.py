@@ -1,7 +1,8 @@
 """Interleaving: the datasets that a function makes of the elements, some of them in turn.
 
-A slot holds one open dataset. Its state is the place of the outer element that it was made of
-and where its own stream is; opening it again calls the function again, on the same element.
+A slot holds one open dataset. Its state is the place of the outer element that it was made of,
+where its own stream is and how much that gave; opening it again calls the function again, on the
+same element.
 Read in parallel, the datasets of the next outer elements are opened before it is their turn.
 """
 
@@ -11,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine.calls import Calls, FailedCall
@@ -19,19 +19,21 @@ from penstock.engine.stream import Demand, Inlet, Place, State, Stream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
 from penstock.plan.nodes import Interleave, Node
-from penstock.plan.seeds import derive, scoped
+from penstock.plan.seeds import derive, derive_array, numbers_from, scoped
 
 OpenInner = Callable[[Node, State, int], Stream]
 
 
 @dataclass
 class Slot:
-    """One open dataset: the number and place of its outer element, and its stream."""
+    """One open dataset: its outer element, how many of its own were given, and its stream."""
 
     ordinal: int
+    number: int
     place: Place
     stream: Stream
     feed: Inlet
+    given: int
     demand: Demand = field(default_factory=Demand)
 
     def pull(self, least: int) -> Chunk:
@@ -51,6 +53,7 @@ class InterleaveStream(Stream):
         key: int,
         open_inner: OpenInner,
         ahead: int,
+        numbered: bool,
         state: State,
     ) -> None:
         self.inputs = (source,)
@@ -61,6 +64,7 @@ class InterleaveStream(Stream):
         self._calls = Calls(node.label, node.function)
         self._slots: list[Slot | None] = [None] * node.cycle
         self._ahead = ahead
+        self._numbered = numbered
         self._alike = Alike(self._calls.where)
         self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
@@ -111,6 +115,9 @@ class InterleaveStream(Stream):
         chunk = whole.rows(0, min(left, limit))
         if len(chunk) < len(whole):
             slot.feed.unread(whole, len(chunk))
+        if self._numbered:
+            chunk = chunk.numbered(derive_array(slot.number, numbers_from(slot.given, len(chunk))))
+        slot.given += len(chunk)
         self._taken += len(chunk)
         if self._taken >= self._node.block:
             self._advance()
@@ -135,29 +142,29 @@ class InterleaveStream(Stream):
         """Opens the datasets of the next outer elements."""
         while len(self._next) < count and not self._ended:
             try:
-                element = self._feed.pull(1).elements()[0]
+                row = self._feed.pull(1)
             except StopIteration:
                 self._ended = True
                 return
             except Exception as error:
                 self._feed.unraise(error)
                 return
-            place, ordinal = self._feed.place, self._ordinal + len(self._next)
-            self._next.append((place, self._tried(element, ordinal, place)))
+            self._next.append((self._feed.place, self._tried(row, self._ordinal + len(self._next))))
 
-    def _tried(self, element: Any, ordinal: int, place: Place) -> Slot | FailedCall:
+    def _tried(self, row: Chunk, ordinal: int) -> Slot | FailedCall:
         try:
-            slot = self._open(element, ordinal, place, None)
+            slot = self._open(row, ordinal)
         except Exception as error:
             return FailedCall(error)
         slot.stream.warm()
         return slot
 
-    def _open(self, element: Any, ordinal: int, place: Place, state: State) -> Slot:
-        with scoped(derive(self._key, ordinal)):
-            made = self._calls.one(element, ordinal)
-        stream = self._open_inner(plan_of(self._calls.where, made), state, ordinal)
-        return Slot(ordinal, place, stream, Inlet(stream))
+    def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
+        number = ordinal if row.numbers is None else int(row.numbers[0])
+        with scoped(derive(self._key, number)):
+            made = self._calls.one(row.elements()[0], ordinal)
+        stream = self._open_inner(plan_of(self._calls.where, made), state, number)
+        return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given)
 
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % self._node.cycle
@@ -166,23 +173,22 @@ class InterleaveStream(Stream):
     def _restore(self, state: State) -> None:
         """Pulls the outer elements from the oldest open slot on, and opens the slots again."""
         self._turn, self._taken, last = state["at"]
-        waiting = {ordinal: (slot, inner) for slot, ordinal, inner in state["slots"]}
+        waiting = {ordinal: (slot, *inner) for slot, ordinal, *inner in state["slots"]}
         self._ordinal = min(waiting, default=last)
         while self._ordinal < last:
             try:
-                element = self._feed.pull(1).elements()[0]
+                row = self._feed.pull(1)
             except Exception:  # It was raised before the state was saved.
                 self._ordinal += 1
                 continue
             if self._ordinal in waiting:
-                slot, inner = waiting[self._ordinal]
-                place = self._feed.place
-                self._slots[slot] = self._open(element, self._ordinal, place, inner)
+                slot, inner, given = waiting[self._ordinal]
+                self._slots[slot] = self._open(row, self._ordinal, inner, given)
             self._ordinal += 1
 
     def state(self) -> State:
         slots = [
-            [number, slot.ordinal, slot.feed.save()]
+            [number, slot.ordinal, slot.feed.save(), slot.given]
             for number, slot in enumerate(self._slots)
             if slot is not None
         ]

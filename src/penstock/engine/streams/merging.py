@@ -15,6 +15,7 @@ from penstock.engine.access import beside
 from penstock.engine.logs import Sequels
 from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.plan.seeds import derive_array
 
 
 class ZipStream(Stream):
@@ -110,6 +111,22 @@ class ConcatenateStream(Stream):
 
     def state(self) -> State:
         return [self._which, *self._sequels.logs()]
+
+
+class PartStream(Stream):
+    """One of several parts of a plan: its elements get numbers that those of others have not."""
+
+    def __init__(self, source: Stream, number: int) -> None:
+        self.inputs = (source,)
+        self._number = number
+
+    def pull(self, limit: int) -> Chunk:
+        chunk = self.inputs[0].pull(limit)
+        assert chunk.numbers is not None
+        return chunk.numbered(derive_array(self._number, chunk.numbers))
+
+    def save(self) -> State:
+        return self.inputs[0].save()
 
 
 @dataclass

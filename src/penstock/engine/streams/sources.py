@@ -18,6 +18,7 @@ from penstock.engine.formats.records import RecordReader
 from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
+from penstock.plan.seeds import derive_array
 
 
 class AccessStream(Stream):
@@ -131,39 +132,63 @@ class GeneratorStream(Stream):
 class RecordsStream(Stream):
     """The records of the files that the input names.
 
-    The state is the place of the current file's name and the offset in that file.
+    The state is the place of the current file's name and the offset in that file. A record's
+    number comes from its file's and from where it ends: whoever reads a part of a file knows that.
     """
 
-    def __init__(self, node: Records, source: Stream, position: State) -> None:
+    def __init__(self, node: Records, source: Stream, position: State, numbered: bool) -> None:
         self.inputs = (source,)
         self._node = node
         self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
         self._begin = position
+        self._numbered = numbered
 
     def pull(self, limit: int) -> Chunk:
         while True:
             if self._reader is None:
-                self._open_next()
-            records = self._read(limit)
-            if records:
-                return self._chunk(records)
+                self._file = self._names.pull(1)
+                position, self._begin = self._begin or 0, None
+                self._reader = self._open(position)
+            chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
+            if chunk is not None:
+                return chunk
             self._close_reader()
 
-    def _open_next(self) -> None:
-        name = self._names.pull(1).elements()[0]
-        position, self._begin = self._begin or 0, None
-        options = dict(self._node.options)
-        self._reader = open_reader(self._node.format, _text(name), options, position)
-        self._finalizer = weakref.finalize(self, self._reader.close)
+    def _open(self, position: int) -> RecordReader[Any]:
+        node, name = self._node, _text(self._file.elements()[0])
+        reader = open_reader(node.format, name, dict(node.options), position)
+        self._finalizer = weakref.finalize(self, reader.close)
+        return reader
 
-    def _read(self, limit: int) -> list[Any]:
+    def _read(self, limit: int) -> Chunk | None:
         assert self._reader is not None
         try:
-            return list(self._reader.read(limit))
+            records = list(self._reader.read(limit))
         except Exception:
             self._close_reader()
             raise
+        return self._chunk(records) if records else None
+
+    def _with_numbers(self, limit: int) -> Chunk | None:
+        """Records one by one, for only between two of them a reader says where it is."""
+        assert self._reader is not None
+        assert self._file.numbers is not None
+        records: list[Any] = []
+        ends: list[int] = []
+        try:
+            while len(records) < limit and (record := self._reader.read(1)):
+                records += record
+                ends.append(self._reader.position)
+        except Exception:
+            self._close_reader()
+            if not records:
+                raise
+            self._reader = self._open(ends[-1])  # It fails again when it is its turn.
+        if not records:
+            return None
+        numbers = derive_array(int(self._file.numbers[0]), np.array(ends, np.uint64))
+        return self._chunk(records).numbered(numbers)
 
     def _chunk(self, records: list[Any]) -> Chunk:
         if isinstance(records[0], list):

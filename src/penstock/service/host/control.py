@@ -47,6 +47,8 @@ from penstock.service.protocol.messages import Refused, Reply, Request
 _THREADS = 16
 _ATTEMPT = 10.0
 """Seconds after which a request that is not answered is sent again."""
+_PATIENCE = 5.0
+"""Seconds that an attempt may take at least, however short the time in which it is repeated."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 _LONG, _WARN = 10.0, 2.0
@@ -141,10 +143,14 @@ class ControlClient:
     def call(self, request: Request, timeout: float | None = None) -> Reply:
         """The answer; raises the error that the dispatcher answered with.
 
-        UnavailableError if it has not answered for `timeout` seconds.
+        UnavailableError if it has not answered for `timeout` seconds. Without a `timeout`, it may
+        take some seconds more to answer an attempt that has reached it.
         """
         envelope = seal_request(self._security.token, request)
-        answer = self._repeat(envelope, self._timeout if timeout is None else timeout)
+        if timeout is None:
+            answer = self._repeat(envelope, self._timeout, _PATIENCE)
+        else:
+            answer = self._repeat(envelope, timeout, 0.001)
         try:
             reply = open_reply(self._security.token, answer, envelope)
         except UnauthenticatedError:
@@ -153,13 +159,13 @@ class ControlClient:
             raise refused_as(reply)
         return reply
 
-    def _repeat(self, envelope: bytes, timeout: float) -> bytes:
+    def _repeat(self, envelope: bytes, timeout: float, least: float) -> bytes:
         start, attempts, pause = time.monotonic(), 0, _FIRST_PAUSE
         left, silent = timeout, timeout > _LONG
         while True:
             attempts += 1
             try:
-                return self._connected()(envelope, timeout=max(min(left, _ATTEMPT), 0.001))
+                return self._connected()(envelope, timeout=max(min(left, _ATTEMPT), least))
             except CallError as error:
                 failed = error
             except ValueError:  # grpc's word for a channel that another thread has closed.
@@ -168,7 +174,7 @@ class ControlClient:
             reason = self._retried(failed)  # Out here: what it raises says all that is to be said.
             left = timeout - (time.monotonic() - start)
             if left <= 0:
-                raise self._unavailable(timeout, attempts, reason)
+                raise self._unavailable(max(timeout, int(timeout - left)), attempts, reason)
             if silent and timeout - left > _WARN:
                 silent = False
                 _LOG.warning(

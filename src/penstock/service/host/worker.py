@@ -96,7 +96,7 @@ class Worker:
         try:
             self._open(running)
             self._agree(running)
-            running.register(self._timeout)
+            running.register()
         except BaseException:
             running.stop(leave=False)
             raise
@@ -107,7 +107,7 @@ class Worker:
 
     def _agree(self, running: Running) -> None:
         """A dispatcher that takes no pickles must not have workers that would run them."""
-        welcome = running.control.call(greeting(), self._timeout)
+        welcome = running.control.call(greeting())
         assert isinstance(welcome, Welcome)
         if welcome.functions == "by_reference" != self._functions:
             raise FailedPreconditionError(
