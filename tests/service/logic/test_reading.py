@@ -235,6 +235,18 @@ def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
         reader.asks()
 
 
+def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
+    reader = Reader(InSequence(-1), Limits(), bound=True)
+    reader.join("a")
+    reader.join("b")
+    refused = 0
+    while of_a := [ask for ask in reader.asks() if ask.worker == "a"]:
+        for ask in of_a:
+            refused += 1
+            reader.refuse(ask.request, NotFoundError("not on a"), elsewhere=True)
+    assert 16 < refused < 40
+
+
 def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
     reader = Reader(InSequence(3), Limits(), bound=True)
     reader.join("a")

@@ -23,6 +23,9 @@ DEPTH = 4
 MOST_DEATHS = 3
 """Workers that may be lost with the same elements in hand."""
 
+MOST_REFUSED = 16
+"""Streams that wait for one of those who can make them, beyond what all workers have in hand."""
+
 KEPT_BLOCK = 64
 """What several trainers read is asked for in blocks, each of them always of the same worker."""
 
@@ -163,6 +166,7 @@ class Reader:
         made: list[Ask] = []
         if not self._workers:
             return made
+        refused = 0
         for feed in chain(self._promised, self.order.upcoming()):
             try:
                 while feed.asks and (ask := self._ask(feed)) is not None:
@@ -171,8 +175,11 @@ class Reader:
                 if made:
                     return made  # They count as owed; the error comes again with the next call.
                 raise
+            refused += bool(feed.refused) and feed.asks
             if self._full() or not self._free() or self._stuck(feed):
                 break
+            if refused > MOST_REFUSED + DEPTH * len(self._workers):
+                break  # Who refuses has time for ever more of them.
         self.hungry = self._full()
         return made
 
