@@ -4,9 +4,11 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
+from penstock.engine import endings
 from penstock.engine.endings import Ending
 
 BOUND = 30.0
@@ -49,8 +51,9 @@ def test_what_is_forgotten_does_not_end(ended):
     assert ended == []
 
 
-def test_whoever_drops_it_may_hold_what_the_end_waits_for():
-    """So it is with the collector, which may come while a lock is held."""
+def test_whoever_drops_it_may_hold_what_the_end_waits_for(monkeypatch):
+    """So it is with the collector, which may come while a lock is held; it does not wait."""
+    monkeypatch.setattr(endings, "_PATIENCE", None)
     lock, over = threading.Lock(), threading.Event()
 
     def end():
@@ -65,6 +68,16 @@ def test_whoever_drops_it_may_hold_what_the_end_waits_for():
         gc.collect()
         assert not over.is_set()
     assert over.wait(BOUND)
+
+
+def test_the_collector_is_at_work_where_it_works_only(ended):
+    owner = Owner()
+    owner.itself = owner
+    weakref.finalize(owner, lambda: ended.append(endings._collector.at_work))
+    del owner
+    gc.collect()
+    ended.append(endings._collector.at_work)
+    assert ended == [True, False]
 
 
 def test_one_that_takes_long_holds_up_nobody_else(ended):

@@ -15,6 +15,7 @@ import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host import services
+from penstock.service.host import session as sessions
 from penstock.service.host.session import session
 from tests.integration.clusters import Calls, Cluster, settled, until
 
@@ -221,7 +222,9 @@ def test_a_forked_child_reads_by_itself(cluster):
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
     child = fork.Process(target=read_in_child, args=(cluster.target, results))
-    child.start()
+    # Other threads may hold them when a process forks.
+    with services._LOCK, sessions._OPENING:
+        child.start()
     try:
         assert results.get(timeout=60) == list(range(20))
     finally:

@@ -38,6 +38,11 @@ def in_threads(*calls):
     return results
 
 
+def readers_of(cluster, name):
+    jobs = service.status(cluster.target)["jobs"]
+    return sum(job["clients"] for job in jobs if job["name"] == name)
+
+
 def reading(dataset):
     return lambda: [int(x) for x in dataset]
 
@@ -73,6 +78,7 @@ def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream, 
         ring.append(ring)
         del iterator, ring
         gc.collect()
+        until(lambda: not readers_of(cluster, name))  # The collector does not wait for it.
     else:
         exit_of_the_program()
     assert sorted([*got, *map(int, second)]) == list(range(500))

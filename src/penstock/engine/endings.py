@@ -1,13 +1,15 @@
 """Endings: what has to be done once, when something is closed or when nobody holds it any more.
 
 The garbage collector finds the latter out in any thread at any time, also in one that holds a lock
-which the ending needs. So what was dropped is ended in another thread; whoever dropped it waits for
-that, but never for long. A forked child leaves alone what its parent has opened.
+which the ending needs, or that others wait for. So what was dropped is ended in another thread.
+Whoever dropped it waits for that, but never for long; the collector does not wait. A forked child
+leaves alone what its parent has opened.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import threading
 import weakref
@@ -67,8 +69,21 @@ def _dropped(process: int, end: End) -> None:
     ended = threading.Event()
     # Unlike other queues, this one can be used while the same thread is using it.
     _found(process).put((end, ended))
-    if threading.current_thread().name != _NAME:
+    if threading.current_thread().name != _NAME and not _collector.at_work:
         ended.wait(_PATIENCE)
+
+
+class _Collector(threading.local):
+    """Whether the garbage collector is at work in this thread."""
+
+    at_work = False
+
+    def note(self, phase: str, _: dict[str, int]) -> None:
+        self.at_work = phase == "start"
+
+
+_collector = _Collector()
+gc.callbacks.append(_collector.note)
 
 
 _NAME = "penstock-endings"

@@ -6,6 +6,7 @@ little longer: the next repetition begins when one has ended.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -101,6 +102,15 @@ class Shared:
 
 _LOCK = threading.Lock()
 _SHARED: weakref.WeakKeyDictionary[nodes.Repetitions, Shared] = weakref.WeakKeyDictionary()
+
+
+def _begin_anew() -> None:
+    """In a forked child: its parent's services are not its own, and the lock may be held there."""
+    global _SHARED, _LOCK
+    _SHARED, _LOCK = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def borrow(node: nodes.Distribute, home: Session | None) -> Shared:

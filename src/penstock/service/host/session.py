@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import threading
 import uuid
@@ -145,6 +146,15 @@ def _unsent(plan: Node) -> str:
 
 _SESSIONS: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 _OPENING = threading.Lock()
+
+
+def _begin_anew() -> None:
+    """In a forked child: its parent's connections are not its own, and locks may be held there."""
+    global _SESSIONS, _OPENING
+    _SESSIONS, _OPENING = weakref.WeakValueDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def session(address: str) -> Session:
