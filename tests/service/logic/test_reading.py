@@ -310,6 +310,24 @@ def test_what_was_not_used_is_not_reported(unused: int) -> None:
     assert sorted(consumed) == list(range(2 + taken - min(unused, taken)))
 
 
+def test_a_lease_behind_the_end_of_its_stream_is_not_what_comes_next() -> None:
+    work = Work("digest", "job", "split", 0, 2, 1, (0,))
+    reading = Reading(IterationOpened(work, True, 1, (), ()), Shape("split", 2), Limits())
+    lease(reading, (0, 3, 9), (1, 0, 9))
+    reading.reader.join("w")
+    assert reading.sure() == 0
+    for ask in reading.reader.asks():
+        assert ask.feed.stream == 0
+        reading.reader.done(ask.request, 3)
+    assert reading.sure() == 0
+    ask = reading.reader.asks()[0]
+    reading.reader.arrive(ask.request, 0, Elements(1, 0, 1))
+    assert reading.sure() == 1
+    assert reading.state()["held"] == [[1, 0, 9]]
+    reading.reader.done(ask.request, 2)
+    assert reading.sure() == 2
+
+
 def test_leases_that_do_not_come_are_wanted_again() -> None:
     reading = leased_reading()
     assert reading.want(0.0) > 0

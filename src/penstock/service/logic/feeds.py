@@ -159,6 +159,12 @@ class Feed:
         """Whether something can be handed out."""
         return bool(self._pieces) if anywhere else self.next in self._pieces
 
+    @property
+    def here(self) -> int:
+        """How many elements from `next` on have arrived, as far as they came together."""
+        piece = self._pieces.get(self.next)
+        return 0 if piece is None else len(piece)
+
     def pledge(self) -> None:
         """Settles what of all that is there is handed out next."""
         start = self._first()

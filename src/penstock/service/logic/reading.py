@@ -252,7 +252,11 @@ class Reading:
             pledge = self.reader.pledge()
             return 0 if pledge is None else pledge[2] - pledge[1]
         feed = self.reader.order.turn()
-        return 0 if feed is None else feed.limit - feed.next
+        if feed is None:
+            return 0
+        # A lease may lie behind the end of its stream, and the next element then in another one.
+        known = self.form == "random" or feed.length is not None
+        return feed.limit - feed.next if known else feed.here
 
     def state(self, later: Callable[[Callable[[], Any]], Any] = _now) -> dict[str, Any]:
         """Where the reading is; what was handed out counts.
