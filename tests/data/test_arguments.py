@@ -214,6 +214,11 @@ STRUCTURES: list[Case] = [
         InvalidArgumentError,
         r"components of an element have \[1, 2\] rows",
     ),
+    (
+        lambda: next(iter(Dataset.range(3).map(lambda x: ()).unbatch())),
+        InvalidArgumentError,
+        "unbatch: elements must have components",
+    ),
     (lambda: PAIRS.unique(), InvalidArgumentError, "unique: elements must have one component, got"),
     (
         lambda: Dataset.from_tensors(1.0).unique(),

@@ -59,7 +59,7 @@ class WorkerConfig(NamedTuple):
         port: Where it listens; 0 for a free port.
         protocol: "grpc".
         heartbeat_interval_ms: How often it tells the dispatcher that it lives.
-        dispatcher_timeout_ms: How long it waits for the dispatcher when it starts.
+        dispatcher_timeout_ms: For how long it tries to reach the dispatcher when it starts.
         data_transfer_protocol: "tcp" or "shm", to offer no other; by default both.
         data_transfer_address: As `worker_address`, for data; "%dts_port%" stands for the port.
         worker_tags: Words about this worker, for `status`.
