@@ -192,8 +192,10 @@ def vectors(source: Node) -> Node:
     return mapped(source, vector, signature=VECTOR)
 
 
-def interleaved(source: Node, call: Callable, cycle: int, block: int, parallel=None) -> Node:
-    return n.Interleave(source, Function(call), cycle, block, parallel)
+def interleaved(
+    source: Node, call: Callable, cycle: int, block: int, parallel=None, deterministic=None
+) -> Node:
+    return n.Interleave(source, Function(call), cycle, block, parallel, deterministic)
 
 
 def scanned(source: Node, call: Callable) -> Node:

@@ -6,6 +6,7 @@ broken engine reaches.
 
 import gc
 import itertools
+import json
 import signal
 import sys
 import threading
@@ -24,7 +25,9 @@ from penstock.engine.stream import Stream
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n
-from tests.engine.example_plans import filtered, interleaved, mapped, numbers
+from penstock.plan.optimize import prepare
+from penstock.plan.options import Options
+from tests.engine.example_plans import filtered, interleaved, mapped, numbers, rows
 
 BOUND = 30.0
 
@@ -46,6 +49,7 @@ PLANS = {
     "autotuned map": lambda s: n.Prefetch(mapped(s, abs, parallel=-1), -1),
     "unordered map": lambda s: mapped(s, abs, parallel=3, deterministic=False),
     "interleave": lambda s: interleaved(s, prefetched_some, 3, 2, 2),
+    "unordered interleave": lambda s: interleaved(s, prefetched_some, 3, 2, 2, False),
     "nested": lambda s: n.Prefetch(
         mapped(interleaved(mapped(s, abs, parallel=2), prefetched_some, 2, 1, 2), abs, parallel=2),
         3,
@@ -338,6 +342,63 @@ def test_without_order_elements_come_as_they_are_ready():
     assert sorted(found) == list(range(6))
 
 
+def test_an_interleave_without_order_does_not_wait_for_a_slow_dataset():
+    got_others = threading.Event()
+
+    def first_waits(x):
+        if x == 0:
+            assert got_others.wait(BOUND)
+        return x
+
+    plan = interleaved(numbers(6), lambda x: Dataset(mapped(one(x), first_waits)), 3, 1, 3, False)
+    iterator = iterate(plan)
+    found = [next(iterator) for _ in range(5)]
+    got_others.set()
+    assert sorted(found) == [1, 2, 3, 4, 5]
+    assert list(iterator) == [0]
+
+
+def test_the_options_free_an_interleave_of_its_order_too():
+    plan = interleaved(numbers(6), prefetched_some, 3, 1, 3)
+    loose = n.WithOptions(plan, Options(deterministic=False))
+    assert prepare(loose).deterministic is False
+    assert prepare(plan).deterministic is None
+
+
+def one(x):
+    return rows(int(x))
+
+
+@pytest.mark.parametrize("late", [(0, 4), (0, 5)])
+@pytest.mark.parametrize("around", [lambda p: p, lambda p: n.Prefetch(p, 3)], ids=["", "ahead"])
+def test_an_interleave_without_order_goes_on_exactly_from_every_state(late, around):
+    """Some datasets are held back until all others are through; some outer elements fail."""
+    expected = sorted([x for x in range(9) if x % 4 != 2] * 3)
+    for count in range(len(expected) + 1):
+        release = threading.Event()
+        hold = held_back(late, release)
+
+        def thrice(x, hold=hold):
+            return Dataset(n.Repeat(n.Take(mapped(filtered(one(x), all_pass), hold), 1), 3))
+
+        plan = around(interleaved(mapped(numbers(9), without_2_of_4), thrice, 4, 2, 4, False))
+        iterator = iterate(plan)
+        found = list(itertools.islice(good(iterator), min(count, len(expected) - 3 * len(late))))
+        if len(found) < count:
+            release.set()
+            found += itertools.islice(good(iterator), count - len(found))
+        state = json.loads(json.dumps(iterator.state_dict()))
+        release.set()
+        again = iterate(plan)
+        again.load_state_dict(state)
+        assert sorted([*found, *good(again)]) == expected
+        iterator.close()
+
+
+def all_pass(x):
+    return True
+
+
 def rows_of_pairs(plan):
     return n.Unbatch(mapped(plan, lambda x: np.array([x, x])))
 
@@ -417,6 +478,17 @@ def uneven(x):
     return abs(x)
 
 
+def mapped_unevenly(calls, order):
+    return mapped(numbers(15), uneven, parallel=calls, deterministic=order)
+
+
+def interleaved_unevenly(calls, order):
+    def three_in_all(x):
+        return Dataset(mapped(numbers(int(x) * 3 + 3, int(x) * 3), uneven))
+
+    return interleaved(numbers(5), three_in_all, 3, 1, calls, order)
+
+
 @pytest.fixture
 def restless():
     """Threads take turns so often that calls overtake each other."""
@@ -439,17 +511,17 @@ def restless():
     ],
     ids=str,
 )
-def test_without_order_states_fit_other_numbers_of_calls(around, settings):
+@pytest.mark.parametrize("make", [mapped_unevenly, interleaved_unevenly])
+def test_without_order_states_fit_other_numbers_of_calls(around, settings, make):
     """Resumed twice, so that the states of resumed iterators fit as well."""
-    source = numbers(15)
     orders = {order for _, order in settings}
     if around is AROUND["shuffle"] and len(orders) > 1:
         return  # Only what keeps its order is moved behind a shuffle, so the plans differ.
-    expected = columns(iterate(around(mapped(source, abs))))
-    for count in range(0, len(expected[0]), 2):
+    expected = columns(iterate(around(mapped(numbers(15), abs))))
+    for count in range(0, len(expected[0]), 2 if make is mapped_unevenly else 7):
         found, state = [], None
         for calls, order in [*settings, settings[0]]:
-            plan = around(mapped(source, uneven, parallel=calls, deterministic=order))
+            plan = around(make(calls, order))
             iterator = iterate(plan)
             if state is not None:
                 iterator.load_state_dict(state)

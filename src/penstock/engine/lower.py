@@ -31,6 +31,7 @@ from penstock.engine.streams import (
     merging,
     ordering,
     sources,
+    unordered,
     windowing,
 )
 from penstock.engine.tuning import Budget, Depth, Parallelism, cores
@@ -232,10 +233,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Filter():
             return elementwise.FilterStream(node, streams[0], own)
         case nodes.Interleave():
-            width = _width(node, context)
-            inner = partial(_inner, context, width > 0)
-            key, numbered = context.inside(0).key, context.numbered
-            return interleaving.InterleaveStream(node, streams[0], key, inner, width, numbered, own)
+            return _interleave(node, streams[0], own, context)
         case nodes.Scan():
             return elementwise.ScanStream(node, streams[0], own)
         case nodes.IgnoreErrors(_, log_warning):
@@ -291,7 +289,10 @@ def _sequels(
 
 def _is_loose(node: Node) -> bool:
     """Whether elements may come as they are ready."""
-    own = node.loose if isinstance(node, nodes.Map) else isinstance(node, nodes.Distribute)
+    if isinstance(node, nodes.Map | nodes.Interleave):
+        own = node.loose
+    else:
+        own = isinstance(node, nodes.Distribute)
     return own or any(map(_is_loose, node.inputs))
 
 
@@ -346,6 +347,19 @@ def _prefetch(source: Stream, size: int, context: Context) -> Stream:
     if size == 0 or context.inline:
         return source
     return PrefetchStream(source, Depth(size, Budget.of(context.options)))
+
+
+def _interleave(
+    node: nodes.Interleave, source: Stream, own: State, context: Context
+) -> interleaving.InterleaveStream:
+    width = _width(node, context)
+    inner = partial(_inner, context, width > 0)
+    parts = (node, source, context.inside(0).key, inner, width, context.numbered, own)
+    ordered = not (node.loose and width) or context.in_order
+    # What was begun in order goes on in order: its states do not say what followed them.
+    if (ordered or own is not None) and "log" not in (own or ()):
+        return interleaving.InterleaveStream(*parts)
+    return unordered.UnorderedInterleaveStream(*parts, ordered=ordered)
 
 
 def _width(node: nodes.Interleave, context: Context) -> int:

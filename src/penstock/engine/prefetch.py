@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,6 +32,7 @@ class _Ahead:
         self.changed = threading.Condition()
         self.stopping = False
         self.pulling = False
+        self.notify: Callable[[], None] = lambda: None
         self.demand = Demand(nbytes=4 << 20)
         self.seconds_each = 1.0
         self.nbytes_each = 1.0
@@ -61,6 +63,7 @@ class _Ahead:
                     self.elements += len(result)
                     self.at = place.after(len(result))
                 self.changed.notify_all()
+            self.notify()
             if not isinstance(result, Chunk):
                 return
 
@@ -75,6 +78,7 @@ class _Ahead:
             self.stopping = True
             pulling = self.pulling
             self.changed.notify_all()
+        self.notify()
         if pulling:  # A stream that nobody pulls from would take it for the next pull.
             self.marked.stream.interrupt()
 
@@ -93,7 +97,17 @@ class PrefetchStream(Stream):
         self._pool.stop_with(self)
 
     def warm(self) -> None:
-        self._start()
+        if not self._ended:
+            self._start()
+
+    def notify(self, notify: Callable[[], None]) -> None:
+        """Has `notify` called, by the thread, whenever `ready` may have become true."""
+        self._ahead.notify = notify
+
+    @property
+    def ready(self) -> bool:
+        ahead = self._ahead
+        return self._rest is not None or bool(ahead.ready) or self._ended or ahead.stopping
 
     def pull(self, limit: int) -> Chunk:
         if self._rest is None:
@@ -149,6 +163,6 @@ class PrefetchStream(Stream):
             return (self._ahead.ready[0][0] if self._ahead.ready else self._ahead.at).state
 
     def close(self) -> None:
+        self._ended = True  # First, or another thread's `warm` could start the thread again.
         self._stop()
-        self._ended = True
         super().close()

@@ -85,6 +85,11 @@ class Stream:
         Others who share the elements may have them.
         """
 
+    @property
+    def ready(self) -> bool:
+        """Whether a pull would not wait for another thread."""
+        return True
+
     def interrupt(self) -> None:
         """Another thread wants the one that waits in `pull` to give up."""
         for stream in self.inputs:
@@ -167,6 +172,11 @@ class Inlet:
         self._error: Exception | None = None
         self.place = self._marked.place()
         """Where the chunk stood that was pulled last."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether a pull would give what was taken back."""
+        return self._rest is not None or self._error is not None
 
     def pull(self, limit: int) -> Chunk:
         if self._error is not None:

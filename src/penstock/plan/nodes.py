@@ -472,6 +472,11 @@ class Interleave(Node):
 
     reason = "the lengths of the inner datasets are not known in advance"
 
+    @property
+    def loose(self) -> bool:
+        """Whether elements may come as they are ready."""
+        return self.parallel is not None and self.deterministic is False and self.cycle > 1
+
 
 @node
 class FlatMap(Interleave):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.plan.nodes import (
+    Interleave,
     Map,
     Node,
     Prefetch,
@@ -143,6 +144,7 @@ def loosened(node: Node) -> Node:
     if node.sealed:
         return node
     node = node.with_inputs(tuple(loosened(part) for part in node.inputs))
-    if isinstance(node, Map) and node.parallel is not None and node.deterministic is None:
-        return replace(node, deterministic=False)
+    if isinstance(node, Interleave | Map):
+        if node.parallel is not None and node.deterministic is None:
+            return replace(node, deterministic=False)
     return node
