@@ -476,3 +476,42 @@ def test_certificates_that_cannot_be_used(tmp_path):
         (tmp_path / name).write_text("no")
     with pytest.raises(FailedPreconditionError, match="no server can listen at .* certificates"):
         ControlServer(echo, "localhost", 0, Security(b"", str(tmp_path)))
+
+
+# A dispatcher that cannot answer for now
+
+
+@pytest.fixture
+def busy_server():
+    """Says some times that its disk is full; `left` times more."""
+    left = [3]
+
+    def answer(request):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise UnavailableError("the disk is full")
+        return Ok()
+
+    server = ControlServer(answer, "localhost", 0, SECURITY)
+    server.start()
+    yield server, left
+    server.stop()
+
+
+def test_a_dispatcher_that_cannot_answer_for_now_is_asked_again(busy_server, monkeypatch, caplog):
+    monkeypatch.setattr("penstock.service.host.control._WARN", 0.0)
+    server, left = busy_server
+    client = ControlClient(f"localhost:{server.port}", SECURITY)
+    assert client.call(GetStatus()) == Ok()
+    assert left == [-1]
+    assert "does not answer (the disk is full); it is asked for" in caplog.text
+    client.close()
+
+
+def test_what_it_says_at_last_is_the_error(busy_server):
+    server, left = busy_server
+    left[0] = 10**9
+    client = ControlClient(f"localhost:{server.port}", SECURITY)
+    with pytest.raises(UnavailableError, match="^the disk is full$"):
+        client.call(GetStatus(), 0.05)
+    client.close()

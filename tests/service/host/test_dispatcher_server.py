@@ -423,27 +423,58 @@ def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypa
 
 def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
     dispatcher = made(work_dir=str(tmp_path))
-    dispatcher.start()
     put(dispatcher)
     file = dispatcher._desk.ledger._journal._file
     (pages,) = file.execute("PRAGMA page_count").fetchone()
     file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    taken = []
+
+    def fill() -> None:
+        for number in range(1000):
+            request = registration(f"d{number}" + "x" * 500)
+            taken.append(dispatcher.handle(request).dataset_id)
+
+    with pytest.raises(UnavailableError, match="cannot write its journal .*full.*; free"):
+        fill()
+    dispatcher._desk.ledger.tick()
+    refused = f"d{len(taken)}" + "x" * 500
+    with pytest.raises(NotFoundError, match="d"):
+        dispatcher.handle(GetDataset(refused))
+    assert [dispatcher.handle(GetDataset(name)).digest for name in taken] == [DIGEST] * len(taken)
+    file.execute("PRAGMA max_page_count = 1000000").fetchall()
+    assert dispatcher.handle(registration(refused)) == DatasetRegistered(refused)
+
+
+def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.service.host.control._WARN", 0.0)
+    dispatcher = made(work_dir=str(tmp_path))
+    dispatcher.start()
+    put(dispatcher)
+    journal, answers = dispatcher._desk.ledger._journal, []
+    file = journal._file
+    (pages,) = file.execute("PRAGMA page_count").fetchone()
+    file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    refused, write = threading.Semaphore(0), journal._write
+
+    def fail(*rows, **options) -> None:
+        try:
+            write(*rows, **options)
+        except ResourceExhaustedError:
+            refused.release()
+            raise
+
+    monkeypatch.setattr(journal, "_write", fail)
+    request = registration("x" * 100_000)
     with client_of(dispatcher.address) as client:
-        taken = []
-
-        def fill() -> None:
-            for number in range(1000):
-                taken.append(client.call(registration(f"d{number}" + "x" * 500)).dataset_id)
-
-        with pytest.raises(ResourceExhaustedError, match="cannot write its journal .*full.*; free"):
-            fill()
-        dispatcher._desk.ledger.tick()
-        refused = f"d{len(taken)}" + "x" * 500
-        with pytest.raises(NotFoundError, match="d"):
-            client.call(GetDataset(refused))
-        assert [client.call(GetDataset(name)).digest for name in taken] == [DIGEST] * len(taken)
-        file.execute("PRAGMA max_page_count = 1000000").fetchall()
-        assert client.call(registration(refused)) == DatasetRegistered(refused)
+        caller = threading.Thread(target=lambda: answers.append(client.call(request)))
+        caller.start()
+        for _ in range(3):
+            assert refused.acquire(timeout=60)
+        assert not answers
+        with dispatcher._desk.ledger._lock:
+            file.execute("PRAGMA max_page_count = 1000000").fetchall()
+        caller.join(60)
+    assert answers == [DatasetRegistered("x" * 100_000)]
 
 
 def test_a_clock_does_not_count_sleep(monkeypatch):

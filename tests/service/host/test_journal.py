@@ -1,10 +1,12 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -13,7 +15,9 @@ from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
     ResourceExhaustedError,
+    UnavailableError,
 )
+from penstock.service.host import journal as journals
 from penstock.service.host.journal import Journal
 
 
@@ -202,25 +206,95 @@ def test_a_fact_that_cannot_be_decoded(journal):
         list(journal.replay())
 
 
-def test_a_file_that_was_cut(journal, path):
-    journal.append("x" * 1000 for _ in range(100))
-    journal.close()
-    os.truncate(path, os.path.getsize(path) // 2)
-    with pytest.raises(DataLossError, match="is damaged .*malformed"):
-        facts_in(path)
+def copied(path, folder):
+    """What a power loss now would leave at best: the file and its log."""
+    for end in ("", "-wal"):
+        if os.path.exists(f"{path}{end}"):
+            shutil.copy(f"{path}{end}", folder / f"journal{end}")
+    return folder / "journal"
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_flipped_bits_are_seen_or_do_no_harm(journal, path, seed):
-    facts = [f"fact {number} " + "x" * 200 for number in range(50)]
-    journal.append(facts)
+@pytest.fixture
+def written(journal, path, tmp_path):
+    """Facts in the file and in its log, of which a part was copied to the file; and all of them."""
+    facts = [f"fact {number} " + "x" * 100 for number in range(200)]
+    journal.append(facts[:40])
+    journal.compact(facts[:50])
+    for at in range(50, 120, 10):
+        journal.append(facts[at : at + 10])
+    journal._file.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    journal._file.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+    for at in range(120, 200, 10):
+        journal.append(facts[at : at + 10])
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "cut").mkdir()
+    return copied(path, tmp_path / "copy"), facts
+
+
+def places(size: int, seed: int) -> list[int]:
+    """Bytes at which to cut: around every page and frame, and some more."""
+    edges = {at + by for step in (4096, 4120) for at in range(0, size, step) for by in (-1, 0, 32)}
+    more = random.Random(seed).choices(range(size), k=30)
+    return sorted(at for at in edges | set(more) if 0 <= at < size)
+
+
+@pytest.mark.parametrize("end", ["", "-wal"])
+def test_a_journal_cut_at_any_byte_gives_its_first_facts_or_is_refused(written, end, tmp_path):
+    copy, facts = written
+    assert len(facts_in(copied(copy, tmp_path / "cut"))) == len(facts)
+    found = []
+    for at in places(os.path.getsize(f"{copy}{end}"), 1):
+        path = copied(copy, tmp_path / "cut")
+        os.truncate(f"{path}{end}", at)
+        with contextlib.suppress(DataLossError):
+            found.append(facts_in(path))
+            assert found[-1] == facts[: len(found[-1])]
+            assert len(found[-1]) >= 50, "a silent start with nothing"
+    assert found
+
+
+@pytest.mark.parametrize("end", ["", "-wal"])
+def test_a_journal_with_a_flipped_bit_gives_its_first_facts_or_is_refused(written, end, tmp_path):
+    copy, facts = written
+    for at in places(os.path.getsize(f"{copy}{end}"), 2):
+        path = copied(copy, tmp_path / "cut")
+        with open(f"{path}{end}", "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ (1 << at % 8)]))
+        with contextlib.suppress(DataLossError, FailedPreconditionError, ResourceExhaustedError):
+            found = facts_in(path)
+            assert found == facts[: len(found)]
+
+
+def test_a_file_without_its_beginning(journal, path):
+    journal.append(["a"])
     journal.close()
-    content = bytearray(path.read_bytes())
-    place = random.Random(seed).randrange(len(content))
-    content[place] ^= 1 << (seed % 8)
-    path.write_bytes(content)
-    with contextlib.suppress(DataLossError, FailedPreconditionError, ResourceExhaustedError):
-        assert facts_in(path) == facts
+    os.truncate(path, 0)
+    with pytest.raises(DataLossError, match="is damaged .the file is empty.; put a copy"):
+        opened(path)
+    assert os.path.getsize(path) == 0
+
+
+def test_a_log_without_its_file(written):
+    copy, _ = written
+    os.unlink(copy)
+    with pytest.raises(DataLossError, match="the file is gone, and its log is still there"):
+        opened(copy)
+    assert os.path.exists(f"{copy}-wal")
+
+
+def test_a_journal_that_was_not_made_is_made_the_next_time(path, monkeypatch):
+    def fail(self, is_new):
+        self._file.execute("BEGIN EXCLUSIVE")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_prepare", fail)
+        with pytest.raises(DataLossError, match="disk I/O error"):
+            opened(path)
+    assert facts_in(path) == []
 
 
 # A full disk
@@ -277,3 +351,69 @@ def test_a_journal_that_may_not_be_written(journal, path, monkeypatch):
     )
     with pytest.raises(ResourceExhaustedError, match="cannot be used .disk I/O error.; free some"):
         opened(path)
+
+
+# A disk that takes its time
+
+
+def test_threads_that_wait_for_the_disk_share_the_wait(journal, monkeypatch):
+    began, go_on, calls = threading.Event(), threading.Event(), []
+
+    def sync(descriptor: int) -> None:
+        calls.append(len(journal))
+        began.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(journals, "_sync", sync)
+    journal.append(["a"])
+    threads = [threading.Thread(target=journal.sync) for _ in range(8)]
+    threads[0].start()
+    assert began.wait(60)
+    for number, thread in enumerate(threads[1:]):
+        journal.append([str(number)])
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert calls == [1, 8]
+    journal.sync()
+    assert len(calls) == 2
+
+
+def test_a_disk_that_failed_once_is_not_believed(journal, path, monkeypatch):
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal.append(["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "_sync", fail)
+        with pytest.raises(UnavailableError, match="does not store the journal .*Input/output"):
+            journal.sync()
+    with pytest.raises(UnavailableError, match="does not store the journal"):
+        journal.sync()
+    assert not journal.trusted
+    journal.compact(["a"])
+    assert journal.trusted
+    journal.sync()
+    journal.close()
+    with pytest.raises(UnavailableError, match="the dispatcher was stopped"):
+        journal._sync_log()
+    assert facts_in(path) == ["a"]
+
+
+def test_a_log_that_cannot_be_copied_is_no_compaction(journal, monkeypatch):
+    class Failing:
+        def __init__(self, file) -> None:
+            self._file = file
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def execute(self, statement):
+            if "checkpoint" in statement:
+                raise sqlite3.OperationalError("database or disk is full")
+            return self._file.execute(statement)
+
+    monkeypatch.setattr(journal, "_file", Failing(journal._file))
+    with pytest.raises(ResourceExhaustedError, match="cannot write its journal"):
+        journal.compact(["a"])

@@ -11,6 +11,7 @@ from penstock.errors import (
     NotFoundError,
     OpError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from penstock.service.host.plans import PART, Plans
 
@@ -151,7 +152,7 @@ def test_plans_that_never_arrive_give_way(folder_plans, tmp_path):
 
 def test_a_full_disk(folder_plans, tmp_path):
     (tmp_path / "plans" / f"{DIGEST}.part").symlink_to("/dev/full")
-    with pytest.raises(ResourceExhaustedError, match="dispatcher: no space is left for"):
+    with pytest.raises(UnavailableError, match="dispatcher: no space is left for .*; free some"):
         folder_plans.put(DIGEST, 0, len(PLAN), PLAN[:10])
     send(folder_plans, PLAN)
     assert received(folder_plans, DIGEST) == PLAN

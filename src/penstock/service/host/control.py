@@ -121,6 +121,11 @@ def refused_as(reply: Refused) -> OpError:
     return UnknownError(f"{reply.kind}: {reply.message}")
 
 
+def is_transient(reply: Reply) -> bool:
+    """Whether the dispatcher cannot answer for now (its disk is full), and is asked again."""
+    return isinstance(reply, Refused) and reply.kind == UnavailableError.__name__
+
+
 class ControlClient:
     """Calls the dispatcher at `address` (host:port), from any thread, through its restarts.
 
@@ -148,32 +153,25 @@ class ControlClient:
         """
         envelope = seal_request(self._security.token, request)
         if timeout is None:
-            answer = self._repeat(envelope, self._timeout, _PATIENCE)
+            reply = self._repeat(envelope, self._timeout, _PATIENCE)
         else:
-            answer = self._repeat(envelope, timeout, 0.001)
-        try:
-            reply = open_reply(self._security.token, answer, envelope)
-        except UnauthenticatedError:
-            raise self._unauthenticated("does not know the token") from None
+            reply = self._repeat(envelope, timeout, 0.001)
         if isinstance(reply, Refused):
             raise refused_as(reply)
         return reply
 
-    def _repeat(self, envelope: bytes, timeout: float, least: float) -> bytes:
+    def _repeat(self, envelope: bytes, timeout: float, least: float) -> Reply:
         start, attempts, pause = time.monotonic(), 0, _FIRST_PAUSE
         left, silent = timeout, timeout > _LONG
         while True:
             attempts += 1
-            try:
-                return self._connected()(envelope, timeout=max(min(left, _ATTEMPT), least))
-            except CallError as error:
-                failed = error
-            except ValueError:  # grpc's word for a channel that another thread has closed.
-                self._check_open()
-                raise CancelledError(f"dispatcher {self.address}: this program ends") from None
-            reason = self._retried(failed)  # Out here: what it raises says all that is to be said.
+            reply, reason = self._attempt(envelope, max(min(left, _ATTEMPT), least))
+            if reply is not None and not is_transient(reply):
+                return reply
             left = timeout - (time.monotonic() - start)
             if left <= 0:
+                if reply is not None:
+                    return reply
                 raise self._unavailable(max(timeout, int(timeout - left)), attempts, reason)
             if silent and timeout - left > _WARN:
                 silent = False
@@ -183,6 +181,26 @@ class ControlClient:
                 )
             self._closed.wait(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _attempt(self, envelope: bytes, seconds: float) -> tuple[Reply | None, str]:
+        """The answer if there is one, and else, or if it says so itself, why to ask again."""
+        try:
+            answer = self._connected()(envelope, timeout=seconds)
+        except CallError as error:
+            failed = error
+        except ValueError:  # grpc's word for a channel that another thread has closed.
+            self._check_open()
+            raise CancelledError(f"dispatcher {self.address}: this program ends") from None
+        else:
+            reply = self._opened(answer, envelope)
+            return reply, reply.message if isinstance(reply, Refused) else ""
+        return None, self._retried(failed)  # Out here: what it raises says all there is to say.
+
+    def _opened(self, answer: bytes, envelope: bytes) -> Reply:
+        try:
+            return open_reply(self._security.token, answer, envelope)
+        except UnauthenticatedError:
+            raise self._unauthenticated("does not know the token") from None
 
     def _connected(self) -> Callable[..., bytes]:
         """The call itself, on a channel of this process: a child must not use its parent's."""

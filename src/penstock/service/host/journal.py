@@ -1,7 +1,7 @@
 """The journal: facts on disk, in the order in which they happened.
 
-What `append` has taken survives the death of the process; what it refused has not happened. One
-process at a time has a journal open.
+What `append` has taken survives the death of the process, and after `sync` also a power loss; what
+it refused has not happened. One process at a time has a journal open.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import sqlite3
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, NoReturn, TypeVar
@@ -18,12 +19,15 @@ from penstock.errors import (
     AlreadyExistsError,
     DataLossError,
     FailedPreconditionError,
+    OpError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 
 _APPLICATION = 0x50454E53  # "PENS"
 _VERSION = 1
 _BUSY_SECONDS = 2.0
+_sync = getattr(os, "fdatasync", os.fsync)
 _UNUSABLE = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -31,6 +35,8 @@ _UNUSABLE = (
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_CANTOPEN,
 )
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 SomeFact = TypeVar("SomeFact")
 
@@ -49,14 +55,26 @@ class Journal(Generic[SomeFact]):
     ) -> None:
         self._path, self._encode, self._decode = path, encode, decode
         self._count, self._sum = 0, 0
+        self._appended = self._synced = 0
+        """How many times facts were appended, and how many of those are known to be on disk."""
+        self._distrusted = False
+        """Whether the disk failed to store appended facts; only `compact` makes up for that."""
+        self._syncing = threading.Lock()
+        """Held by the thread that waits for the disk; guards the two fields above and `_log`."""
+        self._log = -1
+        """A descriptor of the file to which SQLite appends; -1 if it is closed."""
+        is_new = self._is_new()
         self._file = self._opened()
         try:
-            self._prepare()
-        except sqlite3.Error as error:
-            self._file.close()
-            self._refuse(error)
-        except BaseException:
-            self._file.close()
+            self._prepare(is_new)
+        except BaseException as error:
+            self.close()
+            if is_new:
+                # Else the next start would take the empty file for one that was cut.
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+            if isinstance(error, sqlite3.Error):
+                self._refuse(error)
             raise
 
     def __len__(self) -> int:
@@ -69,11 +87,36 @@ class Journal(Generic[SomeFact]):
         if rows:
             self._write(rows, replace=False)
 
+    def sync(self) -> None:
+        """Blocks until all that was appended before this call is on disk.
+
+        Callers in several threads share the wait: while one of them waits for the disk, the others
+        queue, and the next one syncs for all that have queued up. After UnavailableError the facts
+        may or may not be on disk; nothing is until `compact` has written all of them again.
+        """
+        appended = self._appended
+        with self._syncing:
+            if self._synced >= appended and not self._distrusted:
+                return
+            appended = self._appended
+            self._sync_log()
+            self._synced = appended
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the disk has stored all that it was asked to; else `compact` is needed."""
+        return not self._distrusted
+
     def compact(self, facts: Iterable[SomeFact]) -> None:
-        """Replaces all facts by these, which must mean the same."""
+        """Replaces all facts by these, which must mean the same; afterwards they are on disk."""
         self._write(list(self._rows(facts, 0, 0)), replace=True)
-        with contextlib.suppress(sqlite3.Error):
+        try:
+            # SQLite syncs the log before it copies it into the file, and then the file.
             self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error as error:
+            raise self._unwritten(error) from None
+        with self._syncing:
+            self._synced, self._distrusted = self._appended, False
 
     def replay(self) -> Iterator[SomeFact]:
         """All facts, in order; DataLossError where one is damaged or missing."""
@@ -84,7 +127,43 @@ class Journal(Generic[SomeFact]):
 
     def close(self) -> None:
         """Twice is fine."""
+        with self._syncing:
+            if self._log >= 0:
+                os.close(self._log)
+                self._log = -1
         self._file.close()
+
+    def _is_new(self) -> bool:
+        """Whether there is no journal yet; raises DataLossError where only a part of one is left.
+
+        SQLite itself would take an empty file for a new database, and delete the log beside it.
+        """
+        if not os.path.exists(self._path):
+            if os.path.exists(self._log_path):
+                self._damaged("the file is gone, and its log is still there")
+            return True
+        if not os.path.getsize(self._path):
+            self._damaged("the file is empty")
+        return False
+
+    @property
+    def _log_path(self) -> str:
+        return f"{self._path}-wal"
+
+    def _sync_log(self) -> None:
+        if self._log < 0:
+            raise UnavailableError("the dispatcher was stopped; make a new one")
+        try:
+            if self._distrusted:
+                raise OSError("an earlier attempt failed")
+            _sync(self._log)
+        except OSError as error:
+            # The kernel forgets what it could not write: to sync again would say that all is well.
+            self._distrusted = True
+            raise UnavailableError(
+                f"the disk does not store the journal {self._path!r} ({error}); free some space on "
+                "it, or replace it"
+            ) from None
 
     def _opened(self) -> sqlite3.Connection:
         try:
@@ -101,24 +180,33 @@ class Journal(Generic[SomeFact]):
                 "work_dir, or choose another"
             ) from None
 
-    def _prepare(self) -> None:
+    def _prepare(self, is_new: bool) -> None:
         run = self._file.execute
         run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA journal_mode = WAL")
+        # `sync` does at its time, and for many at once, what FULL would do at every commit.
         run("PRAGMA synchronous = NORMAL")
         run("BEGIN EXCLUSIVE")
         (application,) = run("PRAGMA application_id").fetchone()
         (version,) = run("PRAGMA user_version").fetchone()
         (tables,) = run("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables:
+        if tables or not is_new:
             self._check(application, version)
         else:
             run(f"PRAGMA application_id = {_APPLICATION}")
             run(f"PRAGMA user_version = {_VERSION}")
             run("CREATE TABLE facts (number INTEGER PRIMARY KEY, fact BLOB, sum INTEGER)")
         run("COMMIT")
-        found = run("SELECT number, sum FROM facts ORDER BY number DESC LIMIT 1").fetchone()
-        self._count, self._sum = found or (0, 0)
+        # Written in any case: the log is there from now on, and a disk that takes nothing is seen.
+        run(f"PRAGMA user_version = {_VERSION}")
+        self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
+        found = run("SELECT number, sum FROM facts ORDER BY number DESC LIMIT 1").fetchone() or (
+            0,
+            0,
+        )
+        if not all(isinstance(value, int) for value in found):
+            self._damaged(f"the last fact has the checksum {found[1]!r}")
+        self._count, self._sum = found
 
     def _check(self, application: int, version: int) -> None:
         if application != _APPLICATION:
@@ -150,10 +238,8 @@ class Journal(Generic[SomeFact]):
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 self._file.execute("ROLLBACK")
-            raise ResourceExhaustedError(
-                f"the dispatcher cannot write its journal {self._path!r} ({error}); free some "
-                "space on that disk, and the same request will do"
-            ) from None
+            raise self._unwritten(error) from None
+        self._appended += 1
         self._count, _, self._sum = rows[-1] if rows else (0, b"", 0)
 
     def _replayed(self) -> Iterator[SomeFact]:
@@ -171,8 +257,16 @@ class Journal(Generic[SomeFact]):
                 self._damaged(f"fact {number} cannot be read: {error}")
             yield fact
 
+    def _unwritten(self, error: sqlite3.Error) -> OpError:
+        if _code(error) in _DAMAGED:
+            self._damaged(str(error))
+        return ResourceExhaustedError(
+            f"the dispatcher cannot write its journal {self._path!r} ({error}); free some space on "
+            "that disk, and the same request will do"
+        )
+
     def _refuse(self, error: sqlite3.Error) -> NoReturn:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = _code(error)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise AlreadyExistsError(
                 f"work_dir {os.path.dirname(self._path)!r} is in use by another dispatcher; stop "
@@ -188,5 +282,9 @@ class Journal(Generic[SomeFact]):
     def _damaged(self, what: str) -> NoReturn:
         raise DataLossError(
             f"the journal {self._path!r} is damaged ({what}); put a copy of it in its place, or "
-            "move it away to start with nothing registered"
+            "move it away (with its log, the file ending in -wal) to start with nothing registered"
         )
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

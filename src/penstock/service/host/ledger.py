@@ -1,7 +1,7 @@
 """The ledger: what a dispatcher knows, changed by facts that are on disk before anybody sees them.
 
-Every request is decided, journalled, applied and answered under one lock. Nothing else may change
-the state.
+Every request is decided, journalled and applied under one lock; nothing else may change the state.
+An answer waits for the disk without the lock: requests that arrive together share the wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from penstock.errors import ResourceExhaustedError, UnavailableError
 from penstock.service.host.journal import Journal
 from penstock.service.logic.dispatcher import decide, snapshot, status, tick
-from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Reply, Request
 
@@ -68,17 +68,28 @@ class Ledger:
         return self._state.dispatcher
 
     def answer(self, request: Request) -> Reply:
-        """Decides about a request; when the answer is out, what it says is on disk."""
+        """Decides about a request; when the answer is out, all that it rests on is on disk.
+
+        UnavailableError while the disk is full: nothing has changed, and clients ask again.
+        """
         with self._lock:
             self._check_open()
             decision = decide(self._state, request, self._clock.now())
-            self._commit(decision.facts)
-            return decision.reply
+            try:
+                self._commit(decision.facts)
+            except ResourceExhaustedError as error:
+                self._hear(decision.facts)
+                raise UnavailableError(error.message) from None
+        if self._journal is not None:
+            self._journal.sync()
+        return decision.reply
 
     def tick(self) -> None:
         """Notes what follows from the time alone; on a full disk, the next time."""
         with self._lock, contextlib.suppress(ResourceExhaustedError, UnavailableError):
             self._check_open()
+            if self._journal is not None and not self._journal.trusted:
+                self._journal.compact(snapshot(self._state))
             self._commit(tick(self._state, self._clock.now()))
 
     def status(self) -> dict[str, Any]:
@@ -105,6 +116,12 @@ class Ledger:
             self._state.apply(fact, self._clock.now())
         if self._journal is not None and len(self._journal) > self._full > 0:
             self._compact()
+
+    def _hear(self, facts: tuple[Fact, ...]) -> None:
+        """Whoever repeats a request until the disk has room is alive, and keeps what it holds."""
+        for fact in facts:
+            if isinstance(fact, ClientHeard | WorkerHeard):
+                self._state.apply(fact, self._clock.now())
 
     def _compact(self) -> None:
         if self._journal is None:

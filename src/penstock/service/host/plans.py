@@ -10,7 +10,8 @@ import hashlib
 import re
 import tempfile
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.errors import (
     NotFoundError,
     OpError,
     ResourceExhaustedError,
+    UnavailableError,
 )
 from penstock.service.host.shelves import FolderShelves, NamelessShelves, Shelves
 
@@ -151,8 +153,14 @@ class Plans:
         self._arriving.pop(digest, None)
         self._shelves.drop(digest)
 
-    def _disk(self) -> AbstractContextManager[None]:
-        return reported(self._shelves.folder, "dispatcher")
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Errors of the disk as ours; a full one is waited for, like a dispatcher that is away."""
+        try:
+            with reported(self._shelves.folder, "dispatcher"):
+                yield
+        except ResourceExhaustedError as error:
+            raise UnavailableError(f"{error.message}; free some space on that disk") from error
 
     def close(self) -> None:
         """Nothing is put or got any more."""

@@ -67,6 +67,11 @@ class FolderShelves:
 
     def keep(self, digest: str) -> None:
         os.replace(f"{self._path(digest)}.part", self._path(digest))
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # Else a power loss may take the name away, and with it the plan.
+        finally:
+            os.close(folder)
 
     def drop(self, digest: str) -> None:
         with contextlib.suppress(OSError):

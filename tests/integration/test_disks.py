@@ -1,0 +1,45 @@
+"""Disks that are full for a while: readers wait and repeat, as for an absent dispatcher."""
+
+import threading
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.errors import ResourceExhaustedError
+from tests.integration.clusters import Cluster
+
+
+def fill(journal, monkeypatch) -> threading.Semaphore:
+    """The disk of a journal is full from now on; the result counts what it refuses."""
+    refused = threading.Semaphore(0)
+
+    def refuse(*_: object, **__: object) -> None:
+        refused.release()
+        raise ResourceExhaustedError("the disk is full")
+
+    monkeypatch.setattr(journal, "_write", refuse)
+    return refused
+
+
+@pytest.mark.parametrize("name", ["shared", None])
+def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
+    with Cluster(1, work_dir=str(tmp_path)) as cluster:
+        dataset = Dataset.range(200).apply(
+            cluster.distribute(job_name=name, max_outstanding_requests=1)
+        )
+        iterator = iter(dataset)
+        got = [int(next(iterator)) for _ in range(5)]
+        journal = cluster.dispatcher._hosted._desk.ledger._journal
+        with monkeypatch.context() as full:
+            refused = fill(journal, full)
+            rest = []
+            reader = threading.Thread(target=lambda: rest.extend(map(int, iterator)))
+            reader.start()
+            if name is None:
+                reader.join()  # It decides by itself what it reads, and needs no journal.
+            else:
+                for _ in range(4):
+                    assert refused.acquire(timeout=60)
+                assert reader.is_alive()
+        reader.join()
+        assert sorted(got + rest) == list(range(200))

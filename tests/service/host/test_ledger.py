@@ -1,0 +1,126 @@
+"""The ledger: answers rest on what is on disk, and a disk that is full changes nothing."""
+
+import threading
+
+import msgspec
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.service.host import journal as journals
+from penstock.service.host.ledger import Ledger
+from penstock.service.logic.dispatcher import Settings, snapshot
+from penstock.service.protocol.messages import (
+    Address,
+    ClientBeat,
+    JobOptions,
+    Lease,
+    OpenIteration,
+    RegisterDataset,
+    Shape,
+)
+from tests.integration.clusters import until
+
+REGISTER = RegisterDataset("digest", "s", b"spec", Shape("random", length=10**9), 10**9, "data")
+OPEN = OpenIteration("c", "job", 0, "data", JobOptions(1), 7, (1,))
+
+
+def made(path) -> Ledger:
+    return Ledger(Settings(dispatcher="d"), str(path / "journal"))
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """With a reader of a named job."""
+    ledger = made(tmp_path)
+    ledger.answer(REGISTER)
+    ledger.answer(OPEN)
+    yield ledger
+    ledger.close()
+
+
+def addresses(leased) -> list[Address]:
+    return [grant.address for grant in leased.grants]
+
+
+def test_an_answer_is_out_when_its_facts_are_on_disk(ledger, monkeypatch):
+    events = []
+
+    def sync(descriptor: int) -> None:
+        events.append(len(snapshot(ledger._state)[-2].addresses))
+
+    monkeypatch.setattr(journals, "_sync", sync)
+    leased = ledger.answer(Lease("c", 1, 10))
+    assert addresses(leased) == [Address(0, 0, 10)]
+    ledger.answer(ClientBeat("c", 1))
+    assert events == [1], "a beat without facts waits for nothing"
+
+
+def test_requests_are_decided_while_others_wait_for_the_disk(ledger, monkeypatch):
+    waiting, go_on, answers, calls = threading.Semaphore(0), threading.Event(), {}, []
+
+    def sync(descriptor: int) -> None:
+        calls.append(1)
+        waiting.release()
+        assert go_on.wait(60)
+
+    for number in range(8):
+        ledger.answer(msgspec.structs.replace(OPEN, client=f"c{number}"))
+    monkeypatch.setattr(journals, "_sync", sync)
+
+    def lease(number: int) -> None:
+        answers[number] = ledger.answer(Lease(f"c{number}", 1, 10))
+
+    threads = [threading.Thread(target=lease, args=(number,)) for number in range(8)]
+    threads[0].start()
+    assert waiting.acquire(timeout=60)
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: ledger._state.iterations["d/0"].groups[""].tracks[0].reached == 80)
+    assert not answers
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 2
+    given = sorted(address.start for leased in answers.values() for address in addresses(leased))
+    assert given == list(range(0, 80, 10))
+
+
+def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monkeypatch):
+    file = ledger._journal._file
+    first = ledger.answer(Lease("c", 1, 10))
+    before = snapshot(ledger._state)
+    (pages,) = file.execute("PRAGMA page_count").fetchone()
+    file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+    consumed = tuple(Address(0, at, at + 1) for at in range(0, 40_000, 2))
+    now = ledger._clock.now()
+    for seconds in range(0, 60, 5):
+        monkeypatch.setattr(ledger._clock, "now", lambda at=now + seconds: at)
+        with pytest.raises(UnavailableError, match="cannot write its journal .*full"):
+            ledger.answer(Lease("c", 2, 10, consumed))
+        ledger.tick()
+    assert snapshot(ledger._state) == before
+    file.execute("PRAGMA max_page_count = 1000000").fetchall()
+    ledger.tick()
+    assert addresses(ledger.answer(Lease("c", 2, 10, consumed))) == [Address(0, 10, 20)]
+    assert addresses(first) == [Address(0, 0, 10)]
+    after = snapshot(ledger._state)
+    ledger.close()
+    again = made(tmp_path)
+    assert snapshot(again._state)[1:] == after[1:]
+    again.close()
+
+
+def test_a_disk_that_failed_is_written_anew_before_anything_is_answered(
+    ledger, tmp_path, monkeypatch
+):
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journals, "_sync", fail)
+        with pytest.raises(UnavailableError, match="does not store the journal .*No space left"):
+            ledger.answer(Lease("c", 1, 10))
+    with pytest.raises(UnavailableError, match="does not store the journal"):
+        ledger.answer(Lease("c", 1, 10))
+    ledger.tick()
+    assert addresses(ledger.answer(Lease("c", 1, 10))) == [Address(0, 0, 10)]
