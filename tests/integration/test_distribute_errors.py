@@ -1,12 +1,15 @@
 """What goes wrong on the way reaches the user in words, in its place, and the rest goes on."""
 
 import functools
+import itertools
 import logging
+import re
 import socket
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import penstock as tf
@@ -88,6 +91,79 @@ def test_a_function_does_not_end_a_worker(cluster, kind, exits):
     found = all_of(iter(KINDS[kind]().map(leaves_at_7).apply(cluster.distribute())))
     assert [x for x in found if isinstance(x, int)] == [*range(7), *range(8, 20)]
     assert f"failed for element 7: {exits.__name__}: it leaves" in str(found[7])
+
+
+def by_60(early, late):
+    """A function that returns something else from element 60 on."""
+    return lambda x: early(x) if x < 60 else late(x)
+
+
+CHANGES = {
+    "keys": by_60(lambda x: {"a": x}, lambda x: {"b": x}),
+    "dtypes": by_60(np.int64, np.float32),
+    "number of leaves": by_60(lambda x: (x, x), lambda x: (x,)),
+    "structure": by_60(lambda x: x, lambda x: (x,)),
+}
+
+WAYS = {
+    "random access": lambda f: Dataset.range(100).map(f),
+    "split": lambda f: Dataset.range(100).filter(lambda x: True).map(f),
+    "in parallel": lambda f: Dataset.range(100).filter(lambda x: True).map(f, 4),
+    "hidden by another map": lambda f: Dataset.range(100).map(f).map(lambda *parts: np.int64(0)),
+    "flat_map": lambda f: Dataset.range(100).flat_map(lambda x: Dataset.from_tensors(f(x))),
+    "scan": lambda f: Dataset.range(100).scan(0, lambda state, x: (state, f(x))),
+}
+
+
+def outcomes(dataset):
+    """Elements as text and the messages of errors, in order."""
+    found, iterator = [], iter(dataset)
+    while True:
+        try:
+            found.append(repr(next(iterator)))
+        except StopIteration:
+            return found
+        except OpError as error:
+            found.append((type(error), re.sub(r" \(on worker .*\)", "", error.message)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_elements_of_another_structure_fail_as_they_do_locally(cluster, change, way):
+    made = WAYS[way](CHANGES[change])
+    local = outcomes(made)
+    assert [type(x) for x in local] == 60 * [str] + 40 * [tuple]
+    assert outcomes(made.apply(cluster.distribute())) == local
+
+
+def test_all_readers_of_a_job_notice_another_structure(cluster):
+    made = WAYS["split"](CHANGES["keys"])
+    readers = [
+        iter(made.apply(cluster.distribute(job_name="odd", max_outstanding_requests=1)))
+        for _ in range(2)
+    ]
+    found = [[], []]
+    for turn in range(100):
+        found[turn % 2] += outcomes(itertools.islice(readers[turn % 2], 1))
+    elements = [x for part in found for x in part if isinstance(x, str)]
+    assert sorted(elements) == sorted(repr({"a": np.int64(x)}) for x in range(60))
+    for part in found:
+        errors = [x for x in part if not isinstance(x, str)]
+        assert all("{'b': int64}" in message for _, message in errors)
+        assert errors
+
+
+def test_a_structure_that_no_sample_showed_is_an_error(cluster):
+    """No sample passes the filter, so the function is asked about a made-up one."""
+    made = Dataset.range(5000).filter(lambda x: x >= 4990)
+    keys = made.map(lambda x: {"a": x} if x < 100 else {"b": x})
+    with pytest.raises(InvalidArgumentError, match=r"structure .*'b'.* element_spec .*'a'"):
+        next(iter(keys.apply(cluster.distribute())))
+    dtypes = made.map(lambda x: np.int64(x) if x < 4995 else np.float32(x))
+    found = outcomes(dtypes.apply(cluster.distribute()))
+    assert found[:5] == [repr(np.int64(x)) for x in range(4990, 4995)]
+    assert all("float32" in message for _, message in found[5:])
+    assert found[5:]
 
 
 def test_a_generator_does_not_end_a_worker(cluster):

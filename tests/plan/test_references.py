@@ -31,7 +31,7 @@ from penstock.errors import (
     PermissionDeniedError,
 )
 from penstock.plan import nodes as n
-from penstock.plan.codec import fingerprint
+from penstock.plan.codec import decode, encode, fingerprint
 from penstock.plan.functions import Function
 from penstock.plan.options import AutoShardPolicy
 from penstock.plan.references import (
@@ -116,6 +116,22 @@ def datasets():
 def test_plans_travel(number):
     plan = datasets()[number].__plan__
     assert fingerprint(travelled(plan)) == fingerprint(plan)
+
+
+def keyed(x):
+    return {"early": x} if x < 2 else {"late": x}
+
+
+@pytest.mark.parametrize("send", [travelled, lambda plan: decode(encode(plan))])
+def test_plans_travel_with_what_their_functions_were_seen_to_return(send):
+    made = Dataset.range(9).map(keyed)
+    assert send(made.__plan__).function.returns is None
+    assert made.element_spec
+    assert made.__plan__.function.returns is None
+    sent = send(send(made.__plan__))
+    assert sent.function.returns == (0, "{'early': int64}")
+    with pytest.raises(InvalidArgumentError, match=r"'early': int64} for element 0 but {'late'"):
+        next(iter(Dataset(sent.with_inputs((Dataset.range(5, 9).__plan__,)))))
 
 
 def test_travelled_plans_give_the_same_elements():

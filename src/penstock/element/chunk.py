@@ -185,14 +185,20 @@ def leaf_kind(leaf: Any) -> Any:
 
 def describe(element: Any) -> str:
     """`(int64, {'a': string})`: the structure and dtypes of an element, in words."""
-
-    def name(leaf: Any) -> str:
-        spec = spec_of_leaf(as_value(leaf))
-        return spec.dtype.name if hasattr(spec, "dtype") else type(spec).__name__[:-4].lower()
-
     leaves, tree = nest.flatten(element)
-    shown = nest.unflatten(tree, [_Bare(name(leaf)) for leaf in leaves])
-    return repr(shown)
+    return _words([spec_of_leaf(as_value(leaf)) for leaf in leaves], tree)
+
+
+def describe_spec(spec: Any) -> str:
+    """The same words for all elements that `spec` describes."""
+    return _words(*nest.flatten(spec))
+
+
+def _words(specs: list[Any], tree: Tree) -> str:
+    def name(leaf: Any) -> str:
+        return leaf.dtype.name if hasattr(leaf, "dtype") else type(leaf).__name__[:-4].lower()
+
+    return repr(nest.unflatten(tree, [_Bare(name(leaf)) for leaf in specs]))
 
 
 class _Bare(str):

@@ -53,6 +53,12 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
     return leaves, tree
 
 
+@lru_cache(maxsize=256)
+def text_of(tree: Tree) -> str:
+    """A structure as text, the same in every process; empty for a bare leaf."""
+    return "" if tree.is_leaf() else str(tree)
+
+
 def unflatten(tree: Tree, leaves: Any) -> Any:
     return optree.tree_unflatten(tree, leaves)
 

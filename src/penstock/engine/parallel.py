@@ -79,7 +79,7 @@ class ParallelMapStream(Stream):
         self._again: deque[int] = deque(state[2])
         self._logs = Logs()
         """Of the numbers of elements, in the order in which they were handed on."""
-        self._results = Results(calls.where, self._ordinal)
+        self._results = Results(calls, self._ordinal)
         self._tasks: deque[_Task] = deque()
         self._task: _Task | None = None
         self._ended = False

@@ -6,24 +6,25 @@ from typing import Any
 
 from penstock.element.chunk import Chunk, changed, describe, unusable
 from penstock.element.columns import Array
-from penstock.engine.calls import FailedCall
+from penstock.engine.calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
 class Results:
     """Elements that were made and not handed on yet.
 
-    A structure or dtype that differs from the first element's is a failure of that element.
+    A structure or dtype that differs from the first element's is a failure of that element. The
+    first one is that of `Function.returns`, if the function was tried before it was sent here.
     """
 
-    def __init__(self, where: str, ordinal: int = 0) -> None:
-        self.where = where
+    def __init__(self, calls: Calls, ordinal: int = 0) -> None:
+        self.where = calls.where
         self.ordinal = ordinal
         self._waiting: list[Any] = []
         self._numbers: tuple[int, Array] | None = None
         self._failures = 0
         self._kind: Any = None
-        self._first: tuple[int, str] | None = None
+        self._first = calls.function.returns
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -78,10 +79,17 @@ class Results:
         chunk = Chunk.of(elements, self.where, self.ordinal)
         kind = chunk.kind
         if self._kind is None:
-            self._kind, self._first = kind, (self.ordinal, describe(elements[0]))
+            self._set_kind(kind, describe(elements[0]))
         elif kind != self._kind:
             raise InvalidArgumentError("changed")
         return chunk
+
+    def _set_kind(self, kind: Any, structure: str) -> None:
+        if self._first is None:
+            self._first = (self.ordinal, structure)
+        elif structure != self._first[1]:
+            raise InvalidArgumentError("changed")
+        self._kind = kind
 
     def _same(self, count: int) -> int:
         """How many elements from the front have the structure of the first of all."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element import nest
-from penstock.element.chunk import Chunk
+from penstock.element.chunk import Chunk, describe_spec
 from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
@@ -105,9 +105,17 @@ class _Probe:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
+        self._answered = 0
+        """The number of the first sample that the function did not fail on."""
 
     def spec(self, node: Node, given: Any) -> Any:
-        samples = self._samples(node.inputs[0]) or [nest.map_structure(self._made_up, given)]
+        samples = self._samples(node.inputs[0])
+        spec = self._asked(node, samples or [nest.map_structure(self._made_up, given)], given)
+        if samples and isinstance(node, nodes.Map | nodes.Interleave | nodes.Scan):
+            node.function.note_trial(self._answered, describe_spec(spec))
+        return spec
+
+    def _asked(self, node: Node, samples: list[Any], given: Any) -> Any:
         match node:
             case nodes.Map():
                 return self._of_map(node, samples, given)
@@ -218,16 +226,17 @@ class _Probe:
 
     def _tried(self, where: str, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
         """What the answers have in common; an error only if there is no answer at all."""
-        found: list[Any] = []
+        found: dict[int, Any] = {}
         errors: list[Exception] = []
-        for sample in samples:
+        for number, sample in enumerate(samples):
             try:
-                found.append(answer(sample))
+                found[number] = answer(sample)
             except Exception as error:
                 errors.append(error)
         if not found:
             raise errors[0]
-        return self._relaxed(found, where)
+        self._answered = min(found)
+        return self._relaxed(list(found.values()), where)
 
     def _relaxed(self, specs: list[Any], where: str) -> Any:
         result = specs[0]

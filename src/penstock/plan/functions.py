@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -25,8 +25,26 @@ class Function:
     """
 
     call: Callable[..., Any]
+    returns: tuple[int, str] | None = field(default=None, compare=False)
+    """The number of an element and the structure that the function returned for it, in words.
+
+    Only functions of plans that were sent here have it: no process sees all elements of such a
+    plan, so all of them compare with the element that the sender has tried.
+    """
 
     __leaf__ = True
+
+    @property
+    def tried(self) -> tuple[int, str] | None:
+        """What `returns` is once this function was sent to another process."""
+        return self.__dict__.get("_tried", self.returns)
+
+    def note_trial(self, number: int, structure: str) -> None:
+        """The function was called on element `number` to learn what it returns."""
+        self.__dict__["_tried"] = (number, structure)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"call": self.call, "returns": self.tried}
 
     @property
     def name(self) -> str:

@@ -106,7 +106,8 @@ class _WrittenPlan(Written):
             case Node():
                 return {"node": [type(value).__name__, self._fields(value)]}
             case Function(call):
-                return {"function": self._function(call)}
+                name, tried = self._function(call), value.tried
+                return {"function": name} if tried is None else {"tried": [name, *tried]}
             case tuple() if any(isinstance(part, Node) for part in value):
                 return {"nodes": [self.value(part) for part in value]}
         return super().value(value)
@@ -169,6 +170,8 @@ class _ReadPlan(Read):
                 return tuple(map(self.value, parts))
             case "function", _:
                 return Function(self._function(body))
+            case "tried", [function, int(number), str(structure)]:
+                return Function(self._function(function), (number, structure))
             case "tree", _:
                 self._load_classes(body)
             case "in" | "data", [tree, *_]:

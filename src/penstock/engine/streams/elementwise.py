@@ -32,7 +32,7 @@ class MapStream(Stream):
         self._node = node
         self._feed = Inlet(source)
         self._calls = map_calls(node, epoch)
-        self._results = Results(self._calls.where, ordinal or 0)
+        self._results = Results(self._calls, ordinal or 0)
         self._used = 0
 
     def pull(self, limit: int) -> Chunk:
@@ -220,7 +220,7 @@ class ScanStream(Stream):
         self._calls = Calls("scan", node.function)
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
         self._state = kept(begin)
-        self._results = Results(self._calls.where, ordinal)
+        self._results = Results(self._calls, ordinal)
         self._begin = self.state()
 
     def pull(self, limit: int) -> Chunk:

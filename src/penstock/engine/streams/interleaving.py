@@ -65,7 +65,8 @@ class InterleaveStream(Stream):
         self._slots: list[Slot | None] = [None] * node.cycle
         self._ahead = ahead
         self._numbered = numbered
-        self._alike = Alike(self._calls.where)
+        tried = node.function.returns
+        self._alike = Alike(self._calls.where, None if tried is None else tried[1])
         self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
         if state is not None:

@@ -62,21 +62,27 @@ class ZipStream(Stream):
 
 
 class Alike:
-    """Checks that what comes from several datasets has one structure and one set of dtypes."""
+    """Checks that what comes from several datasets has one structure and one set of dtypes.
 
-    def __init__(self, where: str) -> None:
+    `structure` is what they must have, in words; None: that of the first elements.
+    """
+
+    def __init__(self, where: str, structure: str | None = None) -> None:
         self._where = where
         self._kind: Any = None
-        self._shown = ""
+        self._structure = structure
 
     def checked(self, chunk: Chunk) -> Chunk:
-        if self._kind is None:
-            self._kind, self._shown = chunk.kind, describe(chunk.rows(0, 1).elements()[0])
-        elif chunk.kind != self._kind:
-            raise InvalidTypeError(
-                f"{self._where}: the datasets must have elements of the same structure and "
-                f"dtypes, got {self._shown} and {describe(chunk.rows(0, 1).elements()[0])}"
-            )
+        if self._kind is None or chunk.kind != self._kind:
+            structure = describe(chunk.rows(0, 1).elements()[0])
+            if self._structure is None:
+                self._structure = structure
+            if self._kind is not None or structure != self._structure:
+                raise InvalidTypeError(
+                    f"{self._where}: the datasets must have elements of the same structure and "
+                    f"dtypes, got {self._structure} and {structure}"
+                )
+            self._kind = chunk.kind
         return chunk
 
 

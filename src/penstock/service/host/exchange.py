@@ -19,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.element.chunk import Chunk
+from penstock.element.nest import text_of
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
 from penstock.errors import (
@@ -84,7 +85,10 @@ class Connection:
         """Sends a chunk; its memory may be changed afterwards."""
         columns, parts = pack_columns(chunk)
         size = sum(map(len, parts))
-        rows = Rows(request, start, len(chunk), columns, -1, size, "", mark, seconds)
+        rows = Rows(
+            *(request, start, len(chunk), columns, -1, size, "", mark, seconds),
+            structure=text_of(chunk.tree),
+        )
         with self._sending:
             try:
                 if self._pool is None or size < INLINE or not self._share(self._pool, rows, parts):

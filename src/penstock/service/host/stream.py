@@ -33,6 +33,7 @@ from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Connect, Link, Links
 from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.host.session import Session
+from penstock.service.host.structures import Structures
 from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
@@ -102,6 +103,7 @@ class RemoteStream(Stream):
         )
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
+        self._structures = Structures(opening.tree)
         self._failure: OpError | None = None
         self._interrupted = False
         self._waited = 0.0
@@ -118,7 +120,9 @@ class RemoteStream(Stream):
         self._handed_out(len(piece))
         if isinstance(piece, Failure):
             raise piece.error
-        return piece  # type: ignore[return-value]
+        assert isinstance(piece, Chunk)
+        self._structures.check(piece)
+        return piece
 
     def _arrived(self, limit: int) -> Piece | None:
         """Elements that are here, and still this reader's."""
@@ -283,8 +287,7 @@ class RemoteStream(Stream):
         match message:
             case Rows():
                 assert columns is not None
-                chunk = Chunk(self._opening.tree, columns, message.count)
-                reader.arrive(message.request, message.start, chunk, message.seconds)
+                self._arrive(message, columns)
                 if message.mark is not None:
                     reader.mark(message.request, message.mark)
             case Failed():
@@ -296,6 +299,12 @@ class RemoteStream(Stream):
             case Impossible():
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
                 self._trying = self._now() + _AGAIN
+
+    def _arrive(self, rows: Rows, columns: list[Any]) -> None:
+        at = rows.start
+        for piece in self._structures.pieces(rows, columns):
+            self._reading.reader.arrive(rows.request, at, piece, rows.seconds)
+            at += len(piece)
 
     def _try_again(self) -> None:
         """Who took nothing on may have been in trouble for a moment, and not about to stop."""

@@ -73,6 +73,8 @@ class Rows(Message, frozen=True):
     mark: Mark | None = None
     seconds: float = 0.0
     """What it took to make them."""
+    structure: str = ""
+    """Of each element; empty for a bare leaf."""
 
 
 class Failed(Message, frozen=True):
