@@ -32,10 +32,10 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}
 
 # Heavy dependencies and optional frameworks: the only things that a function may import.
 LOADED_WHEN_NEEDED = {
-    *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "grpc", "msgspec"),
+    *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "msgspec"),
     *("pyarrow", "torch", "jax", "keras", "ray", "tensorflow"),
 }
-# The one room of ours that is heavy: it brings gRPC along, for those who distribute a dataset.
+# The one room of ours that is heavy: it brings msgspec along, for those who distribute a dataset.
 HEAVY_ROOM = "penstock.service."
 # What `import penstock` may load besides the standard library.
 LOADED_AT_IMPORT = {"penstock", "numpy", "optree", "typing_extensions"}

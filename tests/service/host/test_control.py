@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 
-import grpc
 import msgspec
 import pytest
 
@@ -28,14 +27,10 @@ from penstock.errors import (
 )
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control import ControlClient, ControlServer, refused_as
-from penstock.service.host.envelopes import (
-    LARGEST,
-    open_reply,
-    open_request,
-    seal_reply,
-    seal_request,
-)
-from penstock.service.host.security import Security, proof
+from penstock.service.host.envelopes import LARGEST, Envelopes, decode_reply
+from penstock.service.host.handshake import CONTROL, Terms, introduce
+from penstock.service.host.listener import DataListener
+from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
     DatasetRegistered,
     GetDataset,
@@ -180,17 +175,43 @@ def test_a_slow_answer_is_waited_for_however_short_the_time_to_repeat_it():
     server.stop()
 
 
+@contextlib.contextmanager
+def somebody(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does `answer` with whoever connects; gives its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listening.accept()[0] as connected:
+                    answer(connected)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        listening.close()
+
+
 def test_a_server_of_something_else():
-    stranger = grpc.server(ThreadPoolExecutor(1))
-    port = stranger.add_insecure_port("127.0.0.1:0")
-    stranger.start()
-    client = ControlClient(f"localhost:{port}", SECURITY)
-    with pytest.raises(
-        UnavailableError, match=f"localhost:{port} is not a penstock dispatcher; lo"
-    ):
-        client.call(GetStatus())
-    client.close()
-    stranger.stop(None).wait()
+    with somebody(lambda connected: connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port:
+        client = ControlClient(f"localhost:{port}", SECURITY)
+        with pytest.raises(
+            UnavailableError, match=f"localhost:{port} is not a penstock dispatcher; lo"
+        ):
+            client.call(GetStatus())
+        client.close()
+
+
+def test_the_data_port_of_a_worker():
+    with DataListener(lambda connection: None, SECURITY) as listener:
+        client = ControlClient(listener.transfers["tcp"], SECURITY)
+        with pytest.raises(UnavailableError, match="is not a penstock dispatcher; look at the ad"):
+            client.call(GetStatus())
+        client.close()
 
 
 def test_a_client_survives_the_restart_of_the_server(client, server):
@@ -251,94 +272,85 @@ def test_a_wrong_token(server):
     client.close()
 
 
-def raw(server, envelope: bytes) -> bytes:
-    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        return channel.unary_unary("/penstock.Control/Call")(envelope, timeout=10)
+@contextlib.contextmanager
+def member(server) -> Iterator[Envelopes]:
+    """A connection that has proved the token."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connected:
+        key = introduce(connected, SECURITY.token, Terms(), soon(), CONTROL)
+        yield Envelopes(connected, key, client=True)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 47, 48, 49, 1000])
-def test_garbage_is_not_decoded(server, client, size):
-    with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
-        raw(server, os.urandom(size))
+def soon() -> float:
+    return time.monotonic() + 60.0
+
+
+def is_cut(connected: socket.socket) -> bool:
+    """Waits until the other side has hung up, and has not said a word before."""
+    connected.settimeout(60.0)
+    try:
+        return not connected.recv(100)
+    except ConnectionResetError:
+        return True
+
+
+def test_a_server_that_does_not_know_the_token():
+    def pretend(connected: socket.socket) -> None:
+        said = connected.recv(100)
+        connected.sendall(said[:48])
+        connected.recv(32)
+        connected.sendall(b"\x01" + bytes(32))
+
+    with somebody(pretend) as port:
+        client = ControlClient(f"localhost:{port}", SECURITY)
+        with pytest.raises(
+            UnauthenticatedError, match="does not know the token .from the argument tok"
+        ):
+            client.call(GetStatus())
+        client.close()
+
+
+def test_garbage_before_the_proof(server, client):
+    for size in (1, 55, 56, 57, 1000, 100_000):
+        stranger = socket.create_connection(("127.0.0.1", server.port))
+        with stranger, contextlib.suppress(OSError):
+            stranger.sendall(os.urandom(size))
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(65536):
+                pass
     assert client.call(GetStatus()) == Ok()
 
 
-def test_garbage_that_is_not_grpc(server, client):
-    stranger = socket.create_connection(("127.0.0.1", server.port))
-    # It is cut off, sooner or later.
-    with stranger, contextlib.suppress(ConnectionError):
-        stranger.sendall(os.urandom(100_000))
-        while stranger.recv(65536):
-            pass
+@pytest.mark.parametrize("size", [1, 7, 8, 39, 40, 1000])
+def test_garbage_behind_the_proof(server, client, size):
+    with member(server) as envelopes:
+        envelopes.connected.sendall(os.urandom(size))
+        envelopes.connected.shutdown(socket.SHUT_WR)
+        assert is_cut(envelopes.connected)
     assert client.call(GetStatus()) == Ok()
 
 
-def test_an_envelope_larger_than_any(server, client):
-    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
-        raw(server, bytes(LARGEST + 1))
+def test_a_message_larger_than_any(server, client):
+    with member(server) as envelopes:
+        envelopes.send(bytes(LARGEST + 1)[:0], soon())  # Empty, and not a message.
+        assert decode_reply(envelopes.receive(soon())).kind == "InvalidArgumentError"
+        with contextlib.suppress(ConnectionError):
+            envelopes.send(bytes(LARGEST + 1), soon())
+        assert is_cut(envelopes.connected)
     assert client.call(GetStatus()) == Ok()
 
 
 def test_a_message_of_another_version(server):
-    payload = msgspec.msgpack.encode({"t": "Novel"})
-    nonce = bytes(16)
-    envelope = nonce + proof(SECURITY.token, b"penstock request", nonce, payload) + payload
-    reply = open_reply(SECURITY.token, raw(server, envelope), envelope)
-    assert reply.kind == "InvalidArgumentError"
-    assert "the request is not understood" in reply.message
-
-
-def test_every_byte_of_an_envelope_counts():
-    envelope = seal_request(b"token", GetDataset("1000"))
-    assert open_request(b"token", envelope)[0] == GetDataset("1000")
-    for place in range(len(envelope)):
-        changed = bytearray(envelope)
-        changed[place] ^= 1
-        with pytest.raises(UnauthenticatedError, match="does not prove that its sender knows"):
-            open_request(b"token", bytes(changed))
-
-
-def test_an_answer_belongs_to_its_request():
-    first, second = (seal_request(b"token", GetStatus()) for _ in range(2))
-    reply = seal_reply(b"token", open_request(b"token", first)[1], Ok())
-    assert open_reply(b"token", reply, first) == Ok()
-    with pytest.raises(UnauthenticatedError, match="the answer does not prove"):
-        open_reply(b"token", reply, second)
-
-
-def test_a_request_is_not_an_answer():
-    envelope = seal_request(b"token", GetStatus())
-    with pytest.raises(UnauthenticatedError, match="the answer does not prove"):
-        open_reply(b"token", envelope[16:], envelope)
+    with member(server) as envelopes:
+        for odd in ({"t": "Novel"}, [[[]]], "words"):
+            envelopes.send(msgspec.msgpack.encode(odd), soon())
+            reply = decode_reply(envelopes.receive(soon()))
+            assert reply.kind == "InvalidArgumentError"
+            assert "the request is not understood" in reply.message
 
 
 def test_an_answer_of_another_version():
-    envelope = seal_request(b"token", GetStatus())
-    payload = msgspec.msgpack.encode({"t": "Novel"})
-    reply = proof(b"token", b"penstock reply", envelope[:16], payload) + payload
     with pytest.raises(InvalidArgumentError, match="the answer is not understood"):
-        open_reply(b"token", reply, envelope)
-
-
-def test_a_server_that_does_not_know_the_token():
-    def lie(envelope, context):
-        return proof(b"another", b"penstock reply", envelope[:16], b"") + b""
-
-    pool = ThreadPoolExecutor(1)
-    server = grpc.server(pool)
-    handler = grpc.unary_unary_rpc_method_handler(lie)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("penstock.Control", {"Call": handler}),)
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    client = ControlClient(f"localhost:{port}", SECURITY)
-    with pytest.raises(
-        UnauthenticatedError, match="does not know the token .from the argument tok"
-    ):
-        client.call(GetStatus())
-    client.close()
-    server.stop(None).wait()
+        decode_reply(msgspec.msgpack.encode({"t": "Novel"}))
 
 
 # Where a server listens
@@ -454,8 +466,10 @@ def test_certificates_of_another_set(certificates, tmp_path):
 def test_only_the_server_has_certificates(certificates):
     server = ControlServer(echo, "localhost", 0, Security(SECURITY.token, certificates))
     server.start()
-    client = ControlClient(f"localhost:{server.port}", SECURITY, timeout=0.5)
-    with pytest.raises(UnavailableError, match="does only one side use certificates"):
+    client = ControlClient(f"localhost:{server.port}", SECURITY, timeout=1e9)
+    with pytest.raises(
+        UnauthenticatedError, match="the other side uses certificates and this one does not; give"
+    ):
         client.call(GetStatus())
     client.close()
     server.stop()
@@ -471,11 +485,25 @@ def test_only_the_client_has_certificates(server, certificates):
     client.close()
 
 
+def test_a_certificate_for_another_host(certificates):
+    security = Security(SECURITY.token, certificates)
+    server = ControlServer(echo, "127.0.0.2", 0, security)
+    server.start()
+    client = ControlClient(f"127.0.0.2:{server.port}", security, timeout=1e9)
+    with pytest.raises(UnauthenticatedError, match="is for another host .IP address mismatch"):
+        client.call(GetStatus())
+    client.close()
+    server.stop()
+
+
 def test_certificates_that_cannot_be_used(tmp_path):
     for name in ("ca.pem", "server.pem", "server-key.pem"):
         (tmp_path / name).write_text("no")
-    with pytest.raises(FailedPreconditionError, match="no server can listen at .* certificates"):
+        (tmp_path / name).chmod(0o600)
+    files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidArgumentError, match="no usable server certificate"):
         ControlServer(echo, "localhost", 0, Security(b"", str(tmp_path)))
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 # A dispatcher that cannot answer for now

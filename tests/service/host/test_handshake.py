@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
-from penstock.service.host.handshake import Terms, admit, introduce
+from penstock.service.host.handshake import CONTROL, DATA, Admitted, Terms, admit, introduce
 
 TOKEN = b"the token"
 SOON = 60.0
@@ -46,14 +46,40 @@ def beside(call: Any) -> "queue.Queue[Any]":
 def test_both_sides_agree(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     admitted = beside(lambda: admit(worker, TOKEN, deadline()))
-    introduce(client, TOKEN, Terms(2), deadline())
-    assert admitted.get() == Terms(2)
+    key = introduce(client, TOKEN, Terms(2), deadline())
+    assert admitted.get() == Admitted(Terms(2), key)
+
+
+def test_every_connection_has_a_key_of_its_own() -> None:
+    keys = []
+    for _ in range(2):
+        client, server = socket.socketpair()
+        with client, server:
+            beside(lambda server=server: admit(server, TOKEN, deadline()))
+            keys.append(introduce(client, TOKEN, Terms(), deadline()))
+    assert keys[0] != keys[1]
+
+
+def test_a_server_that_is_full(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    refused = beside(lambda: admit(server, TOKEN, deadline(), has_room=lambda: False))
+    with pytest.raises(UnavailableError, match="it has too many connections"):
+        introduce(client, TOKEN, Terms(), deadline())
+    assert "there are too many connections" in refused.get().message
+
+
+def test_a_connection_for_another_purpose(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    refused = beside(lambda: admit(server, TOKEN, deadline(), CONTROL))
+    with pytest.raises(DataLossError, match="what answers speaks another protocol .*penstock ctrl"):
+        introduce(client, TOKEN, Terms(), deadline(), DATA)
+    assert "does not speak this protocol" in refused.get().message
 
 
 def test_a_client_with_another_token(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     admitted = beside(lambda: admit(worker, TOKEN, deadline()))
-    with pytest.raises(UnauthenticatedError, match="it does not accept this token"):
+    with pytest.raises(UnauthenticatedError, match="does not accept the token of this process"):
         introduce(client, b"another", Terms(), deadline())
     refused = admitted.get()
     assert isinstance(refused, UnauthenticatedError)
@@ -70,7 +96,7 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
         worker.sendall(b"\x01" + bytes(32))
 
     beside(pretend)
-    with pytest.raises(UnauthenticatedError, match="what answers does not know the token"):
+    with pytest.raises(UnauthenticatedError, match="^does not know the token"):
         introduce(client, TOKEN, Terms(), deadline())
 
 
@@ -85,14 +111,14 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
         worker.sendall(b"\x01" + worker.recv(32))
 
     beside(mirror)
-    with pytest.raises(UnauthenticatedError, match="what answers does not know the token"):
+    with pytest.raises(UnauthenticatedError, match="^does not know the token"):
         introduce(client, TOKEN, Terms(), deadline())
 
 
 def test_something_else_answers(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     worker.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(48))
-    with pytest.raises(DataLossError, match="what answers is no worker of this version"):
+    with pytest.raises(DataLossError, match="speaks another protocol .*HTTP"):
         introduce(client, TOKEN, Terms(), deadline())
 
 
@@ -106,7 +132,7 @@ def test_something_else_asks(ends: tuple[socket.socket, socket.socket]) -> None:
 def test_a_client_that_hangs_up(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     client.close()
-    with pytest.raises(UnavailableError, match="it hung up; does only one side use certificates"):
+    with pytest.raises(UnavailableError, match="the other side closed the connection"):
         admit(worker, TOKEN, deadline())
 
 

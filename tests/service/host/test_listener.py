@@ -4,13 +4,14 @@ import contextlib
 import gc
 import os
 import queue
+import resource
 import socket
 import threading
 
 import pytest
 
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
-from penstock.service.host import listener as listening
+from penstock.service.host import admission
 from penstock.service.host.connections import Connection, connect_data, here
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import split_address
@@ -86,13 +87,52 @@ def test_a_silent_stranger_is_dropped() -> None:
 
 
 def test_many_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_STRANGERS", 3)
+    monkeypatch.setattr(admission, "STRANGERS", 3)
     with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
         silent = [stranger(listener, "tcp") for _ in range(10)]
         assert works(listener, "tcp")
         assert all(hung_up(raw) for raw in silent[:7])
         for raw in silent:
             raw.close()
+
+
+def test_a_crowd_of_strangers_competes_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "STRANGERS", 3)
+    with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
+        place = split_address(listener.transfers["tcp"])
+        lone = socket.create_connection(("127.0.0.1", place[1]), source_address=("127.0.0.2", 0))
+        crowd = [stranger(listener, "tcp") for _ in range(10)]
+        assert all(hung_up(raw) for raw in crowd[:8])
+        lone.setblocking(False)
+        with pytest.raises(BlockingIOError, match="temporarily unavailable"):
+            lone.recv(1)
+        for raw in (lone, *crowd):
+            raw.close()
+
+
+def test_more_guests_than_there_is_room_for() -> None:
+    with DataListener(echo, SECURITY) as listener:
+        listener.admission.most_guests = 2
+        with connect(listener) as first, connect(listener):
+            with pytest.raises(UnavailableError, match="it has too many connections"):
+                connect(listener, "tcp")
+            first.send(Fetch(5, 0, 0, 1))
+            assert first.receive()[0] == Done(5)
+
+
+def test_half_of_the_files_are_for_guests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, most in ((1024, 512), (resource.RLIM_INFINITY, 1 << 20)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert admission._most_guests() == most
+
+
+def test_strangers_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    with DataListener(echo, SECURITY) as listener:
+        for _ in range(5):
+            with stranger(listener, "tcp") as raw:
+                raw.shutdown(socket.SHUT_WR)  # It has said nothing, so nobody has hung up.
+                assert hung_up(raw)
+    assert caplog.text.count("ended before the token was proved, the last from 127.0.0.1") == 1
 
 
 def test_a_port_in_use() -> None:
@@ -105,15 +145,6 @@ def test_a_port_in_use() -> None:
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(UnfitServerError, match="host '203.0.113.1' is no address of this machine"):
         DataListener(echo, SECURITY, "203.0.113.1")
-
-
-def test_a_port_that_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(host: str, port: int) -> socket.socket:
-        raise OSError("in use")
-
-    monkeypatch.setattr(listening, "listen_tcp", fail)
-    with pytest.raises(UnavailableError, match=r"listen at localhost:0 \(in use\); try again"):
-        DataListener(echo, SECURITY)
 
 
 def test_ipv6() -> None:
@@ -160,7 +191,7 @@ def test_a_handler_may_close_its_listener() -> None:
 
 
 def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_PAUSE", 0.001)
+    monkeypatch.setattr(admission, "_PAUSE", 0.001)
     listener = DataListener(echo, SECURITY)
 
     class Full:
@@ -178,13 +209,14 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
                 raise OSError(24, "Too many open files")
             return self.real.accept()
 
-    listener._listening = [Full(real) for real in listener._listening]  # type: ignore[misc]
+    door = listener.admission
+    door._listening = [Full(real) for real in door._listening]  # type: ignore[misc]
     with listener:
         assert works(listener, "tcp")
 
 
 def test_too_many_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_PAUSE", 0.001)
+    monkeypatch.setattr(admission, "_PAUSE", 0.001)
     with DataListener(echo, SECURITY) as listener:
 
         def refuse(thread: threading.Thread) -> None:

@@ -55,7 +55,7 @@ def _connect(info: WorkerInfo, protocol: str, security: Security, terms: Terms) 
         channel = _open(protocol, address, security, terms)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
-            f"worker {info.address} at {protocol} {address}: {error.message}; all of a service "
+            f"worker {info.address} at {protocol} {address} {error.message}; all of a service "
             f"need one token, and this one comes from {security.origin}"
         ) from None
     except (OSError, InvalidArgumentError) as error:  # What the handshake raises is of them, too.

@@ -1,75 +1,169 @@
-"""Envelopes: control messages as bytes, each with a proof that its sender knows the token.
+"""Envelopes: control messages on a connection, each under the key of that connection.
 
-Nothing of an envelope is decoded before its proof has been checked. An answer proves that it
-belongs to its request: it cannot be taken from another one.
+    head     8 bytes: four that never change, the size of the message
+    proof    of the direction, the number and the bytes of the message
+    message  msgpack
+
+The number counts the messages of one direction and is not sent. So a copy of a message is refused
+on its own connection and, because every connection has a fresh key, on any other one; and so is
+one that was changed, left out, moved, or sent back. Nothing is decoded before its proof.
 """
 
 from __future__ import annotations
 
-import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
 
 import msgspec
 
-from penstock.errors import InvalidArgumentError, ResourceExhaustedError, UnauthenticatedError
+from penstock.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+)
 from penstock.service.host.security import PROOF_SIZE, proof, proven
 from penstock.service.protocol.messages import Reply, Request
 
 LARGEST = 8 << 20
-"""Bytes of the largest envelope."""
+"""Bytes of the largest message: a part of a plan with room to spare."""
 
-_NONCE_SIZE = 16
-_ASKED, _ANSWERED = b"penstock request", b"penstock reply"
+SMALL = 64 << 10
+"""Messages of more bytes are read only while few others are."""
+
+_HEAD = struct.Struct("<4sI")
+_MARK = b"\xf0Pc1"
+_AHEAD = 16 << 10
+_END = "the other side closed the connection"
+_REQUESTS, _REPLIES = b"requests", b"replies"
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def seal_request(token: bytes, request: Request) -> bytes:
-    """A number that is used once, the proof, the message."""
-    nonce, payload = secrets.token_bytes(_NONCE_SIZE), _encoded(request)
-    return nonce + proof(token, _ASKED, nonce, payload) + payload
+class Envelopes:
+    """One end of a control connection: sends and receives messages as bytes.
+
+    One thread at a time uses it. After any error it is of no more use. Times are those of
+    `time.monotonic`; a socket that does nothing until then raises TimeoutError.
+    """
+
+    def __init__(self, connected: socket.socket, key: bytes, *, client: bool) -> None:
+        self.connected = connected
+        ours, theirs = (_REQUESTS, _REPLIES) if client else (_REPLIES, _REQUESTS)
+        self._sent, self._received = _Count(proof(key, ours)), _Count(proof(key, theirs))
+        self._ahead = bytearray()
+
+    def send(self, message: bytes, deadline: float) -> None:
+        head = _HEAD.pack(_MARK, len(message)) + self._sent.proof(message)
+        limit(self.connected, deadline)
+        if len(message) <= SMALL:
+            self.connected.sendall(head + message)
+        else:
+            self.connected.sendall(head)
+            self.connected.sendall(message)
+
+    def receive(
+        self,
+        deadline: float | None = None,
+        *,
+        seconds: float = 0.0,
+        before_large: Callable[[], None] = lambda: None,
+    ) -> bytes | bytearray:
+        """The next message; EOFError at the end of the connection.
+
+        Without a deadline, a message that has begun must be complete within `seconds`.
+        `before_large` is called before room is made for a message that is not small.
+        """
+        if deadline is None:
+            self.connected.settimeout(None)
+            self._read_ahead(_AHEAD)
+            deadline = time.monotonic() + seconds
+        mark, size = _HEAD.unpack(self._take(_HEAD.size, deadline))
+        if mark != _MARK or size > LARGEST:
+            raise DataLossError(f"{size} bytes behind {mark!r} cannot be a control message")
+        claim = bytes(self._take(PROOF_SIZE, deadline))
+        if size > SMALL:
+            before_large()
+        message = self._take(size, deadline) if size <= SMALL else self._fill(size, deadline)
+        if not self._received.proven(claim, message):
+            raise UnauthenticatedError("a control message was changed or repeated on its way")
+        return message
+
+    def _take(self, size: int, deadline: float) -> bytearray:
+        while len(self._ahead) < size:
+            limit(self.connected, deadline)
+            self._read_ahead(max(_AHEAD, size - len(self._ahead)))
+        taken = self._ahead[:size]
+        del self._ahead[:size]
+        return taken
+
+    def _fill(self, size: int, deadline: float) -> bytearray:
+        """As `_take`, without a copy."""
+        taken, done = bytearray(size), min(size, len(self._ahead))
+        taken[:done] = self._ahead[:done]
+        del self._ahead[:done]
+        with memoryview(taken) as view:
+            while done < size:
+                limit(self.connected, deadline)
+                if not (count := self.connected.recv_into(view[done:])):
+                    raise EOFError(_END)
+                done += count
+        return taken
+
+    def _read_ahead(self, size: int) -> None:
+        if not (piece := self.connected.recv(size)):
+            raise EOFError(_END)
+        self._ahead += piece
 
 
-def open_request(token: bytes, envelope: bytes) -> tuple[Request, bytes]:
-    """The request, and its nonce for the answer."""
-    nonce, payload = envelope[:_NONCE_SIZE], envelope[_NONCE_SIZE + PROOF_SIZE :]
-    claim = envelope[_NONCE_SIZE : _NONCE_SIZE + PROOF_SIZE]
-    if not proven(claim, token, _ASKED, nonce, payload):
-        raise UnauthenticatedError("the request does not prove that its sender knows the token")
+class _Count:
+    """One direction: its key, and how many messages have passed."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key, self._count = key, 0
+
+    def proof(self, message: bytes) -> bytes:
+        self._count += 1
+        return proof(self._key, self._count.to_bytes(8, "big"), message)
+
+    def proven(self, claim: bytes, message: bytes | bytearray) -> bool:
+        self._count += 1
+        return proven(claim, self._key, self._count.to_bytes(8, "big"), message)
+
+
+def limit(connected: socket.socket, deadline: float) -> None:
+    """What the socket does next must be over by then."""
+    if (left := deadline - time.monotonic()) <= 0:
+        raise TimeoutError("timed out")
+    connected.settimeout(left)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """A message as bytes; ResourceExhaustedError if they are too many."""
+    data = _encoder.encode(message)
+    if len(data) > LARGEST:
+        raise ResourceExhaustedError(
+            f"{type(message).__name__}: {len(data)} bytes are more than one message may have "
+            f"({LARGEST})"
+        )
+    return data
+
+
+def decode_request(data: bytes | bytearray) -> Request:
+    """The request that some bytes are."""
     try:
-        return _requests.decode(payload), nonce
-    except msgspec.MsgspecError as error:
+        return _requests.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"the request is not understood ({error})") from None
 
 
-def nonce_of(envelope: bytes) -> bytes:
-    """The nonce of a request, whatever else is wrong with it."""
-    return envelope[:_NONCE_SIZE]
-
-
-def seal_reply(token: bytes, nonce: bytes, reply: Reply) -> bytes:
-    """The proof, the message."""
-    payload = _encoded(reply)
-    return proof(token, _ANSWERED, nonce, payload) + payload
-
-
-def open_reply(token: bytes, envelope: bytes, request: bytes) -> Reply:
-    """The answer to the request in the envelope `request`."""
-    claim, payload = envelope[:PROOF_SIZE], envelope[PROOF_SIZE:]
-    if not proven(claim, token, _ANSWERED, nonce_of(request), payload):
-        raise UnauthenticatedError("the answer does not prove that its sender knows the token")
+def decode_reply(data: bytes | bytearray) -> Reply:
+    """The answer that some bytes are."""
     try:
-        return _replies.decode(payload)
-    except msgspec.MsgspecError as error:
+        return _replies.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"the answer is not understood ({error})") from None
-
-
-def _encoded(message: Request | Reply) -> bytes:
-    payload = _encoder.encode(message)
-    if len(payload) + _NONCE_SIZE + PROOF_SIZE > LARGEST:
-        raise ResourceExhaustedError(
-            f"{type(message).__name__}: {len(payload)} bytes are more than one message may have "
-            f"({LARGEST})"
-        )
-    return payload

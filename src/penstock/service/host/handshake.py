@@ -1,11 +1,12 @@
-"""The handshake of a data connection: each side proves that it has the token.
+"""The handshake of a connection: each side proves that it has the token.
 
     client   mark, nonce, terms
-    worker   mark, nonce
+    server   mark, nonce
     client   proof
-    worker   yes or no, proof
+    server   verdict, proof
 
-All of it has fixed sizes and must be over by a deadline; nothing is decoded before that.
+All parts have fixed sizes (a server reads 88 bytes) and must arrive before a deadline; nothing is
+decoded. Both sides then know a key that belongs to this connection alone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import ssl
 import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
@@ -22,11 +25,16 @@ from penstock.service.host.security import PROOF_SIZE, proof, proven
 
 HANDSHAKE_SECONDS = 10.0
 
-_MARK = b"penstock data 1\n"
+DATA, CONTROL = b"penstock data 2\n", b"penstock ctrl 1\n"
+"""Marks: what a connection is for. Both sides send theirs first."""
+
+_SECRET = b"penstock by TLS\n"
+"""The mark of a server that talks only by TLS, sent to clients that begin without it."""
+
 _NONCE = 32
 _TERMS = struct.Struct("<B7x")
-_CLIENT, _WORKER = b"data client", b"data worker"
-_YES, _NO = b"\x01", b"\x00"
+_CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
+_NO, _YES, _FULL = b"\x00", b"\x01", b"\x02"
 _GONE = (ConnectionResetError, BrokenPipeError)
 
 
@@ -36,34 +44,81 @@ class Terms(NamedTuple):
     compression: int = 0
 
 
-def admit(connected: socket.socket, token: bytes, deadline: float) -> Terms:
-    """The worker's side; `deadline` is a time of `time.monotonic`."""
-    asked = _receive(connected, len(_MARK) + _NONCE + _TERMS.size, deadline)
-    if not asked.startswith(_MARK):
-        raise DataLossError("data connection: the other side does not speak this protocol")
-    answered = _MARK + os.urandom(_NONCE)
-    _send(connected, answered, deadline)
+class Admitted(NamedTuple):
+    """A client that has proved the token: its terms, and the key of the connection."""
+
+    terms: Terms
+    key: bytes
+
+
+def admit(
+    connected: socket.socket,
+    token: bytes,
+    deadline: float,
+    mark: bytes = DATA,
+    has_room: Callable[[], bool] = lambda: True,
+) -> Admitted:
+    """The server's side; `deadline` is a time of `time.monotonic`."""
+    asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
+    answered = mark + os.urandom(_NONCE)
+    _send(connected, answered, deadline)  # Also to strangers: it tells them what this server is.
+    if not asked.startswith(mark):
+        raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)
     if not proven(claim, token, _CLIENT, asked, answered):
         _send(connected, _NO + bytes(PROOF_SIZE), deadline)
-        raise UnauthenticatedError("data connection: the client does not know the token")
-    _send(connected, _YES + proof(token, _WORKER, asked, answered), deadline)
-    return Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
+        raise UnauthenticatedError("the client does not know the token")
+    verdict = _YES if has_room() else _FULL
+    _send(connected, verdict + proof(token, _SERVER, verdict, asked, answered), deadline)
+    if verdict == _FULL:
+        raise UnavailableError("there are too many connections")
+    return Admitted(
+        Terms(*_TERMS.unpack(asked[-_TERMS.size :])), proof(token, _SESSION, asked, answered)
+    )
 
 
-def introduce(connected: socket.socket, token: bytes, terms: Terms, deadline: float) -> None:
-    """The client's side."""
-    asked = _MARK + os.urandom(_NONCE) + _TERMS.pack(*terms)
+def introduce(
+    connected: socket.socket, token: bytes, terms: Terms, deadline: float, mark: bytes = DATA
+) -> bytes:
+    """The client's side; returns the key of the connection.
+
+    UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
+    DataLossError if the server is none of penstock's, or not of the kind that `mark` names.
+    """
+    asked = mark + os.urandom(_NONCE) + _TERMS.pack(*terms)
     _send(connected, asked, deadline)
-    answered = _receive(connected, len(_MARK) + _NONCE, deadline)
-    if not answered.startswith(_MARK):
-        raise DataLossError("what answers is no worker of this version of penstock")
+    answered = _receive_answer(connected, mark, deadline)
     _send(connected, proof(token, _CLIENT, asked, answered), deadline)
-    verdict = _receive(connected, 1 + PROOF_SIZE, deadline)
-    if not verdict.startswith(_YES):
-        raise UnauthenticatedError("it does not accept this token")
-    if not proven(verdict[1:], token, _WORKER, asked, answered):
-        raise UnauthenticatedError("what answers does not know the token")
+    said = _receive(connected, 1 + PROOF_SIZE, deadline)
+    verdict, claim = said[:1], said[1:]
+    if verdict not in (_YES, _FULL):
+        raise UnauthenticatedError("does not accept the token of this process")
+    if not proven(claim, token, _SERVER, verdict, asked, answered):
+        raise UnauthenticatedError("does not know the token")
+    if verdict == _FULL:
+        raise UnavailableError("it has too many connections")
+    return proof(token, _SESSION, asked, answered)
+
+
+def refuse_plain(connected: socket.socket, deadline: float) -> bool:
+    """Whether a client of a TLS server begins without TLS; such a client is told to use it.
+
+    The client's first byte stays unread: TLS begins with it.
+    """
+    _limit(connected, deadline)
+    if connected.recv(1, socket.MSG_PEEK) not in (DATA[:1], CONTROL[:1]):
+        return False
+    _send(connected, _SECRET + bytes(_NONCE), deadline)
+    return True
+
+
+def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> bytes:
+    answered = _receive(connected, len(mark), deadline)
+    if answered == _SECRET or answered.startswith((b"\x15\x03", b"\x16\x03")):
+        raise ssl.SSLError(1, "the other side uses certificates and this one does not")
+    if answered != mark:
+        raise DataLossError(f"what answers speaks another protocol ({answered!r})")
+    return answered + _receive(connected, _NONCE, deadline)
 
 
 def _send(connected: socket.socket, data: bytes, deadline: float) -> None:
@@ -80,7 +135,7 @@ def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
         with contextlib.suppress(*_GONE):
             piece = connected.recv(size - len(data))
         if not piece:
-            raise UnavailableError("it hung up; does only one side use certificates?")
+            raise UnavailableError("the other side closed the connection")
         data += piece
     return data
 

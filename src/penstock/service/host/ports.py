@@ -12,6 +12,9 @@ from typing import Any
 
 from penstock.errors import AlreadyExistsError, UnfitServerError
 
+_BACKLOG = 1024
+"""Connections that wait to be accepted, if the system allows as many."""
+
 
 def numeric(host: str) -> str:
     """The host as the network libraries get it."""
@@ -23,23 +26,28 @@ def joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_port(host: str, port: Any) -> None:
-    """Raises if no server can listen there: a bad number, in use, not allowed, not this machine."""
+def listen(host: str, port: Any) -> socket.socket:
+    """A socket that listens there, on a free port if it is 0; raises, in words, if none can."""
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise UnfitServerError(
             f"port must be 0 (any free one) or a number up to 65535, got {port!r}"
         )
     try:
-        family, kind, _, _, place = socket.getaddrinfo(
+        family, _, _, _, place = socket.getaddrinfo(
             numeric(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind) as probe:
-            # As servers do: connections of a predecessor that are still closing do not matter.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen(1)
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Connections of a predecessor that are still closing do not matter.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(place)
+            made.listen(_BACKLOG)
+        except BaseException:
+            made.close()
+            raise
     except OSError as error:
         raise _explained(host, port, error) from None
+    return made
 
 
 def _explained(host: str, port: int, error: OSError) -> Exception:

@@ -126,7 +126,7 @@ class Security:
         return context
 
 
-def proof(token: bytes, *parts: bytes | memoryview) -> bytes:
+def proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
     """What only somebody with the token can say about these parts, each with its own length."""
     mac = hmac.new(token, digestmod="sha256")
     for part in parts:
@@ -135,7 +135,7 @@ def proof(token: bytes, *parts: bytes | memoryview) -> bytes:
     return mac.digest()
 
 
-def proven(claim: bytes, token: bytes, *parts: bytes | memoryview) -> bool:
+def proven(claim: bytes, token: bytes, *parts: bytes | bytearray | memoryview) -> bool:
     """Whether `claim` is the proof of these parts; takes as long whatever is wrong with it."""
     return hmac.compare_digest(claim, proof(token, *parts))
 

@@ -39,12 +39,17 @@ def can_share() -> bool:
 
 
 def tuned(connected: socket.socket) -> socket.socket:
-    """The same socket with good buffers, no delays, and a watch on the other side."""
+    """The same socket with good buffers for data, and `kept_alive`."""
     if connected.family == getattr(socket, "AF_UNIX", None):
         _set_buffers(connected, _UNIX_BUFFER)
         return connected
     if is_loopback(connected.getpeername()[0]):
         _set_buffers(connected, _NEAR_BUFFER)
+    return kept_alive(connected)
+
+
+def kept_alive(connected: socket.socket) -> socket.socket:
+    """The same TCP socket without delays, and with a watch on the other side."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _ALIVE.items():
@@ -76,22 +81,6 @@ def connect_unix(name: str, seconds: float) -> socket.socket:
     try:
         made.settimeout(seconds)
         made.connect("\0" + name.removeprefix("@"))
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """A socket that listens at `host`, on a free port if it is 0."""
-    family, _, _, _, address = socket.getaddrinfo(
-        numeric(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)
     except BaseException:
         made.close()
         raise

@@ -1,0 +1,274 @@
+"""Admission: whoever connects to a port is a stranger, until it proves the token and is a guest.
+
+A stranger costs a thread and a descriptor, for a bounded time, and there are boundedly many of
+them: when one more comes, the address with the most strangers loses its oldest one. So strangers
+compete with strangers of their own address, never with guests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import select
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from penstock.errors import UnavailableError
+from penstock.service.host.handshake import HANDSHAKE_SECONDS, Admitted, admit, refuse_plain
+from penstock.service.host.security import Security
+from penstock.service.host.sockets import kept_alive
+
+STRANGERS = 64
+"""So many connections may be in their handshake."""
+
+_PATIENCE = 5.0
+_PAUSE = 0.1
+"""Seconds to wait for descriptors or threads, when there are none."""
+
+_TELL = 10.0
+"""Seconds between two log lines about strangers."""
+
+_LOG = logging.getLogger("penstock.service")
+
+
+class Guest(Protocol):
+    """A connection that has proved the token."""
+
+    def serve(self) -> None:
+        """Runs in the guest's thread until the connection ends."""
+
+    def dismiss(self) -> None:
+        """Ends it, from any thread, once what it has in hand is finished."""
+
+    def abort(self) -> None:
+        """Ends it at once, from any thread."""
+
+    def close(self) -> None:
+        """Gives everything back, when `serve` has returned."""
+
+
+class Stranger(NamedTuple):
+    """A connection in its handshake, and the address that it comes from."""
+
+    connected: socket.socket
+    host: str
+
+
+class Admission:
+    """Accepts connections on `listening`; runs a thread for each stranger and guest.
+
+    Args:
+        listening: Listening sockets, which this object closes.
+        security: The token, and the certificates for those that come by TCP.
+        mark: What the connections are for (see `handshake`).
+        welcome: Makes a guest of a connection.
+        grace: Seconds in which dismissed guests may finish what they have in hand.
+        handshake_seconds: Seconds in which a stranger must have proved the token.
+    """
+
+    def __init__(
+        self,
+        listening: Sequence[socket.socket],
+        security: Security,
+        mark: bytes,
+        welcome: Callable[[socket.socket, Admitted], Guest],
+        *,
+        grace: float = 0.0,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
+    ) -> None:
+        self._listening = list(listening)
+        self._token, self._mark, self._welcome = security.token, mark, welcome
+        try:
+            self._context = security.server_context()
+        except BaseException:
+            for each in self._listening:
+                each.close()
+            raise
+        self._grace, self._seconds = grace, handshake_seconds
+        self.most_guests = _most_guests()
+        self._lock = threading.Lock()  # Guards the fields down to `_told`.
+        self._closed = False
+        self._strangers: dict[threading.Thread, Stranger] = {}
+        self._dropped: set[threading.Thread] = set()
+        """Threads of strangers whose connection was ended here, until they notice."""
+        self._guests: dict[threading.Thread, Guest] = {}
+        self._turned_away, self._told = 0, -_TELL
+        self._accepting = threading.Thread(target=self._accept, name="penstock port", daemon=True)
+        self._waker, self._wakes = socket.socketpair()
+
+    def start(self) -> None:
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Ends all connections, and waits a while for their threads; twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._waker.send(b"x")
+        if self._accepting.ident is not None:
+            self._accepting.join()
+        for listening in (*self._listening, self._waker, self._wakes):
+            listening.close()
+        with self._lock:
+            threads = [*self._strangers, *self._dropped, *self._guests]
+            for stranger in self._strangers.values():
+                _shut(stranger.connected)
+            for guest in self._guests.values():
+                guest.dismiss()
+        _join(threads, self._grace)
+        with self._lock:
+            for guest in self._guests.values():
+                guest.abort()
+        _join(threads, _PATIENCE)
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for listening in (*self._listening, self._wakes):
+                listening.setblocking(False)
+                selector.register(listening, selectors.EVENT_READ)
+            while not self._closed:
+                for key, _ in selector.select():
+                    if key.fileobj is not self._wakes:
+                        self._greet(key.fileobj)  # type: ignore[arg-type]
+
+    def _greet(self, listening: socket.socket) -> None:
+        try:
+            connected, address = listening.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # No descriptor is free: strangers give theirs back, the others wait.
+            with self._lock:
+                for thread in list(self._strangers):
+                    self._drop(thread)
+            self._pause(_PAUSE)
+            return
+        stranger = Stranger(connected, address[0] if isinstance(address, tuple) else "this machine")
+        thread = threading.Thread(
+            target=self._serve, args=(stranger,), name="penstock connection", daemon=True
+        )
+        with self._lock:
+            if len(self._strangers) >= STRANGERS:
+                self._drop(self._crowd())
+            self._strangers[thread] = stranger
+        try:
+            thread.start()
+        except RuntimeError:  # Too many threads.
+            with self._lock:
+                self._strangers.pop(thread)
+            connected.close()
+            self._pause(_PAUSE)
+        while len(self._dropped) >= STRANGERS and not self._closed:
+            self._pause(_PAUSE / 100)  # They end at once, but not before a thread comes to it.
+
+    def _crowd(self) -> threading.Thread:
+        """The oldest stranger of the address that has most of them."""
+        hosts = Counter(stranger.host for stranger in self._strangers.values())
+        (crowded, _), *_ = hosts.most_common(1)
+        return next(t for t, stranger in self._strangers.items() if stranger.host == crowded)
+
+    def _drop(self, thread: threading.Thread) -> None:
+        stranger = self._strangers.pop(thread)
+        self._dropped.add(thread)
+        _shut(stranger.connected)
+
+    def _pause(self, seconds: float) -> None:
+        """Waits, but not when this object is closed."""
+        poll = select.poll()
+        poll.register(self._wakes, select.POLLIN)
+        poll.poll(1000 * seconds)
+
+    def _serve(self, stranger: Stranger) -> None:
+        thread = threading.current_thread()
+        guest = self._admitted(stranger)
+        with self._lock:
+            self._strangers.pop(thread, None)
+            self._dropped.discard(thread)
+            if guest is None:
+                return
+            self._guests[thread] = guest
+            if self._closed:
+                guest.abort()
+        try:
+            guest.serve()
+        finally:
+            with self._lock:
+                del self._guests[thread]
+            guest.close()
+
+    def _admitted(self, stranger: Stranger) -> Guest | None:
+        """The guest that a stranger becomes; None, and nothing left, where the handshake fails."""
+        deadline = time.monotonic() + self._seconds
+        connected = stranger.connected
+        try:
+            if connected.family != getattr(socket, "AF_UNIX", None):
+                kept_alive(connected)
+                if self._context is not None:
+                    connected = self._secret(self._context, stranger, deadline)
+            admitted = admit(connected, self._token, deadline, self._mark, self._has_room)
+            return self._welcome(connected, admitted)
+        except OSError as error:  # Ours are of that kind, too.
+            connected.close()
+            self._tell(stranger.host, error)
+            return None
+
+    def _has_room(self) -> bool:
+        with self._lock:
+            return len(self._guests) < self.most_guests
+
+    def _secret(
+        self, context: ssl.SSLContext, stranger: Stranger, deadline: float
+    ) -> ssl.SSLSocket:
+        if refuse_plain(stranger.connected, deadline):
+            raise UnavailableError("the client uses no certificates")
+        stranger.connected.settimeout(max(0.001, deadline - time.monotonic()))
+        secret = context.wrap_socket(
+            stranger.connected, server_side=True, do_handshake_on_connect=False
+        )
+        with self._lock:
+            if (thread := threading.current_thread()) in self._strangers:
+                self._strangers[thread] = Stranger(secret, stranger.host)
+        try:
+            secret.do_handshake()
+        except BaseException:
+            secret.close()
+            raise
+        return secret
+
+    def _tell(self, host: str, error: OSError) -> None:
+        """Strangers are logged, at most one line in a while."""
+        with self._lock:
+            self._turned_away += 1
+            if self._closed or (now := time.monotonic()) - self._told < _TELL:
+                return
+            count, self._turned_away, self._told = self._turned_away, 0, now
+        _LOG.warning(
+            "%s: %d connection%s ended before the token was proved, the last from %s (%s)",
+            *(self._mark.decode().strip(), count, "s" * (count != 1), host, error),
+        )
+
+
+def _most_guests() -> int:
+    """Half of the descriptors: the rest is for strangers, and for what this process does."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft // 2)
+
+
+def _shut(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        # Not the method of an SSL socket, which would go on in plain text.
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,104 @@
+"""Envelopes: what was not sent on this connection, in this order, is not taken."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.errors import DataLossError, ResourceExhaustedError, UnauthenticatedError
+from penstock.service.host.envelopes import LARGEST, SMALL, Envelopes, encode
+from penstock.service.protocol.messages import PutPlan
+
+KEY = b"the key of a connection"
+
+
+def soon() -> float:
+    return time.monotonic() + 60.0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    client, server = socket.socketpair()
+    with client, server:
+        yield client, server
+
+
+def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[bytes]:
+    """What stands on the wire for these messages, one after the other."""
+    one, other = socket.socketpair()
+    with one, other:
+        envelopes, found = Envelopes(one, key, client=client), []
+        for message in messages:
+            envelopes.send(message, soon())
+            found.append(other.recv(1 << 16))
+    return found
+
+
+def refused(server: socket.socket) -> bool:
+    with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
+        Envelopes(server, KEY, client=False).receive(soon())
+    return True
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, SMALL, SMALL + 1, 300_000])
+def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket], size: int) -> None:
+    sender, receiver = (Envelopes(end, KEY, client=not at) for at, end in enumerate(ends))
+    message = bytes(range(256)) * (size // 256 + 1)
+    sending = threading.Thread(target=sender.send, args=(message[:size], soon()))
+    sending.start()
+    large = []
+    assert receiver.receive(soon(), before_large=lambda: large.append(1)) == message[:size]
+    assert len(large) == (size > SMALL)
+    sending.join()
+
+
+def test_a_copy_on_the_same_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, server = ends
+    (wire,) = recorded(b"message")
+    envelopes = Envelopes(server, KEY, client=False)
+    client.sendall(wire + wire)
+    assert envelopes.receive(soon()) == b"message"
+    with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
+        envelopes.receive(soon())
+
+
+def test_a_copy_from_another_connection(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(recorded(b"message", key=b"another key")[0])
+    assert refused(ends[1])
+
+
+def test_a_message_that_comes_too_early(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(recorded(b"first", b"second")[1])
+    assert refused(ends[1])
+
+
+def test_an_answer_is_not_a_request(ends: tuple[socket.socket, socket.socket]) -> None:
+    ends[0].sendall(recorded(b"message", client=False)[0])
+    assert refused(ends[1])
+
+
+def test_every_byte_counts() -> None:
+    (wire,) = recorded(b"message")
+    for place in range(len(wire)):
+        changed = bytearray(wire)
+        changed[place] ^= 1
+        client, server = socket.socketpair()
+        with client, server:
+            client.sendall(changed)
+            client.shutdown(socket.SHUT_WR)
+            with pytest.raises((UnauthenticatedError, DataLossError, EOFError), match=r"."):
+                Envelopes(server, KEY, client=False).receive(soon())
+
+
+def test_a_message_that_does_not_end_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
+    (wire,) = recorded(bytes(5000))
+    ends[0].sendall(wire[:100])
+    with pytest.raises(TimeoutError, match="timed out"):
+        Envelopes(ends[1], KEY, client=False).receive(seconds=0.01)
+
+
+def test_a_message_that_is_too_large() -> None:
+    with pytest.raises(ResourceExhaustedError, match="PutPlan: .* more than one message may have"):
+        encode(PutPlan("d", 0, LARGEST, bytes(LARGEST)))
