@@ -197,6 +197,26 @@ def test_a_job_goes_on_with_another_number_of_readers(clusters, name, before, af
     assert collections.Counter(found) == collections.Counter(numbers(dataset))
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_state_of_any_reader_without_seeds_fits_a_fresh_service(clusters, kept):
+    def readers(cluster, name):
+        """As in processes of their own: each has shuffled in another order."""
+        made = [Dataset.range(40).shuffle(40) for _ in range(2)]
+        return [iter(one.apply(cluster.distribute(job_name=name))) for one in made]
+
+    one, two = readers(clusters[1], f"unseeded {kept}")
+    found = numbers(one, 5) + numbers(two, 5)
+    states = [one.state_dict(), two.state_dict()]
+    merged = service.merge_states(states if kept == 0 else states[::-1])
+    for reader in (one, two):
+        reader.close()
+    for reader in readers(clusters[2], f"unseeded {kept}"):
+        reader.load_state_dict(json.loads(json.dumps(merged)))
+        found += numbers(reader, 5)
+        last = reader
+    assert sorted(found + numbers(last)) == list(range(40))
+
+
 def test_states_of_different_jobs_are_not_merged(clusters):
     states = []
     for dataset in (Dataset.range(9), Dataset.range(9).map(lambda x: x)):

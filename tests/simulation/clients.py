@@ -5,6 +5,7 @@ The stream that they read is the real one.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -188,7 +189,8 @@ class Client(Peer):
     def _again(self, request: OpenIteration, opened: IterationOpened) -> IterationOpened:
         self._registered()
         streams = opened.work.streams if opened.work.form in ("share", "whole") else 0
-        again = msgspec.structs.replace(request, streams=max(request.streams, streams))
+        work, streams = opened.work, max(request.streams, streams)
+        again = msgspec.structs.replace(request, key=work.key, epoch=work.epoch, streams=streams)
         return self._call(again)  # type: ignore[no-any-return]
 
     def _extra(self, request: OpenIteration, opened: IterationOpened) -> dict[str, Any]:
@@ -213,8 +215,10 @@ class Client(Peer):
 
     def _request(self, name: str, state: dict[str, Any] | None) -> OpenIteration:
         trainer, job, dataset_id = self.trainer, self.trainer.job, self._registered()
+        # Each process draws a key of its own, as processes without seeds do.
+        key = (state or {}).get("key", zlib.crc32(self.name.encode()))
         return OpenIteration(
-            *(name, job.name, job.repetition, dataset_id, job.options, 7, (1,), self.host),
+            *(name, job.name, job.repetition, dataset_id, job.options, key, (1,), self.host),
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
             streams=len(state["order"]["open"]) if state and "order" in state else 0,
             **(claimed(state) if state and "held" in state else {}),

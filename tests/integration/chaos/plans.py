@@ -48,6 +48,11 @@ def shuffled(tf: Any, folder: Path, n: int) -> Any:
     return tf.data.Dataset.range(n).shuffle(64, seed=1).map(lambda x: x * 3)
 
 
+def unseeded(tf: Any, folder: Path, n: int) -> Any:
+    """Each process has seeds of its own, and all read what the first one has shuffled."""
+    return tf.data.Dataset.range(n).shuffle(n).map(lambda x: x * 3)
+
+
 def files(tf: Any, folder: Path, n: int) -> Any:
     """Lines of files, of which a third is filtered out."""
     for number in range(FILES):
@@ -91,6 +96,7 @@ PLANS = {
         Plan("generator", generator, lambda n: range(1, 2 * n + 1, 2)),
         Plan("parallel_epochs", counted, range, "parallel_epochs", ordered=False),
         Plan("shared", batches, lambda n: range(0, 3 * n, 3), readers=2, ordered=False),
+        Plan("shared_unseeded", unseeded, lambda n: range(0, 3 * n, 3), readers=2, ordered=False),
         Plan("shared_files", files, lambda n: (x for x in range(n) if x % 3), readers=2,
              ordered=False),
     )

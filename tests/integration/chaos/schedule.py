@@ -9,9 +9,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KINDS = ("worker", "dispatcher", "everything", "freeze", "cut", "client")
+KINDS = ("worker", "dispatcher", "everything", "freeze", "cut", "client", "sleep")
 """kill -9 of a worker, of the dispatcher, of both and all workers; SIGSTOP of a worker for longer
-than its timeout; all data connections cut; kill -9 of a client, which goes on from its state."""
+than its timeout; all data connections cut; kill -9 of a client, which goes on from its state;
+SIGSTOP of a client for longer than its lease."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the rest happens here.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.references import decode_spec
-from penstock.plan.resume import seeds_of
+from penstock.plan.resume import reseeded, seeds_of
 from penstock.plan.splits import cut
 from penstock.service.host.connections import Connection, connect_data
 from penstock.service.host.services import HOME, borrow, parse, register_scheme
@@ -99,7 +100,11 @@ def _alone(node: nodes.Distribute, context: Context) -> bool:
 
 
 class _Opener:
-    """Opens an iteration, and again if the dispatcher forgot it."""
+    """Opens an iteration, and again if the dispatcher forgot it.
+
+    The iteration may be another reader's, whose dataset has other seeds; once they are known, this
+    one goes on with those.
+    """
 
     def __init__(self, node: nodes.Distribute, context: Context, home: Session | None) -> None:
         self._node = node
@@ -114,6 +119,7 @@ class _Opener:
                 "elements before distribute"
             )
         self._options = options_of(node).merge(context.options)
+        self._input = node.input
 
     def open(self, state: dict[str, Any] | None) -> Stream:
         try:
@@ -125,6 +131,7 @@ class _Opener:
     def _open(self, state: dict[str, Any] | None) -> Stream:
         node = self._node
         self._check(state)
+        self._adopt_seeds((state or {}).get("seeds"))
         info = self._dataset()
         request = self._request(state, info.dataset_id)
         try:
@@ -134,6 +141,7 @@ class _Opener:
                 raise
             request = self._request(state, self._registered().dataset_id)
             opened = self._session.call(request)
+        self._adopt_seeds(opened.seeds)
         opening = Opening(
             self._session,
             request,
@@ -162,17 +170,21 @@ class _Opener:
     def _dataset(self) -> DatasetInfo:
         """The dataset as the dispatcher knows it; it is told of it if it does not."""
         node, session = self._node, self._session
-        if node.input is None:
+        if self._input is None:
             assert node.dataset_id is not None
             return session.dataset(node.dataset_id)
-        if node.dataset_id is not None and self._plan() is node.input:
+        if node.dataset_id is not None and self._plan() is self._input:
             seeds = _SEEDS.get((session.address, node.dataset_id))
-            if seeds == seeds_of(node.input):
+            if seeds == seeds_of(self._input):
                 try:
                     return session.dataset(node.dataset_id)
                 except NotFoundError:
                     pass  # It has come back without its memory.
         return self._registered()
+
+    def _adopt_seeds(self, seeds: Sequence[int] | None) -> None:
+        if self._input is not None and seeds is not None:
+            self._input = reseeded(self._input, list(seeds))
 
     def _registered(self) -> DatasetInfo:
         registered = self._session.register(self._plan(), self._spec, again=False)
@@ -180,7 +192,7 @@ class _Opener:
 
     def _plan(self) -> Node:
         """What workers run. Where several read, what cannot be divided runs on one of them."""
-        plan = self._node.input
+        plan = self._input
         assert plan is not None
         divided = self._node.mode == ShardingPolicy.DYNAMIC and not self._per_worker
         return whole(plan) if divided and not _alone(self._node, self._context) else plan
@@ -197,7 +209,11 @@ class _Opener:
         dataset_id = self._dataset().dataset_id
         streams = before.work.streams if before.work.form in ("share", "whole") else 0
         again = msgspec.structs.replace(
-            request, dataset_id=dataset_id, streams=max(request.streams, streams)
+            request,
+            dataset_id=dataset_id,
+            key=before.work.key,
+            epoch=before.work.epoch,
+            streams=max(request.streams, streams),
         )
         opened: IterationOpened = self._session.call(again)
         return opened
@@ -246,6 +262,7 @@ class _Opener:
             "clients": [request.client],
             "key": opened.work.key,
             "epoch": list(opened.work.epoch),
+            "seeds": None if opened.seeds is None else list(opened.seeds),
         }
 
     def _connect(self, info: WorkerInfo) -> Connection:

@@ -16,7 +16,7 @@ from penstock.errors import InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.references import encode_by_reference, encode_spec
-from penstock.plan.resume import structure
+from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
@@ -103,6 +103,7 @@ class Session:
             plan.cardinality,
             dataset_id or None,
             uuid.uuid4().hex if again else digest,
+            tuple(seeds_of(plan)),
         )
         registered: DatasetRegistered = self.call(request)
         return registered.dataset_id

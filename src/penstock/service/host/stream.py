@@ -218,6 +218,9 @@ class RemoteStream(Stream):
             request = msgspec.structs.replace(
                 self._opening.request,
                 client=self._opening.outside.name(),
+                # The job's, which may be those of a reader in another process.
+                key=self._work.key,
+                epoch=self._work.epoch,
                 resumes=(self._agent.client,),
                 **claimed(self._reading.state()),
             )

@@ -141,6 +141,7 @@ def _opened(
         missing=missing,
         lease_seconds=state.settings.lease_seconds,
         held=held,
+        seeds=state.datasets[record.begun.dataset_id].seeds,
     )
 
 

@@ -35,7 +35,7 @@ def register_dataset(state: State, request: RegisterDataset) -> Decision:
     dataset_id = request.dataset_id or state.requests.get(request.request) or _next_id(state)
     info = DatasetInfo(
         *(dataset_id, request.digest, request.structure, request.spec),
-        *(request.shape, request.cardinality),
+        *(request.shape, request.cardinality, request.seeds),
     )
     known = state.datasets.get(dataset_id)
     if known is not None:

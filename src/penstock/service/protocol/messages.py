@@ -109,6 +109,7 @@ class RegisterDataset(Message, frozen=True):
     dataset_id: str | None = None
     request: str = ""
     """Names this registration, so that a repeated request gets the same id."""
+    seeds: tuple[int, ...] | None = None
 
 
 class GetDataset(Message, frozen=True):
@@ -305,6 +306,8 @@ class DatasetInfo(Message, frozen=True):
     spec: bytes
     shape: Shape
     cardinality: int
+    seeds: tuple[int, ...] | None = None
+    """Of its random operators, with which any reader can make the same dataset; None: unknown."""
 
 
 class IterationOpened(Message, frozen=True):
@@ -325,6 +328,8 @@ class IterationOpened(Message, frozen=True):
     lease_seconds: float = 10.0
     held: tuple[Address, ...] = ()
     """Of what a saved state had set aside, what is leased again; others have got the rest."""
+    seeds: tuple[int, ...] | None = None
+    """Of the dataset that is read, which the first reader of the job registered."""
 
 
 class Grant(Plain, frozen=True):
