@@ -77,6 +77,7 @@ class Tap(Stream):
             chunk = self._stream.pull(limit)
         except StopIteration:
             self._ended = True
+            self._stream.finish()
             raise
         except Exception:
             if self._position is not None:
@@ -180,10 +181,10 @@ def _from(node: Node, state: State, context: Context) -> Stream:
     match node:
         case nodes.Prefetch(source, size):
             return _prefetch(open_plan(source, state, context), size, context)
-        case nodes.Cache(source, "", store):
-            return buffering.CacheStream(store, partial(_open, source, context), state)
-        case nodes.Cache(source, filename):
-            return files.FileCacheStream(filename, partial(_open, source, context), state)
+        case nodes.Cache(source, ""):
+            return buffering.CacheStream(node, partial(_open, source, context), state)
+        case nodes.Cache(source):
+            return files.FileCacheStream(node, partial(_open, source, context), state)
         case nodes.Snapshot(source):
             return files.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():

@@ -98,6 +98,14 @@ class Stream:
     def warm(self) -> None:
         """Somebody will pull soon: what can work ahead may begin."""
 
+    def finish(self) -> None:
+        """The consumer has been told that this is the end, and will not pull again.
+
+        An input may have more, or it may have ended, too, without having been asked.
+        """
+        for stream in self.inputs:
+            stream.finish()
+
     def close(self) -> None:
         for stream in self.inputs:
             stream.close()
@@ -198,6 +206,18 @@ class Inlet:
     def unraise(self, error: Exception) -> None:
         """Takes back the failure that the last pull ended with."""
         self._error = error
+
+    def is_at_end(self, limit: int) -> bool:
+        """Whether nothing follows; pulls up to `limit` elements, which the next pull gives."""
+        if self.holds:
+            return False
+        try:
+            self.unread(self.pull(limit), 0)
+        except StopIteration:
+            return True
+        except Exception as error:
+            self.unraise(error)
+        return False
 
     def _keep(self, rest: Chunk | None, used: int) -> None:
         self._rest = rest

@@ -872,6 +872,17 @@ class Store:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] | None = None
+        self.partial_passes = 0
+        """How many passes ended before they could fill the cache."""
+        self._lock = threading.Lock()
+
+    def fill(self, chunks: list[Chunk]) -> bool:
+        """Keeps these elements; False if others are there already, which stay."""
+        with self._lock:
+            if self.chunks is not None:
+                return False
+            self.chunks = chunks
+            return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, ()

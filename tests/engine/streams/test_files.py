@@ -175,7 +175,7 @@ def test_going_on_in_a_new_process_does_not_fill(kept: Make, position: int, tmp_
     iterator.close()
     again = resumed(kept(Source().dataset), state)
     assert rest(again) == list(range(position, 6))
-    if position:
+    if position in range(1, 6):  # After the last element it is filled.
         assert files(tmp_path) == []
 
 
@@ -364,9 +364,9 @@ def test_a_process_that_ends_lets_go(method: str, tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_cache(tmp_path: Path) -> None:
-    iterator = read(Dataset.range(3).cache(tmp_path / "c"), 3)
+    iterator = read(Dataset.range(3).cache(tmp_path / "c"), 1)
     assert "c_0.lockfile" in files(tmp_path)
-    assert rest(iterator) == []
+    assert rest(iterator) == [1, 2]
     assert files(tmp_path) == ["c.data-00000-of-00001", "c.index"]
 
 

@@ -6,62 +6,57 @@ without asking the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import State, Stream, discard
+from penstock.engine.stream import State
+from penstock.engine.streams.keeping import Keeper, KeepingStream, Open, warn_of_partial_passes
 from penstock.engine.streams.sources import ChunksStream
-from penstock.plan.nodes import Store
+from penstock.plan.nodes import INFINITE, Cache, Store
 
 
-class CacheStream(Stream):
-    """A memory cache: a complete pass fills it, a partial one is forgotten."""
+class _MemoryKeeper:
+    """Fills the store of a cache, unless another pass has done so: its order stays."""
 
-    def __init__(self, store: Store, open_input: Callable[[State], Stream], state: State) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._count = 0 if state is None else state["count"]
-        self._kept: list[Chunk] | None = None
-        self._filled = store.chunks is not None
-        self.inputs = (self._open(open_input, state),)
+        self._chunks: list[Chunk] = []
 
-    def _open(self, open_input: Callable[[State], Stream], state: State) -> Stream:
-        chunks = self._store.chunks
-        if state is not None and state["input"] is not None:
-            # It was read from the input, whose order another pass may not have had.
-            self._filled = False
-            return open_input(state["input"])
-        if chunks is not None:
-            return ChunksStream(lambda: iter(chunks), self._count)
-        return self._fill(open_input)
+    def write(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
 
-    def _fill(self, open_input: Callable[[State], Stream]) -> Stream:
-        """From the start, even if only the rest is wanted.
+    def commit(self) -> bool:
+        return self._store.fill(self._chunks)
 
-        The cache that a saved state was reading is not there any more; this pass fills it again.
-        """
-        self._kept = []
-        stream, count = open_input(None), self._count
-        self.inputs, self._count = (stream,), 0
-        discard(self, count)
-        return stream
+    def abandon(self) -> None:
+        self._chunks = []
 
-    def pull(self, limit: int) -> Chunk:
-        try:
-            chunk = self.inputs[0].pull(limit)
-        except StopIteration:
-            if self._kept is not None:
-                self._store.chunks, self._kept = self._kept, None
-            raise
-        except Exception:
-            self._kept = None
-            raise
-        self._count += len(chunk)
-        if self._kept is not None:
-            # Everybody is given the same arrays, so nobody may write to them.
-            chunk = chunk.frozen()
-            self._kept.append(chunk)
-        return chunk
+
+class CacheStream(KeepingStream):
+    """A memory cache: a complete pass fills it, a partial one is forgotten.
+
+    A state from within a pass that filled goes on with the input, for only that has the same
+    order; it does not fill.
+    """
+
+    def __init__(self, node: Cache, open_input: Open, state: State) -> None:
+        count, begun = (0, None) if state is None else (state["count"], state["input"])
+        super().__init__(node.input, count)
+        self._store = node.store
+        chunks = node.store.chunks
+        self._reads = begun is None and chunks is not None
+        if begun is not None:
+            self._read(open_input(begun))
+        elif chunks is not None:
+            self._read(ChunksStream(lambda: iter(chunks), count))
+        else:
+            endless = node.input.cardinality == INFINITE
+            self._begin(None if endless else _MemoryKeeper(node.store), open_input)
+
+    def _write(self, keeper: Keeper, chunk: Chunk) -> Chunk:
+        # Everybody is given the same arrays, so nobody may write to them.
+        return super()._write(keeper, chunk.frozen())
+
+    def _note_partial(self) -> None:
+        warn_of_partial_passes(self._store)
 
     def save(self) -> State:
-        source = None if self._filled else self.inputs[0].save()
-        return {"count": self._count, "input": source}
+        return {"count": self._count, "input": None} if self._reads else super().save()

@@ -1,18 +1,14 @@
 """Elements in files: saved datasets, file caches and snapshots.
 
-A cache and a snapshot pass their input through and write it down; what they wrote counts once all
-of it is there. A pass that fails, is closed or is forgotten leaves nothing behind.
+A cache and a snapshot write their input down as it passes through; `keeping` says when it counts.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -24,16 +20,14 @@ from penstock.engine.formats.folders import join
 from penstock.engine.formats.metadata import SavedInfo, find
 from penstock.engine.formats.runs import RunWriter, Shard
 from penstock.engine.stream import State, Stream
+from penstock.engine.streams.keeping import Keeper, KeepingStream, Open, warn_of_partial_passes
 from penstock.engine.streams.sources import ChunksStream
 from penstock.engine.streams.windowing import plan_of
 from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
-from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
+from penstock.plan.nodes import UNKNOWN, Cache, Data, Node, Saved, Slices, Snapshot
 from penstock.plan.seeds import derive_array, numbers_from, scoped
 
-log = logging.getLogger("penstock")
-
-Open = Callable[[State], Stream]
 OpenPlan = Callable[[Node, State, Context], Stream]
 
 
@@ -49,100 +43,6 @@ def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
             yield chunk.numbered(numbers)
 
 
-class Keeper(Protocol):
-    """Where elements are written down. It must not know the stream that it serves."""
-
-    def write(self, chunk: Chunk) -> None: ...
-
-    def commit(self) -> bool:
-        """Makes what was written count; False if somebody else has taken over."""
-
-    def abandon(self) -> None:
-        """Removes what was written, unless it counts; twice is fine."""
-
-
-class KeepingStream(Stream):
-    """The input, passed through and, while all goes well, written down.
-
-    An element that could not be made ends the writing. So does a failure to write: it is logged at
-    once and raised when the pass ends, for it must not take the place of an element.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._pid = os.getpid()
-        self._keeper: Keeper | None = None
-        self._failure: Exception | None = None
-
-    def _begin(self, keeper: Keeper | None, open_input: Open) -> None:
-        """Begins at the start, even if only the rest is wanted: `keeper` is to have it all."""
-        if keeper is not None:
-            self._keeper = keeper
-            self._forgotten = weakref.finalize(self, keeper.abandon)
-        wanted, self._count = self._count, 0
-        try:
-            self.inputs = (open_input(None),)
-            self._skip_to(wanted)
-        except BaseException:
-            self.close()
-            raise
-
-    def _skip_to(self, count: int) -> None:
-        while self._count < count:
-            try:
-                self.pull(count - self._count)
-            except StopIteration:
-                return
-            except Exception:
-                self._count += 1
-
-    def pull(self, limit: int) -> Chunk:
-        try:
-            chunk = self.inputs[0].pull(limit)
-        except StopIteration:
-            self._end()
-            raise
-        except Exception:
-            self._abandon()
-            raise
-        self._count += len(chunk)
-        if self._keeper is not None:
-            self._write(self._keeper, chunk)
-        return chunk
-
-    def _write(self, keeper: Keeper, chunk: Chunk) -> None:
-        if os.getpid() != self._pid:
-            return  # A forked child: the files are its parent's.
-        try:
-            keeper.write(chunk)
-        except Exception as error:
-            self._failure = error
-            self._abandon()
-            log.warning("%s (the pass goes on without being written down)", error)
-
-    def _end(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-        if self._keeper is not None and os.getpid() == self._pid:
-            try:
-                self._keeper.commit()
-            finally:
-                self._abandon()
-
-    def _abandon(self) -> None:
-        if self._keeper is not None:
-            self._keeper = None
-            self._forgotten()
-
-    def save(self) -> State:
-        return {"count": self._count, "input": self.inputs[0].save()}
-
-    def close(self) -> None:
-        self._abandon()
-        super().close()
-
-
 class FileCacheStream(KeepingStream):
     """A file cache: a complete pass fills it, and a complete file is believed.
 
@@ -150,17 +50,21 @@ class FileCacheStream(KeepingStream):
     order; it does not fill.
     """
 
-    def __init__(self, filename: str, open_input: Open, state: State) -> None:
+    def __init__(self, node: Cache, open_input: Open, state: State) -> None:
         count, begun = (0, None) if state is None else (state["count"], state["input"])
-        super().__init__(count)
-        files = CacheFiles(filename)
+        super().__init__(node.input, count)
+        self._store = node.store
+        files = CacheFiles(node.filename)
         self._reads = begun is None and files.complete
         if begun is not None:
-            self.inputs = (open_input(begun),)
+            self._read(open_input(begun))
         elif self._reads:
-            self.inputs = (ChunksStream(partial(files.read, count), None),)
+            self._read(ChunksStream(partial(files.read, count), None))
         else:
             self._begin(CacheWriter(files), open_input)
+
+    def _note_partial(self) -> None:
+        warn_of_partial_passes(self._store)
 
     def save(self) -> State:
         return {"count": self._count, "input": None} if self._reads else super().save()
@@ -170,9 +74,9 @@ class SnapshotStream(KeepingStream):
     """A snapshot that was not complete when the pass began; another pass may be writing it."""
 
     def __init__(self, node: Snapshot, folder: str, open_input: Open, state: State) -> None:
-        super().__init__(0 if state is None else state["count"])
+        super().__init__(node.input, 0 if state is None else state["count"])
         if state is not None and state["input"] is not None:
-            self.inputs = (open_input(state["input"]),)
+            self._read(open_input(state["input"]))
         else:
             self._begin(_run(node, folder), open_input)
 

@@ -1,0 +1,180 @@
+"""Keeping: a pass through the input that writes it down, for later passes to read.
+
+What was written counts once the last element has been handed on, even if nobody asks for the end:
+`zip`, `take` and users who count do not. A pass that fails, is closed or is forgotten before that
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.element.chunk import Chunk
+from penstock.engine.stream import Inlet, State, Stream
+from penstock.plan.nodes import UNKNOWN, AssertCardinality, Distribute, Generator, Node, Store
+
+log = logging.getLogger("penstock")
+
+Open = Callable[[State], Stream]
+
+
+class Keeper(Protocol):
+    """Where elements are written down. It must not know the stream that it serves."""
+
+    def write(self, chunk: Chunk) -> None: ...
+
+    def commit(self) -> bool:
+        """Makes what was written count; False if somebody else has taken over."""
+
+    def abandon(self) -> None:
+        """Removes what was written, unless it counts; twice is fine."""
+
+
+class KeepingStream(Stream):
+    """The input, passed through and, while all goes well, written down.
+
+    An element that could not be made ends the writing. So does a failure to write: it is logged at
+    once and raised when the pass ends, for it must not take the place of an element.
+    """
+
+    def __init__(self, source: Node, count: int) -> None:
+        self._total = _sure_count(source)
+        self._looks_ahead = self._total == UNKNOWN and not _may_wait_for_consumer(source)
+        self._count = count
+        self._pid = os.getpid()
+        self._keeper: Keeper | None = None
+        self._failure: Exception | None = None
+
+    def _read(self, stream: Stream) -> None:
+        """Hands on what `stream` gives, without writing it down."""
+        self.inputs = (stream,)
+        self._feed: Stream | Inlet = stream
+
+    def _begin(self, keeper: Keeper | None, open_input: Open) -> None:
+        """Begins at the start, even if only the rest is wanted: `keeper` is to have it all."""
+        if keeper is not None:
+            self._keeper = keeper
+            self._forgotten = weakref.finalize(self, keeper.abandon)
+        wanted, self._count = self._count, 0
+        try:
+            self._read(open_input(None))
+            if self._looks_ahead:
+                self._feed = Inlet(self.inputs[0])
+            self._skip_to(wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def _skip_to(self, count: int) -> None:
+        while self._count < count:
+            try:
+                self.pull(count - self._count)
+            except StopIteration:
+                return
+            except Exception:
+                self._count += 1
+
+    def pull(self, limit: int) -> Chunk:
+        try:
+            chunk = self._feed.pull(limit)
+        except StopIteration:
+            self._end()
+            raise
+        except Exception:
+            self._abandon()
+            raise
+        self._count += len(chunk)
+        if self._keeper is not None:
+            chunk = self._write(self._keeper, chunk)
+            if self._is_complete(limit):
+                self._commit()
+        return chunk
+
+    def _write(self, keeper: Keeper, chunk: Chunk) -> Chunk:
+        """Writes a chunk down and gives it as it is handed on."""
+        if os.getpid() != self._pid:
+            return chunk  # A forked child: the files are its parent's.
+        try:
+            keeper.write(chunk)
+        except Exception as error:
+            self._fail(error)
+        return chunk
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._abandon()
+        log.warning("%s (the pass goes on without being written down)", error)
+
+    def _is_complete(self, limit: int) -> bool:
+        if isinstance(self._feed, Inlet):
+            return self._feed.is_at_end(limit)
+        return self._count == self._total
+
+    def _commit(self) -> None:
+        """Makes what was written count."""
+        if self._keeper is None or os.getpid() != self._pid:
+            return
+        try:
+            self._keeper.commit()
+        except Exception as error:
+            self._fail(error)
+        self._abandon()
+
+    def _end(self) -> None:
+        self._commit()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def finish(self) -> None:
+        """Asks the input for its end, if that was left to the consumer, who did not ask."""
+        if self._keeper is not None and self._total == UNKNOWN and not self._looks_ahead:
+            feed = Inlet(self.inputs[0])
+            if feed.is_at_end(1):
+                self._commit()
+            self._feed = feed
+        super().finish()
+
+    def _abandon(self) -> None:
+        if self._keeper is not None:
+            self._keeper = None
+            self._forgotten()
+
+    def save(self) -> State:
+        return {"count": self._count, "input": self._feed.save()}
+
+    def close(self) -> None:
+        if self._keeper is not None and self._count:
+            self._note_partial()
+        self._abandon()
+        super().close()
+
+    def _note_partial(self) -> None:
+        """A pass ends before its last element, and what it wrote does not count."""
+
+
+def warn_of_partial_passes(store: Store) -> None:
+    """Says, the second time, that passes end before they could fill a cache; once is nothing."""
+    store.partial_passes += 1
+    if store.partial_passes == 2:
+        log.warning(
+            "Dataset.cache: two passes ended before the last element, so nothing is cached and "
+            "each pass computes its elements anew; put take() before cache(), or read to the end"
+        )
+
+
+def _sure_count(node: Node) -> int:
+    """The cardinality, but UNKNOWN where somebody asserted one that is still to be checked."""
+    if isinstance(node, AssertCardinality) and node.obstacle is not None:
+        return UNKNOWN
+    known = all(_sure_count(part) == part.cardinality for part in node.inputs)
+    return node.cardinality if known else UNKNOWN
+
+
+def _may_wait_for_consumer(node: Node) -> bool:
+    """Whether the next element may come only after the last one was used; nobody looks ahead."""
+    return isinstance(node, Generator | Distribute) or any(map(_may_wait_for_consumer, node.inputs))

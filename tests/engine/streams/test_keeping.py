@@ -1,0 +1,167 @@
+"""Caches and snapshots count as complete after their last element, whoever asks for the end."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock import TensorSpec, int64
+from penstock.data.dataset import Dataset
+from penstock.data.experimental import assert_cardinality
+from penstock.errors import FailedPreconditionError, ResourceExhaustedError, UnknownError
+
+COUNT = 5
+NUMBER = TensorSpec((), int64)
+
+
+def generated() -> Any:
+    yield from range(COUNT)
+
+
+MADE: list[int] = []
+
+
+def counted(x: Any) -> Any:
+    MADE.append(int(x))
+    return x
+
+
+SOURCES: dict[str, Callable[[], Dataset]] = {
+    "counted": lambda: Dataset.range(COUNT),
+    "uncounted": lambda: Dataset.range(9).filter(lambda x: x < COUNT),
+    "generated": lambda: Dataset.from_generator(generated, output_signature=NUMBER),
+    "shuffled": lambda: Dataset.range(COUNT).shuffle(COUNT),
+}
+CONSUMERS: dict[str, Callable[[Dataset], list[Any]]] = {
+    "list": list,
+    "zip, first": lambda ds: list(Dataset.zip((ds, Dataset.range(COUNT)))),
+    "zip, second": lambda ds: list(Dataset.zip((Dataset.range(COUNT), ds))),
+    "take": lambda ds: list(ds.take(COUNT)),
+    "prefetch and take": lambda ds: list(ds.prefetch(2).take(COUNT)),
+    "batch": lambda ds: [x.tolist() for x in ds.batch(COUNT, drop_remainder=True).take(1)],
+    "repeat": lambda ds: list(ds.take(COUNT).repeat(2))[:COUNT],
+    "next": lambda ds: list(itertools.islice(iter(ds), COUNT)),
+}
+
+
+@pytest.fixture(params=["memory", "file", "snapshot"])
+def kept(request: Any, tmp_path: Path) -> Callable[[Dataset], Dataset]:
+    methods = {
+        "memory": lambda dataset: dataset.cache(),
+        "file": lambda dataset: dataset.cache(tmp_path / "c"),
+        "snapshot": lambda dataset: dataset.snapshot(tmp_path / "s"),
+    }
+    return methods[request.param]
+
+
+@pytest.mark.parametrize("consume", CONSUMERS.values(), ids=CONSUMERS)
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_the_last_element_completes(kept: Any, source: Any, consume: Any) -> None:
+    if source is SOURCES["generated"] and consume in (CONSUMERS["next"], CONSUMERS["batch"]):
+        return  # A generator may wait for its consumer, so nobody looks whether more would come.
+    MADE.clear()
+    dataset = kept(source().map(counted, output_signature=NUMBER))
+    first = consume(dataset)
+    assert len(MADE) == COUNT
+    assert [consume(dataset), consume(dataset)] == [first, first]
+    assert len(MADE) == COUNT
+
+
+def test_a_partial_pass_of_batches_completes_nothing(kept: Any) -> None:
+    dataset = kept(Dataset.range(COUNT))
+    assert [len(x) for x in dataset.batch(2, drop_remainder=True).take(2)] == [2, 2]
+    assert list(dataset) == list(range(COUNT))
+
+
+def test_a_generator_is_not_asked_before_its_consumer_has_what_came_before() -> None:
+    """It would wait for ever: the consumer sets the event once it has the element."""
+    used = threading.Event()
+    used.set()
+
+    def in_turn() -> Any:
+        for x in range(3):
+            assert used.wait(30)
+            used.clear()
+            yield x
+
+    found = []
+    for x in Dataset.from_generator(in_turn, output_signature=NUMBER).cache():
+        found.append(int(x))
+        used.set()
+    assert found == [0, 1, 2]
+
+
+def test_an_asserted_cardinality_completes_nothing_before_it_is_checked() -> None:
+    dataset = Dataset.range(4).apply(assert_cardinality(3)).cache()
+    for _ in range(2):
+        iterator = iter(dataset)
+        assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(FailedPreconditionError, match="3"):
+            next(iterator)
+
+
+def test_of_two_passes_at_once_the_first_to_end_decides_the_order() -> None:
+    dataset = Dataset.range(50).shuffle(50).cache()
+    slow, quick = iter(dataset), iter(dataset)
+    next(slow)
+    first = list(quick)
+    assert list(slow) != first
+    assert list(dataset) == first
+
+
+def test_states_are_exact_while_the_cache_looks_ahead(kept: Any) -> None:
+    dataset = kept(SOURCES["uncounted"]())
+    for count in range(COUNT + 1):
+        iterator = iter(dataset)
+        found = list(itertools.islice(iterator, count))
+        state = iterator.state_dict()
+        iterator.close()
+        again = iter(dataset)
+        again.load_state_dict(state)
+        assert [*found, *again] == list(range(COUNT)), count
+
+
+def test_a_failure_behind_the_last_element_taken_is_raised_when_it_is_asked_for() -> None:
+    dataset = Dataset.range(4).filter(lambda x: 1 // (2 - int(x)) < 9).cache()
+    iterator = iter(dataset)
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(UnknownError, match="ZeroDivisionError"):
+        next(iterator)
+    assert list(iterator) == [3]
+
+
+def test_a_failure_to_complete_takes_the_place_of_no_element(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Any) -> bool:
+        raise ResourceExhaustedError("the disk is full")
+
+    monkeypatch.setattr("penstock.engine.formats.cached.CacheWriter.commit", full)
+    iterator = iter(Dataset.range(2).cache(tmp_path / "c"))
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(ResourceExhaustedError, match="full"):
+        next(iterator)
+
+
+@pytest.mark.parametrize("file", ["", "c"])
+def test_passes_that_never_complete_are_told_once(file: str, tmp_path: Path, caplog: Any) -> None:
+    dataset = Dataset.range(9).cache(str(tmp_path / file) if file else "").take(3)
+    told = []
+    with caplog.at_level(logging.WARNING, "penstock"):
+        for _ in range(4):
+            assert list(dataset) == [0, 1, 2]
+            told.append(len(caplog.records))
+    assert told == [0, 1, 1, 1]
+    assert "put take() before cache()" in caplog.text
+
+
+def test_an_endless_input_is_not_kept() -> None:
+    dataset = Dataset.range(3).repeat().cache()
+    assert list(dataset.take(7)) == [0, 1, 2, 0, 1, 2, 0]
+    assert dataset.__plan__.store.chunks is None  # type: ignore[attr-defined]
+    assert np.array_equal(list(dataset.take(2)), [0, 1])
