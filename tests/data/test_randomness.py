@@ -67,3 +67,44 @@ def test_a_split_of_an_unseeded_shuffle_is_a_split():
     ds = Dataset.range(30).shuffle(30, reshuffle_each_iteration=False)
     assert sorted([*ds.take(10), *ds.skip(10)]) == list(range(30))
     assert list(ds) == list(ds)
+
+
+TEN = Dataset.range(10)
+SHARDED_AFTER_DRAWING = {
+    "shuffle": lambda: TEN.shuffle(10),
+    "below a function": lambda: TEN.shuffle(10).map(abs).batch(1),
+    "list_files": lambda: Dataset.list_files(__file__),
+    "sample_from_datasets": lambda: Dataset.sample_from_datasets([TEN, TEN]),
+    "memory cache": lambda: TEN.shuffle(10).cache(),
+}
+
+
+@pytest.mark.parametrize("make", SHARDED_AFTER_DRAWING.values(), ids=SHARDED_AFTER_DRAWING)
+def test_shards_of_what_each_process_draws_anew_warn(make):
+    with pytest.warns(UserWarning, match=r"Dataset.shard: .* before shard\(2, 1\).*give .* a seed"):
+        make().shard(2, 1)
+
+
+def test_shards_that_belong_together_do_not_warn(tmp_path, global_seed):
+    """Warnings are errors here."""
+    TEN.shuffle(10).shard(1, 0)
+    TEN.shard(2, 0).shuffle(10)
+    TEN.shuffle(10, seed=1).shard(2, 0)
+    TEN.shuffle(10).cache(tmp_path / "c").shard(2, 0)
+    TEN.shuffle(10).snapshot(tmp_path / "s").shard(2, 0)
+    Dataset.list_files(__file__, shuffle=False).shard(2, 0)
+    assert [int(x) for x in TEN.shuffle(1)[::2]] == [0, 2, 4, 6, 8]
+    global_seed(1)
+    TEN.shuffle(10).shard(2, 0)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_shards_of_datasets_that_functions_shuffle_belong_together(epoch):
+    """Each dataset stands for one process: nothing is shared but the code."""
+
+    def read_by(process):
+        inner = Dataset.range(2).flat_map(lambda x: Dataset.range(x * 50, x * 50 + 50).shuffle(50))
+        dataset = inner.shard(2, process)
+        return [[int(x) for x in dataset] for _ in range(epoch + 1)][epoch]
+
+    assert sorted(read_by(0) + read_by(1)) == list(range(100))

@@ -14,6 +14,7 @@ from penstock import Ragged
 from penstock.data import Dataset, Options, TextLineDataset
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import codec
+from penstock.plan.resume import reseeded
 
 
 @dataclass
@@ -117,3 +118,20 @@ def test_what_is_no_plan_is_refused() -> None:
         codec.decode(good[:-9])
     with pytest.raises(InvalidArgumentError, match="this is not a plan but a int"):
         codec.decode(good.split(b"\n")[0] + b"\n" + pickle.dumps(5))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **seed: Dataset.range(9).shuffle(3, **seed),
+        lambda **seed: Dataset.random(**seed),
+        lambda **seed: Dataset.range(9).map(lambda x, random: x, random=True, **seed),
+        lambda **seed: Dataset.sample_from_datasets([Dataset.range(9)] * 2, **seed),
+        lambda **seed: Dataset.list_files(__file__, **seed),
+    ],
+)
+def test_fingerprints_see_a_seed_only_where_it_was_given(make: Any) -> None:
+    first, again = make(), make()
+    assert first.fingerprint() == again.fingerprint() != make(seed=1).fingerprint()
+    assert make(seed=1).fingerprint() != make(seed=2).fingerprint()
+    assert codec.fingerprint(reseeded(first._plan, [1])) == first.fingerprint()

@@ -497,7 +497,7 @@ ANYWHERE = [
     lambda ds: ds.interleave(doubled, 3),
     lambda ds: ds.batch(3).unbatch(),
     lambda ds: ds.batch(4).rebatch(3).unbatch(),
-    lambda ds: ds.shuffle(5),
+    lambda ds: ds.shuffle(5, 1),
     lambda ds: ds.repeat(2),
     lambda ds: ds.cache(),
     lambda ds: ds.prefetch(2),
@@ -518,9 +518,9 @@ COUNTING = [
 READERS = [
     lambda paths: TextLineDataset(paths),
     lambda paths: TextLineDataset(paths, num_parallel_reads=2),
-    lambda paths: TextLineDataset(Dataset.list_files(paths)),
-    lambda paths: Dataset.list_files(paths).repeat(2).interleave(TextLineDataset, 2),
-    lambda paths: Dataset.from_tensor_slices(paths).shuffle(9).map(bytes.strip).flat_map(upper),
+    lambda paths: TextLineDataset(Dataset.list_files(paths, seed=1)),
+    lambda paths: Dataset.list_files(paths, seed=1).repeat(2).interleave(TextLineDataset, 2),
+    lambda paths: Dataset.from_tensor_slices(paths).shuffle(9, 1).map(bytes.strip).flat_map(upper),
 ]
 
 

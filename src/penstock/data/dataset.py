@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ from penstock.plan.functions import Function, checked
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
+from penstock.plan.resume import draws_order
 
 SHARD_HINT = -1
 """Stands for both arguments of `shard` where a strategy is to fill them in."""
@@ -218,7 +220,7 @@ class Dataset:
         """
         where = "Dataset.random"
         again = check.flag(where, "rerandomize_each_iteration", rerandomize_each_iteration)
-        return Dataset(nodes.Random(check.seed(where, seed), again))
+        return Dataset(nodes.Random(check.seed(where, seed), again, drawn=seed is None))
 
     @staticmethod
     def list_files(
@@ -244,7 +246,8 @@ class Dataset:
         names = nodes.FileNames(check.texts(map(os.fsencode, found)))
         if not mixed:
             return Dataset(names)
-        return Dataset(nodes.Shuffle(names, len(found), check.seed(where, seed)))
+        key = check.seed(where, seed)
+        return Dataset(nodes.Shuffle(names, len(found), key, drawn=seed is None))
 
     @staticmethod
     def load(
@@ -346,6 +349,7 @@ class Dataset:
                 check.boolean(where, "vectorized", vectorized),
                 check.seed(where, seed) if random else None,
                 output_signature,
+                drawn=random and seed is None,
             )
         )
 
@@ -478,7 +482,7 @@ class Dataset:
                 )
             chances = resampling.acceptance(target, initial)
             weighed = labelled.map(functools.partial(resampling.weigh, chances))
-        words = nodes.Random(check.seed(where, seed), rerandomize=True)
+        words = nodes.Random(check.seed(where, seed), rerandomize=True, drawn=seed is None)
         drawn = Dataset.zip(weighed, Dataset(words)).filter(resampling.accepted)
         result = drawn.map(resampling.unweighed)
         if self._plan.cardinality == INFINITE:
@@ -774,7 +778,8 @@ class Dataset:
             where, "reshuffle_each_iteration", reshuffle_each_iteration
         )
         buffer = sys.maxsize if buffer == UNKNOWN else buffer
-        return Dataset(nodes.Shuffle(self._plan, buffer, check.seed(where, seed), again))
+        key = check.seed(where, seed)
+        return Dataset(nodes.Shuffle(self._plan, buffer, key, again, drawn=seed is None))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The elements again, `count` times; None or a negative number: for ever.
@@ -808,6 +813,10 @@ class Dataset:
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Every `num_shards`-th element, from number `index` on.
 
+        Shards that several processes read belong together only if all of them shuffle alike: shard
+        before you shuffle, or give `shuffle` and `list_files` a seed. Where neither is so, this
+        warns.
+
         >>> print(*Dataset.range(7).shard(3, 1))
         1 4
         """
@@ -821,6 +830,13 @@ class Dataset:
                     f"{where}: index must be from 0 to {shards - 1} with {shards} shards, "
                     f"got {number}"
                 )
+        if shards > 1 and not seeds.is_shared() and draws_order(self._plan):
+            warnings.warn(
+                f"{where}: the elements are shuffled without a seed before shard({shards}, "
+                f"{number}), so every process has another order and their shards overlap; shard "
+                "first, give shuffle or list_files a seed, or call penstock.random.set_seed",
+                stacklevel=2,
+            )
         return Dataset(nodes.Shard(self._plan, shards, number))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
@@ -934,7 +950,7 @@ class Dataset:
         key = check.seed(where, seed)
         choice: Node
         if check.is_dataset(weights):
-            words = Dataset(nodes.Random(key, again))
+            words = Dataset(nodes.Random(key, again, drawn=seed is None))
             choice = Dataset.zip(weights, words).map(pick)._plan
         else:
             shares = checked_weights(where, weights, len(parts))
@@ -943,7 +959,8 @@ class Dataset:
             ]
             if len(parts) == 1:
                 return Dataset(parts[0])
-            choice = nodes.Choices(tuple(share for share in shares if share > 0), key, again)
+            shares = [share for share in shares if share > 0]
+            choice = nodes.Choices(tuple(shares), key, again, drawn=seed is None)
         structures.check_alike(where, parts)
         return Dataset(nodes.Choose(choice, tuple(parts), stop))
 
@@ -1076,7 +1093,7 @@ class Dataset:
         result = self if not start else self.skip(start)
         if stop is not None:
             result = result.take(max(0, stop - (start or 0)))
-        return result if step == 1 else result.shard(step, 0)
+        return result if step == 1 else Dataset(nodes.Shard(result._plan, step, 0))
 
     def _length(self, where: str) -> int:
         count = self._plan.cardinality

@@ -24,10 +24,11 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.engine.stream import Demand, Marked, Place, State, Stream, settled
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from penstock.plan import seeds
 from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.resume import reseeded, seeds_of, structure
-from penstock.plan.seeds import draw
+from penstock.plan.resume import draws_inside, reseeded, seeds_of, structure
+from penstock.plan.seeds import derive
 
 _NO_ROW = object()
 
@@ -44,6 +45,11 @@ def _close_at_exit() -> None:
 def _close_all() -> None:
     for iterator in list(_SHARING):
         iterator.close()
+
+
+def _key_for(plan: Node) -> int:
+    """What the datasets that functions make draw by; below a shard, the same in every process."""
+    return derive(0) if draws_inside(plan) and not seeds.is_shared() else seeds.draw()
 
 
 class _Shared:
@@ -81,7 +87,7 @@ class Iterator:
         self._environment = environment
         self._iterations = Repetitions() if iterations is None else iterations
         self._iteration = self._iterations.begin()
-        self._key = draw()
+        self._key = _key_for(plan)
         self._at: State = None
         self._lock = threading.Lock()
         self._reset()

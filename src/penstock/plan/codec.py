@@ -21,6 +21,7 @@ from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import functions
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, Node, Repetitions, Store
+from penstock.plan.resume import SEEDS
 
 VERSION = 1
 _HEADER = b"penstock plan %d\n"
@@ -59,11 +60,18 @@ def decode(data: bytes) -> Node:
 def fingerprint(node: Node) -> int:
     """64 bits that are equal for equal plans, in every process.
 
+    Seeds count only where the user gave them.
+
     >>> from penstock.plan.nodes import Random
     >>> fingerprint(Random(1)) == fingerprint(Random(1)) != fingerprint(Random(2))
     True
     """
     return int.from_bytes(_digest(node), "big")
+
+
+def _drawn(node: Node) -> tuple[str, ...]:
+    """The fields of a seed that nobody gave: it is another one each time a plan is written."""
+    return (SEEDS[type(node)],) if getattr(node, "drawn", False) else ()
 
 
 def _digest(value: Any) -> bytes:
@@ -77,7 +85,8 @@ def _digest(value: Any) -> bytes:
 def _parts(value: Any) -> list[Any]:
     match value:
         case Node():
-            return [getattr(value, field.name) for field in dataclasses.fields(value)]
+            names = [field.name for field in dataclasses.fields(value)]
+            return [getattr(value, name) for name in names if name not in _drawn(value)]
         case Data(chunk=chunk):
             return [chunk]
         case Chunk():

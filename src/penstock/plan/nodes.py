@@ -293,10 +293,14 @@ class Counter(Node):
 
 @node
 class Random(Node):
-    """Random numbers in [0, 2**32), each a function of (seed, epoch, index)."""
+    """Random numbers in [0, 2**32), each a function of (seed, epoch, index).
+
+    Here and elsewhere, `drawn` says that the user gave no seed, so that this one was drawn.
+    """
 
     seed: int
     rerandomize: bool = False
+    drawn: bool = False
 
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
@@ -317,6 +321,7 @@ class Choices(Node):
     weights: tuple[float, ...]
     seed: int
     rerandomize: bool = False
+    drawn: bool = False
 
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
@@ -415,6 +420,7 @@ class Map(Node):
     vectorized: bool = False
     random: int | None = None
     signature: Any = None
+    drawn: bool = False
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE if self.signature is None else self.signature
@@ -673,6 +679,7 @@ class Shuffle(Node):
     buffer: int
     seed: int
     reshuffle: bool = True
+    drawn: bool = False
 
     @cached_property
     def by_epoch(self) -> bool:

@@ -7,16 +7,30 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import Choices, Map, Node, Prefetch, Random, Shuffle, WithOptions
+from penstock.plan.nodes import (
+    Cache,
+    Choices,
+    GroupByWindow,
+    Interleave,
+    Map,
+    Node,
+    Prefetch,
+    Random,
+    Shard,
+    Shuffle,
+    Snapshot,
+    WithOptions,
+)
 
 _FREE = {
-    *("parallel", "deterministic", "seed", "random", "log_warning", "filename", "path"),
+    *("parallel", "deterministic", "seed", "random", "drawn", "log_warning", "filename", "path"),
     *("service", "job_name", "consumer_index", "max_outstanding", "transfer", "compression"),
     *("trainer", "target", "dataset_id"),
 }
 """Settings that may differ between the plan that saved a state and the one that loads it."""
 
-_SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}
+SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}
+"""The operators that have a seed, and the field that it is in."""
 
 
 def structure(node: Node) -> str:
@@ -47,9 +61,37 @@ def _settings(node: Node) -> Iterator[str]:
 def seeds_of(node: Node) -> list[int]:
     """The seeds in a plan, inputs first."""
     found = [seed for part in node.inputs for seed in seeds_of(part)]
-    name = _SEEDS.get(type(node))
+    name = SEEDS.get(type(node))
     seed = None if name is None else getattr(node, name)
     return found if seed is None else [*found, seed]
+
+
+def draws_order(node: Node) -> bool:
+    """Whether the order of the elements follows from a seed that was drawn in this process.
+
+    What a service makes, and what is read from files once they are filled, is the same for all.
+    """
+    if isinstance(node, Shuffle | Random | Choices) and node.drawn:
+        return True
+    shared = (
+        node.sealed or isinstance(node, Snapshot) or (isinstance(node, Cache) and node.filename)
+    )
+    return not shared and any(map(draws_order, node.inputs))
+
+
+def draws_inside(node: Node) -> bool:
+    """Whether functions below a `shard` make datasets, which may draw their order.
+
+    The shards belong together only if all who read one draw alike.
+    """
+    if isinstance(node, Shard) and node.shards > 1:
+        return _makes_datasets(node.input)
+    return not node.sealed and any(map(draws_inside, node.inputs))
+
+
+def _makes_datasets(node: Node) -> bool:
+    own = isinstance(node, Interleave | GroupByWindow)
+    return own or (not node.sealed and any(map(_makes_datasets, node.inputs)))
 
 
 def reseeded(node: Node, seeds: list[int]) -> Node:
@@ -59,7 +101,7 @@ def reseeded(node: Node, seeds: list[int]) -> Node:
 
 def _reseeded(node: Node, waiting: list[int]) -> Node:
     node = node.with_inputs(tuple(_reseeded(part, waiting) for part in node.inputs))
-    name = _SEEDS.get(type(node))
+    name = SEEDS.get(type(node))
     if name is None or getattr(node, name) is None or not waiting:
         return node
     seed = waiting.pop(0)

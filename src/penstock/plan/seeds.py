@@ -133,6 +133,11 @@ def draw() -> int:
     return secrets.randbits(63) if source is None else source.draw()
 
 
+def is_shared() -> bool:
+    """Whether what is drawn now follows from a seed that was given."""
+    return (_scope.get() or _global) is not None
+
+
 @contextmanager
 def scoped(key: int) -> Iterator[None]:
     """Inside, in this thread, `draw` depends on `key` and on how often it was called here only.

@@ -560,3 +560,14 @@ def test_a_damaged_shard(tmp_path: Path) -> None:
         next(iterator)
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+def test_a_snapshot_behind_a_shuffle_without_a_seed_is_read_by_the_next_program(
+    tmp_path: Path,
+) -> None:
+    def program() -> list[int]:
+        return rest(Dataset.range(30).shuffle(30).snapshot(tmp_path))
+
+    first = program()
+    assert [program(), program()] == [first, first]
+    assert len(list(tmp_path.iterdir())) == 1
