@@ -14,7 +14,7 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.host import services
+from penstock.service.host import calls, services
 from penstock.service.host import session as sessions
 from penstock.service.host.session import session
 from tests.integration.clusters import Calls, Cluster, settled, until
@@ -70,7 +70,9 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("arguments", [{}, {"job_name": "a job"}], ids=["anonymous", "named"])
-def test_nothing_is_left_of_a_reader(cluster, way, arguments):
+def test_nothing_is_left_of_a_reader(cluster, way, arguments, monkeypatch):
+    # A connection to the dispatcher is kept for every call that was made at the same time.
+    monkeypatch.setattr(calls, "_KEPT", 1)
     made = WAYS[way](Dataset.range(2000).map(lambda x: x).apply(cluster.distribute(**arguments)))
     next(iter(made.take(1)))  # What a process needs once is there from now on.
     before = settled(census)
@@ -235,7 +237,7 @@ def test_a_forked_child_reads_by_itself(cluster):
 
 LOCKS = {
     "of services": lambda cluster: services._LOCK,
-    "of the connection": lambda cluster: session(cluster.address)._call.__self__._lock,
+    "of the connection": lambda cluster: session(cluster.address)._call.__self__._calls._lock,
     "of the dispatcher": lambda cluster: cluster.dispatcher._hosted._desk.ledger._lock,
 }
 

@@ -19,7 +19,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.admission import Admission
-from penstock.service.host.answering import Answering, Caller, refused_as
+from penstock.service.host.answering import Answering, Caller, refusal, refused_as
 from penstock.service.host.calls import CallConnections
 from penstock.service.host.envelopes import decode_reply, encode
 from penstock.service.host.handshake import CONTROL
@@ -27,7 +27,7 @@ from penstock.service.host.ports import joined, listen
 from penstock.service.host.security import Security, is_loopback, split_address
 from penstock.service.protocol.messages import Refused, Reply, Request
 
-__all__ = ["ControlClient", "ControlServer", "refused_as"]
+__all__ = ["ControlClient", "ControlServer", "refusal", "refused_as"]
 
 _ATTEMPT = 10.0
 """Seconds after which a request that is not answered is sent again."""
