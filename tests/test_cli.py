@@ -225,6 +225,7 @@ def test_a_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["dispatcher", "--token-file", str(file)]) == 1
     assert f"--token-file: '{file}' does not exist" in capsys.readouterr().err
     file.write_text("a secret of more than sixteen letters")
+    file.chmod(0o600)
     with command("dispatcher", "--token-file", str(file)) as dispatcher:
         target = line_of(dispatcher).split()[3].rstrip(";")
         with command("worker", "--dispatcher", target, "--token-file", str(file)) as worker:

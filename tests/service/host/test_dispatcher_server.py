@@ -18,6 +18,7 @@ from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     ResourceExhaustedError,
     UnavailableError,
     UnfitServerError,
@@ -243,8 +244,32 @@ def test_not_for_other_machines_without_a_token(made, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FailedPreconditionError, match="can be reached from other machines"):
         made(host="0.0.0.0", token=None)
-    dispatcher = made(host="0.0.0.0")
+    with pytest.warns(UserWarning, match="server at 0.0.0.0:0: without TLS, everybody"):
+        dispatcher = made(host="0.0.0.0")
     assert dispatcher.address == f"{socket.gethostname()}:{dispatcher.port}"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o770, 0o701, 0o1777])
+def test_a_work_dir_that_others_can_see_is_refused(made, tmp_path, mode):
+    tmp_path.chmod(mode)
+    with pytest.raises(
+        PermissionDeniedError,
+        match=f"dispatcher: work_dir: .* is open to other users .mode {mode:o}.; "
+        f"chmod 700 {tmp_path}, or name a folder that does not exist yet",
+    ):
+        made(work_dir=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    made(work_dir=str(tmp_path / "inside"))
+    assert (tmp_path / "inside").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_work_dir_that_is_made_is_private_whatever_the_umask(made, tmp_path):
+    before = os.umask(0)
+    try:
+        made(work_dir=str(tmp_path / "a" / "b"))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_token_of_the_user_is_found_by_everybody(made, monkeypatch, tmp_path):

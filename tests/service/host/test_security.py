@@ -1,5 +1,6 @@
 import os
 import ssl
+import stat
 import threading
 
 import pytest
@@ -13,8 +14,9 @@ from penstock.errors import (
     UnauthenticatedError,
 )
 from penstock.service.host.certificates import make_certificates
+from penstock.service.host.privacy import check_folder, check_secret
 from penstock.service.host.security import Security, is_loopback, proof, proven, split_address
-from penstock.service.host.tokens import find_token, write_token
+from penstock.service.host.tokens import find_token, read_token, write_token
 
 TOKEN = "a token that is long enough"
 NAMES = ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES")
@@ -27,6 +29,12 @@ def state(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "penstock" / "token"
+
+
+def private(path, text: str):
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
 
 
 def mode(path) -> int:
@@ -154,7 +162,7 @@ def test_a_second_token_does_not_replace_the_first(state):
 
 
 def test_what_is_given_goes_before_what_is_found(tmp_path, monkeypatch):
-    (tmp_path / "secret").write_text(TOKEN + " in a file\n")
+    private(tmp_path / "secret", TOKEN + " in a file\n")
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "secret"))
     found = [find_token()]
     monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN + " in a variable")
@@ -190,6 +198,117 @@ def test_a_file_that_cannot_be_read(monkeypatch, tmp_path):
         find_token()
 
 
+# Files that others can see
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """A file with a token, which the user names."""
+    path = private(tmp_path / "given", TOKEN)
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(path))
+    return path
+
+
+@pytest.mark.parametrize("open_to_others", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
+def test_a_given_file_that_others_can_read_or_write(given, open_to_others):
+    given.chmod(open_to_others)
+    cure = f"is open to other users .mode {open_to_others:o}.; chmod 600 {given}$"
+    with pytest.raises(PermissionDeniedError, match=f"PENSTOCK_TOKEN_FILE: .*{cure}"):
+        find_token()
+    with pytest.raises(PermissionDeniedError, match=f"--token-file: .*{cure}"):
+        read_token(str(given), "--token-file")
+    given.chmod(0o600)
+    assert find_token().token == TOKEN.encode()
+
+
+def test_a_given_file_may_be_a_link_to_a_private_one(given, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(given)
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(tmp_path / "link"))
+    assert find_token().token == TOKEN.encode()
+    given.chmod(0o644)
+    with pytest.raises(PermissionDeniedError, match="chmod 600 .*link"):
+        find_token()
+
+
+def test_a_path_that_a_shell_would_take_apart(tmp_path):
+    path = private(tmp_path / "my token", TOKEN)
+    path.chmod(0o644)
+    with pytest.raises(PermissionDeniedError, match="chmod 600 '.*my token'$"):
+        read_token(str(path), "--token-file")
+
+
+def file_of(owner: int, mode: int) -> os.stat_result:
+    return os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("user", "owner", "mode"),
+    [(7, 7, 0o600), (7, 7, 0o400), (7, 0, 0o440), (7, 0, 0o640), (0, 0, 0o600)],
+)
+def test_files_that_are_secret(monkeypatch, user, owner, mode):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    check_secret("file", file_of(owner, mode), "call")
+
+
+@pytest.mark.parametrize(
+    ("user", "owner", "mode", "cure"),
+    [
+        (7, 7, 0o640, "mode 640.; chmod 600 file"),
+        (7, 0, 0o444, "mode 444.; chmod 600 file"),
+        (7, 0, 0o660, "mode 660.; chmod 600 file"),
+        (0, 0, 0o440, "mode 440.; chmod 600 file"),
+        (7, 8, 0o600, "belongs to user 8, and this process runs as user 7; chown 7 file"),
+        (0, 8, 0o600, "belongs to user 8, and this process runs as user 0; chown 0 file"),
+    ],
+)
+def test_files_that_are_no_secret(monkeypatch, user, owner, mode, cure):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(PermissionDeniedError, match=f"call: 'file' .*{cure}$"):
+        check_secret("file", file_of(owner, mode), "call")
+
+
+def test_a_folder_of_root_is_not_this_users(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    monkeypatch.setattr(os, "stat", lambda path: file_of(0, 0o700))
+    with pytest.raises(
+        PermissionDeniedError, match="belongs to user 0, .* not exist yet, which is"
+    ):
+        check_folder(str(tmp_path), "work_dir")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_is_made_here_is_private_whatever_the_umask(state, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        find_token()
+        make_certificates(str(tmp_path / "set"))
+    finally:
+        os.umask(before)
+    assert (mode(state), mode(state.parent), mode(tmp_path / "set")) == (0o600, 0o700, 0o700)
+    assert find_token().origin == str(state)
+    assert Security.of_server("localhost", 0, certificates=str(tmp_path / "set")).given
+
+
+@pytest.mark.parametrize("name", ["server-key.pem", "token", "ca.pem", "server.pem"])
+def test_certificates_that_others_can_write(tmp_path, name):
+    make_certificates(str(tmp_path / "set"))
+    path = tmp_path / "set" / name
+    path.chmod(0o666)
+    with pytest.raises(PermissionDeniedError, match=f"certificates: .*; chmod 6.. {path}"):
+        Security.of_server("localhost", 0, certificates=str(tmp_path / "set")).server_context()
+
+
+def test_a_key_that_others_can_read_and_certificates_that_they_may(tmp_path):
+    make_certificates(str(tmp_path / "set"))
+    for name in ("ca.pem", "server.pem"):
+        (tmp_path / "set" / name).chmod(0o644)
+    security = Security(b"", str(tmp_path / "set"))
+    assert security.server_context() is not None
+    (tmp_path / "set" / "server-key.pem").chmod(0o640)
+    with pytest.raises(PermissionDeniedError, match="server-key.pem' is open .*; chmod 600 "):
+        security.server_context()
+
+
 # Where a server may be
 
 
@@ -208,7 +327,10 @@ def test_no_server_for_other_machines_without_a_given_token():
         FailedPreconditionError, match="0.0.0.0:5050 can be reached .*; set PENSTOCK_TOKEN .*certs"
     ):
         Security.of_server("0.0.0.0", 5050)
-    assert Security.of_server("0.0.0.0", 5050, token=TOKEN).given
+    with pytest.warns(
+        UserWarning, match="server at 0.0.0.0:5050: without TLS, everybody on the net"
+    ):
+        assert Security.of_server("0.0.0.0", 5050, token=TOKEN).given
 
 
 def test_no_client_of_other_machines_without_a_given_token():
@@ -216,7 +338,19 @@ def test_no_client_of_other_machines_without_a_given_token():
         UnauthenticatedError, match="dispatcher node7:5050 is on another machine.*; set PENSTOCK_"
     ):
         Security.of_client("node7:5050")
-    assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
+    with pytest.warns(UserWarning, match="dispatcher grpc://node7:5050: without TLS, everybody on"):
+        assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
+
+
+def test_a_token_without_tls_beyond_this_machine_is_warned_of_in_the_log_too(caplog, folder):
+    with pytest.warns(UserWarning, match="make certificates with: penstock certs FOLDER"):
+        Security.of_server("0.0.0.0", 5050, token=TOKEN)
+    assert "server at 0.0.0.0:5050: without TLS" in caplog.text
+    caplog.clear()
+    Security.of_server("localhost", 5050, token=TOKEN)
+    Security.of_server("0.0.0.0", 5050, token=TOKEN, certificates=folder)
+    Security.of_client("node7:5050", token=TOKEN, certificates=folder)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -338,7 +472,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_certificates_that_are_none(tmp_path):
     for name in ("ca.pem", "client.pem", "client-key.pem"):
-        (tmp_path / name).write_text("no")
+        private(tmp_path / name, "no")
     with pytest.raises(InvalidArgumentError, match="no usable client certificate"):
         Security(b"", str(tmp_path)).client_context()
 

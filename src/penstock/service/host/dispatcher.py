@@ -20,6 +20,7 @@ from penstock.service.host.control import ControlServer
 from penstock.service.host.ledger import Ledger
 from penstock.service.host.plans import Plans
 from penstock.service.host.ports import joined
+from penstock.service.host.privacy import check_folder
 from penstock.service.host.security import Security
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
@@ -168,6 +169,7 @@ class _Desk:
         if folder is not None:
             with reported(folder, "dispatcher: work_dir"):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
+            check_folder(folder, "dispatcher: work_dir")
         # The journal first: who has it has the folder.
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import logging
 import os
 import ssl
+import warnings
 from dataclasses import dataclass, field
 
 from penstock.errors import (
@@ -18,6 +20,8 @@ from penstock.errors import (
     NotFoundError,
     UnauthenticatedError,
 )
+from penstock.service.host.ports import joined
+from penstock.service.host.privacy import check_secret, check_unchanged
 from penstock.service.host.tokens import find_token
 
 PROOF_SIZE = 32
@@ -27,6 +31,14 @@ _GIVE = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
     "its clients, or PENSTOCK_CERTIFICATES to a folder made with: penstock certs"
 )
+
+_CLEAR = (
+    "everybody on the network between the machines can read functions and data, and change data; "
+    "make certificates with: penstock certs FOLDER --host NAME, and set PENSTOCK_CERTIFICATES to a "
+    "copy of that folder for the dispatcher, its workers and its clients"
+)
+
+_LOG = logging.getLogger("penstock.service")
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,7 @@ class Security:
         """For a server at `host`; elsewhere than on loopback only if something was given."""
         found = cls._find(token, certificates)
         found.check_exposure(host, port)
+        found.warn_of_exposure(f"server at {joined(host, port)}", host)
         return found
 
     @classmethod
@@ -65,6 +78,7 @@ class Security:
             raise UnauthenticatedError(
                 f"dispatcher {address} is on another machine, and no token was given; {_GIVE}"
             )
+        found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
         return found
 
     @classmethod
@@ -87,10 +101,12 @@ class Security:
                 f"{host}:{port} can be reached from other machines, and no token was given; {_GIVE}"
             )
 
-    def file(self, name: str) -> bytes:
-        """One of the certificates or keys: ca.pem, server.pem, server-key.pem, client.pem, ..."""
-        with open(self._path(name), "rb") as file:
-            return file.read()
+    def warn_of_exposure(self, who: str, host: str) -> None:
+        """Warns, in the log as well, where others in a network could read what travels."""
+        if self.certificates is None and not is_loopback(host):
+            text = f"{who}: without TLS, {_CLEAR}"
+            _LOG.warning("%s", text)
+            warnings.warn(text, stacklevel=3)
 
     def _path(self, name: str) -> str:
         assert self.certificates is not None
@@ -115,8 +131,12 @@ class Security:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         certificate, key = self._path(f"{role}.pem"), self._path(f"{role}-key.pem")
+        authority = self._path("ca.pem")
+        check_secret(key, os.stat(key), "certificates")
+        for path in (authority, certificate):
+            check_unchanged(path, "certificates")
         try:
-            context.load_verify_locations(self._path("ca.pem"))
+            context.load_verify_locations(authority)
             context.load_cert_chain(certificate, key)
         except ssl.SSLError as error:
             raise InvalidArgumentError(

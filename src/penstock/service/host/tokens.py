@@ -19,6 +19,7 @@ from penstock.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
+from penstock.service.host.privacy import check_secret
 
 SHORTEST = 16
 """Bytes of the shortest token that is taken."""
@@ -65,14 +66,17 @@ _MAKE = 'python -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def read_token(path: str, call: str) -> bytes:
-    """The token in a file that the user named."""
+    """The token in a file that the user named; PermissionDeniedError if others can see it."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
+            check_secret(path, os.fstat(file.fileno()), call)
             return checked(file.read(_LONGEST), f"{call}: {path!r}")
     except FileNotFoundError:
         raise NotFoundError(
             f"{call}: {path!r} does not exist; write a token into it, made with: {_MAKE}"
         ) from None
+    except PermissionDeniedError:
+        raise
     except OSError as error:
         raise PermissionDeniedError(
             f"{call}: {path!r} cannot be read ({error.strerror}); make it readable for this user"

@@ -21,6 +21,7 @@ from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.decoding import DecodedPlans, decoder
 from penstock.service.host.listener import DataListener
+from penstock.service.host.ports import joined
 from penstock.service.host.running import Running
 from penstock.service.host.security import Security, split_address
 from penstock.service.host.session import Session, greeting
@@ -77,6 +78,7 @@ class Worker:
         self._interval = HEARTBEAT if heartbeat_interval is None else heartbeat_interval
         self._security = Security.of_client(dispatcher_address, token, certificates)
         self._security.check_exposure(host, port)
+        self._security.warn_of_exposure(f"worker at {joined(host, port)}", host)
         self._dispatcher = dispatcher_address.rpartition("://")[2]
         self._environment = environment
         self._listens = (host, port)
