@@ -12,6 +12,7 @@ import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.data.iterator import _close_all as exit_of_the_program
+from penstock.errors import FailedPreconditionError
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 NAMES = (f"shared {number}" for number in range(10**6))
@@ -231,3 +232,53 @@ def test_operators_may_run_on_the_share_of_each_worker():
         batches = Dataset.range(100).filter(lambda x: True).batch(30).with_options(options)
         sizes = sorted(len(batch) for batch in batches.apply(cluster.distribute()))
         assert sizes == [20, 20, 30, 30]
+
+
+def test_a_late_trainer_of_a_repeated_job_joins_the_repetition_that_is_read(cluster):
+    def job():
+        made = Dataset.range(10).apply(cluster.distribute(job_name="late trainer"))
+        return iter(made.repeat())
+
+    early = job()
+    for _ in range(25):
+        next(early)
+    late = job()
+    found = [int(next(late)) for _ in range(20)]
+    assert set(found) == set(range(10))
+    early.close()
+    late.close()
+
+
+def test_readers_that_find_all_elements_with_others_repeat_on(cluster):
+    """Of two elements each reader may hold all, while others open the same repetition."""
+    made = Dataset.range(2).apply
+    readers = [iter(made(cluster.distribute(job_name="two elements")).repeat()) for _ in range(4)]
+    for turn in range(40):
+        assert int(next(readers[turn % 4])) in (0, 1)
+    for reader in readers:
+        reader.close()
+
+
+def test_an_empty_job_is_not_repeated_for_ever(cluster):
+    made = Dataset.range(0).apply(cluster.distribute(job_name="empty"))
+    assert list(made.repeat()) == []
+
+
+def test_a_program_that_runs_again_is_told(cluster, monkeypatch, caplog):
+    def job():
+        return Dataset.range(10).apply(cluster.distribute(job_name="run again"))
+
+    assert len(list(job())) == 10
+    assert list(job()) == []
+    assert "so this reader gets nothing of it" in caplog.text
+    monkeypatch.setattr("penstock.service.host.connect._PROGRAM", "another")
+    with pytest.raises(FailedPreconditionError, match="penstock forget 'run again'"):
+        list(job())
+
+
+def test_datasets_with_ids_of_their_own_are_jobs_of_their_own(cluster):
+    for name in ("one", "two"):
+        service.register_dataset(cluster.target, Dataset.range(4), dataset_id=name)
+    for name in ("one", "two"):
+        made = service.from_dataset_id("parallel_epochs", cluster.target, name, job_name="same")
+        assert len(list(made)) == 8

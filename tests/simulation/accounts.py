@@ -172,7 +172,7 @@ def _misreported(trainer: Trainer, told: Counter[int]) -> str:
 
 
 def _record(dispatcher: Dispatcher, name: str, repetition: int) -> IterationRecord | None:
-    job = dispatcher.state.jobs.get(name)
+    job = dispatcher.state.jobs.get((name, ""))
     found = job.iterations.get(repetition) if job is not None else None
     return dispatcher.state.iterations[found] if found is not None else None
 

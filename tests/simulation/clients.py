@@ -15,6 +15,7 @@ import msgspec
 from penstock.engine.stream import settled
 from penstock.errors import (
     AbortedError,
+    FailedPreconditionError,
     NotFoundError,
     OpError,
     OutOfRangeError,
@@ -88,6 +89,12 @@ class Client(Peer):
         trainer = self.trainer
         try:
             self._read(state)
+        except FailedPreconditionError as error:
+            if state is not None or "was read to its end" not in error.message:
+                raise Violation(f"{self.name} fails with {error!r}") from error
+            # Started anew, without a state, when all others have read everything and left.
+            trainer.status = ENDED if trainer.client is self else trainer.status
+            self.kill()
         except OpError as error:
             self.world.tell(f"{self.name} fails with {type(error).__name__}: {error}")
             trainer.errors.append(f"{type(error).__name__}: {error}")
@@ -220,6 +227,7 @@ class Client(Peer):
         return OpenIteration(
             *(name, job.name, job.repetition, dataset_id, job.options, key, (1,), self.host),
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
+            program=self.name,
             streams=len(state["order"]["open"]) if state and "order" in state else 0,
             **(claimed(state) if state and "held" in state else {}),
         )

@@ -50,15 +50,19 @@ class Context:
     a plan know the numbers of the whole.
     """
 
-    def repetition(self, number: int) -> Context:
-        return replace(self, epoch=(*self.epoch, number))
+    endless: bool = False
+    """Whether this is one round of a repetition without an end."""
+
+    def repetition(self, number: int, endless: bool = False) -> Context:
+        return replace(self, epoch=(*self.epoch, number), endless=endless)
 
     def inside(self, number: int) -> Context:
         """For a dataset that a function made of element `number`."""
         key = derive(self.key, *self.epoch, number)
         meters = self.meters.inner()
         epoch = (*self.epoch, number)
-        return replace(self, epoch=epoch, key=key, meters=meters, in_order=True, numbered=False)
+        inner = replace(self, epoch=epoch, key=key, meters=meters, in_order=True)
+        return replace(inner, numbered=False, endless=False)
 
     @property
     def inline(self) -> bool:

@@ -152,7 +152,7 @@ def _at(node: Node, start: int, context: Context) -> Stream:
             return counting.SkipStream(open_plan(source, start + count, context), 0)
         case nodes.Repeat(source, count):
             number, within = divmod(start, round_length(source))
-            opens, sequels = _rounds(source, context), Sequels(loose=_is_loose(source))
+            opens, sequels = _rounds(node, context), Sequels(loose=_is_loose(source))
             return ordering.RepeatStream(opens, count, number, within, True, sequels)
         case nodes.Tail(source, first):
             return open_plan(source, start + first, context)
@@ -195,7 +195,7 @@ def _from(node: Node, state: State, context: Context) -> Stream:
             number, produced, done, *known = own or (0, False, False)
             number = count if done and count >= 0 else number
             sequels, context = _sequels(source, state, known, context)
-            opens = _rounds(source, context)
+            opens = _rounds(node, context)
             return ordering.RepeatStream(opens, count, number, inputs[0], produced, sequels)
         case nodes.Concatenate(first, second):
             which, *known = own or (0,)
@@ -275,8 +275,9 @@ def _open(node: Node, context: Context, state: State) -> Stream:
     return open_plan(node, state, context)
 
 
-def _rounds(source: Node, context: Context) -> Any:
-    return lambda number, state: open_plan(source, state, context.repetition(number))
+def _rounds(node: nodes.Repeat, context: Context) -> Any:
+    endless = node.count == nodes.INFINITE
+    return lambda number, state: open_plan(node.input, state, context.repetition(number, endless))
 
 
 def _sequels(

@@ -67,6 +67,11 @@ class Stream:
         """
         return all(stream.replays for stream in self.inputs)
 
+    @property
+    def shared_end(self) -> bool:
+        """At its end: whether other readers have got elements that this one did not get."""
+        return any(stream.shared_end for stream in self.inputs)
+
     def sure(self, limit: int) -> int:
         """How many of `limit` elements would come again from the state as it is now."""
         return limit if self.replays else 1

@@ -106,7 +106,7 @@ def test_others_may_yet_give_back() -> None:
     world.now += 0.1
     assert world.lease("b") == Leased(retry=RETRY)
     world.lives("a")
-    assert world.lease("b") == Leased(finished=True)
+    assert world.lease("b") == Leased(finished=True, shared=True)
     # It is not too late.
     world.ask(Leave("a"))
     assert world.leases("b") == [(0, 0, 10)]

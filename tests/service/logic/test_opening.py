@@ -184,6 +184,87 @@ def test_finished_iterations_are_remembered() -> None:
     assert world.lease("b").finished
 
 
+def job_read_by(*programs: str, elements: int = 100) -> tuple[World, str]:
+    """A job of which `elements` were read, by clients that have left."""
+    world = World()
+    data = world.dataset()
+    for program in programs:
+        world.open(program, data, program=program)
+    world.read(programs[0], elements)
+    for program in programs:
+        world.ask(Leave(program))
+    return world, data
+
+
+def test_a_program_that_runs_again_is_told_that_the_job_was_read() -> None:
+    world, data = job_read_by("a", "b")
+    with pytest.raises(
+        FailedPreconditionError,
+        match=r"job_name='job'\): repetition 0 .* read to its end by .* penstock forget 'job'",
+    ):
+        world.open("again", data, program="again")
+    world.restart()
+    with pytest.raises(FailedPreconditionError, match="read to its end"):
+        world.open("again", data, program="again")
+
+
+def test_one_that_reads_a_finished_job_again_in_its_process_gets_nothing_with_a_warning() -> None:
+    world, data = job_read_by("a", "b")
+    assert "by others, so this reader gets nothing" in world.open("c", data, program="b").warning
+    assert world.lease("c").finished
+
+
+def test_one_that_comes_late_while_others_read_gets_nothing_with_a_warning() -> None:
+    world, data = job_read_by("a", "b")
+    world.open("a2", data, repetition=1, program="a")
+    assert "gets nothing of it" in world.open("late", data, program="late").warning
+    assert world.lease("late").finished
+    assert world.lease("late").shared
+    assert world.open("late2", data, repetition=1, program="late").warning == ""
+
+
+def test_a_saved_state_of_a_finished_job_is_no_reason_to_complain() -> None:
+    world, data = job_read_by("a")
+    consumed = (Address(0, 0, 90),)
+    opened = world.open("b", data, program="b", resumes=("a",), consumed=consumed)
+    assert opened.warning == ""
+    assert world.leases("b", 100) == [(0, 90, 100)]
+
+
+def test_a_program_that_runs_again_is_told_that_it_gets_the_rest() -> None:
+    world, data = job_read_by("a", elements=60)
+    opened = world.open("again", data, program="again")
+    assert "have left read 60 elements of this job, and this reader gets the rest" in opened.warning
+    assert "gets the rest" not in world.open("beside", data, program="beside").warning
+
+
+def test_jobs_of_datasets_that_are_named_by_id_belong_to_the_id() -> None:
+    world = World()
+    one, two = world.dataset(), world.dataset()
+    for client, data in (("a", one), ("b", two)):
+        world.open(client, data, by_id=True)
+        assert world.leases(client, 100) == [(0, 0, 100)]
+    world.open("c", one, by_id=True)
+    assert world.record("c") is world.record("a")
+    world.restart()
+    assert world.record("b") is not world.record("a")
+
+
+def test_one_that_repeats_for_ever_joins_the_repetition_that_is_read() -> None:
+    world, data = job_read_by("a")
+    world.open("a2", data, repetition=1, program="a")
+    world.read("a2", 100)
+    world.open("a3", data, repetition=2, program="a")
+    world.read("a3", 40)
+    for _ in range(2):  # The request may come again.
+        late = world.open("late", data, program="late", epoch=(3, 0), endless=True)
+        assert (late.repetition, late.warning) == (2, "")
+    assert world.leases("late", 100) == [(0, 40, 100)]
+    world.beat("late", consumed=(Address(0, 40, 100),))
+    new = world.open("late2", data, program="late", repetition=1, epoch=(3, 1), endless=True)
+    assert (new.repetition, new.work.epoch) == (3, (3, 3))
+
+
 def test_names_are_free_after_a_while_without_readers() -> None:
     world = World(Settings(job_gc_timeout=30.0, worker_timeout=60.0))
     data = world.dataset()

@@ -111,6 +111,9 @@ class World:
         consumed: tuple[Address, ...] = (),
         finished: tuple[tuple[int, int], ...] = (),
         held: tuple[Address, ...] = (),
+        program: str = "",
+        by_id: bool = False,
+        endless: bool = False,
         **options: object,
     ) -> Reply:
         return self.ask(
@@ -118,6 +121,9 @@ class World:
                 *(client, job, repetition, dataset_id, JobOptions(mode, **options), key, epoch),
                 *(host, consumer, group, resumes, consumed, finished),
                 held=held,
+                program=program,
+                by_id=by_id,
+                endless=endless,
             )
         )
 

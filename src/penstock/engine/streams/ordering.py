@@ -128,8 +128,9 @@ class RepeatStream(Stream):
         raise StopIteration
 
     def _next_round(self) -> None:
-        """Starts over; for ever only if there was something in this round."""
+        """Starts over; for ever only if there was something in this round, for any reader."""
         assert self._current is not None
+        self._produced = self._produced or self._current.shared_end
         self._current.close()
         self._current, self.inputs = None, ()
         self._number += 1

@@ -6,6 +6,8 @@ the rest happens here.
 
 from __future__ import annotations
 
+import logging
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,6 +144,11 @@ class _Opener:
             request = self._request(state, self._registered().dataset_id)
             opened = self._session.call(request)
         self._adopt_seeds(opened.seeds)
+        if opened.warning:
+            _LOG.warning("%s", opened.warning)
+        if opened.repetition != request.repetition:
+            node.repetitions.resume(opened.repetition)
+        request = msgspec.structs.replace(request, repetition=opened.repetition, endless=False)
         opening = Opening(
             self._session,
             request,
@@ -232,6 +239,9 @@ class _Opener:
             consumer=-1 if node.consumer_index is None else node.consumer_index,
             group=node.trainer or "",
             resumes=tuple(state.get("clients", ())) if state else (),
+            program=f"{_PROGRAM}-{os.getpid()}",
+            by_id=node.input is None,
+            endless=context.endless,
             streams=len(state["order"]["open"]) if state and "order" in state else 0,
             **(claimed(state) if state and "held" in state else {}),
         )
@@ -280,6 +290,11 @@ __all__ = [
     "spec_of_dataset",
     "status",
 ]
+
+_LOG = logging.getLogger("penstock.service")
+
+_PROGRAM = uuid.uuid4().hex
+"""With the process id, which differs in forked children, the name of this process."""
 
 _UNFIXED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 

@@ -167,6 +167,10 @@ class RemoteStream(Stream):
     def replays(self) -> bool:
         return self._reading.replays
 
+    @property
+    def shared_end(self) -> bool:
+        return self._reading.shared_end
+
     def sure(self, limit: int) -> int:
         return limit if self.replays else max(1, min(limit, self._reading.sure()))
 

@@ -87,6 +87,8 @@ class IterationBegun(Event, frozen=True):
     leased: bool
     length: int = -2
     ready: bool = False
+    by_id: bool = False
+    """Whether the job belongs to this dataset id alone."""
 
 
 class StreamsPlaced(Event, frozen=True):
@@ -106,6 +108,8 @@ class ClientJoined(Event, frozen=True):
     consumer: int = -1
     resumes: tuple[str, ...] = ()
     origin: str = ""
+    program: str = ""
+    """The process that reads."""
 
 
 class ClientGone(Event, frozen=True):

@@ -50,7 +50,7 @@ def begin(state: State, request: OpenIteration, dataset: DatasetInfo) -> Iterati
         kept=options.consumers > 0 or (leased and (options.cached or shape.kind != "random")),
     )
     key = (request.job, request.repetition, request.dataset_id)
-    return IterationBegun(*key, options, work, leased, shape.length)
+    return IterationBegun(*key, options, work, leased, shape.length, by_id=request.by_id)
 
 
 def _streams(state: State, form: str, request: OpenIteration, shape: Shape) -> int:

@@ -140,11 +140,13 @@ def _in_vain(
     """Nothing is free: all is over, or in the hands of others who may yet give it back."""
     if record.waiting:
         return [], Leased(retry=RETRY)
-    others = (name for name in state.group(client).holders if name != client.client)
+    group = state.group(client)
+    others = (name for name in group.holders if name != client.client)
     since = client.waits_since
     # A message may be late, and its sender dead: only one that knows of the wait is a sign of life.
     if all(since is not None and state.clients[name].version >= since for name in others):
-        return [], Leased(finished=True)
+        shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())
+        return [], Leased(finished=True, shared=shared)
     return [ClientWaits(client.client)], Leased(retry=RETRY)
 
 

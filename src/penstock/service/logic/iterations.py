@@ -17,6 +17,7 @@ from penstock.service.protocol.messages import (
     Address,
     DatasetInfo,
     JobOptions,
+    OpenIteration,
     StreamInfo,
     Work,
     WorkerInfo,
@@ -44,6 +45,7 @@ class ClientRecord:
     consumer: int
     resumes: tuple[str, ...]
     origin: str
+    program: str
     standing: str = HERE
     number: int = 0
     answer: tuple[Address, ...] = ()
@@ -59,7 +61,7 @@ class ClientRecord:
     @classmethod
     def of(cls, fact: ClientJoined) -> ClientRecord:
         place = (fact.job, fact.group, fact.host, fact.consumer)
-        return cls(fact.client, *place, fact.resumes, fact.origin)
+        return cls(fact.client, *place, fact.resumes, fact.origin, fact.program)
 
     def use(self, stream: int, ranges: list[tuple[int, int]]) -> None:
         if ranges:
@@ -135,6 +137,15 @@ class IterationRecord:
             return False
         return all(self.ends.get(stream) == 0 for stream in range(group.begun, self.total))
 
+    def group_of(self, request: OpenIteration) -> str:
+        """The name of the group that a client belongs to."""
+        return request.group if self.options.cached else ""
+
+    def consumed_by(self, group: str) -> int:
+        """How many elements the clients of a group have consumed."""
+        members = (member for member in self.members.values() if member.group == group)
+        return sum(ranges.count for member in members for ranges in member.consumed.values())
+
     def near(self, info: WorkerInfo) -> bool:
         """Whether a worker may be used here."""
         return not is_local(self.options) or info.host in self.hosts
@@ -156,3 +167,5 @@ class JobRecord:
     options: JobOptions
     dataset: DatasetInfo
     iterations: dict[int, str] = field(default_factory=dict)
+    programs: dict[str, None] = field(default_factory=dict)
+    """The processes that ever read it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.service.logic.agreement import (
     check_claims,
     check_opening,
     check_return,
-    check_same,
     known_dataset,
 )
 from penstock.service.logic.facts import (
@@ -20,6 +21,7 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
+from penstock.service.logic.finding import find_iteration
 from penstock.service.logic.forms import begin, joining_places, opening_places
 from penstock.service.logic.iterations import (
     HERE,
@@ -52,11 +54,15 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
         held = leased_again(record, request)
         return Decision((ClientHeard(request.client),), _opened(state, record, request, (), held))
     left = depart(state, client, LEFT) if client is not None and here else []
-    found = _found(state, request, dataset)
-    begun, record, places = _joinable(state, found, request, dataset)
+    found = find_iteration(state, request, dataset)
+    if request.endless:
+        epoch = (*request.epoch[:-1], found.repetition)
+        request = msgspec.structs.replace(request, repetition=found.repetition, epoch=epoch)
+    begun, record, places = _joinable(state, found.record, request, dataset)
     facts = (*left, *begun, *_joined(record, request, places))
     held = set_aside(record, request, begun)
-    return Decision(facts, _opened(state, record, request, places, held))
+    opened = _opened(state, record, request, places, held)
+    return Decision(facts, msgspec.structs.replace(opened, warning=found.warning))
 
 
 def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
@@ -69,17 +75,9 @@ def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
 
 def _reads(state: State, client: ClientRecord, request: OpenIteration) -> bool:
     begun = state.iterations[client.job].begun
+    if request.endless and begun.repetition > request.repetition:
+        return begun.name == request.job
     return begun.name == request.job and begun.repetition == request.repetition
-
-
-def _found(state: State, request: OpenIteration, dataset: DatasetInfo) -> IterationRecord | None:
-    """The iteration that others have begun."""
-    job = state.jobs.get(request.job) if request.job is not None else None
-    if job is None:
-        return None
-    check_same(job, request, dataset)
-    name = job.iterations.get(request.repetition)
-    return state.iterations[name] if name is not None else None
 
 
 def _joinable(
@@ -108,9 +106,11 @@ def _joined(
     record: IterationRecord, request: OpenIteration, places: tuple[StreamPlace, ...]
 ) -> list[Fact]:
     job, consumer = record.work.job, request.consumer if record.options.consumers else -1
-    group = request.group if record.options.cached else ""
-    origin = (request.resumes, origin_of(request))
-    made: list[Fact] = [ClientJoined(request.client, job, group, request.host, consumer, *origin)]
+    joined = ClientJoined(
+        *(request.client, job, record.group_of(request), request.host, consumer),
+        *(request.resumes, origin_of(request), request.program),
+    )
+    made: list[Fact] = [joined]
     if places:
         made.append(StreamsPlaced(job, places))
     if record.begun.leased and (request.consumed or request.held or request.finished):
@@ -142,6 +142,7 @@ def _opened(
         lease_seconds=state.settings.lease_seconds,
         held=held,
         seeds=state.datasets[record.begun.dataset_id].seeds,
+        repetition=record.begun.repetition,
     )
 
 

@@ -54,6 +54,8 @@ class Reading:
     ) -> None:
         work = opened.work
         self.leased = opened.leased
+        self.shared_end = False
+        """Whether the dispatcher said at the end that there were elements, whoever got them."""
         self.form = work.form
         self._elements = limits.elements
         bound = work.form != "random"
@@ -140,6 +142,7 @@ class Reading:
         self._asked = False
         self._retry = now + leased.retry
         order.finished = order.finished or leased.finished
+        self.shared_end = self.shared_end or leased.shared
         for grant in leased.grants:
             self._grant(grant)
 

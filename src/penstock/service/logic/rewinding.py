@@ -66,7 +66,7 @@ def set_aside(
     """What a client gets of `request.held` once `before` has happened: what nobody else has."""
     undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
     undone.add(request.client)
-    name = request.group if record.options.cached else ""
+    name = record.group_of(request)
     ends = {**record.ends, **dict(request.finished)}
     taken = _taken(record, name, undone, {at.stream for at in request.held})
     return tuple(

@@ -55,6 +55,7 @@ def _iteration(record: IterationRecord) -> Iterator[Fact]:
     yield IterationBegun(
         *(begun.name, begun.repetition, begun.dataset_id, begun.options),
         *(begun.work, begun.leased, begun.length, record.ready),
+        by_id=begun.by_id,
     )
     if record.ends:
         yield StreamsEnded(job, tuple(sorted(record.ends.items())))
@@ -77,7 +78,7 @@ def _stream(place: StreamPlace) -> int:
 def _client(client: ClientRecord) -> Iterator[Fact]:
     yield ClientJoined(
         *(client.client, client.job, client.group, client.host),
-        *(client.consumer, client.resumes, client.origin),
+        *(client.consumer, client.resumes, client.origin, client.program),
     )
     consumed = [
         Address(stream, start, stop)

@@ -27,6 +27,16 @@ _CALL_BITS = 12
 """Where the version of the lists begins; calls that need more only have them sent again."""
 
 
+def job_key(name: str, dataset_id: str, by_id: bool) -> tuple[str, str]:
+    """What tells jobs apart: the name, and the id of the dataset if users named it by its id."""
+    return name, dataset_id if by_id else ""
+
+
+def _key_of(record: IterationRecord) -> tuple[str, str]:
+    begun = record.begun
+    return job_key(begun.name or "", begun.dataset_id, begun.by_id)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a dispatcher is told when it starts; times are in seconds."""
@@ -68,7 +78,8 @@ class State:
         self.dataset_numbers = 0
         self.iteration_numbers = 0
         self.roster = Roster()
-        self.jobs: dict[str, JobRecord] = {}
+        self.jobs: dict[tuple[str, str], JobRecord] = {}
+        """By `job_key`."""
         self.iterations: dict[str, IterationRecord] = {}
         self.clients: dict[str, ClientRecord] = {}
         self.silent: dict[str, None] = {}
@@ -100,6 +111,10 @@ class State:
 
     def group(self, client: ClientRecord) -> Group:
         return self.iterations[client.job].groups[client.group]
+
+    def job_of(self, record: IterationRecord) -> JobRecord | None:
+        """The named job that an iteration is one of."""
+        return self.jobs[_key_of(record)] if record.begun.name is not None else None
 
     # The dispatcher, datasets and workers
 
@@ -142,7 +157,8 @@ class State:
         self.idle[fact.work.job] = None
         if fact.name is not None:
             dataset = self.datasets[fact.dataset_id]
-            job = self.jobs.setdefault(fact.name, JobRecord(fact.options, dataset))
+            key = job_key(fact.name, fact.dataset_id, fact.by_id)
+            job = self.jobs.setdefault(key, JobRecord(fact.options, dataset))
             job.iterations[fact.repetition] = fact.work.job
 
     def _iteration_removed(self, fact: facts.IterationRemoved, now: float) -> None:
@@ -154,11 +170,10 @@ class State:
                 self.silent.pop(client.client, None)
         self._set_active(fact.job, False)
         self.idle.pop(fact.job, None)
-        if record.begun.name is not None:
-            job = self.jobs[record.begun.name]
+        if (job := self.job_of(record)) is not None:
             del job.iterations[record.begun.repetition]
             if not job.iterations:
-                del self.jobs[record.begun.name]
+                del self.jobs[_key_of(record)]
 
     def _streams_placed(self, fact: facts.StreamsPlaced, now: float) -> None:
         for place in fact.places:
@@ -194,6 +209,8 @@ class State:
         record.groups.setdefault(fact.group, Group(record.ends))
         if fact.consumer >= 0:
             record.consumers[fact.consumer] = fact.client
+        if fact.program and (job := self.job_of(record)) is not None:
+            job.programs[fact.program] = None
         record.ready = record.ready or not record.missing()
         self._hear(client, now)
         self._set_active(fact.job, True)

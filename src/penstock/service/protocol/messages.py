@@ -162,6 +162,12 @@ class OpenIteration(Message, frozen=True):
     """What those states had set aside to be handed out next: it is leased to this client."""
     merged: bool = False
     """Whether those states were made one for any number of clients, which go on side by side."""
+    program: str = ""
+    """The process that reads."""
+    by_id: bool = False
+    """Whether the user named the dataset by its id: another id is another job."""
+    endless: bool = False
+    """Whether the client repeats for ever: it joins the first repetition that is not over."""
 
 
 class Lease(Message, frozen=True):
@@ -330,6 +336,10 @@ class IterationOpened(Message, frozen=True):
     """Of what a saved state had set aside, what is leased again; others have got the rest."""
     seeds: tuple[int, ...] | None = None
     """Of the dataset that is read, which the first reader of the job registered."""
+    repetition: int = 0
+    """Which one it is: a later one than was asked for, if that was over and the client repeats."""
+    warning: str = ""
+    """What the user should know before reading."""
 
 
 class Grant(Plain, frozen=True):
@@ -345,6 +355,8 @@ class Leased(Message, frozen=True):
     grants: tuple[Grant, ...] = ()
     finished: bool = False
     retry: float = 0.0
+    shared: bool = False
+    """With `finished`: the iteration has elements, whoever got them."""
 
 
 class ClientBeaten(Message, frozen=True):
