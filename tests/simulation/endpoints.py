@@ -6,18 +6,23 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from penstock.element.chunk import Chunk
-from penstock.errors import UnavailableError
-from penstock.service.protocol.fetches import Mark, Rows
-from penstock.service.protocol.frames import pack_columns, understand, unpack_columns
+from penstock.errors import DataLossError, UnavailableError
+from penstock.service.protocol.fetches import Closing, Mark, Rows
+from penstock.service.protocol.frames import (
+    HEAD_SIZE,
+    checksum,
+    decoder_of_worker,
+    frame,
+    pack_columns,
+    read_head,
+    understand,
+    unpack_columns,
+)
 from tests.simulation.kernel import Bell, Process
 
 if TYPE_CHECKING:
     from tests.simulation.network import Network
-
-encode = msgspec.msgpack.Encoder().encode
 
 
 class Peer(Process):
@@ -54,8 +59,8 @@ class Endpoint:
         self._network = network
         self._world = network.world
         self._decoder = decoder
-        self._arrived: deque[tuple[bytes, bytes]] = deque()
-        self._ahead: deque[tuple[bytes, bytes]] = deque()
+        self._arrived: deque[bytes] = deque()
+        self._ahead: deque[bytes] = deque()
         """What was taken in together with what was read last."""
         self._last = 0.0
         """When the last message arrives that was sent from the other end."""
@@ -79,19 +84,32 @@ class Endpoint:
             return
         peer = self.peer
         peer._last = max(peer._last, world.now + network.delay())
-        world.when(peer._last, partial(peer._arrive, (encode(message), body)))
+        sent = b"".join([*frame(message, len(body)), body])
+        if world.chance(network.weather.damage):
+            sent = self._damaged(sent)
+        world.when(peer._last, partial(peer._arrive, sent))
+
+    def _damaged(self, sent: bytes) -> bytes:
+        """The same bytes, one bit of which is another."""
+        at = self._world.random.randrange(len(sent))
+        flipped = sent[at] ^ (1 << self._world.random.randrange(8))
+        self._world.tell(f"a frame from {self.owner.name} to {self.peer.owner.name} is damaged")
+        return b"".join((sent[:at], bytes([flipped]), sent[at + 1 :]))
 
     def send_rows(
         self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
     ) -> None:
         columns, parts = pack_columns(chunk)
         body = b"".join(parts)
-        rows = Rows(request, start, len(chunk), columns, -1, len(body), "", mark, seconds)
+        rows = Rows(
+            *(request, start, len(chunk), columns, -1, len(body), "", mark, seconds),
+            check=checksum((body,)),
+        )
         self._send(rows, body)
 
-    def _arrive(self, frame: tuple[bytes, bytes]) -> None:
+    def _arrive(self, sent: bytes) -> None:
         if not self.broken and not self._deaf:
-            self._arrived.append(frame)
+            self._arrived.append(sent)
             self.bell.ring()
 
     @property
@@ -115,11 +133,26 @@ class Endpoint:
             self._world.wait(None, self.bell)
         if self._aborted:
             raise UnavailableError("the connection was aborted")
-        data, body = self._ahead.popleft()
+        try:
+            return self._read(memoryview(self._ahead.popleft()))
+        except DataLossError as error:
+            if self._decoder is decoder_of_worker:
+                self._send(Closing(error.message))
+            self.close()
+            raise
+
+    def _read(self, sent: memoryview) -> tuple[Any, Any]:
+        """What a frame holds: `Rows` without columns if only its body was damaged."""
+        _, size, length, check = read_head(sent[:HEAD_SIZE])
+        data, body = sent[HEAD_SIZE : HEAD_SIZE + size], sent[HEAD_SIZE + size :]
+        if checksum((data,)) != check or length != len(body):
+            raise DataLossError("a message arrived damaged")
         message = understand(self._decoder, data)
-        if isinstance(message, Rows):
-            return message, unpack_columns(message.columns, memoryview(body))
-        return message, None
+        if not isinstance(message, Rows):
+            return message, None
+        if checksum((body,)) != message.check:
+            return message, None
+        return message, unpack_columns(message.columns, body)
 
     def cut(self) -> None:
         """Nothing passes any more; both ends find out, each in its time."""

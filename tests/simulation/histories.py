@@ -131,7 +131,8 @@ class History(Trouble):
         random = self.world.random
         self.world.shaky = random.choice((0.0, 0.0, 0.0, 0.05))
         rough = random.choice((0.0, 0.0, 0.01, 0.05))
-        self.weather = Weather(rough, rough, rough, rough * random.choice((0, 0.2, 1)))
+        cut, damage = (rough * random.choice((0, 0.2, 1)) for _ in range(2))
+        self.weather = Weather(rough, rough, rough, cut, damage)
         self.network = Network(self.world, self.weather)
         self.plans: dict[str, Dataset] = {}
         self.addresses = tuple(f"a{i}" for i in range(random.randint(1, 5)))

@@ -38,9 +38,11 @@ class Weather:
     twice: float = 0.0
     slow: float = 0.0
     cut: float = 0.0
+    damage: float = 0.0
+    """Of frames between clients and workers."""
 
     def clear(self) -> None:
-        self.lost = self.twice = self.slow = self.cut = 0.0
+        self.lost = self.twice = self.slow = self.cut = self.damage = 0.0
 
 
 class Network:

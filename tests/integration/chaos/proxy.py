@@ -1,8 +1,11 @@
-"""A relay between clients and a worker's data port, which can be cut in the middle of a frame."""
+"""A relay between clients and a worker's data port: it can be cut in the middle of a frame, hold
+everything back without a word, and flip bits.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -19,6 +22,11 @@ class Proxy:
         self._target = port
         self._lock = threading.Lock()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._flows = threading.Event()
+        self._flows.set()
+        self._every = 0
+        self.flipped = 0
+        """How many bits are not what they were."""
         self._listener = socket.create_server(("localhost", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -34,7 +42,19 @@ class Proxy:
                     end.shutdown(socket.SHUT_RDWR)
         return len(pairs)
 
+    def stall(self) -> None:
+        """Passes nothing on until `flow`; connections stay, and new ones seem to succeed."""
+        self._flows.clear()
+
+    def flow(self) -> None:
+        self._flows.set()
+
+    def damage(self, every: int) -> None:
+        """Flips a bit now and then: in pieces of about `every` bytes, one each; 0: no more."""
+        self._every = every
+
     def close(self) -> None:
+        self.flow()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -59,7 +79,7 @@ class Proxy:
             self._pairs.add(pair)
         done = threading.Semaphore(0)
         for source, sink in (pair, pair[::-1]):
-            threading.Thread(target=_pass_on, args=(source, sink, done), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(source, sink, done), daemon=True).start()
         threading.Thread(target=self._forget, args=(pair, done), daemon=True).start()
 
     def _forget(self, pair: tuple[socket.socket, socket.socket], done: threading.Semaphore) -> None:
@@ -70,13 +90,23 @@ class Proxy:
         for end in pair:
             end.close()
 
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, done: threading.Semaphore
+    ) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while piece := source.recv(_PIECE):
+                before, passed = passed, passed + len(piece)
+                if self._every and before // self._every != passed // self._every:
+                    piece = self._damaged(piece)
+                self._flows.wait()
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+        done.release()
 
-def _pass_on(source: socket.socket, sink: socket.socket, done: threading.Semaphore) -> None:
-    try:
-        while piece := source.recv(_PIECE):
-            sink.sendall(piece)
-    except OSError:
-        pass
-    with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
-    done.release()
+    def _damaged(self, piece: bytes) -> bytes:
+        at = random.randrange(len(piece))
+        with self._lock:
+            self.flipped += 1
+        return piece[:at] + bytes([piece[at] ^ 1 << random.randrange(8)]) + piece[at + 1 :]

@@ -17,9 +17,10 @@ from penstock.service.host import compression
 from penstock.service.host.connections import Connection
 from penstock.service.host.segments import MappedSlabs
 from penstock.service.host.wires import Channel, DescriptorChannel
+from penstock.service.protocol import frames
 from penstock.service.protocol.columns import pack_columns
-from penstock.service.protocol.fetches import Done, Failed, Fetch, Mark, Release, Rows
-from penstock.service.protocol.frames import MESSAGE, SLAB, Slab, encode, frame_head
+from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
+from penstock.service.protocol.frames import MESSAGE, SLAB, Slab
 from tests.service.host.wire_peers import (
     chunk,
     receive_all,
@@ -35,8 +36,7 @@ def raw_pair(client: bool, mapped: MappedSlabs | None = None) -> tuple[socket.so
 
 
 def frame(message: Any, body: bytes = b"", kind: int = MESSAGE) -> bytes:
-    data = encode(message)
-    return frame_head(kind, len(data), len(body)) + data + body
+    return b"".join([*frames.frame(message, len(body), kind), body])
 
 
 def refused(
@@ -55,7 +55,8 @@ def refused(
         raw.shutdown(socket.SHUT_WR)
         with pytest.raises(DataLossError, match=message):
             connection.receive()
-        assert raw.recv(100) == b"", "it hung up"
+        while raw.recv(100):
+            assert not client, "only a worker says why it hangs up"
 
 
 COLUMNS, PARTS = pack_columns(rows_of(100))
@@ -154,6 +155,59 @@ def test_half_a_frame_is_an_end() -> None:
             raw.shutdown(socket.SHUT_WR)
             with pytest.raises(UnavailableError, match="to the test: the other side closed it"):
                 connection.receive()
+
+
+CHECKED = Rows(1, 0, 1, COLUMNS, nbytes=128, check=frames.checksum([BODY]))
+
+
+def flipped(whole: bytes, bit: int) -> bytes:
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_a_bit_that_flips_in_a_body_costs_one_frame() -> None:
+    whole, ahead = frame(CHECKED, BODY), len(frame(CHECKED, BODY)) - len(BODY)
+    raw, connection = raw_pair(client=True)
+    with raw, connection:
+        for bit in range(8 * ahead, 8 * len(whole), 7):
+            raw.sendall(flipped(whole, bit) + frame(Done(1)))
+            assert connection.receive() == (CHECKED, None)
+            assert connection.receive() == (Done(1), None)
+        raw.sendall(whole)
+        assert connection.receive()[1] is not None
+
+
+def test_damaged_bytes_are_not_uncompressed() -> None:
+    squeezed = compression.Squeezer(compression.ALWAYS).squeeze([memoryview(bytes(6016))], 6016)
+    body = bytes(squeezed[1][0])
+    columns, _ = pack_columns(rows_of(6000))
+    check = frames.checksum([body])
+    rows = Rows(1, 0, 1, columns, nbytes=6016, packed=squeezed[0], check=check)
+    raw, connection = raw_pair(client=True)
+    with raw, connection:
+        raw.sendall(flipped(frame(rows, body), -1) + frame(rows, body))
+        assert connection.receive() == (rows, None)
+        assert connection.receive()[1] is not None
+
+
+def test_a_bit_that_flips_before_the_body_ends_the_connection() -> None:
+    whole = frame(CHECKED, BODY)
+    for bit in range(8 * (len(whole) - len(BODY))):
+        refused(flipped(whole, bit), "arrived damaged|not the head of a frame")
+
+
+def test_a_worker_says_why_it_ends_a_connection() -> None:
+    raw, connection = raw_pair(client=False)
+    with raw, connection:
+        raw.sendall(flipped(frame(Fetch(1, 2, 3, 4)), 8 * frames.HEAD_SIZE))
+        with pytest.raises(DataLossError, match="a message of .* bytes arrived damaged"):
+            connection.receive()
+        said = raw.recv(1000)
+        assert raw.recv(1000) == b""
+    closing = frames.understand(frames.decoder_of_client, said[frames.HEAD_SIZE :])
+    assert isinstance(closing, Closing)
+    assert "arrived damaged" in closing.reason
 
 
 @settings(max_examples=200)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.formats.blocks import crc32c
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.fetches import (
     Cancel,
     CloseTask,
+    Closing,
     Done,
     Failed,
     Fetch,
@@ -28,9 +30,11 @@ from penstock.service.protocol.frames import (
     MESSAGE,
     SLAB,
     Slab,
+    checksum,
     decoder_of_client,
     decoder_of_worker,
     encode,
+    frame,
     frame_head,
     read_head,
     slab_decoder,
@@ -48,12 +52,18 @@ TO_WORKER = [
     CloseTask(9),
 ]
 TO_CLIENT = [
-    Rows(1, 2, 3, b"columns", 4, 5, "lz4", MARK, 0.5),
+    Rows(1, 2, 3, b"columns", 4, 5, "lz4", MARK, 0.5, "(.,.)", 2**32 - 1),
     Failed(1, 2, "ValueError", "message", "Traceback"),
     Done(1),
     Done(1, 100),
     Impossible(1, "NotFoundError", "message", True),
+    Closing("a message arrived damaged"),
 ]
+
+
+def sealed(head: bytes) -> bytes:
+    """A head with its checksum, whatever it says."""
+    return head + crc32c(head).to_bytes(4, "little")
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=repr)
@@ -75,11 +85,38 @@ def test_slabs() -> None:
     assert understand(slab_decoder, encode(slab)) == slab
 
 
-@given(st.sampled_from([MESSAGE, SLAB]), st.integers(0, MAX_MESSAGE), st.integers(0, MAX_BODY))
-def test_heads(kind: int, message: int, body: int) -> None:
-    head = frame_head(kind, message, body)
+CHECKS = st.integers(0, 2**32 - 1)
+
+
+@given(
+    st.sampled_from([MESSAGE, SLAB]), st.integers(0, MAX_MESSAGE), st.integers(0, MAX_BODY), CHECKS
+)
+def test_heads(kind: int, message: int, body: int, check: int) -> None:
+    head = frame_head(kind, message, body, check)
     assert len(head) == HEAD_SIZE
-    assert read_head(head) == (kind, message, body)
+    assert read_head(head) == (kind, message, body, check)
+
+
+@given(st.integers(0, MAX_MESSAGE), st.integers(0, MAX_BODY), CHECKS)
+def test_a_head_with_any_bit_flipped_is_noticed(message: int, body: int, check: int) -> None:
+    head = frame_head(MESSAGE, message, body, check)
+    for bit in range(8 * HEAD_SIZE):
+        damaged = bytearray(head)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DataLossError, match="not the head of a frame|arrived damaged"):
+            read_head(damaged)
+
+
+@given(st.lists(st.binary(max_size=40)), st.sampled_from([1, 1000]))
+def test_a_checksum_does_not_depend_on_how_bytes_are_cut(parts: list[bytes], times: int) -> None:
+    large = [part * times for part in parts]
+    whole = b"".join(large)
+    assert checksum(large) == checksum([memoryview(bytearray(whole))]) == crc32c(whole)
+
+
+def test_a_frame_has_the_checksum_of_its_message() -> None:
+    head, data = frame(Done(1), 7)
+    assert read_head(head) == (MESSAGE, len(data), 7, crc32c(data))
 
 
 @pytest.mark.parametrize("sizes", [(MAX_MESSAGE + 1, 0), (0, MAX_BODY + 1)])
@@ -90,10 +127,12 @@ def test_what_is_too_large_is_not_sent(sizes: tuple[int, int]) -> None:
 
 def test_what_claims_to_be_too_large_is_not_read() -> None:
     with pytest.raises(DataLossError, match="larger than any can be"):
-        read_head(frame_head(MESSAGE, 0)[:8] + b"\xff" * 8)
+        read_head(sealed(frame_head(MESSAGE, 0)[:8] + b"\xff" * 12))
 
 
-@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n", bytes(16), b"\xf0P\x02" + bytes(13)])
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.1\r\nHost: x", bytes(24), sealed(b"\xf0P\x02" + bytes(17))]
+)
 def test_what_is_no_head(head: bytes) -> None:
     with pytest.raises(DataLossError, match="is not the head of a frame"):
         read_head(head)
@@ -102,7 +141,7 @@ def test_what_is_no_head(head: bytes) -> None:
 @given(st.binary(min_size=HEAD_SIZE, max_size=HEAD_SIZE))
 def test_random_heads_stay_in_bounds(data: bytes) -> None:
     try:
-        _, message, body = read_head(data)
+        _, message, body, _ = read_head(data)
     except DataLossError:
         return
     assert message <= MAX_MESSAGE

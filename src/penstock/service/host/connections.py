@@ -14,7 +14,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.compression import mode_of
+from penstock.service.host.compression import NONE, mode_of
 from penstock.service.host.exchange import Connection
 from penstock.service.host.handshake import HANDSHAKE_SECONDS, Terms, introduce
 from penstock.service.host.security import Security, split_address
@@ -30,7 +30,7 @@ def connect_data(
     info: WorkerInfo, security: Security, protocol: str | None, here: str, compression: str | None
 ) -> Connection:
     """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp."""
-    terms = Terms(mode_of(compression))
+    mode = mode_of(compression)
     if protocol not in (None, "tcp", "shm"):
         raise InvalidArgumentError(
             f'data_transfer_protocol must be None, "tcp" or "shm", got {protocol!r}'
@@ -43,16 +43,18 @@ def connect_data(
         )
     if shared and protocol != "tcp":
         with contextlib.suppress(*(() if protocol else (UnavailableError,))):
-            return _connect(info, "shm", security, Terms())
-    return _connect(info, "tcp", security, terms)
+            return _connect(info, "shm", security)
+    return _connect(info, "tcp", security, mode, near=info.host == here)
 
 
-def _connect(info: WorkerInfo, protocol: str, security: Security, terms: Terms) -> Connection:
+def _connect(
+    info: WorkerInfo, protocol: str, security: Security, mode: int = NONE, near: bool = False
+) -> Connection:
     address = info.transfers.get(protocol)
     if address is None:
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
-        channel = _open(protocol, address, security, terms)
+        channel = _open(protocol, address, security, mode, near)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
             f"worker {info.address} at {protocol} {address} {error.message}; all of a service "
@@ -68,11 +70,13 @@ def _connect(info: WorkerInfo, protocol: str, security: Security, terms: Terms) 
     return Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
 
 
-def _open(protocol: str, address: str, security: Security, terms: Terms) -> Channel:
+def _open(protocol: str, address: str, security: Security, mode: int, near: bool) -> Channel:
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connect = connect_unix if protocol == "shm" else connect_tcp
     made = connect(address, HANDSHAKE_SECONDS)
     try:
+        ports = (made.getsockname()[1], made.getpeername()[1]) if near else ()
+        terms = Terms(mode, *ports)
         context = security.client_context() if protocol == "tcp" else None
         if context is not None:
             made = context.wrap_socket(made, server_hostname=split_address(address)[0])

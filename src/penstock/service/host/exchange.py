@@ -7,6 +7,7 @@ half sent or half read cannot be made whole.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import threading
@@ -23,6 +24,7 @@ from penstock.element.nest import text_of
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
 from penstock.errors import (
+    DataLossError,
     InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
@@ -33,8 +35,8 @@ from penstock.service.host.incoming import Incoming, Received
 from penstock.service.host.segments import MappedSlabs, SlabPool
 from penstock.service.host.wires import Channel, Part
 from penstock.service.protocol.columns import pack_columns
-from penstock.service.protocol.fetches import Mark, Release, Rows, ToClient, ToWorker
-from penstock.service.protocol.frames import MESSAGE, SLAB, encode, frame_head
+from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
+from penstock.service.protocol.frames import SLAB, checksum, frame
 
 INLINE = 48 << 10
 """Rows of fewer bytes go through the socket, also where memory is shared."""
@@ -46,7 +48,8 @@ _MOST_WAITING = 256
 class Connection:
     """One end; `peer` says in messages who is at the other one.
 
-    A client has `mapped` and a worker `pool` where they share memory.
+    A client has `mapped` and a worker `pool` where they share memory; a worker `checks` the bytes
+    of elements, by a checksum that travels with them, where something on the way may change them.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class Connection:
         pool: SlabPool | None = None,
         mapped: MappedSlabs | None = None,
         squeezer: Squeezer | None = None,
+        checks: bool = False,
     ) -> None:
         self.peer = peer
-        self._channel = channel
+        self._channel, self._client = channel, client
         self._pool, self._mapped, self._squeezer = pool, mapped, squeezer
         self._incoming = Incoming(channel, client, pool, mapped)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._checks = checks
         self._aborted = False
         self._waiting: collections.deque[Received] = collections.deque()
 
@@ -74,10 +79,19 @@ class Connection:
         """Sends messages that have no columns."""
         with self._sending:
             try:
-                frames = chain.from_iterable(map(_frame, messages))
+                frames = chain.from_iterable(map(frame, messages))
                 self._channel.send([*self._releases(), *frames])
             except BaseException as error:
                 raise self._failed(error) from None
+
+    def offer(self, message: ToClient) -> None:
+        """Sends a small message, unless another thread is sending or the socket is full."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if self._channel.has_room():
+                    self._channel.send(frame(message))
+            finally:
+                self._sending.release()
 
     def send_rows(
         self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
@@ -145,7 +159,7 @@ class Connection:
 
     def _releases(self) -> list[bytes]:
         segments = self._mapped.unused() if self._mapped is not None else ()
-        return _frame(Release(segments)) if segments else []
+        return frame(Release(segments)) if segments else []
 
     def _release_now(self) -> None:
         """Tells the worker at once, unless another thread is sending and will."""
@@ -158,14 +172,18 @@ class Connection:
     def _send_inline(self, rows: Rows, parts: list[memoryview]) -> None:
         squeezer = self._squeezer
         if squeezer is None:
-            self._channel.send([*_frame(rows, rows.nbytes), *parts])
+            self._send_body(rows, parts, rows.nbytes)
             return
         packed, body = squeezer.squeeze(parts, rows.nbytes)
         began = time.monotonic()
-        frame = _frame(replace(rows, packed=packed), sum(map(len, body)))
-        self._channel.send([*frame, *body])
+        self._send_body(replace(rows, packed=packed), body, sum(map(len, body)))
         if not packed:
             squeezer.sent(parts, rows.nbytes, time.monotonic() - began)
+
+    def _send_body(self, rows: Rows, body: Sequence[Part], size: int) -> None:
+        if self._checks:
+            rows = replace(rows, check=checksum(body))
+        self._channel.send([*frame(rows, size), *body])
 
     def _share(self, pool: SlabPool, rows: Rows, parts: list[memoryview]) -> bool:
         """Sends rows through shared memory, if there is room."""
@@ -176,13 +194,12 @@ class Connection:
         if cell is None:
             return False
         _fill(cell.memory, parts)
-        frame = _frame(replace(rows, segment=cell.segment))
+        rows = replace(rows, segment=cell.segment)
         if cell.slab is None:
-            self._channel.send(frame)
+            self._channel.send(frame(rows))
             return True
-        announced = encode(cell.slab)
-        head = frame_head(SLAB, len(announced))
-        self._channel.send([head, announced, *frame], [cell.descriptor])
+        announced = frame(cell.slab, kind=SLAB)
+        self._channel.send([*announced, *frame(rows)], [cell.descriptor])
         pool.announced(cell.slab.number)
         return True
 
@@ -204,6 +221,8 @@ class Connection:
         if isinstance(error, InvalidArgumentError):
             return error  # Nothing was sent.
         reason = "it was aborted" if self._aborted else str(error) or "the other side closed it"
+        if isinstance(error, DataLossError) and not self._aborted and not self._client:
+            self._say_why(error)
         self.abort()
         if isinstance(error, MemoryError):
             return ResourceExhaustedError(
@@ -213,10 +232,10 @@ class Connection:
             return UnavailableError(f"data connection to {self.peer}: {reason}")
         return error
 
-
-def _frame(message: Any, body: int = 0) -> list[bytes]:
-    data = encode(message)
-    return [frame_head(MESSAGE, len(data), body), data]
+    def _say_why(self, error: DataLossError) -> None:
+        """Tells the client why a worker ends the connection, unless it would have to wait."""
+        with contextlib.suppress(OSError):
+            self.offer(Closing(error.message))
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,23 +25,34 @@ from penstock.service.host.security import PROOF_SIZE, proof, proven
 
 HANDSHAKE_SECONDS = 10.0
 
-DATA, CONTROL = b"penstock data 2\n", b"penstock ctrl 1\n"
+DATA, CONTROL = b"penstock data 3\n", b"penstock ctrl 1\n"
 """Marks: what a connection is for. Both sides send theirs first."""
 
 _SECRET = b"penstock by TLS\n"
 """The mark of a server that talks only by TLS, sent to clients that begin without it."""
 
 _NONCE = 32
-_TERMS = struct.Struct("<B7x")
+_TERMS = struct.Struct("<BxHH2x")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _NO, _YES, _FULL = b"\x00", b"\x01", b"\x02"
 _GONE = (ConnectionResetError, BrokenPipeError)
 
 
 class Terms(NamedTuple):
-    """What a client wants: the mode of compression."""
+    """What a client wants: the mode of compression; and what it sees of the connection.
+
+    A client on the worker's machine tells the ports at its end and at the other one. Where the
+    worker sees the same, nothing is between the two: bytes go from memory to memory.
+    """
 
     compression: int = 0
+    own_port: int = 0
+    other_port: int = 0
+
+    def is_direct(self, connected: socket.socket) -> bool:
+        """Whether what the client sees is the other end of the worker's `connected`."""
+        ports = (connected.getpeername()[1], connected.getsockname()[1])
+        return (self.own_port, self.other_port) == ports
 
 
 class Admitted(NamedTuple):

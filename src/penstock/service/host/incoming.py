@@ -16,6 +16,7 @@ from penstock.service.protocol.columns import body_size, unpack_columns
 from penstock.service.protocol.fetches import Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import (
     SLAB,
+    checksum,
     decoder_of_client,
     decoder_of_worker,
     slab_decoder,
@@ -40,13 +41,11 @@ class Incoming:
         self.look, self.complete = self._reader.look, self._reader.complete
 
     def read(self) -> Received:
-        """The next message, with its columns if it has some."""
-        kind, size, body = self._reader.head()
-        data = self._reader.bytes(size)
+        """The next message, with its columns; `Rows` without columns arrived damaged."""
+        kind, data, body = self._reader.frame()
         while kind == SLAB:
             self._map(data, body)
-            kind, size, body = self._reader.head()
-            data = self._reader.bytes(size)
+            kind, data, body = self._reader.frame()
         message = understand(self._decoder, data)
         if type(message) is Rows:
             return message, self._columns(message, body)
@@ -67,8 +66,8 @@ class Incoming:
             raise DataLossError("data connection: a release where no memory is shared")
         self._pool.release(release.segments)
 
-    def _columns(self, rows: Rows, size: int) -> list[Column]:
-        """The columns of rows that have `size` bytes behind them."""
+    def _columns(self, rows: Rows, size: int) -> list[Column] | None:
+        """The columns of rows that have `size` bytes behind them; None where those are damaged."""
         shared, described = rows.segment >= 0, body_size(rows.columns)
         follow = 0 if shared else size if rows.packed and size < described else described
         if rows.nbytes != described or size != follow:
@@ -77,6 +76,8 @@ class Incoming:
                 f"{described}"
             )
         body = self._shared(rows) if shared else self._sent(rows, size)
+        if body is None:
+            return None
         columns = unpack_columns(rows.columns, body)
         if not 0 <= rows.count <= _MOST_ROWS or any(
             len(column) != rows.count for column in columns
@@ -89,9 +90,11 @@ class Incoming:
             raise DataLossError("data connection: a segment where no memory is shared")
         return self._mapped.take(rows.segment, rows.nbytes)
 
-    def _sent(self, rows: Rows, size: int) -> memoryview:
+    def _sent(self, rows: Rows, size: int) -> memoryview | None:
         body = BUFFERS.take(size)
         self._reader.fill(body)
+        if rows.check is not None and checksum((body,)) != rows.check:
+            return None
         if not rows.packed:
             return body
         plain = BUFFERS.take(rows.nbytes)

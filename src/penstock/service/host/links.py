@@ -20,8 +20,9 @@ from penstock.service.protocol.messages import Work, WorkerInfo
 _AGAIN = 2.0
 """Seconds until a worker that could not be reached is tried again."""
 
-_AT_ONCE = 0.02
-"""The same for one whose connection was cut."""
+_AT_ONCE, _LATER = 0.02, 4.0
+"""The same for one whose connection was cut, and by how much it grows if that happens again before
+anything came from it."""
 
 Connect = Callable[[WorkerInfo], Connection]
 
@@ -36,6 +37,8 @@ class Link:
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
         """What is said together with the next request: many streams are short."""
+        self.damaged = 0
+        """How many chunks in a row arrived damaged."""
 
     def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
         key = (work.job, work.stream)
@@ -64,6 +67,8 @@ class Links:
         self._links: dict[str, Link] = {}
         self._busy: set[str] = set()
         self._again: dict[str, float] = {}
+        self._cuts: dict[str, int] = {}
+        """How often a worker's connection was cut since elements came from it."""
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
         self._closed = False
         self._selector = outside.selector()
@@ -90,6 +95,7 @@ class Links:
         for worker in list(self.unreachable):
             if worker not in self._wanted:
                 del self.unreachable[worker]
+        self._cuts = {w: cuts for w, cuts in self._cuts.items() if w in self._wanted}
         return gone
 
     def dial(self) -> None:
@@ -134,10 +140,17 @@ class Links:
     def drop(self, worker: str) -> None:
         """Ends a connection; if the worker is still wanted, it is tried again: it may be alive."""
         link = self._links.pop(worker, None)
-        self._again[worker] = self._outside.now() + _AT_ONCE
+        pause = min(_AGAIN, _AT_ONCE * _LATER ** self._cuts.get(worker, 0))
+        self._again[worker] = self._outside.now() + pause
         if link is not None:
+            self._cuts[worker] = self._cuts.get(worker, 0) + 1
             self._selector.unregister(link.connection)
             link.connection.close()
+
+    def received(self, link: Link) -> None:
+        """Elements came from a worker."""
+        link.damaged = 0
+        self._cuts.pop(link.worker, None)
 
     def abort_others(self, workers: Iterable[WorkerInfo]) -> None:
         """Ends connections to all but `workers`, from another thread.

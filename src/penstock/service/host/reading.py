@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.errors import DataLossError
 from penstock.service.host.wires import Channel
-from penstock.service.protocol.frames import HEAD_SIZE, read_head
+from penstock.service.protocol.frames import HEAD_SIZE, checksum, read_head
 
 _AHEAD = 16 << 10
 
@@ -16,9 +17,16 @@ class FrameReader:
         self._ahead = memoryview(bytearray(_AHEAD))
         self._start = self._end = 0
 
-    def head(self) -> tuple[int, int, int]:
-        """Kind and sizes of the next frame."""
-        return read_head(self.bytes(HEAD_SIZE))
+    def frame(self) -> tuple[int, memoryview, int]:
+        """The kind of the next frame, its message, and the size of its body, still to be read.
+
+        The message is valid until more is read; DataLossError if it arrived damaged.
+        """
+        kind, size, body, check = read_head(self.bytes(HEAD_SIZE))
+        message = self.bytes(size)
+        if checksum((message,)) != check:
+            raise DataLossError(f"data connection: a message of {size} bytes arrived damaged")
+        return kind, message, body
 
     def bytes(self, size: int) -> memoryview:
         """The next bytes; valid until more are read."""
@@ -58,7 +66,7 @@ class FrameReader:
         here = self._end - self._start
         if here < HEAD_SIZE:
             return False
-        _, message, body = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
+        _, message, body, _ = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
         return here >= HEAD_SIZE + message + body
 
     def _compact(self) -> None:

@@ -6,12 +6,13 @@ at between two chunks, so that a request nobody waits for any more ends at once.
 
 from __future__ import annotations
 
+import logging
 import select
 from collections import deque
 from functools import partial
 
 from penstock.engine.calls import CONTAINED
-from penstock.errors import InvalidArgumentError, OpError, UnavailableError
+from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection
 from penstock.service.host.failures import to_failed, to_impossible
 from penstock.service.host.outside import MACHINE, Outside
@@ -25,6 +26,8 @@ from penstock.service.protocol.fetches import (
     ToClient,
     ToWorker,
 )
+
+_LOG = logging.getLogger("penstock.service")
 
 _MOST_WAITING = 1024
 """Messages that are read before their turn; more of them stay in the socket."""
@@ -66,8 +69,10 @@ def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     serving = Serving(connection, tasks, gate)
     try:
         serving.run()
+    except DataLossError as error:
+        _warn(connection, error)
     except (OpError, OSError):
-        pass  # The client is gone, or does not speak our language: nobody is there to be told.
+        pass  # The client is gone: nobody is there to be told.
     finally:
         serving.close()
 
@@ -173,9 +178,11 @@ class Serving:
         try:
             while len(self._waiting) < _MOST_WAITING and self._connection.look():
                 self._receive()
-        except (OpError, OSError):
+        except (OpError, OSError) as error:
             # Whoever sends next is told.
             self._lost = True
+            if isinstance(error, DataLossError):
+                _warn(self._connection, error)
 
     def _send(self, request: int, part: Made | Missed) -> None:
         if isinstance(part, Made):
@@ -195,3 +202,7 @@ class Serving:
         for request in list(self._taken):
             self._leave(request)
         self._connection.close()
+
+
+def _warn(connection: Connection, error: DataLossError) -> None:
+    _LOG.warning("worker: %s: %s; the connection ends", connection.peer, error.message)

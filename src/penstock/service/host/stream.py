@@ -37,7 +37,7 @@ from penstock.service.host.structures import Structures
 from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
-from penstock.service.protocol.fetches import Done, Failed, Impossible, Rows
+from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
     ClientBeaten,
@@ -59,6 +59,9 @@ _AGAIN = 1.0
 
 _WARN = 5.0
 """Seconds after which a wait is reported."""
+
+MOST_DAMAGED = 4
+"""Chunks in a row that may arrive damaged before the connection is given up."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -107,6 +110,8 @@ class RemoteStream(Stream):
         self._failure: OpError | None = None
         self._interrupted = False
         self._waited = 0.0
+        self._wrong = 0
+        """How often something arrived damaged."""
         self._trying = 0.0
         """When those who took nothing on are asked again."""
         self._sure = False
@@ -284,16 +289,21 @@ class RemoteStream(Stream):
         for link in self._links.ready(timeout):
             try:
                 message, columns = link.connection.receive()
-            except (UnavailableError, DataLossError):
+            except UnavailableError:
                 self._lose(link.worker)
+            except DataLossError as error:
+                self._give_up(link, error.message)
             else:
                 self._receive(link, message, columns)
 
     def _receive(self, link: Link, message: Any, columns: list[Any] | None) -> None:
         reader = self._reading.reader
         match message:
+            case Rows() if columns is None:
+                self._discard(link, message)
             case Rows():
                 assert columns is not None
+                self._links.received(link)
                 self._arrive(message, columns)
                 if message.mark is not None:
                     reader.mark(message.request, message.mark)
@@ -306,6 +316,32 @@ class RemoteStream(Stream):
             case Impossible():
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
                 self._trying = self._now() + _AGAIN
+            case Closing(reason):
+                self._give_up(link, reason)
+
+    def _discard(self, link: Link, rows: Rows) -> None:
+        """Takes no notice of a damaged chunk: what its request still owes at its end is asked for
+        again, in smaller pieces. Where nothing arrives whole, the connection may be to blame.
+        """
+        link.damaged += 1
+        self._reading.reader.sizes.shrunk()
+        elements = f"elements {rows.start} to {rows.start + rows.count - 1} arrived damaged"
+        if link.damaged >= MOST_DAMAGED:
+            self._give_up(link, f"{elements}, as {link.damaged - 1} chunks before them")
+        else:
+            self._warn_of(link, f"{elements}; they are asked for again")
+
+    def _give_up(self, link: Link, reason: str) -> None:
+        """Ends a connection that carries nothing whole; the worker at its end may be well."""
+        self._warn_of(link, f"{reason}; what it owes is asked for again")
+        self._lose(link.worker, report=False)
+
+    def _warn_of(self, link: Link, what: str) -> None:
+        """The more often something is wrong, the less often it is said."""
+        self._wrong += 1
+        if self._wrong & (self._wrong - 1) == 0:
+            times = f" ({self._wrong} such events so far)" if self._wrong > 1 else ""
+            _LOG.warning("distribute: %s: %s%s", link.connection.peer, what, times)
 
     def _arrive(self, rows: Rows, columns: list[Any]) -> None:
         at = rows.start

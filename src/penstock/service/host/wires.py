@@ -82,6 +82,12 @@ class Channel:
         """Whether there are bytes that a select on the socket does not see."""
         return False
 
+    def has_room(self) -> bool:
+        """Whether a small message can be sent at once."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return any(events & select.POLLOUT for _, events in poll.poll(0))
+
     def descriptor(self) -> int:
         """The next descriptor that came."""
         raise DataLossError("data connection: shared memory was announced, but none came")

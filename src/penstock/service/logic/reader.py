@@ -73,6 +73,10 @@ class Sizes:
         """A request for `count` elements was answered: the next may be for more."""
         self.most = max(self.most, min(2 * count, self._limits.request_rows))
 
+    def shrunk(self) -> None:
+        """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
+        self.most = max(1, self.most // 2)
+
     @property
     def request(self) -> int:
         limits = self._limits

@@ -75,6 +75,8 @@ class Rows(Message, frozen=True):
     """What it took to make them."""
     structure: str = ""
     """Of each element; empty for a bare leaf."""
+    check: int | None = None
+    """The checksum of the bytes that follow; None where the way they take needs none."""
 
 
 class Failed(Message, frozen=True):
@@ -107,5 +109,11 @@ class Impossible(Message, frozen=True):
     """Whether another worker might be able to."""
 
 
+class Closing(Message, frozen=True):
+    """The last word on a connection that the worker ends, for a reason that is no answer."""
+
+    reason: str
+
+
 ToWorker = OpenTask | Fetch | Cancel | Release | CloseTask
-ToClient = Rows | Failed | Done | Impossible
+ToClient = Rows | Failed | Done | Impossible | Closing
