@@ -1,10 +1,12 @@
 """Disks that are full for a while: readers wait and repeat, as for an absent dispatcher."""
 
+import shutil
 import threading
 
 import pytest
 
 from penstock.data import Dataset
+from penstock.data.experimental import service
 from penstock.errors import ResourceExhaustedError
 from tests.integration.clusters import Cluster
 
@@ -43,3 +45,27 @@ def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
                 assert reader.is_alive()
         reader.join()
         assert sorted(got + rest) == list(range(200))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_reader_settles_what_its_dispatcher_has_lost(ends, tmp_path, caplog):
+    """The journal is put back to an earlier moment: what was leased and told since is gone."""
+    work, copy = tmp_path / "work", tmp_path / "copy"
+    with Cluster(1, work_dir=str(work)) as cluster:
+        sharing = cluster.distribute(job_name="shared", max_outstanding_requests=1)
+        iterator = iter(Dataset.range(100).apply(sharing))
+        got = [int(next(iterator)) for _ in range(3)]
+        shutil.copytree(work, copy)
+        got += [int(next(iterator)) for _ in range(97 if ends else 20)]
+        iterator.state_dict()
+        port = int(cluster.address.rpartition(":")[2])
+        cluster.dispatcher.stop()
+        shutil.rmtree(work)
+        shutil.move(copy, work)
+        config = service.DispatcherConfig(port=port, work_dir=str(work))
+        cluster.dispatcher = service.DispatchServer(config)
+        got += map(int, iterator)
+        got += map(int, Dataset.range(100).apply(sharing))
+        assert sorted(got) == list(range(100))
+    assert "the dispatcher has lost facts" in caplog.text
+    assert "other readers have got" not in caplog.text

@@ -117,7 +117,8 @@ def _together(
     record = _record(dispatcher, name, repetition)
     if record is None or group not in record.groups:
         opened = [trainer for trainer in members if trainer.history]
-        _require(where, not opened, "is not known to the dispatcher")
+        told = not any(trainer.untold for trainer in opened)
+        _require(where, not (opened and told), "is not known to the dispatcher")
         return
     base = {v for t in members if t.merged is not None for v in t.merged.history}
     delivered = Counter(base)
@@ -137,7 +138,8 @@ def _together(
     _require(where, base <= set(_recorded(record, everybody)), "has forgotten a merged state")
     twice = [address(value) for value, count in delivered.items() if count > 1]
     _require(where, not twice, f"delivered twice: {sorted(twice)}")
-    _complete(where, record, group, members, set(delivered))
+    if not any(trainer.untold for trainer in members):
+        _complete(where, record, group, members, set(delivered))
 
 
 def _reported(
@@ -175,13 +177,6 @@ def _record(dispatcher: Dispatcher, name: str, repetition: int) -> IterationReco
     job = dispatcher.state.jobs.get((name, ""))
     found = job.iterations.get(repetition) if job is not None else None
     return dispatcher.state.iterations[found] if found is not None else None
-
-
-def recorded(dispatcher: Dispatcher, trainer: Trainer) -> set[int]:
-    """What the dispatcher thinks that somebody has got."""
-    assert trainer.job.name is not None
-    record = _record(dispatcher, trainer.job.name, trainer.job.repetition)
-    return set() if record is None else set(_recorded(record, trainer.clients))
 
 
 def _recorded(record: IterationRecord, clients: list[str]) -> list[int]:

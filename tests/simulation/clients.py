@@ -25,6 +25,7 @@ from penstock.service.host.session import Session
 from penstock.service.host.stream import Opening
 from penstock.service.logic.reading import claimed
 from penstock.service.protocol.messages import (
+    Address,
     IterationOpened,
     Leave,
     OpenIteration,
@@ -36,6 +37,7 @@ from tests.simulation.endpoints import Peer
 from tests.simulation.kernel import Violation
 from tests.simulation.machines import Machine
 from tests.simulation.network import Network
+from tests.simulation.plans import element
 from tests.simulation.streams import CheckedStream
 from tests.simulation.trainers import ENDED, LEFT, Saved, Trainer, service_part
 
@@ -55,13 +57,11 @@ class Client(Peer):
         trainer: Trainer,
         host: str,
         failed: Callable[[Trainer], None],
-        recorded: Callable[[Trainer], set[int]],
     ) -> None:
         super().__init__(network, f"{trainer.name}#{trainer.lives}")
         self.trainer = trainer
         self.host = host
         self._failed = failed
-        self._recorded = recorded
         self._left = False
         self._failures = 0
         self.stream: CheckedStream | None = None
@@ -176,12 +176,12 @@ class Client(Peer):
             opened = session.call(request)
         trainer.form, trainer.streams = opened.work.form, opened.work.streams
         opening = Opening(
-            *(session, request, opened, partial(self._again, request, opened), job.plan.shape),
+            *(session, request, opened, partial(self._again, opened), job.plan.shape),
             *(TREE, job.limits, job.ordered, self._connect, self._extra(request, opened)),
             Machine(self, self._rename),
         )
         stream = CheckedStream(opening, state, lambda: None)
-        stream.world = self.world
+        stream.world, stream.repeats = self.world, self._repeats
         return stream
 
     def _call(self, request: Any, timeout: float = 30.0) -> Any:
@@ -193,7 +193,7 @@ class Client(Peer):
     def _connect(self, info: WorkerInfo) -> Any:
         return self.network.connect(self, info.transfers["tcp"])
 
-    def _again(self, request: OpenIteration, opened: IterationOpened) -> IterationOpened:
+    def _again(self, opened: IterationOpened, request: OpenIteration) -> IterationOpened:
         self._registered()
         streams = opened.work.streams if opened.work.form in ("share", "whole") else 0
         work, streams = opened.work, max(request.streams, streams)
@@ -208,10 +208,13 @@ class Client(Peer):
         return {**extra, "key": key, "epoch": epoch}
 
     def _rename(self, name: str) -> None:
-        """The dispatcher took this one for dead: what it was not told of, others may get."""
-        told = self._recorded(self.trainer)
-        self.trainer.doubtful |= set(self.trainer.history) - told
         self.trainer.clients.append(name)
+
+    def _repeats(self, addresses: tuple[Address, ...]) -> None:
+        """The dispatcher says what of this one's elements others have got, too."""
+        for at in addresses:
+            values = {element(at.stream, ordinal) for ordinal in range(at.start, at.stop)}
+            self.trainer.doubtful |= values
 
     def _registered(self) -> str:
         plan = self.trainer.job.plan

@@ -1,16 +1,17 @@
 """A dispatcher around the real logic: decide, journal, apply, answer; and what becomes of it.
 
-The journal is a list of bytes. A dispatcher that comes back from it must know what it knew.
+The journal is a list of transactions, each a list of bytes. A dispatcher that comes back from it
+must know what it knew, unless its disk has lied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
 
-from penstock.errors import OpError
+from penstock.errors import OpError, UnavailableError
 from penstock.service.host.control import refusal
 from penstock.service.logic.dispatcher import (
     Settings,
@@ -20,8 +21,9 @@ from penstock.service.logic.dispatcher import (
     snapshot,
     tick,
 )
-from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.iterations import LOST
+from penstock.service.logic.remembering import stamped
 from penstock.service.protocol.messages import Hello, Leave, Welcome
 from tests.simulation.kernel import Process, Violation
 from tests.simulation.network import Network, decode_request, encode
@@ -45,7 +47,11 @@ class Dispatcher:
         self.settings = settings
         self.keeps = keeps
         self.checked = checked
-        self.journal: list[bytes] = []
+        self.journal: list[list[bytes]] = []
+        self.full_until = 0.0
+        """Until then its disk takes nothing."""
+        self.failing = False
+        """Whether the power fails while the next facts are on their way to the disk."""
         self.lives = 0
         self.answered = 0
         self.late: dict[str, set[int]] = {}
@@ -67,8 +73,9 @@ class Dispatcher:
             self.journal = []
         name = f"d{self.lives}"
         self.state = State(replace(self.settings, dispatcher=name, started=world.now))
-        for line in self.journal:
+        for line in self._lines():
             self.state.apply(_decode(line), world.now)
+        self.full_until = 0.0
         self.commit((DispatcherStarted(name),))
         if world.chance(0.5):
             self.compact()
@@ -80,17 +87,33 @@ class Dispatcher:
         self.check_replay()
         self.process.kill()
 
+    def lose_power(self) -> None:
+        """What is not on disk is gone; what was answered is."""
+        self.world.tell(f"{self.process.name} loses power")
+        self.process.kill()
+
+    def lose_facts(self) -> None:
+        """Its disk was told to keep facts, and has not: the last ones are gone, any number."""
+        self.crash()
+        kept = len(self.journal) - self.world.random.randint(1, 12)
+        self.journal = self.journal[: max(1, kept)]
+        self.world.tell(f"its journal is cut to {len(self.journal)} transactions")
+
     def compact(self) -> None:
         facts = snapshot(self.state)
-        if self.keeps:
-            self.journal = [encode(fact) for fact in facts]
+        if self.keeps and self.world.now >= self.full_until:
+            self.journal = [[encode(fact) for fact in facts]]
+
+    def _lines(self) -> Iterator[bytes]:
+        for transaction in self.journal:
+            yield from transaction
 
     def check_replay(self) -> None:
         """The journal gives what is known."""
         if not self.keeps:
             return
         again = State(self.state.settings)
-        for line in self.journal:
+        for line in self._lines():
             again.apply(_decode(line), self.world.now)
         if snapshot(again) != snapshot(self.state):
             raise Violation("the journal, replayed, does not give the state of the dispatcher")
@@ -106,10 +129,13 @@ class Dispatcher:
                 lambda: self._arrive(data, reply),
                 self.process,
             )
+        elif (answer := self.handle(data)) is not None:
+            reply(answer)
         else:
-            reply(self.handle(data))
+            reply(None)
 
-    def handle(self, data: bytes) -> bytes:
+    def handle(self, data: bytes) -> bytes | None:
+        """The answer; None if the power fails before."""
         request = decode_request(data)
         self.answered += 1
         if isinstance(request, Hello):
@@ -122,10 +148,23 @@ class Dispatcher:
         if (decision.facts and decision.facts[0].durable) or len(decision.facts) > 1:
             self.world.tell(request, "->", decision.facts)
         late = isinstance(request, Leave) and self._is_lost(request)
+        durable = any(fact.durable for fact in decision.facts)
+        if durable and self.world.now < self.full_until:
+            return self._wait_for_room(decision.facts)
+        if durable and self.failing:
+            self.lose_power()
+            return None
         self.commit(decision.facts)
         if late:
             self._left_late(request)
-        return encode(decision.reply)
+        return encode(stamped(self.state, decision.reply))
+
+    def _wait_for_room(self, facts: tuple[Fact, ...]) -> bytes:
+        self.world.tell("the disk of the dispatcher is full")
+        for fact in facts:
+            if isinstance(fact, ClientHeard | WorkerHeard):
+                self.state.apply(fact, self._clock())
+        return encode(refusal(UnavailableError("the disk is full")))
 
     def _is_lost(self, request: Leave) -> bool:
         client = self.state.clients.get(request.client)
@@ -141,7 +180,7 @@ class Dispatcher:
                 raise Violation(f"what {request.client} used is free when it has left")
 
     def commit(self, facts: tuple[Fact, ...]) -> None:
-        self.journal += [encode(fact) for fact in facts if fact.durable]
+        self.journal.append([encode(fact) for fact in facts if fact.durable])
         for fact in facts:
             self.state.apply(fact, self._clock())
         if self.checked:
@@ -151,6 +190,8 @@ class Dispatcher:
         while True:
             self.world.wait(TICK)
             facts = tick(self.state, self._clock())
+            if self.world.now < self.full_until:
+                continue
             if facts:
                 self.world.tell("time passes:", facts)
             self.commit(facts)

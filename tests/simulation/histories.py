@@ -19,7 +19,7 @@ from penstock.service.host import lines
 from penstock.service.logic.dispatcher import Settings, check
 from penstock.service.logic.reader import Limits
 from penstock.service.protocol.messages import JobOptions
-from tests.simulation.accounts import describe, recorded, settle
+from tests.simulation.accounts import describe, settle
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Process, Violation, World
@@ -239,8 +239,7 @@ class History(Trouble):
     def _begin(self, trainer: Trainer, host: str, number: int) -> None:
         """Whoever is to be started twice begins once: two of them would take turns for ever."""
         if trainer.status == READING and number == trainer.starts:
-            known = partial(recorded, self.dispatcher)
-            self.clients.append(Client(self.network, trainer, host, self._failed, known))
+            self.clients.append(Client(self.network, trainer, host, self._failed))
 
     def _failed(self, trainer: Trainer) -> None:
         """A client came to a bad end, and somebody starts it again, or nobody does."""

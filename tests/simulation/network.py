@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.errors import UnavailableError
-from penstock.service.host.control import refused_as
+from penstock.service.host.control import is_transient, refused_as
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer
@@ -72,9 +72,10 @@ class Network:
                 world.wait(min(left, ATTEMPT), attempt.bell)
             if attempt.answers and attempt.answers[0] is not None:
                 reply = decode_reply(attempt.answers[0])
-                if isinstance(reply, Refused):
+                if isinstance(reply, Refused) and not is_transient(reply):
                     raise refused_as(reply)
-                return reply
+                if not isinstance(reply, Refused):
+                    return reply
             if world.now >= until:
                 raise UnavailableError(f"no answer to {type(request).__name__} in {timeout:g} s")
             world.wait(min(pause, until - world.now))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.service.host.stream import RemoteStream
 from penstock.service.logic.reader import DEPTH, KEPT_BLOCK
+from penstock.service.protocol.messages import Address, IterationOpened, OpenIteration
 from tests.simulation.kernel import World
 
 
@@ -11,6 +14,13 @@ class CheckedStream(RemoteStream):
     """Asks for no more than it may; `world` is told if it does."""
 
     world: World
+    repeats: Callable[[tuple[Address, ...]], None]
+    """Is told what the dispatcher says that others have got, too."""
+
+    def _reopened(self) -> tuple[OpenIteration, IterationOpened]:
+        request, opened = super()._reopened()
+        self.repeats(opened.repeated)
+        return request, opened
 
     def _ask(self) -> None:
         super()._ask()

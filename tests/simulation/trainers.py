@@ -70,6 +70,8 @@ class Trainer:
     form: str = ""
     doubtful: set[int] = field(default_factory=set)
     """What it got, and could not report before others were given it."""
+    untold: bool = False
+    """Whether it was gone when the dispatcher lost facts, so that nobody tells what it got."""
     known: bool = True
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)

@@ -19,6 +19,9 @@ TROUBLE = 15.0
 
 HEALED = 45.0
 
+LYING = 0.1
+"""In so many histories the disk of the dispatcher loses what it was told to keep."""
+
 
 class Trouble:
     """The part of a history in which things go wrong."""
@@ -56,11 +59,15 @@ class Trouble:
                         self._replace_client,
                         self._compact,
                         self._merge,
+                        self._lose_power,
+                        self._fill_disk,
                     ),
                 )
             )
             when = random.random() * random.choice((1.0, 4.0, TROUBLE))
             self.world.at(when, partial(self._unless_calm, what))
+        if random.random() < LYING:
+            self.world.at(random.random() * TROUBLE, partial(self._unless_calm, self._lose_facts))
         self.world.at(HEALED, self._heal)
 
     def _unless_calm(self, what: Callable[[], None]) -> None:
@@ -70,6 +77,7 @@ class Trouble:
     def _heal(self) -> None:
         self.world.tell("from now on nothing goes wrong")
         self.weather.clear()
+        self.dispatcher.failing, self.dispatcher.full_until = False, 0.0
         if not self.dispatcher.process.alive:
             self.dispatcher.start()
         for where in self.addresses[:2]:
@@ -133,6 +141,35 @@ class Trouble:
     def _revive(self) -> None:
         if not self.dispatcher.process.alive:
             self.dispatcher.start()
+
+    def _lose_power(self) -> None:
+        """The next facts of the dispatcher do not reach its disk."""
+        if self.dispatcher.process.alive:
+            self.dispatcher.failing = True
+            self.world.at(5.0 + self.world.random.random() * 10, self._restore_power)
+
+    def _restore_power(self) -> None:
+        self.dispatcher.failing = False
+        self._revive()
+
+    def _fill_disk(self) -> None:
+        self.dispatcher.full_until = self.world.now + self.world.random.choice((1.0, 5.0, 20.0))
+
+    def _lose_facts(self) -> None:
+        """The disk of the dispatcher lied; what readers got that are gone, nobody can tell it."""
+        # Consumers wait, and say so, for one that has come to its end and is not known any more.
+        coordinated = any(trainer.job.options.consumers for trainer in self.trainers)
+        if coordinated or not self.dispatcher.process.alive or not self.dispatcher.keeps:
+            return
+        self.dispatcher.lose_facts()
+        self.world.at(self.world.random.random() * 10, self._revive_without_facts)
+
+    def _revive_without_facts(self) -> None:
+        self._revive()
+        for trainer in self.trainers:
+            if not trainer.running:
+                trainer.doubtful |= set(trainer.history)
+                trainer.untold = True
 
     def _pause_dispatcher(self) -> None:
         self.dispatcher.process.pause(self.world.random.choice((1.0, 5.0, 20.0)))

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import msgspec
 import pytest
 
 from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -15,6 +16,7 @@ from penstock.service.protocol.messages import (
     Grant,
     IterationOpened,
     JobOptions,
+    LastFact,
     Lease,
     Leased,
     Leave,
@@ -317,3 +319,42 @@ def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher
     assert agent.entitled(now)
     assert not agent.entitled(now + 8.0)
     assert make(leased=False).entitled(now + 8.0)
+
+
+# What answers rest on
+
+
+def test_a_reader_says_the_last_fact_that_it_was_told_of(dispatcher, make):
+    facts = iter([5, 9, 7])
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", next(facts, 8)))
+    make()
+    beats = until(lambda: len(dispatcher.of(ClientBeat)) > 4 and dispatcher.of(ClientBeat))
+    assert [beat.last for beat in beats[:2]] == [None, LastFact("d", 5)]
+    assert {beat.last for beat in beats[2:]} == {LastFact("d", 9)}
+
+
+def test_under_another_name_it_begins_anew(dispatcher, make):
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", 9))
+    agent = make()
+    until(lambda: dispatcher.of(ClientBeat)[-1:] and dispatcher.of(ClientBeat)[-1].last)
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1)
+    opened = IterationOpened(WORK, True, 1, (), (), last=LastFact("e", 3))
+    agent.become(msgspec.structs.replace(OPENING, client="again"), opened)
+    beats = until(lambda: [beat for beat in dispatcher.of(ClientBeat) if beat.client == "again"])
+    assert beats[0].last == LastFact("e", 3)
+
+
+def test_a_reader_that_decides_by_itself_need_not_say_it(dispatcher, make):
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", 9))
+    make(leased=False)
+    until(lambda: len(dispatcher.of(ClientBeat)) > 2)
+    assert {beat.last for beat in dispatcher.of(ClientBeat)} == {None}
+
+
+def test_leaving_tells_whether_the_dispatcher_knew(dispatcher, make):
+    dispatcher.answers[Leave] = lambda _: NotFoundError("lost facts")
+    agent = make()
+    assert not agent.stop()
+    assert agent.stop(), "it has left"
+    dispatcher.answers[Leave] = lambda _: UnavailableError("away")
+    assert make().stop()

@@ -87,7 +87,7 @@ def test_names_of_iterations_are_never_used_again() -> None:
     assert first == "d/0"
     world.ask(Leave("c"))
     world.restart()
-    assert world.open("b", world.dataset(), job=None).work.job == "d/1"
+    assert world.open("b", world.dataset(), job=None).work.job == "d/d1.1"
 
 
 def test_readers_of_a_job_share_its_repetitions() -> None:

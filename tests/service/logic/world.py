@@ -80,7 +80,7 @@ class World:
     def restart(self) -> None:
         """The dispatcher dies and comes back from its journal."""
         self.state = self.replayed()
-        self.commit((DispatcherStarted("another"),))
+        self.commit((DispatcherStarted(f"d{self.state.starts}"),))
 
     def compact(self) -> None:
         self.journal = [_encode(fact) for fact in snapshot(self.state)]

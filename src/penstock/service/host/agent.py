@@ -8,6 +8,7 @@ one which was dropped is collected.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from penstock.service.protocol.messages import (
     Leave,
     OpenIteration,
 )
+
+_LOG = logging.getLogger("penstock.service")
 
 BEAT_SECONDS = 0.5
 _LEAVE_SECONDS = 2.0
@@ -91,6 +94,8 @@ class Agent:
         self._valid = _VALID * opened.lease_seconds
         self._heard = self._now()
         """When the last thing was said that was answered."""
+        self._last = opened.last if opened.leased else None
+        """The last fact that an answer to this reader rests on."""
         self._stopped = False
         self._number = 0
         self._waits = False
@@ -139,7 +144,7 @@ class Agent:
     def commit(self) -> None:
         """Waits until the dispatcher knows what was told, or has forgotten who told it."""
         name = self.client
-        beat = ClientBeat(name, self._version, (), *self._everything())
+        beat = ClientBeat(name, self._version, (), *self._everything(), last=self._last)
         try:
             self._say(beat)
         except NotFoundError as error:
@@ -164,26 +169,33 @@ class Agent:
         except (NotFoundError, UnavailableError):
             raise
         except OpError:
-            self._arrived(request)
+            self._arrived(request, None)
             raise
-        self._arrived(request)
+        self._arrived(request, answer)
         return answer
 
-    def _arrived(self, said: Lease | ClientBeat) -> None:
+    def _arrived(self, said: Lease | ClientBeat, answer: Leased | ClientBeaten | None) -> None:
         """The dispatcher knows what was said, unless it was under another name."""
         with self._changed:
             if said.client == self.client:
+                self._remember(answer)
                 known, flying = set(said.consumed), self._flying
                 flying.consumed = [at for at in flying.consumed if at not in known]
                 for stream, _ in said.ended:
                     flying.ended.pop(stream, None)
+
+    def _remember(self, answer: Leased | ClientBeaten | None) -> None:
+        """Numbers only grow, unless the dispatcher has lost facts; then `become` begins anew."""
+        last = answer.last if answer is not None and self._leased else None
+        if last is not None and (self._last is None or last.number >= self._last.number):
+            self._last = last
 
     def become(self, opening: OpenIteration, opened: IterationOpened) -> None:
         """The reader goes on under another name; what was said under the old one is void."""
         with self._changed:
             self._opening, self._version, self._number = opening, opened.version, 0
             self._told.consumed, self._flying = [], Told()
-            self._heard = self._now()
+            self._heard, self._last = self._now(), opened.last
             # They are for the old name, whatever they say.
             for event in [e for e in self.events if isinstance(e, Leased | Forgotten)]:
                 self.events.remove(event)
@@ -194,15 +206,25 @@ class Agent:
             beat = ClientBeat(self.client, self._version)
             self._happened(self._session.call(beat, _LEAVE_SECONDS))
 
-    def stop(self) -> None:
-        """Leaves; twice is fine."""
+    def stop(self) -> bool:
+        """Leaves; twice is fine. False if the dispatcher does not know what this reader had got."""
         with self._changed:
             if self._stopped:
-                return
+                return True
             self._stopped = True
             self._changed.notify()
-        with contextlib.suppress(OpError):  # The dispatcher will find out by itself.
-            self._session.call(Leave(self.client, *self._everything()), _LEAVE_SECONDS)
+        return self.leave()
+
+    def leave(self) -> bool:
+        """Tells the dispatcher that this reader reads no more; gives whether that was known."""
+        try:
+            leave = Leave(self.client, *self._everything(), last=self._last)
+            self._session.call(leave, _LEAVE_SECONDS)
+        except NotFoundError:
+            return False
+        except OpError:
+            pass  # The dispatcher will find out by itself.
+        return True
 
     def _run(self) -> None:
         while not self._stopped:
@@ -238,7 +260,8 @@ class Agent:
 
     def _lease(self, want: int) -> None:
         with self._changed:
-            request = Lease(self.client, self._number + 1, want, *self._taken())
+            number = self._number + 1
+            request = Lease(self.client, number, want, *self._taken(), last=self._last)
         leased = self._say(request)
         if request.client == self.client:
             # Not before: what was granted without an answer is granted again to the same number.
@@ -253,6 +276,7 @@ class Agent:
             beat = ClientBeat(
                 *(self.client, self._version, tuple(sorted(self._told.lost)), consumed, ended),
                 *(self._told.elements, self._told.waited, now - self._beaten),
+                last=self._last,
             )
             self._told, self._beaten = Told(want=self._told.want), now
         beaten = self._say(beat)
@@ -291,6 +315,7 @@ class Agent:
                 return
             same = self._session.dispatcher() == self.dispatcher
             if name == self.client:
+                _LOG.warning("distribute: %s", error.message)
                 self._happened(Forgotten() if same else error)
         except OpError as failure:
             self._happened(failure)

@@ -153,7 +153,7 @@ class _Opener:
             self._session,
             request,
             opened,
-            lambda: self._again(request, opened),
+            lambda again: self._again(again, opened),
             info.shape,
             self._tree,
             Limits(elements=_most(node.max_outstanding)),
@@ -213,7 +213,10 @@ class _Opener:
 
         What workers share is divided among as many as before, whoever is there now.
         """
-        dataset_id = self._dataset().dataset_id
+        try:
+            dataset_id = self._dataset().dataset_id
+        except NotFoundError as error:
+            raise FailedPreconditionError(error.message) from None
         streams = before.work.streams if before.work.form in ("share", "whole") else 0
         again = msgspec.structs.replace(
             request,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.errors import ResourceExhaustedError, UnavailableError
 from penstock.service.host.journal import Journal
 from penstock.service.logic.dispatcher import decide, snapshot, status, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
+from penstock.service.logic.remembering import in_doubt, lost_facts, stamped
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Reply, Request
 
@@ -27,6 +29,8 @@ _TIMES = 4
 
 _PAUSE = 3.0
 """Seconds without a tick after which this process itself must have been asleep."""
+
+_LOG = logging.getLogger("penstock.service")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(Fact)
@@ -46,6 +50,8 @@ class Ledger:
         self._state = State(dataclasses.replace(settings, started=self._clock.now()))
         self._full = 0
         self._closed = False
+        self._reported: set[str] = set()
+        """What was said about lost facts."""
         self._journal: Journal[Fact] | None = None
         if path is not None:
             self._journal = Journal(path, _encode, _decoder.decode)
@@ -74,15 +80,26 @@ class Ledger:
         """
         with self._lock:
             self._check_open()
+            self._report_loss(request)
             decision = decide(self._state, request, self._clock.now())
             try:
                 self._commit(decision.facts)
             except ResourceExhaustedError as error:
                 self._hear(decision.facts)
                 raise UnavailableError(error.message) from None
+            reply = stamped(self._state, decision.reply)
         if self._journal is not None:
             self._journal.sync()
-        return decision.reply
+        return reply
+
+    def _report_loss(self, request: Request) -> None:
+        """Says in the log that facts were lost, once for each reader, and what may come of it."""
+        lost = lost_facts(self._state, request)
+        if lost is not None and lost not in self._reported:
+            self._reported.add(lost)
+            _LOG.error("%s", lost)
+            for doubt in in_doubt(self._state):
+                _LOG.error("readers that are gone may have got, and others now get, %s", doubt)
 
     def tick(self) -> None:
         """Notes what follows from the time alone; on a full disk, the next time."""

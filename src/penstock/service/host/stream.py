@@ -37,6 +37,7 @@ from penstock.service.host.structures import Structures
 from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
+from penstock.service.logic.remembering import spans
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
@@ -68,12 +69,12 @@ _LOG = logging.getLogger("penstock.service")
 
 @dataclass(frozen=True)
 class Opening:
-    """What a stream is opened with; `again` asks the dispatcher anew if it forgot."""
+    """What a stream is opened with; `again` opens at a dispatcher that may not know the dataset."""
 
     session: Session
     request: OpenIteration
     opened: IterationOpened
-    again: Callable[[], IterationOpened]
+    again: Callable[[OpenIteration], IterationOpened]
     shape: Shape
     tree: Tree
     limits: Limits
@@ -101,8 +102,8 @@ class RemoteStream(Stream):
         self._links = Links(opening.connect, self._bell, opening.outside)
         wake = partial(_wake, self._links, self._bell)
         self._agent = Agent(
-            *(opening.session, opening.request, opening.opened, wake, opening.again),
-            opening.outside,
+            *(opening.session, opening.request, opening.opened, wake),
+            *(partial(opening.again, opening.request), opening.outside),
         )
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
@@ -217,10 +218,19 @@ class RemoteStream(Stream):
         """
         with suppress(NotFoundError):  # Only lost; it is an error if another went on instead.
             self._opening.session.call(ClientBeat(self._agent.client, 0))
+        with suppress(NotFoundError, AbortedError):  # It knows the first name.
+            # Else it has lost facts, and must know whose reading this one went on with.
+            self._opening.again(self._opening.request)
         self._reading.forget_leases()
         request, opened = self._reopened()
+        self._work = self._mine(opened.work)
         self._agent.become(request, opened)
         self._workers(opened)
+        if opened.repeated:
+            _LOG.warning(
+                "distribute: other readers have got what this one handed out, too: %s",
+                spans(opened.repeated),
+            )
 
     def _reopened(self) -> tuple[OpenIteration, IterationOpened]:
         while True:
@@ -230,11 +240,12 @@ class RemoteStream(Stream):
                 # The job's, which may be those of a reader in another process.
                 key=self._work.key,
                 epoch=self._work.epoch,
-                resumes=(self._agent.client,),
+                # All later names go on from the first one, which is known even if they are not.
+                resumes=(self._opening.request.client,),
                 **claimed(self._reading.state()),
             )
             try:
-                return request, self._opening.session.call(request)
+                return request, self._opening.again(request)
             except NotFoundError:
                 # Taken for dead once more, before the answer came; or the dispatcher is another.
                 if self._opening.session.dispatcher() != self._agent.dispatcher:
@@ -427,10 +438,8 @@ class RemoteStream(Stream):
         if not self._reading.replays:
             # What comes next must be set aside before it is handed out, to be in the state.
             self._wait(lambda: self._reading.sure() or None)
-        own = {**self._opening.extra, **self._reading.state(Later)}
-        if self._reading.leased:
-            own["clients"] = [self._agent.client]
-        return {"own": own, "inputs": []}
+        # `extra` has the first name of this reader, from which all its later ones go on.
+        return {"own": {**self._opening.extra, **self._reading.state(Later)}, "inputs": []}
 
     def commit(self, unused: int = 0) -> None:
         if self._reading.leased:
@@ -445,6 +454,10 @@ class RemoteStream(Stream):
     def close(self) -> None:
         # Whoever closes has used what it was given; others must not get it again.
         self._tell_everything()
+        if not self._agent.stop() and self._reading.leased:
+            with suppress(OpError):  # As good as the dispatcher is: it says what it does not know.
+                self._rejoin()
+                self._agent.leave()
         self._end()
 
 

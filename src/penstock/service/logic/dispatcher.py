@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from penstock.errors import InternalError
+from penstock.errors import InternalError, NotFoundError
 from penstock.service.logic.agreement import known_dataset
 from penstock.service.logic.checking import check
 from penstock.service.logic.facts import (
@@ -29,6 +29,7 @@ from penstock.service.logic.registering import (
     register_worker,
     workers_gone,
 )
+from penstock.service.logic.remembering import lost_facts
 from penstock.service.logic.snapshots import snapshot
 from penstock.service.logic.state import Decision, Settings, State
 from penstock.service.logic.status import status
@@ -54,6 +55,8 @@ __all__ = ["Decision", "Settings", "State", "check", "decide", "snapshot", "stat
 
 def decide(state: State, request: Request, now: float) -> Decision:
     """What a request changes, and what it is answered."""
+    if (lost := lost_facts(state, request)) is not None:
+        raise NotFoundError(lost)
     match request:
         case Lease():
             return lease(state, request)

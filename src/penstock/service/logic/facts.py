@@ -46,6 +46,8 @@ class DispatcherStarted(Event, frozen=True):
 
     dispatcher: str
     times: int = 1
+    lives: tuple[tuple[str, int], ...] = ()
+    """In a snapshot: the last starts, and how many facts there were before each."""
 
 
 class NumbersGiven(Event, frozen=True):
@@ -53,6 +55,8 @@ class NumbersGiven(Event, frozen=True):
 
     datasets: int
     iterations: int
+    facts: int = 0
+    """How many facts there ever were, this one included; it is the last one of a snapshot."""
 
 
 class DatasetStored(Event, frozen=True):

@@ -39,7 +39,7 @@ def begin(state: State, request: OpenIteration, dataset: DatasetInfo) -> Iterati
     form = form_of(options, shape)
     work = Work(
         digest=dataset.digest,
-        job=f"{state.dispatcher}/{state.iteration_numbers}",
+        job=_name(state),
         form=form,
         stream=0,
         streams=_streams(state, form, request, shape),
@@ -51,6 +51,13 @@ def begin(state: State, request: OpenIteration, dataset: DatasetInfo) -> Iterati
     )
     key = (request.job, request.repetition, request.dataset_id)
     return IterationBegun(*key, options, work, leased, shape.length, by_id=request.by_id)
+
+
+def _name(state: State) -> str:
+    """Unique for ever: a start that does not know of an iteration must not give its name again."""
+    life = next(reversed(state.lives), state.dispatcher)
+    start = "" if life == state.dispatcher else f"{life}."
+    return f"{state.dispatcher}/{start}{state.iteration_numbers}"
 
 
 def _streams(state: State, form: str, request: OpenIteration, shape: Shape) -> int:

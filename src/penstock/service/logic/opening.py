@@ -31,7 +31,14 @@ from penstock.service.logic.iterations import (
     IterationRecord,
     is_local,
 )
-from penstock.service.logic.rewinding import leased_again, origin_of, rewound, set_aside
+from penstock.service.logic.rewinding import (
+    leased_again,
+    origin_of,
+    repeated,
+    rewound,
+    set_aside,
+    unclaimed,
+)
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol.messages import (
     Address,
@@ -52,7 +59,8 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
     if client is not None and here and _reads(state, client, request):
         record = state.iterations[client.job]
         held = leased_again(record, request)
-        return Decision((ClientHeard(request.client),), _opened(state, record, request, (), held))
+        opened = _opened(state, record, request, (), held, unclaimed(record, request))
+        return Decision((ClientHeard(request.client),), opened)
     left = depart(state, client, LEFT) if client is not None and here else []
     found = find_iteration(state, request, dataset)
     if request.endless:
@@ -61,7 +69,8 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
     begun, record, places = _joinable(state, found.record, request, dataset)
     facts = (*left, *begun, *_joined(record, request, places))
     held = set_aside(record, request, begun)
-    opened = _opened(state, record, request, places, held)
+    twice = repeated(record, request, begun)
+    opened = _opened(state, record, request, places, held, twice)
     return Decision(facts, msgspec.structs.replace(opened, warning=found.warning))
 
 
@@ -126,6 +135,7 @@ def _opened(
     request: OpenIteration,
     places: tuple[StreamPlace, ...],
     held: tuple[Address, ...],
+    twice: tuple[Address, ...],
 ) -> IterationOpened:
     streams = {info.stream: info for info in record.streams()}
     streams |= {place.stream: StreamInfo(place.stream, place.worker) for place in places}
@@ -143,6 +153,7 @@ def _opened(
         held=held,
         seeds=state.datasets[record.begun.dataset_id].seeds,
         repetition=record.begun.repetition,
+        repeated=twice if record.begun.leased else (),
     )
 
 

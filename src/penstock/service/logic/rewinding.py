@@ -64,11 +64,8 @@ def set_aside(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[Address, ...]:
     """What a client gets of `request.held` once `before` has happened: what nobody else has."""
-    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
-    undone.add(request.client)
-    name = record.group_of(request)
     ends = {**record.ends, **dict(request.finished)}
-    taken = _taken(record, name, undone, {at.stream for at in request.held})
+    taken = _taken_by_others(record, request, before, {at.stream for at in request.held})
     return tuple(
         Address(at.stream, start, stop)
         for at in request.held
@@ -76,6 +73,43 @@ def set_aside(
             at.start, min(at.stop, ends.get(at.stream, at.stop))
         )
     )
+
+
+def repeated(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[Address, ...]:
+    """Of what a client says that it has consumed, what others have got, too."""
+    if request.merged or len(request.resumes) > 1:
+        return ()  # All who go on from merged states say the same, and the first of them has it.
+    taken = _taken_by_others(record, request, before, {at.stream for at in request.consumed})
+    return _overlaps(request, taken)
+
+
+def unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+    """The same for a client that asks again: all that it said and that was not noted for it."""
+    if request.merged or len(request.resumes) > 1:
+        return ()
+    mine = record.members[request.client].consumed
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
+    )
+
+
+def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[Address, ...]:
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in taken[at.stream].inside(at.start, at.stop)
+    )
+
+
+def _taken_by_others(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
+) -> dict[int, Ranges]:
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
+    return _taken(record, record.group_of(request), {*undone, request.client}, streams)
 
 
 def _taken(

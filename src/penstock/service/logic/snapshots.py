@@ -39,7 +39,7 @@ def snapshot(state: State) -> tuple[Fact, ...]:
 
 def _facts(state: State) -> Iterator[Fact]:
     if state.starts:
-        yield DispatcherStarted(state.dispatcher, state.starts)
+        yield DispatcherStarted(state.dispatcher, state.starts, tuple(state.lives.items()))
     names = {dataset_id: request for request, dataset_id in state.requests.items()}
     for dataset_id, info in state.datasets.items():
         yield DatasetStored(info, names.get(dataset_id, ""))
@@ -47,7 +47,7 @@ def _facts(state: State) -> Iterator[Fact]:
         yield WorkerJoined(worker.info)
     for record in state.iterations.values():
         yield from _iteration(record)
-    yield NumbersGiven(state.dataset_numbers, state.iteration_numbers)
+    yield NumbersGiven(state.dataset_numbers, state.iteration_numbers, state.facts)
 
 
 def _iteration(record: IterationRecord) -> Iterator[Fact]:

@@ -26,6 +26,9 @@ from penstock.service.protocol.messages import DatasetInfo, Reply
 _CALL_BITS = 12
 """Where the version of the lists begins; calls that need more only have them sent again."""
 
+_LIVES = 64
+"""So many starts are remembered; a reader that knows only older ones was lost long ago."""
+
 
 def job_key(name: str, dataset_id: str, by_id: bool) -> tuple[str, str]:
     """What tells jobs apart: the name, and the id of the dataset if users named it by its id."""
@@ -72,6 +75,10 @@ class State:
         self.settings = settings
         self.dispatcher = settings.dispatcher
         self.starts = 0
+        self.facts = 0
+        """How many durable facts were ever applied, also those that a snapshot stands for."""
+        self.lives: dict[str, int] = {}
+        """The last starts by their names, and how many facts there were before each."""
         self.datasets: dict[str, DatasetInfo] = {}
         self.requests: dict[str, str] = {}
         """Ids of datasets by the names of their registrations."""
@@ -92,6 +99,7 @@ class State:
 
     def apply(self, fact: Fact, now: float) -> None:
         """Takes note of a fact. `now` is when this happens, here, also for old facts."""
+        self.facts += fact.durable
         _APPLY[type(fact)](self, fact, now)
 
     def version(self, record: IterationRecord) -> int:
@@ -121,9 +129,13 @@ class State:
     def _dispatcher_started(self, fact: facts.DispatcherStarted, now: float) -> None:
         self.dispatcher = self.dispatcher if self.starts else fact.dispatcher
         self.starts += fact.times
+        self.lives |= dict(fact.lives or ((fact.dispatcher, self.facts - 1),))
+        while len(self.lives) > _LIVES:
+            del self.lives[next(iter(self.lives))]
 
     def _numbers_given(self, fact: facts.NumbersGiven, now: float) -> None:
         self.dataset_numbers, self.iteration_numbers = fact.datasets, fact.iterations
+        self.facts = fact.facts or self.facts
 
     def _dataset_stored(self, fact: facts.DatasetStored, now: float) -> None:
         self.datasets[fact.info.dataset_id] = fact.info

@@ -33,6 +33,14 @@ class Address(Plain, frozen=True):
     stop: int
 
 
+class LastFact(Plain, frozen=True):
+    """The last fact that an answer rests on, as the dispatcher counts them through its restarts."""
+
+    life: str
+    """The start of the dispatcher that gave the answer: numbers are given again after a loss."""
+    number: int
+
+
 class Shape(Plain, frozen=True):
     """How the elements of a plan are addressed when workers divide them.
 
@@ -182,6 +190,8 @@ class Lease(Message, frozen=True):
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     """Streams whose end was seen, with their length."""
+    last: LastFact | None = None
+    """What answers to this client rest on; a dispatcher that does not know it has lost facts."""
 
 
 class ClientBeat(Message, frozen=True):
@@ -199,6 +209,7 @@ class ClientBeat(Message, frozen=True):
     """Seconds in which the user waited for them."""
     seconds: float = 0.0
     """Seconds since the last beat."""
+    last: LastFact | None = None
 
 
 class Leave(Message, frozen=True):
@@ -207,6 +218,7 @@ class Leave(Message, frozen=True):
     client: str
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
+    last: LastFact | None = None
 
 
 class GetStatus(Message, frozen=True):
@@ -340,6 +352,9 @@ class IterationOpened(Message, frozen=True):
     """Which one it is: a later one than was asked for, if that was over and the client repeats."""
     warning: str = ""
     """What the user should know before reading."""
+    repeated: tuple[Address, ...] = ()
+    """Of what the client has consumed, what other readers have got, too: it comes twice."""
+    last: LastFact | None = None
 
 
 class Grant(Plain, frozen=True):
@@ -357,6 +372,7 @@ class Leased(Message, frozen=True):
     retry: float = 0.0
     shared: bool = False
     """With `finished`: the iteration has elements, whoever got them."""
+    last: LastFact | None = None
 
 
 class ClientBeaten(Message, frozen=True):
@@ -367,6 +383,7 @@ class ClientBeaten(Message, frozen=True):
     streams: tuple[StreamInfo, ...] | None = None
     ready: bool = True
     missing: tuple[int, ...] = ()
+    last: LastFact | None = None
 
 
 class WorkerBeaten(Message, frozen=True):
