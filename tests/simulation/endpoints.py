@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
+from penstock.service.host.handshake import News
 from penstock.service.protocol.fetches import Closing, Mark, Rows
 from penstock.service.protocol.frames import (
     HEAD_SIZE,
@@ -50,6 +51,7 @@ class Endpoint:
     """One end of a data connection: in order and complete, until it breaks."""
 
     peer: Endpoint
+    news = News()
 
     def __init__(self, network: Network, owner: Peer, decoder: Any) -> None:
         self.owner = owner

@@ -41,6 +41,9 @@ go at any time; start as many as there is work for.
 Ctrl-C or SIGTERM lets it finish what others wait for, and then leave. A second one stops it at
 once: what it had begun, another worker makes again.
 
+Every plan runs in a process of its own, on Linux. One that a function ends is replaced, and costs
+readers of other plans nothing; penstock status counts them as restarts.
+
 Functions of your own modules are imported by their names, so start a worker where they can be
 imported: in the folder of your program, or with PYTHONPATH.
 

@@ -43,6 +43,7 @@ def run_dispatcher(server: DispatchServer) -> int:
 
 def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
     """Serves until it is told to leave; `with_stdin` stops it when its parent closes the pipe."""
+    server.isolate()  # Before there is any thread: it forks.
     started = threading.Event()
     if with_stdin:
         # Whoever holds the other end decides; Ctrl-C reaches it, too.
@@ -59,7 +60,7 @@ def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
         started.set()
         if not quiet:
             print(f"penstock worker at {server.address}", flush=True)
-        return _until_told(server.join, leave)
+        return _until_told(server.join, leave) or int(server.failed)
 
 
 def _until_told(join: Callable[[], None], finish: Callable[[], None]) -> int:

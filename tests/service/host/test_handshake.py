@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
-from penstock.service.host.handshake import CONTROL, DATA, Admitted, Terms, admit, introduce
+from penstock.service.host.handshake import CONTROL, DATA, Admitted, News, Terms, admit, introduce
 
 TOKEN = b"the token"
 SOON = 60.0
@@ -46,8 +46,21 @@ def beside(call: Any) -> "queue.Queue[Any]":
 def test_both_sides_agree(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     admitted = beside(lambda: admit(worker, TOKEN, deadline()))
-    key = introduce(client, TOKEN, Terms(2), deadline())
-    assert admitted.get() == Admitted(Terms(2), key)
+    terms = Terms(2, 7, 8, bytes(range(32)))
+    accepted = introduce(client, TOKEN, terms, deadline())
+    assert accepted.news == News()
+    assert admitted.get() == Admitted(terms, accepted.key)
+
+
+def test_a_client_learns_how_the_process_of_its_plan_was_lost(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, worker = ends
+    news = {bytes(range(32)): News(7, -11)}
+    admitted = beside(lambda: admit(worker, TOKEN, deadline(), news=news.__getitem__))
+    accepted = introduce(client, TOKEN, Terms(plan=bytes(range(32))), deadline())
+    assert accepted.news == News(7, -11)
+    assert admitted.get() == Admitted(Terms(plan=bytes(range(32))), accepted.key)
 
 
 def test_every_connection_has_a_key_of_its_own() -> None:
@@ -56,7 +69,7 @@ def test_every_connection_has_a_key_of_its_own() -> None:
         client, server = socket.socketpair()
         with client, server:
             beside(lambda server=server: admit(server, TOKEN, deadline()))
-            keys.append(introduce(client, TOKEN, Terms(), deadline()))
+            keys.append(introduce(client, TOKEN, Terms(), deadline()).key)
     assert keys[0] != keys[1]
 
 
@@ -90,8 +103,8 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
     client, worker = ends
 
     def pretend() -> None:
-        said = worker.recv(100)
-        worker.sendall(said[:48])
+        said = worker.recv(200)
+        worker.sendall(said[:48] + bytes(8))
         worker.recv(32)
         worker.sendall(b"\x01" + bytes(32))
 
@@ -106,8 +119,8 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
     client, worker = ends
 
     def mirror() -> None:
-        said = worker.recv(100)
-        worker.sendall(said[:48])
+        said = worker.recv(200)
+        worker.sendall(said[:48] + bytes(8))
         worker.sendall(b"\x01" + worker.recv(32))
 
     beside(mirror)
@@ -124,7 +137,7 @@ def test_something_else_answers(ends: tuple[socket.socket, socket.socket]) -> No
 
 def test_something_else_asks(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
-    client.sendall(b"GET / HTTP/1.1\r\n".ljust(56))
+    client.sendall(b"GET / HTTP/1.1\r\n".ljust(88))
     with pytest.raises(DataLossError, match="does not speak this protocol"):
         admit(worker, TOKEN, deadline())
 

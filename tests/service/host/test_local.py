@@ -1,5 +1,6 @@
 """`local://N`: processes that come with a reader, are replaced when they die, and go with it."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.errors import InternalError, InvalidArgumentError
+from penstock.errors import AbortedError, InternalError, InvalidArgumentError
 from penstock.service.host import local, services
 from tests.integration.clusters import until
 
@@ -77,7 +78,21 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, str
     assert [int(x) for x in made] == list(range(60))
     assert (tmp_path / "died").exists()
     if workers == 1:  # Else the other one may have done it all before anybody noticed.
-        assert "a worker process ended (exit code -9); starting another" in caplog.text
+        assert "was killed by signal 9 (killed) and was replaced" in caplog.text
+
+
+def test_elements_that_end_every_process_are_an_error():
+    here = os.getpid()
+
+    def crash(x):
+        if x == 20 and os.getpid() != here:
+            ctypes.string_at(0)
+        return x
+
+    made = Dataset.range(60).map(crash)
+    made = made.apply(service.distribute("distributed_epoch", "local://2"))
+    with pytest.raises(AbortedError, match=r"elements \d+ to \d+ .*11 \(segmentation fault\)"):
+        list(made)
 
 
 FROZEN = """

@@ -165,7 +165,7 @@ def test_messages_without_a_proof_take_no_memory(victim: Victim, member: Member)
     before, piece = victim.memory(), bytes(64 << 10)
 
     def shout(stranger: socket.socket) -> None:
-        stranger.sendall(b"penstock ctrl 1\n".ljust(56, b"x"))
+        stranger.sendall(b"penstock ctrl 1\n".ljust(88, b"x"))
         for _ in range(128):
             stranger.sendall(piece)
 
@@ -196,10 +196,10 @@ def test_a_copied_conversation(victim: Victim) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := thief.recv(1 << 16):
                 got += piece
-    assert len(answered) > 48 + 33
+    assert len(answered) > 56 + 33
     # A fresh nonce, and a refusal of the old proof.
-    assert len(got) <= 48 + 33
-    assert got[48:49] != b"\x01"
+    assert len(got) <= 56 + 33
+    assert got[56:57] != b"\x01"
 
 
 def test_a_message_that_is_sent_twice_on_its_own_connection() -> None:

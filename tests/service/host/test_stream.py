@@ -1,6 +1,7 @@
 """The stream of a reader: waiting, giving up, and going on with others, on real connections."""
 
 import contextlib
+import itertools
 import threading
 
 import pytest
@@ -163,21 +164,41 @@ def test_an_error_costs_no_elements(cluster):
 
 
 def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(cluster):
-    """Whoever is about to ask several workers asks all of them."""
-    remote = opened(Dataset.range(9).apply(cluster.distribute()))
+    """Once the last one is back, which may know how it was lost, or cannot be reached."""
+    remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
-    reader, [worker] = remote._reading.reader, remote._reading.reader.workers
-
-    def blame(worker, broken):
-        del reader.lose
-        reader.lose(worker)
-        raise AbortedError("workers are lost here")
-
-    reader.lose = blame
+    [worker] = remote._reading.reader.workers
     remote._lose(worker)
-    with pytest.raises(AbortedError, match="workers are lost here"):
-        remote.pull(1)
+    for _ in range(3):
+        remote._reading.reader.blame.add(worker, 0, 1, 2)
+    with pytest.raises(AbortedError, match="3 workers were lost .* elements 1 to 1 of stream 0"):
+        rest_of(remote)
+    assert worker in remote._reading.reader.workers
     assert found + rest_of(remote) == list(range(9))
+    remote.close()
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
+    cluster, monkeypatch, reachable
+):
+    remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
+    found = [int(x) for x in remote.pull(1).elements()]
+    [worker], told = remote._reading.reader.workers, []
+    monkeypatch.setattr(remote._agent, "lost", told.append)
+    if not reachable:
+        refusing = itertools.chain([UnavailableError("not now")], itertools.repeat(None))
+        connect = remote._links._connect
+
+        def refuse(info):
+            if (error := next(refusing)) is not None:
+                raise error
+            return connect(info)
+
+        remote._links._connect = refuse
+    remote._lose(worker)
+    assert found + rest_of(remote) == list(range(9))
+    assert told == ([] if reachable else [worker])
     remote.close()
 
 

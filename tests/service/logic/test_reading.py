@@ -376,11 +376,13 @@ def test_elements_that_end_every_worker_are_an_error() -> None:
     for number in range(3):
         reader.join(f"w{number}")
         ask = reader.asks()[0]
-        if number < 2:
-            reader.lose(f"w{number}", broken=True)
-    with pytest.raises(AbortedError, match="3 workers were lost one after the other .* elements 0"):
-        reader.lose("w2", broken=True)
+        assert not reader.blame.is_certain
+        reader.lose(f"w{number}", broken=True)
     reader.join("w3")
+    assert reader.blame.is_certain
+    assert reader.asks() == []
+    with pytest.raises(AbortedError, match="3 workers were lost one after the other .* elements 0"):
+        raise reader.blame.verdict()
     assert reader.asks()[0].start == ask.start == 0
 
 

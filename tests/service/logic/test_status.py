@@ -21,7 +21,7 @@ def test_a_status_is_plain_data() -> None:
     world.open("a", world.dataset(SPLIT))
     world.lease("a", 10)
     world.ask(ClientBeat("a", 0, consumed=(Address(0, 0, 4),), elements=4, waited=0.5, seconds=2.0))
-    world.ask(WorkerBeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),)))
+    world.ask(WorkerBeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),), restarts=3))
     world.now += 3.0
     told = world.ask(GetStatus()).status
     assert json.loads(json.dumps(told)) == told
@@ -34,6 +34,7 @@ def test_a_status_is_plain_data() -> None:
             "streams": 1,
             "rate": 2.0,
             "buffered": 77,
+            "restarts": 3,
             "last_seen": 3.0,
             "state": "here",
         }

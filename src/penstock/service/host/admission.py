@@ -21,7 +21,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.errors import UnavailableError
-from penstock.service.host.handshake import HANDSHAKE_SECONDS, Admitted, admit, refuse_plain
+from penstock.service.host.handshake import (
+    HANDSHAKE_SECONDS,
+    Admitted,
+    News,
+    admit,
+    no_news,
+    refuse_plain,
+)
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import kept_alive
 
@@ -71,6 +78,7 @@ class Admission:
         welcome: Makes a guest of a connection.
         grace: Seconds in which dismissed guests may finish what they have in hand.
         handshake_seconds: Seconds in which a stranger must have proved the token.
+        news: What the handshake tells of a plan.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class Admission:
         *,
         grace: float = 0.0,
         handshake_seconds: float = HANDSHAKE_SECONDS,
+        news: Callable[[bytes], News] = no_news,
     ) -> None:
         self._listening = list(listening)
         self._token, self._mark, self._welcome = security.token, mark, welcome
@@ -91,7 +100,7 @@ class Admission:
             for each in self._listening:
                 each.close()
             raise
-        self._grace, self._seconds = grace, handshake_seconds
+        self._grace, self._seconds, self._news = grace, handshake_seconds, news
         self.most_guests = _most_guests()
         self._lock = threading.Lock()  # Guards the fields down to `_told`.
         self._closed = False
@@ -212,7 +221,9 @@ class Admission:
                 kept_alive(connected)
                 if self._context is not None:
                     connected = self._secret(self._context, stranger, deadline)
-            admitted = admit(connected, self._token, deadline, self._mark, self._has_room)
+            admitted = admit(
+                connected, self._token, deadline, self._mark, self._has_room, self._news
+            )
             return self._welcome(connected, admitted)
         except OSError as error:  # Ours are of that kind, too.
             connected.close()

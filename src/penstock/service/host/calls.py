@@ -103,7 +103,7 @@ class CallConnections:
             kept_alive(connected)
             if (context := self._security.client_context()) is not None:
                 connected = self._secret(context, connected, deadline)
-            key = introduce(connected, self._security.token, Terms(), deadline, CONTROL)
+            key = introduce(connected, self._security.token, Terms(), deadline, CONTROL).key
         except BaseException:
             self._end(connected)
             self._check_open()

@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -158,7 +159,7 @@ class _Opener:
             self._tree,
             Limits(elements=_most(node.max_outstanding)),
             self._options.deterministic is not False,
-            self._connect,
+            partial(self._connect, bytes.fromhex(opened.work.digest)),
             self._extra(request, opened),
         )
         return RemoteStream(opening, state, self._shared.leave)
@@ -278,9 +279,11 @@ class _Opener:
             "seeds": None if opened.seeds is None else list(opened.seeds),
         }
 
-    def _connect(self, info: WorkerInfo) -> Connection:
+    def _connect(self, plan: bytes, info: WorkerInfo) -> Connection:
         node, session = self._node, self._session
-        return connect_data(info, session.security, node.transfer, session.here, node.compression)
+        return connect_data(
+            info, session.security, node.transfer, session.here, node.compression, plan
+        )
 
 
 __all__ = [

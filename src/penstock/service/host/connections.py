@@ -14,9 +14,9 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.compression import NONE, mode_of
+from penstock.service.host.compression import mode_of
 from penstock.service.host.exchange import Connection
-from penstock.service.host.handshake import HANDSHAKE_SECONDS, Terms, introduce
+from penstock.service.host.handshake import HANDSHAKE_SECONDS, News, Terms, introduce
 from penstock.service.host.security import Security, split_address
 from penstock.service.host.segments import MappedSlabs
 from penstock.service.host.sockets import can_share, connect_tcp, connect_unix, here
@@ -27,10 +27,18 @@ __all__ = ["Connection", "connect_data", "here"]
 
 
 def connect_data(
-    info: WorkerInfo, security: Security, protocol: str | None, here: str, compression: str | None
+    info: WorkerInfo,
+    security: Security,
+    protocol: str | None,
+    here: str,
+    compression: str | None,
+    plan: bytes = bytes(32),
 ) -> Connection:
-    """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp."""
-    mode = mode_of(compression)
+    """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp.
+
+    `plan` is the digest of the plan that will be read: the worker runs each in its own process.
+    """
+    terms = Terms(mode_of(compression), plan=plan)
     if protocol not in (None, "tcp", "shm"):
         raise InvalidArgumentError(
             f'data_transfer_protocol must be None, "tcp" or "shm", got {protocol!r}'
@@ -43,18 +51,18 @@ def connect_data(
         )
     if shared and protocol != "tcp":
         with contextlib.suppress(*(() if protocol else (UnavailableError,))):
-            return _connect(info, "shm", security)
-    return _connect(info, "tcp", security, mode, near=info.host == here)
+            return _connect(info, "shm", security, Terms(plan=plan))
+    return _connect(info, "tcp", security, terms, near=info.host == here)
 
 
 def _connect(
-    info: WorkerInfo, protocol: str, security: Security, mode: int = NONE, near: bool = False
+    info: WorkerInfo, protocol: str, security: Security, terms: Terms, near: bool = False
 ) -> Connection:
     address = info.transfers.get(protocol)
     if address is None:
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
-        channel = _open(protocol, address, security, mode, near)
+        channel, news = _open(protocol, address, security, terms, near)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
             f"worker {info.address} at {protocol} {address} {error.message}; all of a service "
@@ -67,23 +75,28 @@ def _connect(
             "worker_address or data_transfer_address that can be reached from here"
         ) from None
     mapped = MappedSlabs() if protocol == "shm" else None
-    return Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
+    made = Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
+    made.news = news
+    return made
 
 
-def _open(protocol: str, address: str, security: Security, mode: int, near: bool) -> Channel:
+def _open(
+    protocol: str, address: str, security: Security, terms: Terms, near: bool
+) -> tuple[Channel, News]:
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connect = connect_unix if protocol == "shm" else connect_tcp
     made = connect(address, HANDSHAKE_SECONDS)
     try:
-        ports = (made.getsockname()[1], made.getpeername()[1]) if near else ()
-        terms = Terms(mode, *ports)
+        if near:
+            ports = {"own_port": made.getsockname()[1], "other_port": made.getpeername()[1]}
+            terms = terms._replace(**ports)
         context = security.client_context() if protocol == "tcp" else None
         if context is not None:
             made = context.wrap_socket(made, server_hostname=split_address(address)[0])
-        introduce(made, security.token, terms, deadline)
+        news = introduce(made, security.token, terms, deadline).news
         if isinstance(made, ssl.SSLSocket):
-            return SecretChannel(made)
-        return DescriptorChannel(made) if protocol == "shm" else Channel(made)
+            return SecretChannel(made), news
+        return (DescriptorChannel(made) if protocol == "shm" else Channel(made)), news
     except BaseException:
         made.close()
         raise

@@ -31,6 +31,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.compression import Squeezer
+from penstock.service.host.handshake import News
 from penstock.service.host.incoming import Incoming, Received
 from penstock.service.host.segments import MappedSlabs, SlabPool
 from penstock.service.host.wires import Channel, Part
@@ -64,6 +65,8 @@ class Connection:
         checks: bool = False,
     ) -> None:
         self.peer = peer
+        self.news = News()
+        """What the worker said in the handshake."""
         self._channel, self._client = channel, client
         self._pool, self._mapped, self._squeezer = pool, mapped, squeezer
         self._incoming = Incoming(channel, client, pool, mapped)

@@ -1,11 +1,11 @@
 """The handshake of a connection: each side proves that it has the token.
 
     client   mark, nonce, terms
-    server   mark, nonce
+    server   mark, nonce, news
     client   proof
     server   verdict, proof
 
-All parts have fixed sizes (a server reads 88 bytes) and must arrive before a deadline; nothing is
+All parts have fixed sizes (a server reads 120 bytes) and must arrive before a deadline; nothing is
 decoded. Both sides then know a key that belongs to this connection alone.
 """
 
@@ -32,14 +32,16 @@ _SECRET = b"penstock by TLS\n"
 """The mark of a server that talks only by TLS, sent to clients that begin without it."""
 
 _NONCE = 32
-_TERMS = struct.Struct("<BxHH2x")
+_TERMS = struct.Struct("<BxHH2x32s")
+_NEWS = struct.Struct("<Ii")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _NO, _YES, _FULL = b"\x00", b"\x01", b"\x02"
 _GONE = (ConnectionResetError, BrokenPipeError)
 
 
 class Terms(NamedTuple):
-    """What a client wants: the mode of compression; and what it sees of the connection.
+    """What a client wants: the mode of compression, and the plan to read, by its digest; and what
+    it sees of the connection.
 
     A client on the worker's machine tells the ports at its end and at the other one. Where the
     worker sees the same, nothing is between the two: bytes go from memory to memory.
@@ -48,11 +50,21 @@ class Terms(NamedTuple):
     compression: int = 0
     own_port: int = 0
     other_port: int = 0
+    plan: bytes = bytes(32)
 
     def is_direct(self, connected: socket.socket) -> bool:
         """Whether what the client sees is the other end of the worker's `connected`."""
         ports = (connected.getpeername()[1], connected.getsockname()[1])
         return (self.own_port, self.other_port) == ports
+
+
+class News(NamedTuple):
+    """How a worker lost the process that ran a plan; `loss` is 0 if it lost none."""
+
+    loss: int = 0
+    """Counts the processes that the worker has lost, so that two losses can be told apart."""
+    code: int = 0
+    """The exit code of the process, negative for a signal."""
 
 
 class Admitted(NamedTuple):
@@ -62,16 +74,30 @@ class Admitted(NamedTuple):
     key: bytes
 
 
+class Accepted(NamedTuple):
+    """What a client learns of a server that has proved the token: the key, and the news."""
+
+    key: bytes
+    news: News = News()
+
+
+def no_news(plan: bytes) -> News:
+    """Of a server that has lost no process."""
+    return News()
+
+
 def admit(
     connected: socket.socket,
     token: bytes,
     deadline: float,
     mark: bytes = DATA,
     has_room: Callable[[], bool] = lambda: True,
+    news: Callable[[bytes], News] = no_news,
 ) -> Admitted:
     """The server's side; `deadline` is a time of `time.monotonic`."""
     asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
-    answered = mark + os.urandom(_NONCE)
+    terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
+    answered = mark + os.urandom(_NONCE) + _NEWS.pack(*news(terms.plan))
     _send(connected, answered, deadline)  # Also to strangers: it tells them what this server is.
     if not asked.startswith(mark):
         raise DataLossError("the other side does not speak this protocol")
@@ -83,15 +109,13 @@ def admit(
     _send(connected, verdict + proof(token, _SERVER, verdict, asked, answered), deadline)
     if verdict == _FULL:
         raise UnavailableError("there are too many connections")
-    return Admitted(
-        Terms(*_TERMS.unpack(asked[-_TERMS.size :])), proof(token, _SESSION, asked, answered)
-    )
+    return Admitted(terms, proof(token, _SESSION, asked, answered))
 
 
 def introduce(
     connected: socket.socket, token: bytes, terms: Terms, deadline: float, mark: bytes = DATA
-) -> bytes:
-    """The client's side; returns the key of the connection.
+) -> Accepted:
+    """The client's side.
 
     UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
     DataLossError if the server is none of penstock's, or not of the kind that `mark` names.
@@ -108,7 +132,8 @@ def introduce(
         raise UnauthenticatedError("does not know the token")
     if verdict == _FULL:
         raise UnavailableError("it has too many connections")
-    return proof(token, _SESSION, asked, answered)
+    news = News(*_NEWS.unpack(answered[-_NEWS.size :]))
+    return Accepted(proof(token, _SESSION, asked, answered), news)
 
 
 def refuse_plain(connected: socket.socket, deadline: float) -> bool:
@@ -129,7 +154,7 @@ def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> b
         raise ssl.SSLError(1, "the other side uses certificates and this one does not")
     if answered != mark:
         raise DataLossError(f"what answers speaks another protocol ({answered!r})")
-    return answered + _receive(connected, _NONCE, deadline)
+    return answered + _receive(connected, _NONCE + _NEWS.size, deadline)
 
 
 def _send(connected: socket.socket, data: bytes, deadline: float) -> None:

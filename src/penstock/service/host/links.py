@@ -83,6 +83,16 @@ class Links:
     def __getitem__(self, worker: str) -> Link:
         return self._links[worker]
 
+    def awaits(self, worker: str) -> bool:
+        """Whether a worker is about to be connected, as far as anybody knows."""
+        there = worker in self._links or worker in self.unreachable
+        return worker in self._wanted and not there
+
+    def pause(self, now: float) -> float:
+        """Seconds until `dial` has something to do."""
+        idle = [w for w in self._wanted if w not in self._links and w not in self._busy]
+        return max(0.0, min((self._again.get(w, 0.0) for w in idle), default=now + _AGAIN) - now)
+
     @property
     def expects(self) -> bool:
         """Whether somebody may be connected soon."""

@@ -1,6 +1,7 @@
 """Where a worker hands out data: listens on tcp and, for its own host, with shared memory.
 
-Only clients that have proved the token get as far as the handler (see `admission`).
+Only clients that have proved the token get as far as the handler (see `admission`). Where plans
+have processes of their own, clients are handed to those instead.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from penstock.errors import DataLossError, UnavailableError
-from penstock.service.host.admission import Admission
+from penstock.service.host.admission import Admission, Guest
 from penstock.service.host.compression import AUTO, NONE, Squeezer
 from penstock.service.host.exchange import Connection
-from penstock.service.host.handshake import DATA, HANDSHAKE_SECONDS, Terms
+from penstock.service.host.handshake import DATA, HANDSHAKE_SECONDS, Admitted, News, no_news
 from penstock.service.host.ports import joined, listen
 from penstock.service.host.security import Security, is_loopback
 from penstock.service.host.segments import SlabPool
@@ -22,8 +24,48 @@ from penstock.service.host.sockets import can_share, listen_unix, tuned
 from penstock.service.host.wires import Channel, SecretChannel
 
 
+class AcceptedClient(NamedTuple):
+    """A client that has proved the token, before its first message. Any process may serve it."""
+
+    socket: socket.socket
+    protocol: str
+    name: str
+    compression: int
+    """NONE where the bytes are not to be compressed."""
+    checks: bool
+    """Whether frames have checksums."""
+    plan: bytes
+
+    def connection(self) -> Connection:
+        """The connection, which owns the socket."""
+        used = self.socket
+        channel = SecretChannel(used) if isinstance(used, ssl.SSLSocket) else Channel(used)
+        pool = SlabPool() if self.protocol == "shm" else None
+        squeezer = None if self.compression == NONE else Squeezer(self.compression)
+        return Connection(
+            *(channel, self.name),
+            client=False,
+            pool=pool,
+            squeezer=squeezer,
+            checks=self.checks,
+        )
+
+
+class ClientHost(Protocol):
+    """Serves clients in other processes."""
+
+    def serve(self, client: AcceptedClient) -> None:
+        """Returns when the connection has ended."""
+
+    def news(self, plan: bytes) -> News:
+        """How the last process of a plan was lost."""
+
+
 class DataListener:
-    """Runs `handler` in a thread of its own for every connection; closes it afterwards."""
+    """Runs `handler` in a thread of its own for every connection; closes it afterwards.
+
+    Where there is a `client_host`, that serves all clients, and the handler none.
+    """
 
     def __init__(
         self,
@@ -33,14 +75,23 @@ class DataListener:
         port: int = 0,
         *,
         handshake_seconds: float = HANDSHAKE_SECONDS,
+        client_host: ClientHost | None = None,
     ) -> None:
         self.transfers: dict[str, str] = {}
+
+        def welcome(connected: socket.socket, admitted: Admitted) -> Guest:
+            client = _accepted(connected, admitted)
+            if client_host is not None:
+                return _HandedOver(client, client_host)
+            return _Reader(client.connection(), handler)
+
         self.admission = Admission(
             self._listen(host, port),
             security,
             DATA,
-            lambda connected, admitted: _Reader(_connection(connected, admitted.terms), handler),
+            welcome,
             handshake_seconds=handshake_seconds,
+            news=no_news if client_host is None else client_host.news,
         )
 
     def _listen(self, host: str, port: int) -> list[socket.socket]:
@@ -89,20 +140,36 @@ class _Reader:
         self._connection.close()
 
 
-def _connection(connected: socket.socket, terms: Terms) -> Connection:
+class _HandedOver:
+    """A client that another process serves, as a guest."""
+
+    def __init__(self, client: AcceptedClient, host: ClientHost) -> None:
+        self._client, self._host = client, host
+
+    def serve(self) -> None:
+        self._host.serve(self._client)
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            # Not the method of an SSL socket, which would go on in plain text.
+            socket.socket.shutdown(self._client.socket, socket.SHUT_RDWR)
+
+    dismiss = abort
+
+    def close(self) -> None:
+        self._client.socket.close()
+
+
+def _accepted(connected: socket.socket, admitted: Admitted) -> AcceptedClient:
     tuned(connected)
+    terms = admitted.terms
+    compression, plan = terms.compression, terms.plan
     if connected.family == getattr(socket, "AF_UNIX", None):
-        return Connection(Channel(connected), "a client (shm)", client=False, pool=SlabPool())
+        return AcceptedClient(connected, "shm", "a client (shm)", NONE, False, plan)
     (host, port, *_), own = connected.getpeername(), connected.getsockname()[0]
-    near = is_loopback(host) or host == own
-    squeezer = None
-    if terms.compression != NONE and not (terms.compression == AUTO and near):
-        squeezer = Squeezer(terms.compression)
-    channel = (
-        SecretChannel(connected) if isinstance(connected, ssl.SSLSocket) else Channel(connected)
-    )
+    if compression == AUTO and (is_loopback(host) or host == own):
+        compression = NONE
     # TLS notices damage by itself, and nothing damages what stays in the memory of this machine.
-    checks = not isinstance(channel, SecretChannel) and not terms.is_direct(connected)
-    return Connection(
-        *(channel, f"client {host}:{port} (tcp)"), client=False, squeezer=squeezer, checks=checks
-    )
+    checks = not isinstance(connected, ssl.SSLSocket) and not terms.is_direct(connected)
+    name = f"client {host}:{port} (tcp)"
+    return AcceptedClient(connected, "tcp", name, compression, checks, plan)

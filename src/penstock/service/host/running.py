@@ -15,6 +15,7 @@ from penstock.service.host.connections import Connection
 from penstock.service.host.control import ControlClient
 from penstock.service.host.listener import DataListener
 from penstock.service.host.outside import MACHINE, Outside
+from penstock.service.host.processes import PlanProcesses
 from penstock.service.host.serving import Gate, serve
 from penstock.service.host.session import python_version
 from penstock.service.host.tasks import Tasks
@@ -40,7 +41,7 @@ class Running:
 
     control: ControlClient
     listener: DataListener
-    tasks: Tasks
+    tasks: Tasks | PlanProcesses
     info: WorkerInfo
 
     def __init__(
@@ -53,13 +54,25 @@ class Running:
         self._interval = interval
         self._gate = Gate(outside)
         self._hurry = outside.event()
+        self.failed = False
+        """Whether it was stopped by `fail`."""
 
     def serve(self, connection: Connection) -> None:
+        assert isinstance(self.tasks, Tasks)
         serve(connection, self.tasks, self._gate)
 
     def register(self, timeout: float | None = None) -> None:
         request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
         self.control.call(request, timeout)
+
+    def hurry(self) -> None:
+        """Has the next heartbeat come at once: there is news."""
+        self._hurry.set()
+
+    def fail(self) -> None:
+        """Stops, because it cannot go on."""
+        self.failed = True
+        self.stop()
 
     def beat_on(self) -> None:
         self._outside.start(self._beat, "penstock-beat")
@@ -77,7 +90,9 @@ class Running:
                 _LOG.exception("worker %s: a heartbeat failed; it goes on", self.info.address)
 
     def _say(self) -> None:
-        beat = WorkerBeat(self.info.worker, self.tasks.statuses(), self._gate.draining)
+        beat = WorkerBeat(
+            self.info.worker, self.tasks.statuses(), self._gate.draining, self.tasks.restarts
+        )
         beaten = self.control.call(beat, _BEAT_TIMEOUT)
         assert isinstance(beaten, WorkerBeaten)
         if not beaten.known:
@@ -87,7 +102,10 @@ class Running:
     def drain(self, timeout: float | None) -> None:
         self._gate.close()
         self._hurry.set()
-        self._gate.wait(timeout)
+        if isinstance(self.tasks, PlanProcesses):
+            self.tasks.drain(timeout)
+        else:
+            self._gate.wait(timeout)
 
     def stop(self, leave: bool = True) -> None:
         """Ends everything; what does not end by itself is left to its threads."""

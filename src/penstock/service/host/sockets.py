@@ -5,11 +5,13 @@ A Unix socket has an abstract name, so that nothing is left behind when its proc
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 
 from penstock.service.host.ports import numeric
 from penstock.service.host.security import is_loopback, split_address
@@ -98,3 +100,24 @@ def listen_unix() -> tuple[socket.socket, str]:
         made.close()
         raise
     return made, "@" + name
+
+
+def send_descriptors(
+    unix: socket.socket, data: bytes, descriptors: Sequence[int], flags: int = 0
+) -> None:
+    """Sends a message with descriptors. `socket.send_fds` forgets the flags."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+    unix.sendmsg([data], [rights] if descriptors else [], flags)
+
+
+def receive_descriptor(unix: socket.socket, size: int) -> tuple[bytes, int]:
+    """The next message and its descriptor, -1 if it has none; b"" at the end.
+
+    Programs that are started meanwhile do not inherit it. `socket.recv_fds` forgets the flags.
+    """
+    item = array.array("i").itemsize
+    data, ancillary, _, _ = unix.recvmsg(size, socket.CMSG_LEN(item), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, came in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            return data, array.array("i", came)[0]
+    return data, -1

@@ -35,6 +35,7 @@ from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.host.session import Session
 from penstock.service.host.structures import Structures
 from penstock.service.logic.feeds import Failure, Piece
+from penstock.service.logic.losses import how_it_ended
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
@@ -109,6 +110,10 @@ class RemoteStream(Stream):
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
         self._structures = Structures(opening.tree)
         self._failure: OpError | None = None
+        self._broken: dict[str, None] = {}
+        """Workers whose connection broke, until it is known whether they can be reached."""
+        self._losses: dict[str, int] = {}
+        """The last loss of a process that each worker told of, by its number."""
         self._interrupted = False
         self._waited = 0.0
         self._wrong = 0
@@ -184,17 +189,45 @@ class RemoteStream(Stream):
         """Takes notice of what happened, and asks for what is needed."""
         while self._agent.events:
             self._notice(self._agent.events.popleft())
-        if (failure := self._failure or self._opening.session.failure) is not None:
-            self._failure = None
-            raise failure
         for worker in self._links.connected():
             self._reading.reader.join(worker)
+            self._hear(worker)
+        self._see_after_broken()
+        self._raise_failure()
         self._try_again()
         self._links.dial()
         self._reading.reader.expects = self._links.expects
         self._tell()
         if self._ready:
             self._ask()
+
+    def _hear(self, worker: str) -> None:
+        """What a worker says of the process that made elements here before."""
+        news, before = self._links[worker].connection.news, self._losses.get(worker)
+        self._losses[worker] = news.loss
+        if before is None:
+            return
+        if news.loss != before:
+            how = how_it_ended(news.code)
+            _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
+            self._reading.reader.blame.explain(worker, how)
+
+    def _see_after_broken(self) -> None:
+        """Tells the dispatcher of workers that cannot be reached any more."""
+        for worker in [w for w in self._broken if not self._links.awaits(w)]:
+            del self._broken[worker]
+            if worker in self._links.unreachable:
+                self._agent.lost(worker)
+
+    def _raise_failure(self) -> None:
+        """Raises what went wrong."""
+        if (failure := self._failure or self._opening.session.failure) is not None:
+            self._failure = None
+            raise failure
+        blame = self._reading.reader.blame
+        # Workers that come back tell how they lost their processes.
+        if blame.is_certain and not any(map(self._links.awaits, blame.workers)):
+            raise blame.verdict()
 
     def _notice(self, event: ClientBeaten | Leased | IterationOpened | Forgotten | OpError) -> None:
         match event:
@@ -254,7 +287,7 @@ class RemoteStream(Stream):
     def _workers(self, news: ClientBeaten | IterationOpened) -> None:
         if news.workers is not None:
             for worker in self._links.want(news.workers):
-                self._lose(worker, report=False)
+                self._lose(worker, broken=False)
         if news.streams is not None:
             self._reading.streams(news.streams)
 
@@ -345,7 +378,7 @@ class RemoteStream(Stream):
     def _give_up(self, link: Link, reason: str) -> None:
         """Ends a connection that carries nothing whole; the worker at its end may be well."""
         self._warn_of(link, f"{reason}; what it owes is asked for again")
-        self._lose(link.worker, report=False)
+        self._lose(link.worker, broken=False)
 
     def _warn_of(self, link: Link, what: str) -> None:
         """The more often something is wrong, the less often it is said."""
@@ -371,15 +404,12 @@ class RemoteStream(Stream):
         if self._work.form == "split":
             link.close_task(self._work.job, stream)
 
-    def _lose(self, worker: str, report: bool = True) -> None:
+    def _lose(self, worker: str, broken: bool = True) -> None:
         """A worker that is asked for nothing more, until it is connected again."""
         self._links.drop(worker)
-        if report:
-            self._agent.lost(worker)
-        try:
-            self._reading.reader.lose(worker, broken=report)
-        except AbortedError as error:
-            self._failure = error  # Not here: others are still to be asked for what they owe.
+        if broken:
+            self._broken[worker] = None
+        self._reading.reader.lose(worker, broken)
 
     def _over(self) -> bool:
         if not self._ready or not self._reading.over:
@@ -407,7 +437,7 @@ class RemoteStream(Stream):
     def _until(self, now: float) -> float:
         """How long to wait for a message at most."""
         retry = self._reading.retry - now
-        return min(retry, 1.0) if retry > 0 else 1.0
+        return min(retry if retry > 0 else 1.0, self._links.pause(now), 1.0)
 
     def _complain(self, seconds: float) -> None:
         """Says what is being waited for; an error once that has taken too long."""

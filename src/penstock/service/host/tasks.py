@@ -50,6 +50,9 @@ class Missed:
 class Tasks:
     """All lines of a worker, by what they make."""
 
+    restarts = 0
+    """How many processes were lost: this one runs all plans itself."""
+
     def __init__(
         self,
         plan: Callable[[str], Node],

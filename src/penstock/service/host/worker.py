@@ -16,12 +16,15 @@ from functools import partial
 from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.service.host import nursery, plan_process
 from penstock.service.host.connect import connect
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
-from penstock.service.host.decoding import DecodedPlans, decoder
+from penstock.service.host.decoding import Decode, DecodedPlans, decoder
 from penstock.service.host.listener import DataListener
+from penstock.service.host.nursery import Nursery
 from penstock.service.host.ports import joined
+from penstock.service.host.processes import PlanProcesses
 from penstock.service.host.running import Running
 from penstock.service.host.security import Security, split_address
 from penstock.service.host.session import Session, greeting
@@ -89,6 +92,17 @@ class Worker:
         self._decode = decoder(functions, tuple(modules))
         self._stopped = threading.Event()
         self._running: Running | None = None
+        self._nursery: Nursery | None = None
+
+    def isolate(self) -> None:
+        """Has every plan run in a process of its own, so that a crash costs no more than that one.
+
+        This forks, so it must come before `start`, in the main thread of a process that has no
+        other threads yet. Where the system lacks what is needed, plans run in this process.
+        """
+        if nursery.AVAILABLE:
+            make_tasks = partial(_make_tasks, self._control(), *self._world())
+            self._nursery = Nursery(partial(plan_process.run, make_tasks))
 
     def start(self) -> None:
         """Begins to serve; UnavailableError if the dispatcher does not answer in time."""
@@ -118,15 +132,26 @@ class Worker:
             )
 
     def _open(self, running: Running) -> None:
-        control = running.control = ControlClient(self._dispatcher, self._security, self._timeout)
-        home = Session(self._dispatcher, self._security, control.call)
-        listener = running.listener = DataListener(running.serve, self._security, *self._listens)
+        control = running.control = self._control()
+        processes = None
+        if self._nursery is not None:
+            processes = running.tasks = PlanProcesses(self._nursery, running.hurry, running.fail)
+        listener = running.listener = DataListener(
+            running.serve, self._security, *self._listens, client_host=processes
+        )
         running.info = self._info(listener.transfers)
-        address = running.info.address
-        plans = DecodedPlans(control.call, self._decode, address)
-        world = partial(_at_home, self._environment, home)
-        running.tasks = Tasks(plans.get, world, address)
+        if processes is None:
+            running.tasks = _make_tasks(control, *self._world(), running.info.address)
+        else:
+            processes.begin(running.info.address)
         listener.start()
+
+    def _control(self) -> ControlClient:
+        return ControlClient(self._dispatcher, self._security, self._timeout)
+
+    def _world(self) -> tuple[Security, Decode, Callable[[], Environment]]:
+        """What plans are decoded and run with."""
+        return self._security, self._decode, self._environment
 
     def _info(self, transfers: dict[str, str]) -> WorkerInfo:
         port = str(split_address(transfers["tcp"])[1])
@@ -154,6 +179,11 @@ class Worker:
     def port(self) -> int:
         """Where it hands out data."""
         return split_address(self._started("port").listener.transfers["tcp"])[1]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it stopped because it could not go on."""
+        return self._running is not None and self._running.failed
 
     def tasks(self) -> int:
         """How many streams it holds."""
@@ -187,6 +217,19 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _make_tasks(
+    control: ControlClient,
+    security: Security,
+    decode: Decode,
+    environment: Callable[[], Environment],
+    address: str,
+) -> Tasks:
+    """What runs plans for the worker at `address`, here or in a process of its own."""
+    home = Session(control.address, security, control.call)
+    plans = DecodedPlans(control.call, decode, address)
+    return Tasks(plans.get, partial(_at_home, environment, home), address)
 
 
 def _at_home(environment: Callable[[], Environment], home: Session) -> Environment:

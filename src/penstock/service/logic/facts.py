@@ -227,6 +227,7 @@ class WorkerHeard(FleetingEvent, frozen=True):
     worker: str
     jobs: tuple[WorkStatus, ...] = ()
     draining: bool = False
+    restarts: int = 0
 
 
 class WorkerSuspected(FleetingEvent, frozen=True):

@@ -12,16 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from penstock.errors import AbortedError, OpError, UnavailableError
+from penstock.errors import OpError, UnavailableError
+from penstock.service.logic.blame import Blame
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.orders import Order
 from penstock.service.protocol.fetches import Mark
 
 DEPTH = 4
 """Requests that wait at a worker, so that it always has the next one."""
-
-MOST_DEATHS = 3
-"""Workers that may be lost with the same elements in hand."""
 
 MOST_REFUSED = 16
 """Streams that wait for one of those who can make them, beyond what all workers have in hand."""
@@ -118,7 +116,7 @@ class Reader:
         """Elements that arrived and were not handed out."""
         self._owed = 0
         """Elements that were asked for and did not arrive."""
-        self._deaths: dict[tuple[int, int], int] = {}
+        self.blame = Blame()
 
     @property
     def workers(self) -> list[str]:
@@ -142,19 +140,7 @@ class Reader:
             self._owed -= ask.stop - ask.at
             ask.feed.lose(ask.at, ask.stop)
         if broken and owed:
-            self._blame(owed[0])
-
-    def _blame(self, ask: Ask) -> None:
-        """Counts who was lost while it made the same elements; too many are an error."""
-        place = (ask.feed.stream, ask.at)
-        self._deaths = {place: self._deaths.get(place, 0) + 1}
-        if self._deaths[place] >= MOST_DEATHS:
-            self._deaths = {}
-            raise AbortedError(
-                f"distribute: {MOST_DEATHS} workers were lost one after the other while they made "
-                f"elements {ask.at} to {ask.stop - 1} of stream {ask.feed.stream}; a function may "
-                "end its process there (memory, a crash in native code): see what workers printed"
-            )
+            self.blame.add(worker, owed[0].feed.stream, owed[0].at, owed[0].stop)
 
     def restart(self, order: Order) -> None:
         """Begins anew with another order; what was asked for before is not expected any more."""
@@ -168,7 +154,7 @@ class Reader:
     def asks(self) -> list[Ask]:
         """What to ask for now."""
         made: list[Ask] = []
-        if not self._workers:
+        if not self._workers or self.blame.is_certain:
             return made
         refused = 0
         for feed in chain(self._promised, self.order.upcoming()):

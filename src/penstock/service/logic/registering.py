@@ -101,7 +101,7 @@ def beat_worker(state: State, request: WorkerBeat, now: float) -> Decision:
     record = state.roster.workers.get(request.worker)
     if record is None:
         return Decision((), WorkerBeaten(False))
-    heard = WorkerHeard(request.worker, request.jobs, request.draining)
+    heard = WorkerHeard(request.worker, request.jobs, request.draining, request.restarts)
     leaves = request.draining and not record.draining
     moved = relieve(state, (request.worker,)) if leaves else []
     started = state.settings.started

@@ -23,6 +23,7 @@ class WorkerRecord:
     draining: bool = False
     pace: Throughput = field(default_factory=Throughput)
     buffered: int = 0
+    restarts: int = 0
 
     @property
     def usable(self) -> bool:
@@ -66,7 +67,14 @@ class Roster:
         self._moved()
         return record
 
-    def hear(self, worker: str, jobs: tuple[WorkStatus, ...], draining: bool, now: float) -> None:
+    def hear(
+        self,
+        worker: str,
+        jobs: tuple[WorkStatus, ...],
+        draining: bool,
+        now: float,
+        restarts: int = 0,
+    ) -> None:
         record = self.workers.get(worker)
         if record is None:
             return
@@ -79,6 +87,7 @@ class Roster:
         for job in jobs:
             record.pace.add(job.elements, job.seconds)
         record.buffered = sum(job.buffered for job in jobs)
+        record.restarts = max(record.restarts, restarts)
         self._spoke(record, now)
 
     def suspect(self, worker: str) -> None:

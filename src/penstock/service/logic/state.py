@@ -152,7 +152,7 @@ class State:
             self.iterations[job].places.vacate(stream, self.roster)
 
     def _worker_heard(self, fact: facts.WorkerHeard, now: float) -> None:
-        self.roster.hear(fact.worker, fact.jobs, fact.draining, now)
+        self.roster.hear(fact.worker, fact.jobs, fact.draining, now, fact.restarts)
         for status in fact.jobs:
             if status.job in self.iterations:
                 self.iterations[status.job].making.add(status.elements, status.seconds)

@@ -42,6 +42,7 @@ def _worker(worker: WorkerRecord, now: float) -> dict[str, Any]:
         "streams": len(worker.streams),
         "rate": worker.pace.rate,
         "buffered": worker.buffered,
+        "restarts": worker.restarts,
         "last_seen": max(0.0, now - worker.heard),
         "state": _state(worker),
     }

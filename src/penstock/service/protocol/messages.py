@@ -278,6 +278,8 @@ class WorkerBeat(Message, frozen=True):
     worker: str
     jobs: tuple[WorkStatus, ...] = ()
     draining: bool = False
+    restarts: int = 0
+    """How many of its plans' processes it has lost and replaced."""
 
 
 class LeaveWorker(Message, frozen=True):

@@ -149,6 +149,18 @@ class WorkerServer(_Server["Worker"]):
         """What clients reach it by: "host:port"."""
         return self._hosted.address
 
+    def isolate(self) -> None:
+        """Has every plan run in a process of its own, as `penstock worker` does.
+
+        It forks: call it before `start`, in the main thread of a process that has no others.
+        """
+        self._hosted.isolate()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has stopped because it could not go on."""
+        return self._hosted.failed
+
     def drain(self, timeout: float | None = None) -> None:
         """Stops as soon as what others wait for is made; nothing new is begun."""
         self._hosted.drain(timeout)

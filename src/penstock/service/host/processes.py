@@ -1,0 +1,308 @@
+"""Plan processes: a worker runs every plan in a process of its own, and replaces those it loses.
+
+The worker listens and proves who it is; a connection then goes to the process of its plan. The
+worker keeps the socket, too: when a process is lost, it first notes how, and only then ends that
+process's connections. So a client that comes back is told what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from penstock.service.host.handshake import News
+from penstock.service.host.listener import AcceptedClient
+from penstock.service.host.nursery import Nursery
+from penstock.service.host.plan_process import LARGEST
+from penstock.service.host.relays import relay
+from penstock.service.host.sockets import send_descriptors, tuned
+from penstock.service.logic.losses import Losses, how_it_ended
+from penstock.service.protocol.handovers import (
+    Begin,
+    ClientLeft,
+    Drain,
+    Drained,
+    Report,
+    TakeClient,
+    TidyUp,
+    ToProcess,
+    decoder_of_worker,
+    encode,
+)
+from penstock.service.protocol.messages import WorkStatus
+
+_IDLE = 30.0
+"""Seconds after which a process without clients is ended; the next epoch begins sooner."""
+
+_END_SECONDS = 0.5
+
+_DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
+"""Errors of the channel to a process that has ended; the nursery will say so soon."""
+
+_LOG = logging.getLogger("penstock.service")
+
+
+class _Held:
+    """A client's socket, which the worker keeps to shut it when the process is lost."""
+
+    def __init__(self, held: socket.socket) -> None:
+        self._socket = held
+        self.over = threading.Event()
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.over.set()
+
+
+@dataclass
+class _Process:
+    """A process, its clients' sockets, and what it did since the last heartbeat."""
+
+    number: int
+    plan: bytes
+    channel: socket.socket
+    started: float
+    idle_since: float
+    clients: dict[int, _Held] = field(default_factory=dict)
+    jobs: dict[str, WorkStatus] = field(default_factory=dict)
+    drained: bool = False
+
+    def tell(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
+        """Never waits: a process that reads nothing must not hold up the others."""
+        send_descriptors(self.channel, encode(message), descriptors, socket.MSG_DONTWAIT)
+
+
+class PlanProcesses:
+    """All processes of a worker, by the digests of their plans."""
+
+    def __init__(self, nursery: Nursery, hurry: Callable[[], None], fail: Callable[[], None]):
+        self.address = ""
+        self._nursery, self._hurry, self._fail = nursery, hurry, fail
+        self._changed = threading.Condition()
+        """Guards everything below."""
+        self._by_plan: dict[bytes, _Process] = {}
+        self._by_number: dict[int, _Process] = {}
+        self._losses = Losses()
+        self._numbers = self._clients = 0
+        self._draining = self._closed = False
+
+    def begin(self, address: str) -> None:
+        """From now on clients may come; `address` is the worker's."""
+        self.address = address
+        _start(self._watch)
+
+    @property
+    def restarts(self) -> int:
+        """How many processes were lost."""
+        return self._losses.count
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        with self._changed:
+            return sum(len(process.clients) for process in self._by_plan.values())
+
+    # Clients
+
+    def news(self, plan: bytes) -> News:
+        """How the last process of a plan was lost, if it was."""
+        with self._changed:
+            loss = self._losses.last(plan)
+            return News() if loss is None else News(loss.number, loss.code)
+
+    def serve(self, client: AcceptedClient) -> None:
+        """Hands a client to the process of its plan; returns when the connection has ended."""
+        if isinstance(client.socket, ssl.SSLSocket):
+            self._relay(client, client.socket)
+        elif (held := self._give(client, client.socket, client.socket.fileno())) is not None:
+            held.over.wait()
+
+    def _relay(self, client: AcceptedClient, secret: ssl.SSLSocket) -> None:
+        near, far = map(tuned, socket.socketpair())
+        with near:
+            with far:
+                held = self._give(client, near, far.fileno())
+            if held is not None:
+                relay(secret, near)
+
+    def _give(self, client: AcceptedClient, held: socket.socket, descriptor: int) -> _Held | None:
+        """A client that a process has taken, or None; `held` is shut when that process is lost."""
+        with self._changed:
+            while (process := self._process_of(client.plan)) is not None:
+                self._clients += 1
+                number = self._clients
+                told = TakeClient(number, *client[1:-1])
+                try:
+                    process.tell(told, (descriptor,))
+                except OSError as error:
+                    if error.errno not in _DEAD:
+                        return None  # It does not look at its channel; the client tries again.
+                    self._changed.wait_for(partial(self._is_over, process))
+                else:
+                    return process.clients.setdefault(number, _Held(held))
+        return None
+
+    def _is_over(self, process: _Process) -> bool:
+        return self._closed or process.number not in self._by_number
+
+    def _process_of(self, plan: bytes) -> _Process | None:
+        """The process of a plan, perhaps a new one, after a pause if there were too many."""
+        while not self._closed:
+            if plan in self._by_plan:
+                return self._by_plan[plan]
+            pause = self._losses.pause(plan, time.monotonic())
+            if not pause:
+                return self._start(plan)
+            self._changed.wait(pause)
+        return None
+
+    def _start(self, plan: bytes) -> _Process | None:
+        self._numbers += 1
+        try:
+            channel = self._nursery.start(self._numbers)
+        except OSError:
+            return None  # The nursery is gone, and the worker will be soon.
+        now = time.monotonic()
+        process = _Process(self._numbers, plan, channel, now, now)
+        self._by_plan[plan] = self._by_number[process.number] = process
+        with contextlib.suppress(OSError):  # Whoever is told next finds out.
+            process.tell(Begin(self.address))
+            if self._draining:
+                process.tell(Drain())
+        _start(partial(self._listen, process))
+        return process
+
+    # What processes say
+
+    def _listen(self, process: _Process) -> None:
+        with process.channel, contextlib.suppress(OSError):
+            while data := process.channel.recv(LARGEST):
+                with self._changed:
+                    self._note(process, decoder_of_worker.decode(data))
+                    self._changed.notify_all()
+
+    def _note(self, process: _Process, message: Any) -> None:
+        match message:
+            case ClientLeft(number):
+                if (left := process.clients.pop(number, None)) is not None:
+                    left.shut()
+                process.idle_since = time.monotonic()
+            case Report(jobs):
+                before = process.jobs
+                process.jobs = {job.job: _sum(before.get(job.job), job) for job in jobs}
+            case Drained():
+                process.drained = True
+
+    # How processes end
+
+    def _watch(self) -> None:
+        while (death := self._nursery.death()) is not None:
+            with self._changed:
+                self._bury(death.number, death.code)
+        with self._changed:
+            for number in list(self._by_number):
+                self._bury(number, -signal.SIGKILL)
+            lost = not self._closed
+        if lost:
+            _LOG.error("worker %s: lost the process that starts others; it stops", self.address)
+            self._fail()
+
+    def _bury(self, number: int, code: int) -> None:
+        """Notes how a process ended; its clients learn of it afterwards."""
+        if (process := self._by_number.pop(number, None)) is None:
+            return  # It ended as it was told to.
+        del self._by_plan[process.plan]
+        if not self._closed:
+            self._regret(process, code)
+        self._dismiss(process)
+        self._changed.notify_all()
+        self._hurry()
+
+    def _regret(self, process: _Process, code: int) -> None:
+        loss = self._losses.add(process.plan, code, process.started, time.monotonic())
+        later = f" in {loss.pause:g} s, because {loss.soon} of them ended soon after their start"
+        _LOG.warning(
+            "worker %s: a process with %d clients %s; they get another one%s",
+            *(self.address, len(process.clients), how_it_ended(code)),
+            later if loss.pause else "",
+        )
+
+    def _dismiss(self, process: _Process) -> None:
+        for held in process.clients.values():
+            held.shut()
+        process.clients.clear()
+        with contextlib.suppress(OSError):
+            process.channel.shutdown(socket.SHUT_RDWR)
+
+    # What the worker's heartbeat needs
+
+    def statuses(self) -> tuple[WorkStatus, ...]:
+        """What was done for every job since the last time this was asked; each has one process."""
+        with self._changed:
+            processes = self._by_plan.values()
+            found = [job for process in processes for job in process.jobs.values()]
+            for process in processes:
+                process.jobs = {
+                    name: WorkStatus(name, 0, 0.0, job.buffered)
+                    for name, job in process.jobs.items()
+                }
+        return tuple(found)
+
+    def tidy(self, jobs: Collection[str] | None = None) -> None:
+        """Ends processes that have had no clients for a while; the others close what is unused."""
+        message = TidyUp(None if jobs is None else tuple(jobs))
+        if len(encode(message)) > LARGEST:
+            message = TidyUp()
+        now = time.monotonic()
+        with self._changed:
+            for process in list(self._by_plan.values()):
+                if not process.clients and now - process.idle_since > _IDLE:
+                    del self._by_plan[process.plan], self._by_number[process.number]
+                    self._dismiss(process)
+                else:
+                    with contextlib.suppress(OSError):  # It is dead, or busy.
+                        process.tell(message)
+            self._losses.forget(now)
+
+    def drain(self, timeout: float | None) -> None:
+        """Has every process answer what it was asked, and nothing more; waits for that."""
+        with self._changed:
+            self._draining = True
+            for process in self._by_plan.values():
+                with contextlib.suppress(OSError):
+                    process.tell(Drain())
+            self._changed.wait_for(
+                lambda: all(process.drained for process in self._by_plan.values()), timeout
+            )
+
+    def close(self) -> None:
+        """Ends all processes; those that do not end soon are killed."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for process in self._by_number.values():
+                self._dismiss(process)
+            self._changed.wait_for(lambda: not self._by_number, _END_SECONDS)
+        self._nursery.close()
+
+
+def _sum(before: WorkStatus | None, job: WorkStatus) -> WorkStatus:
+    if before is None:
+        return job
+    return WorkStatus(
+        job.job, before.elements + job.elements, before.seconds + job.seconds, job.buffered
+    )
+
+
+def _start(task: Callable[[], None]) -> None:
+    threading.Thread(target=task, name="penstock processes", daemon=True).start()

@@ -1,0 +1,81 @@
+"""Losses: how the processes that ran plans on a worker ended, and when the next ones may start.
+
+A process that is lost is replaced at once. Where one after the other is lost soon after its start,
+the pauses between them grow, so that a plan whose processes cannot live does not occupy a worker.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+SOON = 5.0
+"""A process that is lost so many seconds after its start may never have worked."""
+
+AT_ONCE = 3
+"""How many processes in a row that were lost soon are replaced at once: a reader gives up after
+as many (`MOST_DEATHS`)."""
+
+MEMORY = 600.0
+"""Seconds for which a loss is remembered."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How the last process of a plan was lost."""
+
+    number: int
+    """Counts all losses of the worker, so that two of them can be told apart."""
+    code: int
+    """The exit code, negative for a signal."""
+    at: float
+    soon: int = 0
+    """How many in a row were lost soon after their start."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next process may start."""
+        late = self.soon - AT_ONCE
+        return 0.0 if late < 0 else min(_FIRST_PAUSE * 2.0**late, _LONGEST_PAUSE)
+
+
+class Losses:
+    """The last loss of every plan, by the digest of the plan."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: dict[bytes, Loss] = {}
+
+    def add(self, plan: bytes, code: int, started: float, now: float) -> Loss:
+        """Notes that a process was lost, which had started at a given time."""
+        self.count += 1
+        before = self._last.get(plan)
+        in_a_row = 0 if before is None else before.soon
+        soon = in_a_row + 1 if now - started < SOON else 0
+        loss = self._last[plan] = Loss(self.count, code, now, soon)
+        return loss
+
+    def last(self, plan: bytes) -> Loss | None:
+        return self._last.get(plan)
+
+    def pause(self, plan: bytes, now: float) -> float:
+        """Seconds until the next process of a plan may start."""
+        loss = self._last.get(plan)
+        return 0.0 if loss is None else max(0.0, loss.at + loss.pause - now)
+
+    def forget(self, now: float) -> None:
+        """Drops what is no longer of interest to any client."""
+        self._last = {p: loss for p, loss in self._last.items() if now - loss.at <= MEMORY}
+
+
+def how_it_ended(code: int) -> str:
+    """The end of a process in words, from its exit code."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = (signal.strsignal(-code) or "").lower()
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}" + (f" ({name})" if name else "")

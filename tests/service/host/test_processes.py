@@ -1,0 +1,260 @@
+"""Plan processes, as a worker sees them; real ones are in `tests/integration/test_isolation.py`."""
+
+import contextlib
+import os
+import queue
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.service.host import processes
+from penstock.service.host.handshake import News
+from penstock.service.host.listener import AcceptedClient
+from penstock.service.host.nursery import Death
+from penstock.service.host.plan_process import LARGEST
+from penstock.service.host.processes import PlanProcesses
+from penstock.service.host.sockets import receive_descriptor
+from penstock.service.protocol.handovers import (
+    Begin,
+    ClientLeft,
+    Drain,
+    Drained,
+    Report,
+    TakeClient,
+    TidyUp,
+    decoder_of_process,
+    encode,
+)
+from penstock.service.protocol.messages import WorkStatus
+from tests.integration.clusters import until
+
+PLAN, OTHER = bytes(32), bytes(range(32))
+
+
+class Ward:
+    """A nursery whose processes are this test."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, socket.socket] = {}
+        self.descriptors: list[int] = []
+        self.deaths: queue.Queue[Death | None] = queue.Queue()
+
+    def start(self, number: int) -> socket.socket:
+        near, self.ends[number] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return near
+
+    def death(self) -> Death | None:
+        return self.deaths.get()
+
+    def close(self) -> None:
+        self.deaths.put(None)
+
+    def die(self, number: int, code: int) -> None:
+        self.ends[number].close()
+        self.deaths.put(Death(number, code))
+
+    def told(self, number: int) -> Any:
+        """What a process is told next."""
+        return self.given(number)[0]
+
+    def given(self, number: int) -> tuple[Any, int]:
+        data, descriptor = receive_descriptor(self.ends[number], LARGEST)
+        self.descriptors.append(descriptor)
+        return (decoder_of_process.decode(data) if data else None), descriptor
+
+    def say(self, number: int, message: Any) -> None:
+        self.ends[number].send(encode(message))
+
+
+class Time:
+    """Stands still."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class House(PlanProcesses):
+    """Processes of a ward, with what they asked of their worker."""
+
+    def __init__(self) -> None:
+        self.ward = Ward()
+        self.ends: list[socket.socket] = []
+        self.given = queue.Queue[None]()
+        self.hurried, self.failed = queue.Queue[None](), queue.Queue[None]()
+        super().__init__(
+            self.ward,  # type: ignore[arg-type]
+            lambda: self.hurried.put(None),
+            lambda: self.failed.put(None),
+        )
+        self.begin("w:1")
+
+    def visit(self, plan: bytes = PLAN) -> socket.socket:
+        """A client comes; gives its end."""
+        near, far = socket.socketpair()
+        self.ends.append(near)
+        client = AcceptedClient(far, "shm", "a client", 0, True, plan)
+        processes._start(lambda: self._visited(client))
+        self.given.get()
+        return near
+
+    def _give(self, *arguments: Any) -> Any:
+        try:
+            return super()._give(*arguments)
+        finally:
+            self.given.put(None)
+
+    def _visited(self, client: AcceptedClient) -> None:
+        with client.socket:
+            self.serve(client)
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(processes, "time", made)
+    return made
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    made = House()
+    yield made
+    for number in made.ward.ends:
+        made.ward.die(number, 0)
+    made.close()
+    for client in made.ends:
+        client.close()
+    for descriptor in made.ward.descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def test_every_plan_has_one_process(house: House) -> None:
+    clients = [house.visit(), house.visit(OTHER), house.visit()]
+    assert list(house.ward.ends) == [1, 2]
+    assert house.ward.told(1) == Begin("w:1")
+    message, descriptor = house.ward.given(1)
+    assert message == TakeClient(1, "shm", "a client", 0, True)
+    assert not os.get_inheritable(descriptor)
+    os.write(descriptor, b"hello")
+    assert clients[0].recv(9) == b"hello"
+    assert house.ward.told(2) == Begin("w:1")
+    assert house.ward.told(2).number == 2
+    assert house.ward.told(1).number == 3
+    assert len(house) == 3
+    house.ward.say(1, ClientLeft(1))
+    assert clients[0].recv(9) == b""
+    until(lambda: len(house) == 2)
+
+
+def test_clients_of_a_lost_process_learn_of_it_once_it_is_known_how(house: House) -> None:
+    client, other = house.visit(), house.visit(OTHER)
+    other.setblocking(False)
+    house.ward.die(1, -11)
+    assert client.recv(9) == b""
+    assert house.news(PLAN) == News(1, -11)
+    assert house.news(OTHER) == News()
+    assert house.restarts == 1
+    house.hurried.get()
+    with pytest.raises(BlockingIOError, match="temporarily unavailable"):
+        other.recv(9)
+    house.visit()
+    assert list(house.ward.ends) == [1, 2, 3]
+
+
+def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: House) -> None:
+    first = house.visit()
+    house.ward.ends[1].close()
+    visiting = queue.Queue[socket.socket]()
+    processes._start(lambda: visiting.put(house.visit()))
+    until(lambda: house._clients == 2)
+    house.ward.deaths.put(Death(1, 3))
+    visiting.get()
+    assert first.recv(9) == b""
+    assert house.news(PLAN) == News(1, 3)
+    assert house.ward.told(2) == Begin("w:1")
+    assert house.ward.told(2) == TakeClient(3, "shm", "a client", 0, True)
+
+
+def test_after_many_losses_there_is_a_pause(
+    house: House, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2, 3):
+        client = house.visit()
+        house.ward.die(number, 71)
+        assert client.recv(9) == b""
+    assert "another one in 0.5 s, because 3 of them ended soon after their start" in caplog.text
+    time.now += 0.5
+    house.visit()
+    assert len(house.ward.ends) == 4
+
+
+def test_nobody_is_served_after_the_end(house: House) -> None:
+    house.close()
+    assert house.visit().recv(9) == b""
+
+
+def test_a_process_that_does_not_listen_gets_no_more_clients(house: House) -> None:
+    def is_refused() -> bool:
+        before = len(house)
+        house.visit()
+        return len(house) == before
+
+    while not is_refused():
+        pass
+    assert house.ends[-1].recv(9) == b""
+    house.visit(OTHER)
+    assert house.ward.told(2) == Begin("w:1")
+
+
+def test_processes_report_what_they_did(house: House) -> None:
+    house.visit(), house.visit(OTHER)
+    house.ward.say(1, Report((WorkStatus("a", 3, 0.5, 7),)))
+    house.ward.say(1, Report((WorkStatus("a", 4, 0.5, 9),)))
+    house.ward.say(2, Report((WorkStatus("b", 1, 1.0, 0),)))
+    expected = {WorkStatus("a", 7, 1.0, 9), WorkStatus("b", 1, 1.0, 0)}
+    until(lambda: len(house._by_number[2].jobs) and house._by_number[1].jobs["a"].buffered == 9)
+    assert set(house.statuses()) == expected
+    assert set(house.statuses()) == {WorkStatus("a", 0, 0.0, 9), WorkStatus("b", 0, 0.0, 0)}
+
+
+def test_idle_processes_end(house: House, time: Time) -> None:
+    house.visit(), house.visit(OTHER)
+    house.ward.say(1, ClientLeft(1))
+    until(lambda: len(house) == 1)
+    house.tidy(["a", "b"])
+    assert [house.ward.told(1) for _ in range(3)][2] == TidyUp(("a", "b"))
+    time.now += 31.0
+    house.tidy([f"a job with number {number}" for number in range(10_000)])
+    assert house.ward.told(1) is None
+    assert [house.ward.told(2) for _ in range(4)][3] == TidyUp()
+    house.ward.die(1, 0)
+    house.visit()
+    assert house.restarts == 0
+    assert list(house.ward.ends) == [1, 2, 3]
+
+
+def test_a_worker_drains_when_all_its_processes_have(house: House) -> None:
+    house.visit(), house.visit(OTHER)
+    done = queue.Queue[None]()
+    processes._start(lambda: done.put(house.drain(None)))
+    assert [house.ward.told(1) for _ in range(3)][2] == Drain()
+    house.ward.say(1, Drained())
+    house.ward.die(2, -9)
+    done.get()
+    house.visit(OTHER)
+    assert [house.ward.told(3) for _ in range(2)][1] == Drain()
+
+
+def test_without_a_nursery_a_worker_gives_up(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = house.visit()
+    house.ward.deaths.put(None)
+    house.failed.get()
+    assert client.recv(9) == b""
+    assert "lost the process that starts others; it stops" in caplog.text

@@ -1,0 +1,57 @@
+"""Losses: how processes ended, and the pauses before the next ones."""
+
+import pytest
+
+from penstock.service.logic.blame import MOST_DEATHS
+from penstock.service.logic.losses import AT_ONCE, MEMORY, SOON, Losses, how_it_ended
+
+PLAN, OTHER = b"a plan", b"another one"
+
+
+def test_processes_are_replaced_at_once_until_too_many_were_lost_soon() -> None:
+    losses, now = Losses(), 100.0
+    pauses = []
+    for _ in range(12):
+        now += 1.0
+        losses.add(PLAN, -11, now - 1.0, now)
+        pauses.append(losses.pause(PLAN, now))
+        now += pauses[-1]
+    assert pauses[:6] == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0]
+    assert pauses[-1] == 30.0
+    assert losses.pause(PLAN, now) == losses.pause(OTHER, now) == 0.0
+    assert AT_ONCE == MOST_DEATHS  # So that a reader comes to its verdict without pauses.
+
+
+def test_a_process_that_has_lived_is_replaced_at_once() -> None:
+    losses = Losses()
+    for at in (1.0, 2.0, 3.0):
+        losses.add(PLAN, -11, at - 1.0, at)
+    losses.add(PLAN, -11, 4.0, 4.0 + SOON)
+    assert losses.pause(PLAN, 4.0 + SOON) == 0.0
+
+
+def test_losses_are_numbered_and_forgotten() -> None:
+    losses = Losses()
+    losses.add(PLAN, -11, 0.0, 1.0)
+    losses.add(OTHER, 3, 0.0, 2.0)
+    last = losses.last(OTHER)
+    assert last is not None
+    assert (last.number, last.code, losses.count) == (2, 3, 2)
+    losses.forget(1.5 + MEMORY)
+    assert losses.last(PLAN) is None
+    assert losses.last(OTHER) is last
+    assert losses.count == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "was killed by signal 9 (killed)"),
+        (-11, "was killed by signal 11 (segmentation fault)"),
+        (-1000, "was killed by signal 1000"),
+    ],
+)
+def test_an_exit_code_in_words(code: int, words: str) -> None:
+    assert how_it_ended(code) == words
