@@ -1,5 +1,6 @@
 """Readers: where names come from, and the options on their way to the files."""
 
+import contextlib
 import gzip
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,30 @@ def test_csv_batches(table: Path) -> None:
         shuffle=False,
     )
     assert [batch["p"].tolist() for batch in chosen] == [[1, 3000000000]] * 2
+
+
+@pytest.mark.parametrize("around", [lambda ds: ds, lambda ds: ds.prefetch(2)])
+def test_csv_goes_on_behind_a_row_that_cannot_be_read(tmp_path: Path, around: Any) -> None:
+    files = [tmp_path / name for name in "ab"]
+    files[0].write_text('1,2"3,4\ne,f,g\n')
+    files[1].write_text('h,i,j\nk,"l\nm,n,o\n')
+    dataset = around(CsvDataset(files, [""] * 3))
+    expected = [(b"e", b"f", b"g"), (b"h", b"i", b"j"), (b"m", b"n", b"o")]
+    assert list(dataset.ignore_errors()) == expected
+    for count in range(6):
+        iterator = iter(dataset)
+        found = []
+        for _ in range(count):
+            with contextlib.suppress(InvalidArgumentError, StopIteration):
+                found.append(next(iterator))
+        state = iterator.state_dict()
+        again = iter(dataset)
+        again.load_state_dict(state)
+        while True:
+            try:
+                found.append(next(again))
+            except InvalidArgumentError:
+                continue
+            except StopIteration:
+                break
+        assert found == expected, count

@@ -27,13 +27,17 @@ def tfrecords(*records: bytes) -> bytes:
 
 @dataclass
 class Sample:
-    """A file's bytes and what is in them; `damaged` goes wrong after as many records."""
+    """A file's bytes and what is in them; `damaged` goes wrong after `whole` records.
+
+    Where only one record is lost by that, `behind` follows it.
+    """
 
     format: str
     content: bytes
     records: list[Any]
     damaged: bytes | None = None
     whole: int = 0
+    behind: list[Any] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,6 +63,7 @@ SAMPLES = {
         [["1", "a\nb", "c"], ["2", 'say "x"', ""], [""], ["", "\udcff"], ["4", "", "x"]],
         b'1,2\n3,4\n5"6,7\n8,9\n',
         2,
+        [["8", "9"]],
     ),
     "csv-header": Sample(
         "csv", b'"a\nb",c\n1,2\n3,4\n', [["1", "2"], ["3", "4"]], options={"header": True}
@@ -133,7 +138,7 @@ def test_resumes_from_every_position(
 @pytest.mark.parametrize("limit", [1, 2, 1000])
 @pytest.mark.parametrize("buffer_size", [None, 1])
 @pytest.mark.parametrize("name", [name for name, sample in SAMPLES.items() if sample.damaged])
-def test_an_error_comes_after_the_records_before_it_and_ends_the_reader(
+def test_an_error_comes_after_the_records_before_it_and_once(
     name: str, store: Callable[[bytes], str], buffer_size: int, limit: int
 ) -> None:
     sample = SAMPLES[name]
@@ -146,7 +151,10 @@ def test_an_error_comes_after_the_records_before_it_and_ends_the_reader(
     assert before == sample.whole
     with pytest.raises((DataLossError, InvalidArgumentError), match="byte "):
         reader.read(limit)
+    assert reader.ended == (not sample.behind)
+    assert reader.read(limit) == sample.behind
     assert reader.read(limit) == []
+    assert reader.ended
 
 
 def test_close_ends_the_reader_and_may_be_called_twice(

@@ -118,6 +118,31 @@ def test_malformed_rows(tmp_path: Path, bad: bytes, problem: str, buffer_size: i
     assert found == [["1", "2"], ["3", "4"]]
     with pytest.raises(InvalidArgumentError, match=f"in the row at byte 8, {problem}"):
         reader.read(9)
+    assert reader.read(9) == [["8", "9"]]
+    assert reader.read(9) == []
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1, 7])
+@pytest.mark.parametrize("limit", [1, 100])
+def test_a_stray_quote_takes_one_line_with_it(tmp_path: Path, buffer_size: int, limit: int) -> None:
+    """At byte 4 one that opens nothing, at 12 one that is closed by the next, which is stray."""
+    (tmp_path / "file").write_bytes(b'1,2\n3"3,4\n5,"6\n7,"8",9\n"a\nb",c\n"d\n')
+    reader = CsvReader(tmp_path / "file", buffer_size=buffer_size)
+    found: list[Any] = []
+    while not reader.ended:
+        try:
+            found += reader.read(limit)
+        except InvalidArgumentError as error:
+            found.append(int(error.message.split("at byte ")[1].split(",")[0]))
+    assert found == [["1", "2"], 4, 10, ["7", "8", "9"], ["a\nb", "c"], 31]
+
+
+def test_a_header_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b'a"b,c\n1,2\n')
+    reader = CsvReader(tmp_path / "file", header=True)
+    with pytest.raises(InvalidArgumentError, match="in the row at byte 0, a quote inside"):
+        reader.read(9)
+    assert reader.read(9) == [["1", "2"]]
     assert reader.read(9) == []
 
 

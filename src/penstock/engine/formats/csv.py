@@ -2,6 +2,8 @@
 
 The grammar is RFC 4180's, strictly: a quote inside a field must be doubled and the field quoted.
 Fields are text whose undecodable bytes survive the way back to bytes.
+A row that breaks the grammar is lost, but only the line that it begins with: a stray quote does not
+take the rest of the file with it.
 """
 
 from __future__ import annotations
@@ -54,27 +56,37 @@ class CsvReader(BlockReader[list[str]]):
         self._skip_header = header and not position
 
     def _cut(self, limit: int) -> list[list[str]]:
-        if self._skip_header:
-            self._cut_header()
         rows: list[list[str]] = []
-        while len(rows) < limit and not self._skip_header:
+        while len(rows) < limit:
             try:
+                if self._skip_header and self._cut_header():
+                    break
                 row = self._next_row()
             except InvalidArgumentError:
-                if rows:
-                    break
-                raise
+                if not rows:
+                    self._skip_line()
+                    raise
+                break
             if row is None:
                 break
             rows.append(row)
         return rows
 
-    def _cut_header(self) -> None:
+    def _cut_header(self) -> bool:
+        """Leaves the header out; True if it is not complete in the buffer."""
         self._skip_header = self._next_row() is None
         if self._skip_header and not self._more:
             raise InvalidArgumentError(
                 f"{self.call}: {self.path!r} is empty and has no header; pass header=False"
             )
+        return self._skip_header
+
+    def _skip_line(self) -> None:
+        """Goes behind the first line of the row that could not be read."""
+        if self._given < len(self._lines):
+            self.position += len(self._lines[self._given])
+            self._given += 1
+            self._skip_header, self._goes_on = False, True
 
     def _next_row(self) -> list[str] | None:
         """Takes one row, or None if no complete one is in the buffer."""

@@ -28,8 +28,13 @@ class RecordReader(Protocol[Record]):
     def read(self, limit: int) -> list[Record]:
         """1 to `limit` records, [] at the end.
 
-        An error comes after all records before it, and ends the reader.
+        An error comes after all records before it. It ends the reader, unless only one record is
+        lost by it: then the next read goes on behind that.
         """
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing more to read."""
 
     def close(self) -> None:
         """Ends the reader; a second time does nothing."""
@@ -56,7 +61,9 @@ class BlockReader(ABC, Generic[Record]):
         self._file: BinaryIO | None = None
         self._buffer, self._start = b"", 0
         self._more = True
-        self._ended = False
+        self.ended = False
+        self._goes_on = False
+        """Whether the reader stands behind the record that was damaged."""
 
     @abstractmethod
     def _cut(self, limit: int) -> list[Record]:
@@ -69,14 +76,15 @@ class BlockReader(ABC, Generic[Record]):
     def read(self, limit: int) -> list[Record]:
         if limit < 1:
             raise InvalidArgumentError(f"{self.call}: limit must be at least 1, got {limit}")
-        if self._ended:
+        if self.ended:
             return []
         records: list[Record] = []
+        self._goes_on = False
         try:
             while not (records := self._cut(limit)) and self._more:
                 self._fill()
         finally:
-            if not records:
+            if not records and not self._goes_on:
                 self.close()
         return records
 
@@ -125,7 +133,7 @@ class BlockReader(ABC, Generic[Record]):
         return size
 
     def close(self) -> None:
-        self._ended, self._more = True, False
+        self.ended, self._more = True, False
         self._buffer, self._start = b"", 0
         if self._file is not None:
             self._file.close()

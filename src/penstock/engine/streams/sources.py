@@ -166,7 +166,7 @@ class RecordsStream(Stream):
         try:
             records = list(self._reader.read(limit))
         except Exception:
-            self._close_reader()
+            self._close_ended()
             raise
         return self._chunk(records) if records else None
 
@@ -181,9 +181,10 @@ class RecordsStream(Stream):
                 records += record
                 ends.append(self._reader.position)
         except Exception:
-            self._close_reader()
             if not records:
+                self._close_ended()
                 raise
+            self._close_reader()
             self._reader = self._open(ends[-1])  # It fails again when it is its turn.
         if not records:
             return None
@@ -194,6 +195,11 @@ class RecordsStream(Stream):
         if isinstance(records[0], list):
             return Chunk.of([_strings([field.encode(*ENCODING) for field in r]) for r in records])
         return leaf(_strings(records))
+
+    def _close_ended(self) -> None:
+        """After an error: a reader that lost one record only goes on behind it."""
+        if self._reader is not None and self._reader.ended:
+            self._close_reader()
 
     def _close_reader(self) -> None:
         if self._reader is not None:
