@@ -285,3 +285,15 @@ def test_a_declared_signature_needs_no_call() -> None:
     assert calls == []
     assert repr(TEN.map(calls.append)) == "<Dataset map>"
     assert calls == []
+
+
+def test_slices_of_datasets() -> None:
+    parts = [Dataset.range(2), Dataset.range(3)]
+    dataset = Dataset.from_tensor_slices(parts)
+    assert len(dataset) == 2
+    assert ints(dataset.interleave(lambda part: part)) == [0, 0, 1, 1, 2]
+    pairs = Dataset.from_tensor_slices({"part": parts, "number": [7, 8]})
+    made = pairs.flat_map(lambda one: one["part"].map(lambda x: x * one["number"]))
+    assert ints(made) == [0, 7, 0, 8, 16]
+    with pytest.raises(ValueError, match=r"from_tensor_slices: .* cannot be made into an array"):
+        Dataset.from_tensor_slices([Dataset.range(2), 3])

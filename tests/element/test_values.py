@@ -97,3 +97,14 @@ def test_floats_of_a_list_are_not_rounded_on_their_way_to_float64() -> None:
 def test_a_change_of_width_is_told_with_its_remedy(first: Any, then: Any, remedy: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"map returned .* for element 4; .*{remedy}"):
         Chunk.of([first, then], "map", 3)
+
+
+def test_a_range_is_an_array() -> None:
+    assert as_value(range(3)).tolist() == [0, 1, 2]
+    assert as_value(range(3)).dtype == np.int32
+    assert as_value([range(2), range(2)]).tolist() == [[0, 1], [0, 1]]
+    assert as_value(range(2), np.float64).tolist() == [0.0, 1.0]
+    assert [int(x) for x in Dataset.from_tensor_slices(range(3))] == [0, 1, 2]
+    (found,) = Dataset.from_generator(lambda: [range(2)], np.int64)
+    assert found.tolist() == [0, 1]
+    assert [x.tolist() for x in Dataset.range(2).map(lambda x: range(2))] == [[0, 1]] * 2

@@ -18,7 +18,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TypeSpec
-from penstock.element.values import as_element
+from penstock.element.values import as_element, as_value
 from penstock.errors import InvalidArgumentError, InvalidTypeError, NotADatasetError, OpError
 from penstock.plan import seeds
 from penstock.plan.nodes import Data, Node, Slices
@@ -207,7 +207,7 @@ def single(where: str, value: Any) -> Data:
 
 def rows(where: str, value: Any) -> Data:
     """The rows of arrays of one length, as data of a plan."""
-    leaves, tree = nest.flatten(element(where, value))
+    leaves, tree = nest.flatten(element(where, value, _as_columns))
     lengths = {len(leaf) for leaf in leaves if leaf is not None and _sliceable(where, leaf)}
     if not lengths:
         raise InvalidArgumentError(f"{where}: there is nothing to slice in {typed(value)}")
@@ -221,7 +221,18 @@ def rows(where: str, value: Any) -> Data:
     return Data(Chunk(tree, columns, length).frozen())
 
 
+def _as_columns(value: Any) -> Any:
+    """A structure of values; a list of datasets is a column of them."""
+    return nest.map_structure(lambda x: x if _holds_datasets(x) else as_value(x), value)
+
+
+def _holds_datasets(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_dataset, value))
+
+
 def _sliceable(where: str, leaf: Any) -> bool:
+    if _holds_datasets(leaf):
+        return True
     if isinstance(leaf, Ragged) or (isinstance(leaf, np.ndarray) and leaf.ndim):
         return True
     raise InvalidArgumentError(

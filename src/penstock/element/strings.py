@@ -47,6 +47,8 @@ def from_list(value: Any) -> Array:
 
 def kinds(value: Any) -> set[type]:
     """The types of the values in a (nested) list."""
+    if isinstance(value, range):
+        return {int}
     if isinstance(value, list | tuple):
         return set().union(*map(kinds, value))
     return {type(value)}

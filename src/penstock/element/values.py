@@ -1,7 +1,8 @@
 """Values: what may stand at a leaf, and how Python's values become it.
 
 A leaf is a NumPy array or scalar, `bytes`, a `Ragged`, `None`, or an object that describes itself
-with `__leaf_spec__` (a dataset, say). Python ints become int32, floats float32, strings bytes.
+with `__leaf_spec__` (a dataset, say). Python ints become int32, floats float32, strings bytes; a
+list (or a `range`) is one array.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def as_value(value: Any, dtype: Any = None) -> Any:
     dtype = as_dtype(dtype)
     if type(value) in _NUMBERS and dtype != string_dtype:
         return np.asarray(value).astype(dtype.dtype)[()]
-    as_it_is = isinstance(value, list | tuple)  # Float32 on the way to float64 would round.
+    as_it_is = isinstance(value, list | tuple | range)  # Float32 on the way to float64 would round.
     leaf = _from_list(value, narrowed=False) if as_it_is else _as_leaf(value)
     return convert(leaf, dtype, value)
 
@@ -54,7 +55,7 @@ def _as_leaf(value: Any) -> Any:
         return np.complex128(value)
     if isinstance(value, (str, bytes)):
         return bytes_of(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list | tuple | range):
         return _from_list(value)
     if hasattr(value, "__array__"):
         return _from_array(np.asarray(value))
@@ -85,14 +86,19 @@ def _from_array(array: np.ndarray[Any, Any]) -> Any:
     return array if array.ndim else array[()]
 
 
-def _from_list(value: list[Any] | tuple[Any, ...], narrowed: bool = True) -> Any:
+def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True) -> Any:
     """A (nested) list is one array; its numbers are Python's, so small, unless one is NumPy's."""
     kinds = strings.kinds(value)
     texts = [issubclass(kind, str | bytes) for kind in kinds]
     if any(texts) and not all(texts):
-        raise InvalidArgumentError(f"penstock: {_short(value)} mixes strings and numbers")
+        raise InvalidArgumentError(
+            f"penstock: {_short(value)} mixes strings and numbers; use a tuple for a structure"
+        )
     if not any(texts) and not all(_arrayish(kind) for kind in kinds):
-        raise InvalidArgumentError(f"penstock: {_short(value)} cannot be made into an array")
+        raise InvalidArgumentError(
+            f"penstock: {_short(value)} cannot be made into an array; use a tuple for a structure"
+        )
+    _check_mixture(value, kinds)
     try:
         array = strings.from_list(value) if any(texts) else np.array(value)
     except ValueError:
@@ -106,6 +112,20 @@ def _from_list(value: list[Any] | tuple[Any, ...], narrowed: bool = True) -> Any
 
 
 _NUMBERS = {bool, int, float, complex}
+
+
+def _check_mixture(value: Any, kinds: set[type]) -> None:
+    """NumPy would make ints and floats all floats; Python's ints may stand beside any."""
+    found = {_KINDS.get(np.dtype(kind).kind) for kind in kinds if issubclass(kind, np.generic)}
+    if found and len(found | {_KINDS["f"] for kind in kinds if kind is float}) > 1:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise InvalidArgumentError(
+            f"penstock: {_short(value)} mixes {' and '.join(names)}, and a list is one array; "
+            "convert them to one dtype, or use a tuple for a structure"
+        )
+
+
+_KINDS = {"b": "bool", "i": "integer", "u": "integer", "f": "float", "c": "complex"}
 
 
 def _arrayish(kind: type) -> bool:

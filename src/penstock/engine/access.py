@@ -157,18 +157,13 @@ def _map(read: Reader, node: Map, calls: Calls, index: Index, epoch: Epoch) -> C
     results = []
     for number, element in zip(numbers.tolist(), elements, strict=True):
         more = () if node.random is None else (generator(node.random, *epoch, number),)
-        results.append(as_result(calls.one(element, number, *more)))
+        results.append(calls.one(element, number, *more))
     return Chunk.of(results, calls.where, int(numbers[0]))
-
-
-def as_result(value: Any) -> Any:
-    """What a function returned, as an element: a list at the top is a tuple."""
-    return tuple(value) if type(value) is list else value
 
 
 def vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
     """A function of whole columns; it must give back as many rows as it got."""
-    result = as_result(calls.one(nest.unflatten(rows.tree, rows.columns), ordinal))
+    result = calls.one(nest.unflatten(rows.tree, rows.columns), ordinal)
     return columns_of(result, len(rows), calls.where)
 
 
@@ -180,6 +175,11 @@ def columns_of(result: Any, size: int, where: str) -> Chunk:
 
 
 def as_column(value: Any, size: int, where: str) -> Any:
+    if type(value) is list:
+        raise InvalidArgumentError(
+            f"{where} returned a list; with vectorized=True a column is an array, and several "
+            "columns are a tuple"
+        )
     column = as_value(value)
     rows = len(column) if hasattr(column, "__len__") and np.ndim(column) else None
     if rows != size:

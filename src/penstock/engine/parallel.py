@@ -17,7 +17,7 @@ from penstock.element.columns import Array
 from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.logs import Logs
 from penstock.engine.pool import Pool
-from penstock.engine.results import Results, as_results
+from penstock.engine.results import Results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.engine.tuning import Parallelism
 
@@ -31,7 +31,7 @@ class _Work:
 
     def __call__(self, rows: Chunk, ordinal: int) -> list[Any]:
         started = time.perf_counter()
-        made = as_results(self._calls.all(rows, ordinal))
+        made = self._calls.all(rows, ordinal)
         each = (time.perf_counter() - started) / len(rows)
         fits = int(BUDGET / max(each, 1e-7))
         self.rows = 1 if self._calls.on_trial else max(1, min(fits, 2 * len(rows), 1024))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from penstock.element import nest
 from penstock.element.chunk import Chunk, changed, describe, unusable
 from penstock.element.columns import Array
+from penstock.element.values import as_value
 from penstock.engine.calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
@@ -25,6 +29,8 @@ class Results:
         self._failures = 0
         self._kind: Any = None
         self._first = calls.function.returns
+        self._lists: list[tuple[int, ...]] | None = None
+        """The shapes of the lists in the first element, if there are any."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,7 +88,18 @@ class Results:
             self._set_kind(kind, describe(elements[0]))
         elif kind != self._kind:
             raise InvalidArgumentError("changed")
+        if _holds_list(elements[0]):
+            self._check_lists(elements, chunk)
         return chunk
+
+    def _check_lists(self, elements: list[Any], chunk: Chunk) -> None:
+        """A list is an array of one shape: the length of `x * [1, 2]` depends on x."""
+        if self._lists is None:
+            self._lists = _list_shapes(elements[0])
+        places = [i for i, x in enumerate(nest.flatten(elements[0])[0]) if type(x) is list]
+        found = [getattr(chunk.columns[i], "shape", (0, None))[1:] for i in places]
+        if found != self._lists:
+            raise InvalidArgumentError("changed")
 
     def _set_kind(self, kind: Any, structure: str) -> None:
         if self._first is None:
@@ -99,8 +116,13 @@ class Results:
                 return 0
             self._first = (self.ordinal, text)
         expected = self._first[1]
-        same = (_described(element) == expected for element in self._waiting[:count])
+        same = (self._is_like_first(element, expected) for element in self._waiting[:count])
         return next((i for i, good in enumerate(same) if not good), count)
+
+    def _is_like_first(self, element: Any, expected: str) -> bool:
+        if _described(element) != expected:
+            return False
+        return self._lists is None or _list_shapes(element) == self._lists
 
     def _odd(self) -> Exception:
         """The error of the next element, which cannot be one or is not like the others."""
@@ -112,6 +134,12 @@ class Results:
         except OpError as error:
             return unusable(self.where, element, ordinal, error)
         assert self._first is not None
+        if text == self._first[1]:
+            return InvalidArgumentError(
+                f"{self.where} returned a list of shape {self._lists} for element {self._first[0]} "
+                f"but {_list_shapes(element)} for element {ordinal}; a number times a list repeats "
+                "the list, so multiply a numpy.array; and return arrays if their shapes differ"
+            )
         return changed(self.where, *self._first, ordinal, text)
 
 
@@ -122,6 +150,15 @@ def _described(element: Any) -> str | None:
         return None
 
 
-def as_results(made: list[Any]) -> list[Any]:
-    """What a function returned, as elements: a list at the top is a tuple."""
-    return [tuple(value) if type(value) is list else value for value in made]
+def _holds_list(element: Any) -> bool:
+    kind = type(element)
+    if kind is tuple:
+        return any(map(_holds_list, element))
+    if kind is dict:
+        return any(map(_holds_list, element.values()))
+    return kind is list
+
+
+def _list_shapes(element: Any) -> list[tuple[int, ...]]:
+    leaves = nest.flatten(element)[0]
+    return [np.shape(as_value(leaf)) for leaf in leaves if type(leaf) is list]

@@ -21,7 +21,7 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
 from penstock.element.values import spec_of as spec_of_element
-from penstock.engine.access import access, as_result, vectorized
+from penstock.engine.access import access, vectorized
 from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
 from penstock.engine.copies import kept
@@ -185,7 +185,7 @@ class _Probe:
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
-            return spec_of_element(as_element(as_result(calls.one(sample, 0, *more))))
+            return spec_of_element(as_element(calls.one(sample, 0, *more)))
 
         found = self._tried(calls.where, answer, samples)
         if not _has_unknown(given):
@@ -203,13 +203,13 @@ class _Probe:
         for number, sample in enumerate(samples):
             state, output = calls.plain(number, state, sample)
             state = as_element(state)
-            found.append(spec_of_element(as_element(as_result(output))))
+            found.append(spec_of_element(as_element(output)))
         relaxed = self._relaxed(found, f"Dataset.scan: {function}")
         if not _has_unknown(given):
             return relaxed
         try:
             _, output = calls.plain(len(samples), state, _shortened(samples[0], given))
-            return relax(relaxed, spec_of_element(as_element(as_result(output))))
+            return relax(relaxed, spec_of_element(as_element(output)))
         except Exception:
             return _guessed(relaxed, samples[0], given)
 

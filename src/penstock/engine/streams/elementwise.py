@@ -15,7 +15,7 @@ from penstock.element.values import as_value
 from penstock.engine.access import Epoch, leaf, pair, vectorized
 from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.copies import kept
-from penstock.engine.results import Results, as_results
+from penstock.engine.results import Results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan
@@ -54,14 +54,13 @@ class MapStream(Stream):
     def _work(self, rows: Chunk) -> None:
         ordinal = self._results.ordinal
         made, error = self._calls.many(arguments(self._node, rows, ordinal), ordinal)
-        results = made if type(made and made[0]) is not list else as_results(made)
         self._used = len(made) + (error is not None)
         if self._used < len(rows):
             self._feed.unread(rows, self._used)
         if error is not None:
-            self._results.add([*results, FailedCall(error)], 1, rows.numbers)
+            self._results.add([*made, FailedCall(error)], 1, rows.numbers)
         else:
-            self._results.add(results, numbers=rows.numbers)
+            self._results.add(made, numbers=rows.numbers)
 
     def _columns(self, limit: int) -> Chunk:
         rows = self._next(limit)
@@ -252,7 +251,7 @@ class ScanStream(Stream):
         used = len(made) + len(failed)
         if used < len(rows):
             self._feed.unread(rows, used)
-        self._results.add(as_results(made) + failed, len(failed))
+        self._results.add(made + failed, len(failed))
 
     def _step(self, element: Any, number: int) -> Any:
         result = self._calls.plain(number, self._state, element)
@@ -283,7 +282,7 @@ def check_scan(where: str, state: Any, result: Any) -> tuple[Any, Any]:
 def check_state(where: str, state: Any, new: Any) -> Any:
     """The new state; its structure and dtypes must be those of the old one."""
     old_leaves, tree = nest.flatten(state)
-    if type(new) is list:
+    if type(new) is list and tree != nest.LEAF:  # Else it is an array.
         new = tuple(new)
     leaves = nest.flatten(new)[0]
     if len(leaves) != len(old_leaves):

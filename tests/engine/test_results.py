@@ -1,0 +1,86 @@
+"""What functions return: a list is one array, of one shape, or an error says what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data import Dataset
+from penstock.errors import InvalidArgumentError
+
+THREE = Dataset.range(1, 4)
+
+
+def pair(x: Any) -> Any:
+    return [x, x + 1]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "map": lambda f: THREE.map(f),
+    "parallel map": lambda f: THREE.map(f, num_parallel_calls=2),
+    "random map": lambda f: THREE.map(lambda x, random: f(x), random=True),
+    "scan": lambda f: THREE.scan(np.int64(0), lambda state, x: (state, f(x))),
+    "by index": lambda f: [THREE.map(f)[i] for i in range(3)],
+    "in a tuple": lambda f: THREE.map(lambda x: (x, f(x))).map(lambda x, made: made),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_list_is_an_array(way: Any) -> None:
+    assert [x.tolist() for x in way(pair)] == [[1, 2], [2, 3], [3, 4]]
+    assert [x.dtype for x in way(pair)] == [np.int64] * 3
+
+
+def test_the_spec_says_so() -> None:
+    assert THREE.map(pair).element_spec.shape == (2,)
+
+
+@pytest.mark.parametrize("way", [WAYS[name] for name in ("map", "parallel map", "scan")])
+@pytest.mark.parametrize("wrap", [lambda made: made, lambda made: {"a": (made, 1)}])
+def test_a_number_times_a_list_does_not_go_unnoticed(way: Any, wrap: Any) -> None:
+    iterator = iter(way(lambda x: wrap(x * [1, 2])))
+    next(iterator)
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"list of shape \[\(2,\)\] for element 0 but \[\(4,\)\] for element 1; .* multiply a",
+    ):
+        next(iterator)
+
+
+def test_arrays_may_differ_in_shape() -> None:
+    assert [len(x) for x in THREE.map(lambda x: np.zeros(x))] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (lambda x: [x, 37.0], r"mixes float and int64, and a list is one array; .* use a tuple"),
+        (lambda x: [x, np.float32(1)], r"mixes float32 and int64, .* use a tuple"),
+        (lambda x: [x > 1, x], r"mixes bool.* and int64, .* use a tuple"),
+        (lambda x: [np.zeros(2), np.zeros(3)], r"differ in length; use penstock.Ragged .* a tuple"),
+        (lambda x: [[1, 2], [3]], r"differ in length; use penstock.Ragged .* a tuple"),
+        (lambda x: [b"a", x], r"mixes strings and numbers; use a tuple"),
+        (lambda x: [{}, {}], r"cannot be made into an array; use a tuple"),
+    ],
+)
+def test_lists_that_are_no_arrays(made: Any, problem: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"Dataset.map: .* for element 0: .*{problem}"):
+        next(iter(THREE.map(made)))
+
+
+def test_a_list_is_no_set_of_columns() -> None:
+    with pytest.raises(InvalidArgumentError, match="returned a list; with vectorized=True"):
+        next(iter(THREE.map(lambda x: [x, x], vectorized=True)))
+
+
+def test_pythons_ints_may_stand_beside_floats() -> None:
+    assert next(iter(THREE.map(lambda x: [x * 0.5, 0]))).tolist() == [0.5, 0]
+    assert next(iter(THREE.map(lambda x: [1, 2.5]))).tolist() == [1, 2.5]
+
+
+def test_the_state_of_a_scan_may_be_a_list() -> None:
+    fibonacci = Dataset.range(6).scan([0, 1], lambda a, _: ([a[1], a[0] + a[1]], a[1]))
+    assert [int(x) for x in fibonacci] == [1, 1, 2, 3, 5, 8]
+    begin = (np.int64(0), np.int64(0))
+    assert THREE.reduce(begin, lambda a, x: [a[0] + 1, a[1] + x]) == (3, 6)
