@@ -196,6 +196,29 @@ class TestBuckets:
         )
         assert [batch.shape for batch in ds] == [(2, 4, 3)]
 
+    @pytest.mark.parametrize("sizes", [(1, 2, 3, 4, 8, 8), (2, 2, 4, 4)])
+    @pytest.mark.parametrize("told", [False, True])
+    def test_the_spec_holds_for_every_bucket(self, sizes: tuple[int, ...], told: bool) -> None:
+        ds = lengths(*sizes)
+        if told:
+            wide = tf.TensorSpec([None], tf.int64)
+            ds = ds.map(lambda x: x, output_signature=wide)
+        for boundary in (False, True):
+            made = ds.bucket_by_sequence_length(
+                len, [3, 6, 9], [2] * 4, pad_to_bucket_boundary=boundary
+            )
+            shape = made.element_spec.shape
+            assert all(shape.fits(batch.shape) for batch in made)
+            assert shape.dims == (None, None)
+
+    def test_the_spec_of_one_bucket_is_its_own(self) -> None:
+        ds = lengths(1, 2).bucket_by_sequence_length(len, [5], [2, 2], pad_to_bucket_boundary=True)
+        assert ds.element_spec.shape.dims == (None, 4)
+
+    def test_an_endless_dataset_stays_endless(self) -> None:
+        ds = lengths(1, 2).repeat().bucket_by_sequence_length(len, [5], [2, 2])
+        assert ds.cardinality() == experimental.INFINITE_CARDINALITY
+
     def test_without_padding(self) -> None:
         ds = lengths(2, 2).bucket_by_sequence_length(len, [3], [2, 2], no_padding=True)
         assert lists(ds) == [[[2, 2], [2, 2]]]
@@ -209,6 +232,15 @@ class TestPadding:
         pairs = Dataset.zip(lengths(1, 2), lengths(2, 1))
         (first, second), *_ = pairs.padded_batch(2, padding_values=np.int64(9))
         assert (first.tolist(), second.tolist()) == ([[1, 9], [2, 2]], [[2, 2], [1, 9]])
+
+    def test_none_stands_for_the_defaults_of_all_below_it(self) -> None:
+        ds = lengths(1, 2).map(lambda x: (x, {"s": x, "t": (x, x)}))
+        ((first, rest),) = ds.padded_batch(2, padding_values=(np.int64(-1), None))
+        zeros = [[1, 0], [2, 2]]
+        assert first.tolist() == [[1, -1], [2, 2]]
+        assert [x.tolist() for x in (rest["s"], *rest["t"])] == [zeros] * 3
+        with pytest.raises(ValueError, match="padding_values must have the structure"):
+            ds.padded_batch(2, padding_values=(np.int64(-1), {"other": None}))
 
     def test_a_tensor_shape_is_a_shape(self) -> None:
         ds = lengths(1, 2).padded_batch(2, padded_shapes=tf.TensorShape([3]))
@@ -297,3 +329,78 @@ def test_slices_of_datasets() -> None:
     assert ints(made) == [0, 7, 0, 8, 16]
     with pytest.raises(ValueError, match=r"from_tensor_slices: .* cannot be made into an array"):
         Dataset.from_tensor_slices([Dataset.range(2), 3])
+
+
+VARYING = {
+    "later": lambda x: np.zeros(3 if x < 3 else 4),
+    "at once": lambda x: np.zeros(x),
+    "never": lambda x: np.zeros(3),
+}
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["", "spec asked before"])
+@pytest.mark.parametrize("make", VARYING.values(), ids=VARYING)
+def test_what_samples_show_decides_nothing(make: Any, asked: bool) -> None:
+    """Two elements of one shape say nothing of the third."""
+    ds = Dataset.range(6).map(make)
+    if asked:
+        assert ds.element_spec.dtype == np.float64
+    ragged = ds.ragged_batch(2)
+    shapes = [len(make(x)) for x in range(6)]
+    assert [len(row) for batch in ragged for row in batch] == shapes
+    assert all(isinstance(batch, tf.Ragged) for batch in ragged)
+    assert ragged.element_spec.shape.dims == (None, None)
+    padded = ds.padded_batch(2)
+    assert all(padded.element_spec.shape.fits(batch.shape) for batch in padded)
+    assert ds.unbatch().cardinality() == experimental.UNKNOWN_CARDINALITY
+    assert ds.rebatch(3).element_spec.shape.dims == (None,)
+
+
+def test_a_ragged_batch_says_which_dimension_it_did_not_expect() -> None:
+    ds = Dataset.range(6).map(lambda x: np.zeros((3, 3 if x < 3 else 4))).ragged_batch(2)
+    with pytest.raises(ValueError, match=r"has shape \(3, 4\), but those before it \(None, 3\)"):
+        list(ds)
+    told = tf.TensorSpec([None, None], tf.float64)
+    ds = Dataset.range(6).map(lambda x: np.zeros((3, 3 if x < 3 else 4)), output_signature=told)
+    assert [x[1][0].shape for x in ds.ragged_batch(2)] == [(3,), (4,), (4,)]
+
+
+def test_ragged_batches_of_elements_without_rows() -> None:
+    def generate() -> Any:
+        yield np.zeros((0, 3, 0, 4))
+        yield np.ones((1, 3, 2, 4))
+
+    spec = tf.TensorSpec([None, 3, None, 4], tf.float64)
+    ds = Dataset.from_generator(generate, output_signature=spec).ragged_batch(2)
+    (batch,) = ds
+    assert [len(row) for row in batch] == [0, 1]
+    assert [part.shape for part in batch[1][0]] == [(2, 4)] * 3
+    assert ds.element_spec.shape.dims == (None, None, 3, None, 4)
+
+
+def test_unbatch_leaves_none_as_it_is() -> None:
+    ds = Dataset.range(4).map(lambda x: (x, None)).batch(2).unbatch()
+    assert [(int(x), none) for x, none in ds] == [(x, None) for x in range(4)]
+    with pytest.raises(ValueError, match="an element is a single value and has no rows"):
+        list(Dataset.range(4).map(lambda x: (x, None)).unbatch())
+
+
+def test_endless_datasets_that_must_end_are_told() -> None:
+    endless = experimental.assert_cardinality(experimental.INFINITE_CARDINALITY)
+    iterator = iter(Dataset.range(2).apply(endless))
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="expected endless elements"):
+        next(iterator)
+    assert ints(Dataset.range(2).repeat().apply(endless).take(3)) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.group_by_window(lambda x: x % 2, lambda key, w: w.batch(2), 2),
+        lambda ds: ds.interleave(lambda x: Dataset.range(2), num_parallel_calls=2),
+    ],
+)
+def test_what_is_endless_and_what_is_not_known(make: Any) -> None:
+    assert make(TEN.repeat()).cardinality() == experimental.INFINITE_CARDINALITY
+    assert make(TEN).cardinality() == experimental.UNKNOWN_CARDINALITY

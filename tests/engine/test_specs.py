@@ -109,3 +109,16 @@ def test_the_spec_of_windows_of_nothing():
     windows = Dataset.range(0).window(2).flat_map(lambda window: window.batch(2))
     assert windows.element_spec == TensorSpec([None], int64)
     assert list(windows) == []
+
+
+def test_repetitions_are_samples_too():
+    doubled = lambda state, _: (np.concatenate([state, state]), state)  # noqa: E731
+    ds = Dataset.from_tensors(0).repeat(5).scan(np.zeros(1), doubled)
+    assert ds.element_spec.shape.dims == (None,)
+
+
+def test_windows_of_several_keys_are_asked():
+    ds = Dataset.range(4).group_by_window(
+        lambda x: x % 2, lambda key, window: window.batch(int(key) + 1, drop_remainder=True), 2
+    )
+    assert ds.element_spec.shape.dims == (None,)

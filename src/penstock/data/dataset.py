@@ -13,6 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -744,7 +745,9 @@ class Dataset:
                 shapes = filled(shapes, _spec_of(plan), told, longest)
             return window.padded_batch(size, shapes, padding_values, drop_remainder)
 
-        return self.group_by_window(bucket, batches, window_size_func=buckets.size_of)
+        made = self.group_by_window(bucket, batches, window_size_func=buckets.size_of)._plan
+        assert isinstance(made, nodes.GroupByWindow)
+        return Dataset(replace(made, keys=tuple(range(len(buckets.sizes)))))
 
     # Ordering
 

@@ -34,12 +34,24 @@ def padded_shapes(where: str, given: Any, spec: Any) -> tuple[TensorShape, ...]:
 
 def padding_values(where: str, given: Any, spec: Any) -> tuple[Any, ...]:
     """One value per leaf; None stands for 0 or the empty string."""
-    leaves, tree = nest.flatten(spec)
+    leaves = nest.flatten(spec)[0]
     if nest.flatten(given)[1] == nest.LEAF:
         parts = [given] * len(leaves)
     else:
-        parts = _parts(where, "padding_values", tree, given)
+        parts = _values(where, given, spec)
     return tuple(_value(where, *pair) for pair in zip(parts, leaves, strict=True))
+
+
+def _values(where: str, given: Any, spec: Any) -> list[Any]:
+    """One value per leaf; a None stands for all the leaves below it."""
+    values, tree = nest.flatten(given)
+    try:
+        below = [nest.flatten(part)[1].num_leaves for part in nest.flatten_up_to(tree, spec)]
+    except ValueError:
+        below = [0]
+    if any(count != 1 for value, count in zip(values, below, strict=False) if value is not None):
+        return _parts(where, "padding_values", nest.flatten(spec)[1], given)
+    return [value for value, count in zip(values, below, strict=True) for _ in range(count)]
 
 
 def _parts(where: str, name: str, tree: nest.Tree, given: Any) -> list[Any]:

@@ -143,6 +143,20 @@ def stack_each(column: Column, sizes: list[int]) -> list[Any]:
     return groups
 
 
+def unstack_all(columns: Sequence[Column]) -> list[tuple[Column, Array]]:
+    """`unstack` of every column; a None has as many rows as the other components."""
+    parts = [None if _is_none(column) else unstack(column) for column in columns]
+    counts = next((part[1] for part in parts if part is not None), None)
+    if counts is None:
+        return [unstack(column) for column in columns]
+    nothing: tuple[Column, Array] = [None] * int(counts.sum()), counts
+    return [nothing if part is None else part for part in parts]
+
+
+def _is_none(column: Column) -> bool:
+    return isinstance(column, list) and column[0] is None
+
+
 def unstack(column: Column) -> tuple[Column, Array]:
     """Every leaf cut along its leading axis: the rows of all, and how many each had."""
     if isinstance(column, Ragged):

@@ -78,7 +78,7 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
         case Map():
             return partial(_map, read[0], node, Calls("map", node.function))
         case Batch(source, size):
-            collate = collate_of(node, lambda: specs(source))
+            collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
             return partial(_batch, read[0], collate, size, length)
         case Shuffle():

@@ -16,7 +16,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import UNSTACKABLE, Column
 from penstock.element.ragged import Ragged
-from penstock.element.spec import RaggedTensorSpec
+from penstock.element.spec import RaggedTensorSpec, TensorShape
 from penstock.element.values import is_opaque, zeros
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
 from penstock.plan.nodes import Batch, PaddedBatch, RaggedBatch
@@ -34,12 +34,12 @@ class UnstackableError(Exception):
 
 
 def collate_of(node: Batch, spec: Callable[[], Any]) -> Collate:
-    """How `node` makes batches; `spec` gives its input's spec, if that is needed."""
+    """How `node` makes batches; `spec` gives the spec of those, if that is needed."""
     match node:
         case PaddedBatch():
             return partial(_padded, node)
         case RaggedBatch():
-            leaves = nest.flatten(node.spec_from(spec()))[0]
+            leaves = nest.flatten(spec())[0]
             return partial(_ragged, node, leaves)
         case _:
             return stacked
@@ -154,11 +154,28 @@ def _ragged_each(column: Column, sizes: list[int], spec: Any, splits: Any) -> Co
         )
     batches: list[Any] = []
     start = 0
-    for size in sizes:
-        leaves = [_nested(leaf, spec.ragged_rank - 1) for leaf in column[start : start + size]]
+    for index, size in enumerate(sizes):
+        part = column[start : start + size]
+        _check_ragged(part, spec, index)
+        leaves = [_nested(leaf, spec.ragged_rank - 1) for leaf in part]
         batches.append(_with_splits(Ragged.from_rows(leaves, zeros(spec).dtype), splits))
         start += size
     return batches
+
+
+def _check_ragged(leaves: Any, spec: Any, index: int) -> None:
+    """Whether the dimensions that are not ragged are as the spec says: it may be from samples."""
+    row = TensorShape(spec.shape.dims[1:])
+    shapes = (leaf.shape for leaf in leaves if not isinstance(leaf, Ragged))
+    odd = next((shape for shape in shapes if not row.fits(shape)), None)
+    if odd is not None:
+        raise UnstackableError(
+            index,
+            InvalidArgumentError(
+                f"Dataset.ragged_batch: an element has shape {odd}, but those before it {row}; say "
+                "which dimensions differ with None in map(..., output_signature=...)"
+            ),
+        )
 
 
 def _nested(leaf: Any, rank: int) -> Any:
@@ -166,7 +183,7 @@ def _nested(leaf: Any, rank: int) -> Any:
     if rank <= 0 or isinstance(leaf, Ragged):
         return leaf
     splits = np.arange(leaf.shape[0] + 1) * leaf.shape[1]
-    flat = leaf.reshape(-1, *leaf.shape[2:])
+    flat = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
     return Ragged(_nested(flat, rank - 1), splits)
 
 

@@ -324,7 +324,7 @@ def _accessed(node: Node, start: int, context: Context) -> Stream:
 
 
 def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
-    collate = collate_of(node, lambda: context.environment.spec(node.input))
+    collate = collate_of(node, lambda: context.environment.spec(node))
     return batching.BatchStream(node, source, collate)
 
 

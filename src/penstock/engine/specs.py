@@ -38,7 +38,10 @@ _TRIED = 1000
 
 
 def known_spec(node: Node) -> Any:
-    """The spec, if it is known without calling a user's function; else None."""
+    """The spec, if it holds for every element, because it took no call of a user's function.
+
+    Else None: only such a spec may decide anything.
+    """
     if "_spec" not in node.__dict__:
         inputs = [known_spec(part) for part in node.inputs]
         told = getattr(node, "signature", None) or getattr(node, "spec", None)
@@ -48,19 +51,19 @@ def known_spec(node: Node) -> Any:
         if spec is OPAQUE:
             return None
         node.__dict__["_spec"] = spec
-    return node.__dict__["_spec"]
+    return None if node.__dict__.get("_sampled") else node.__dict__["_spec"]
 
 
 def spec_of(node: Node, environment: Environment) -> Any:
     """The spec; calls the user's functions on samples if it must."""
     spec = known_spec(node)
-    if spec is None:
+    if spec is None and "_spec" not in node.__dict__:
         inputs = [spec_of(part, environment) for part in node.inputs]
-        spec = node.spec_from(*inputs)
+        spec = node.spec_from_samples(*inputs)
         if spec is OPAQUE:
             spec = _Probe(environment).spec(node, inputs[0])
-        node.__dict__["_spec"] = spec
-    return spec
+        node.__dict__.update(_spec=spec, _sampled=True)
+    return node.__dict__["_spec"]
 
 
 def is_certain(node: Node) -> bool:
@@ -85,7 +88,7 @@ def is_steady(node: Node) -> bool:
         return True
     if not all(map(is_steady, node.inputs)):
         return False
-    given = [known_spec(part) for part in node.inputs]
+    given = [part.__dict__.get("_spec") for part in node.inputs]
     return node.spec_from(*given) is not OPAQUE or not any(map(_has_unknown, given))
 
 
@@ -126,8 +129,8 @@ class _Probe:
             case nodes.Scan(_, initial, function):
                 state = kept(initial.chunk.elements()[0])
                 return self._of_scan(state, function, samples, given)
-            case nodes.GroupByWindow(_, key, reduce):
-                return self._of_group(key, reduce, samples[0], given)
+            case nodes.GroupByWindow():
+                return self._of_group(node, samples, given)
             case _:
                 raise AssertionError(f"{node.label} is not opaque")
 
@@ -142,6 +145,15 @@ class _Probe:
         rows = nodes.Slices(nodes.Data(Chunk.of([element])))
         rows.__dict__["_spec"] = spec
         return rows
+
+    def _window(self, element: Any, spec: Any, certain: bool) -> Node:
+        """The same, for one that may be told from elements by a function, so it does not decide."""
+        rows = self._rows(element, spec)
+        if certain:
+            return rows
+        seen = nodes.Map(rows, Function(_unchanged))
+        seen.__dict__.update(_spec=spec, _sampled=True)
+        return seen
 
     def _samples(self, node: Node) -> list[Any]:
         context = Context(self._environment, options=Options(executor="inline"))
@@ -170,7 +182,7 @@ class _Probe:
                 return self._light(source)
             case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
                 return self._light(source)
-            case nodes.Repeat(source) | nodes.Snapshot(source) | nodes.WithOptions(source):
+            case nodes.Snapshot(source) | nodes.WithOptions(source):
                 return self._light(source)
             case nodes.Filter(source, function):
                 return type(node)(nodes.Take(self._light(source), _TRIED), function)
@@ -213,11 +225,21 @@ class _Probe:
         except Exception:
             return _guessed(relaxed, samples[0], given)
 
-    def _of_group(self, key: Function, reduce: Function, sample: Any, given: Any) -> Any:
-        number = Calls("group_by_window", key).one(sample, 0)
-        window = self._environment.wrap(self._rows(sample, given))
-        made = Calls("group_by_window", reduce).plain(0, np.int64(number), window)
-        return spec_of(plan_of("Dataset.group_by_window: reduce_func", made), self._environment)
+    def _of_group(self, node: nodes.GroupByWindow, samples: list[Any], given: Any) -> Any:
+        """What the windows of all keys that are known have in common."""
+        key, reduce = Calls("group_by_window", node.key), Calls("group_by_window", node.reduce)
+        certain = is_certain(node.input)
+
+        def answer(pair: tuple[int, Any]) -> Any:
+            window = self._environment.wrap(self._window(pair[1], given, certain))
+            made = reduce.plain(0, np.int64(pair[0]), window)
+            return spec_of(plan_of("Dataset.group_by_window: reduce_func", made), self._environment)
+
+        pairs = [(key.one(sample, 0), sample) for sample in samples[:1]]
+        pairs += [(number, samples[0]) for number in node.keys]
+        if not node.keys:
+            pairs += [(key.one(sample, 0), sample) for sample in samples[1:]]
+        return self._tried(reduce.where, answer, pairs)
 
     def _plan(self, label: str, function: Function, sample: Any) -> Node:
         calls = Calls(label, function)
@@ -257,6 +279,10 @@ def _has_unknown(spec: Any) -> bool:
 def _dims(leaf: Any) -> tuple[int | None, ...] | None:
     shape = getattr(leaf, "shape", None)
     return shape.dims if isinstance(shape, TensorShape) else None
+
+
+def _unchanged(element: Any) -> Any:
+    return element
 
 
 def _shortened(sample: Any, spec: Any) -> Any:

@@ -17,8 +17,9 @@ def bounded(node: Node, stop: int) -> Node:
     if 0 <= node.cardinality <= stop:
         return node
     made = nodes.Take(node, stop) if node.pure else _bounded(node, stop)
-    if "_spec" in node.__dict__:
-        made.__dict__["_spec"] = node.__dict__["_spec"]
+    for found in ("_spec", "_sampled"):
+        if found in node.__dict__:
+            made.__dict__[found] = node.__dict__[found]
     return made
 
 

@@ -110,6 +110,10 @@ class Node:
         """The spec, given the inputs' specs; `OPAQUE` if a function decides it."""
         return inputs[0]
 
+    def spec_from_samples(self, *inputs: Any) -> Any:
+        """The same where an input's spec was found on samples: a dimension may be an accident."""
+        return self.spec_from(*inputs)
+
     @cached_property
     def cardinality(self) -> int:
         """How many elements: a number, INFINITE or UNKNOWN."""
@@ -129,7 +133,7 @@ class Node:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields, and the spec if it is known: what else was found out holds here only."""
-        names = {field.name for field in dataclasses.fields(self)} | {"_spec"}
+        names = {field.name for field in dataclasses.fields(self)} | {"_spec", "_sampled"}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
     @property
@@ -469,7 +473,10 @@ class Interleave(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
-    counted = False
+    @cached_property
+    def cardinality(self) -> int:
+        endless = self.parallel is not None and self.input.cardinality == INFINITE
+        return INFINITE if endless else UNKNOWN
 
     @cached_property
     def by_epoch(self) -> bool:
@@ -564,6 +571,10 @@ class PaddedBatch(Batch):
         ]
         return nest.unflatten(tree, padded)
 
+    def spec_from_samples(self, *inputs: Any) -> Any:
+        """Elements that were of one length so far may be followed by longer ones."""
+        return self.spec_from(_of_some_length(inputs[0]))
+
 
 @node
 class RaggedBatch(Batch):
@@ -580,6 +591,22 @@ class RaggedBatch(Batch):
         dims = leaf.shape.dims or (None,)
         rank = max(i for i, d in enumerate(dims) if d is None) + 1
         return RaggedTensorSpec((self.rows, *dims), leaf.dtype, rank, self.row_splits)
+
+    def spec_from_samples(self, *inputs: Any) -> Any:
+        """Elements that were alike so far are ragged all the same: others may follow."""
+        return self.spec_from(_of_some_length(inputs[0]))
+
+
+def _of_some_length(spec: Any) -> Any:
+    """Specs that samples gave: where no dimension is unknown, the first may be so by accident."""
+
+    def changed(leaf: Any) -> Any:
+        dims = leaf.shape.dims if isinstance(leaf, TensorSpec) else None
+        if not dims or None in dims:
+            return leaf
+        return TensorSpec((None, *dims[1:]), leaf.dtype)
+
+    return nest.map_structure(changed, spec)
 
 
 @node
@@ -654,11 +681,15 @@ class GroupByWindow(Node):
     key: Function
     reduce: Function
     size: int | Function
+    keys: tuple[int, ...] = ()
+    """All keys that there can be, where that is known: each may give batches of its own shape."""
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
-    counted = False
+    @cached_property
+    def cardinality(self) -> int:
+        return INFINITE if self.input.cardinality == INFINITE else UNKNOWN
 
     @cached_property
     def by_epoch(self) -> bool:

@@ -106,7 +106,7 @@ class UnbatchStream(Stream):
     def _open(self, elements: Chunk) -> None:
         if not elements.columns:
             raise InvalidArgumentError(f"Dataset.{self._label}: elements must have components")
-        parts = [columns.unstack(column) for column in elements.columns]
+        parts = columns.unstack_all(elements.columns)
         uneven = np.any([counts != parts[0][1] for _, counts in parts], axis=0)
         if uneven.any():
             self._open_even(elements, int(np.argmax(uneven)), [counts for _, counts in parts])

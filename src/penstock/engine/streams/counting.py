@@ -10,6 +10,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.access import leaf, pair
 from penstock.engine.stream import State, Stream, discard
 from penstock.errors import FailedPreconditionError, InvalidTypeError
+from penstock.plan.nodes import INFINITE
 
 
 class TakeStream(Stream):
@@ -153,7 +154,7 @@ class AssertCardinalityStream(Stream):
         try:
             rows = self.inputs[0].pull(limit if self._expected < 0 else min(limit, max(left, 1)))
         except StopIteration:
-            if left > 0:
+            if left > 0 or self._expected == INFINITE:
                 raise self._error(f"has only {self._count}") from None
             raise
         except Exception:
@@ -168,8 +169,9 @@ class AssertCardinalityStream(Stream):
 
     def _error(self, what: str) -> Exception:
         self._count = -1
+        expected = "endless" if self._expected == INFINITE else self._expected
         return FailedPreconditionError(
-            f"assert_cardinality: expected {self._expected} elements, but the dataset {what}; "
+            f"assert_cardinality: expected {expected} elements, but the dataset {what}; "
             "give the true number"
         )
 
