@@ -96,7 +96,8 @@ ELEMENTWISE = (
 
 def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
     """The elements and their numbers, by which is drawn what is made of them."""
-    source, *others = [numbered(part, epoch) for part in plan.inputs]
+    number = numbered if comes_from_one(plan) else counted
+    source, *others = [number(part, epoch) for part in plan.inputs]
     match plan:
         case n.Map():
             return mapped(plan, source, epoch)
@@ -118,17 +119,32 @@ def elementwise(plan: n.Node, epoch: Epoch) -> Pairs:
 def numbered(plan: n.Node, epoch: Epoch) -> Pairs:
     """By where elements come from, if each comes from one with random access; else counted."""
     if plan.blocked is None or not comes_from_one(plan):
-        return enumerate(items(plan, epoch))
+        return counted(plan, epoch)
     return elementwise(plan, epoch)
 
 
+def counted(plan: n.Node, epoch: Epoch) -> Pairs:
+    return enumerate(items(plan, epoch))
+
+
 def comes_from_one(plan: n.Node) -> bool:
+    """Whether workers could share it: turns are taken once, and not within one of two parts."""
     if plan.blocked is None:
         return True
     if isinstance(plan, n.Concatenate) and plan.inputs[0].cardinality == n.INFINITE:
         return comes_from_one(plan.inputs[0])
     alone = isinstance(plan, ELEMENTWISE) and not isinstance(plan, n.TakeWhile)
+    once = isinstance(plan, n.Concatenate) or (isinstance(plan, n.Interleave) and plan.cycle > 1)
+    if once and any(map(in_turns, plan.inputs)):
+        return False
     return alone and all(map(comes_from_one, plan.inputs))
+
+
+def in_turns(plan: n.Node) -> bool:
+    if plan.blocked is None:
+        return False
+    own = isinstance(plan, n.Interleave) and plan.cycle > 1
+    return own or any(map(in_turns, plan.inputs))
 
 
 def key(seed: int, epoch: Epoch, again: bool) -> int:

@@ -207,15 +207,15 @@ def test_an_anonymous_job_has_no_files():
     ("node", "lines"),
     [
         (distributed(TEN.map(doubled)), ["random access: any worker computes any range"]),
-        (distributed(TEN.filter(bool)), ["10 pieces by index range, delivered in order"]),
-        (distributed(TEN.repeat().filter(bool)), ["pieces without end by index range"]),
+        (distributed(TEN.filter(bool)), ["10 pieces, delivered in order"]),
+        (distributed(TEN.repeat().filter(bool)), ["pieces without end, delivered in order"]),
         (distributed(Dataset.range(1).filter(bool)), ["1 piece: there is nothing to divide"]),
-        (distributed(TextLineDataset(["a", "b"])), ["2 pieces by file or element, read in turns"]),
+        (distributed(TextLineDataset(["a", "b"])), ["2 pieces, delivered in order"]),
         (distributed(TEN.unique()), ["one stream: one worker after the other"]),
         (
             distributed(TEN.filter(bool).batch(2)),
             [
-                "distributed_epoch of filter and all before it, 10 pieces by index range",
+                "distributed_epoch of filter and all before it, 10 pieces, delivered in order",
                 "batch and all after it run in the client",
             ],
         ),

@@ -1,5 +1,6 @@
 """Splits: however a plan is divided, its pieces are the plan, and no other work is done."""
 
+import os
 import random
 import re
 from collections import Counter
@@ -14,11 +15,11 @@ from penstock.data.readers import FixedLengthRecordDataset, TextLineDataset, TFR
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n
-from penstock.plan import pieces
+from penstock.plan import parts, pieces
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.splits import ENDLESS, bounded, cut, piece, shape_of
+from penstock.plan.splits import ENDLESS, GUESS, bounded, cut, piece, shape_of, with_parts
 from tests.conformance.random_plans import plans
 from tests.engine.driving import MOST, drained, model, opened
 from tests.engine.example_plans import OPERATORS, SOURCES, fresh, plan_of
@@ -32,6 +33,7 @@ def run(plan, limit=7):
 
 def parts_of(plan):
     """What each stream gives, as the shape of the plan says."""
+    plan = with_parts(plan)
     shape = shape_of(plan)
     streams = ENDLESS_TRIED if shape.streams == ENDLESS else shape.streams
     return [run(piece(plan, shape.kind, i, shape.streams)) for i in range(streams)]
@@ -54,9 +56,8 @@ def counted(elements):
 
 
 def check_pieces(plan, expected):
-    shape = shape_of(plan)
     found = joined(parts_of(plan))
-    if shape.ordered:
+    if shape_of(plan).turns is None:
         assert found[:MOST] == expected
     else:
         assert counted(found) == counted(expected)
@@ -65,43 +66,62 @@ def check_pieces(plan, expected):
 # Shapes
 
 
+def two(dataset):
+    """Two inner datasets in turn."""
+    return dataset.interleave(Dataset.from_tensors, 2)
+
+
 @pytest.mark.parametrize(
-    ("make", "kind", "streams", "ordered", "length"),
+    ("make", "turns"),
     [
-        (lambda d: d.range(10), "random", 1, True, 10),
-        (lambda d: d.range(10).map(lambda x: x, 2, False).batch(3), "random", 1, True, 4),
-        (lambda d: d.range(10).prefetch(2).with_options(Options()), "random", 1, True, 10),
-        (lambda d: d.range(10).shuffle(4).repeat(), "random", 1, True, -1),
-        (lambda d: d.range(10).filter(lambda x: x > 1), "split", 10, True, -2),
-        (lambda d: d.range(0).filter(lambda x: x > 1), "split", 1, True, -2),
-        (lambda d: d.range(10_000).filter(lambda x: x > 1), "split", 1112, True, -2),
-        (lambda d: d.range(10**7).filter(lambda x: x > 1), "split", 9766, True, -2),
-        (lambda d: d.range(9).repeat().filter(lambda x: x > 1), "split", ENDLESS, True, -2),
-        (lambda d: d.range(9).flat_map(d.from_tensors), "split", 9, True, -2),
-        (lambda d: d.range(9).interleave(d.from_tensors, 2), "split", 9, False, -2),
-        (lambda d: d.range(9).interleave(d.from_tensors, 1), "split", 9, True, -2),
-        (lambda d: d.range(9).batch(2).unbatch(), "split", 5, True, -2),
-        (lambda d: d.range(4).filter(lambda x: True).concatenate(d.range(3)), "split", 7, True, -2),
-        (lambda d: TextLineDataset(["a", "b"]), "split", 2, False, -2),
-        (lambda d: TextLineDataset(["a"]), "split", 1, True, -2),
-        (lambda d: TextLineDataset(["a", "b"], num_parallel_reads=2), "split", 2, False, -2),
-        (lambda d: TextLineDataset(["a", "b"]).map(len), "split", 2, False, -2),
-        (lambda d: TextLineDataset(["a", "b"]).batch(2), "single", 1, True, -2),
-        (lambda d: d.range(9).filter(lambda x: True).shuffle(9), "single", 1, True, -2),
-        (lambda d: d.range(9).filter(lambda x: True).take(2), "single", 1, True, -2),
-        (lambda d: d.range(9).take_while(lambda x: True), "single", 1, True, -2),
-        (lambda d: d.range(9).scan(np.int64(0), lambda s, x: (s, x)), "single", 1, True, 9),
-        (lambda d: d.range(9).cache(), "single", 1, True, 9),
-        (lambda d: d.range(9).window(2), "single", 1, True, 5),
+        (lambda d: d, (2, 1, 9)),
+        (lambda d: d.repeat(), (2, 1, -1)),
+        (lambda d: d.filter(lambda x: True), (2, 1, -2)),
+        (lambda d: d.flat_map(Dataset.from_tensors), (2, 1, -2)),
     ],
 )
-def test_shapes(make, kind, streams, ordered, length):
-    assert shape_of(make(Dataset).__plan__) == (kind, streams, ordered, length)
+def test_turns(make, turns):
+    plan = two(make(Dataset.range(9))).map(abs).filter(lambda x: True)
+    assert shape_of(plan.__plan__).turns == turns
+    assert shape_of(plan.flat_map(Dataset.from_tensors).__plan__).turns == turns
+    assert shape_of(make(Dataset.range(9)).__plan__).turns is None
 
 
-def test_flat_map_over_files_is_read_in_turns():
-    files = Dataset.from_tensor_slices(["a", "b"])
-    assert shape_of(files.flat_map(TextLineDataset).__plan__) == ("split", 2, False, -2)
+@pytest.mark.parametrize(
+    ("make", "kind", "streams", "length"),
+    [
+        (lambda d: d.range(10), "random", 1, 10),
+        (lambda d: d.range(10).map(lambda x: x, 2, False).batch(3), "random", 1, 4),
+        (lambda d: d.range(10).prefetch(2).with_options(Options()), "random", 1, 10),
+        (lambda d: d.range(10).shuffle(4).repeat(), "random", 1, -1),
+        (lambda d: d.range(10).filter(lambda x: x > 1), "split", 10, -2),
+        (lambda d: d.range(0).filter(lambda x: x > 1), "split", 1, -2),
+        (lambda d: d.range(10_000).filter(lambda x: x > 1), "split", 1112, -2),
+        (lambda d: d.range(10**7).filter(lambda x: x > 1), "split", 9766, -2),
+        (lambda d: d.range(9).repeat().filter(lambda x: x > 1), "split", ENDLESS, -2),
+        (lambda d: d.range(9).flat_map(d.from_tensors), "split", 9, -2),
+        (lambda d: d.range(9).interleave(d.from_tensors, 2), "split", 9, -2),
+        (lambda d: d.range(9).interleave(d.from_tensors, 1), "split", 9, -2),
+        (lambda d: two(two(d.range(9))), "single", 1, -2),
+        (lambda d: two(d.range(9)).concatenate(d.range(3)), "single", 1, -2),
+        (lambda d: d.range(3).concatenate(two(d.range(9))), "single", 1, -2),
+        (lambda d: d.range(9).batch(2).unbatch(), "split", 5, -2),
+        (lambda d: d.range(4).filter(lambda x: True).concatenate(d.range(3)), "split", 7, -2),
+        (lambda d: TextLineDataset(["a", "b"]), "split", 2, -2),
+        (lambda d: TextLineDataset(["a"]), "split", 1, -2),
+        (lambda d: TextLineDataset(["a", "b"], num_parallel_reads=2), "split", 2, -2),
+        (lambda d: TextLineDataset(["a", "b"]).map(len), "split", 2, -2),
+        (lambda d: TextLineDataset(["a", "b"]).batch(2), "single", 1, -2),
+        (lambda d: d.range(9).filter(lambda x: True).shuffle(9), "single", 1, -2),
+        (lambda d: d.range(9).filter(lambda x: True).take(2), "single", 1, -2),
+        (lambda d: d.range(9).take_while(lambda x: True), "single", 1, -2),
+        (lambda d: d.range(9).scan(np.int64(0), lambda s, x: (s, x)), "single", 1, 9),
+        (lambda d: d.range(9).cache(), "single", 1, 9),
+        (lambda d: d.range(9).window(2), "single", 1, 5),
+    ],
+)
+def test_shapes(make, kind, streams, length):
+    assert shape_of(make(Dataset).__plan__)[:3] == (kind, streams, length)
 
 
 def test_nested_services_are_one_stream():
@@ -211,31 +231,66 @@ def lines(tmp_path_factory):
 
 
 @pytest.mark.parametrize("part_bytes", [1, 5, 20, 90, 10**6])
-def test_large_files_are_read_by_parts(lines, part_bytes, monkeypatch):
-    monkeypatch.setattr(pieces, "_PART_BYTES", part_bytes)
-    plan = TextLineDataset(lines).map(bytes.upper).__plan__
+@pytest.mark.parametrize(
+    "order", [list, lambda names: Dataset.from_tensor_slices(names).shuffle(3)]
+)
+def test_large_files_are_read_by_parts(lines, part_bytes, order, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    plan = with_parts(TextLineDataset(order(lines)).map(bytes.upper).__plan__)
     streams = shape_of(plan).streams
-    assert streams == 3 if part_bytes == 10**6 else 3 < streams <= 64
+    assert streams == 3 if part_bytes == 10**6 else streams > 3
     assert joined(parts_of(plan)) == run(plan)
 
 
+def test_small_files_are_not_read_by_as_many_parts_as_large_ones(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 30)
+    (tmp_path / "large").write_text("a line\n" * 100)
+    names = [str(tmp_path / "large"), *(lines[:1] * 6)]
+    counts = [-(-os.path.getsize(name) // 30) for name in names]
+    assert shape_of(TextLineDataset(names).__plan__).streams == sum(counts)
+    drawn = with_parts(TextLineDataset(Dataset.from_tensor_slices(names).shuffle(9)).__plan__)
+    assert sum(counts) < shape_of(drawn).streams <= 4 * sum(counts)
+    assert joined(parts_of(drawn)) == run(drawn)
+    monkeypatch.setattr(parts, "_LOOKED_AT", 5)
+    many = with_parts(TextLineDataset(names).__plan__)
+    assert shape_of(many).streams % len(names) == 0
+    assert joined(parts_of(many)) == run(many)
+
+
 def test_parts_of_fixed_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "_PART_BYTES", 10)
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
     path = tmp_path / "records"
     path.write_bytes(b"HH" + bytes(range(150)) + b"F")
-    plan = FixedLengthRecordDataset(str(path), 3, 2, 1).__plan__
-    assert shape_of(plan).streams == 15
+    plan = with_parts(FixedLengthRecordDataset(str(path), 3, 2, 1).__plan__)
+    assert shape_of(plan).streams == 16
     assert joined(parts_of(plan)) == run(plan)
     assert len(run(plan)) == 50
 
 
+def test_parts_of_tfrecord_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 50)
+    path = str(tmp_path / "records")
+    with TFRecordWriter(path) as writer:
+        for number in range(40):
+            writer.write(str(number).encode() * (number % 7))
+    plan = with_parts(TFRecordDataset(path).map(len).__plan__)
+    streams = shape_of(plan).streams
+    assert streams > 10
+    guessed = [run(piece(plan, "split", i, streams, begin=GUESS)) for i in range(streams)]
+    assert joined(guessed) == run(plan)
+    assert parts_of(plan) == [run(plan), *[[]] * (streams - 1)]  # The first is the whole file.
+    assert run(piece(plan, "split", 3, streams, begin=os.path.getsize(path))) == []
+
+
 def test_what_cannot_be_read_by_parts_is_not(lines, tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "_PART_BYTES", 1)
+    monkeypatch.setattr(parts, "PART_BYTES", 1)
     assert shape_of(TextLineDataset(lines, "GZIP").__plan__).streams == 3
-    assert shape_of(TFRecordDataset(lines).__plan__).streams == 3
     assert shape_of(TextLineDataset(["not/there"]).__plan__).streams == 1
     assert shape_of(TextLineDataset(Dataset.from_tensors("a").map(str)).__plan__).streams == 1
     assert shape_of(TextLineDataset([]).__plan__).streams == 1
+    assert with_parts(plan := with_parts(TextLineDataset(lines).__plan__)) == plan
+    inside = n.Distribute(TextLineDataset(lines).__plan__, "grpc://x:1", 1)
+    assert with_parts(inside) is inside
 
 
 def test_files_in_every_way_of_reading(lines, tmp_path):
@@ -255,14 +310,14 @@ def test_files_in_every_way_of_reading(lines, tmp_path):
     ):
         plan = dataset.__plan__
         assert shape_of(plan).kind == "split"
-        assert counted(joined(parts_of(plan))) == counted(run(plan))
+        check_pieces(plan, run(plan))
 
 
 def test_saved_datasets_are_read_by_shard(tmp_path):
     path = str(tmp_path / "saved")
     Dataset.range(20).save(path, shard_func=lambda x: x % 4)
     plan = Dataset.load(path).filter(lambda x: x != 7).__plan__
-    assert shape_of(plan) == ("split", 4, False, -2)
+    assert shape_of(plan)[:3] == ("split", 4, -2)
     found = parts_of(plan)
     assert joined(found) == run(plan)
     assert bare(found[1]) == [1, 5, 9, 13, 17]
@@ -323,7 +378,7 @@ def test_what_is_drawn_does_not_depend_on_how_many_came_before(name, size, monke
 
 @pytest.mark.parametrize("part_bytes", [5, 90, 10**6])
 def test_what_is_drawn_for_records(lines, tmp_path, part_bytes, monkeypatch):
-    monkeypatch.setattr(pieces, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
     check_drawn(TextLineDataset(lines))
     check_drawn(TextLineDataset(lines).filter(lambda line: len(line) > 4))
     check_drawn(Dataset.from_tensor_slices(lines).interleave(TextLineDataset, 2, 3))

@@ -11,7 +11,6 @@ from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import (
     BLOCK,
-    CYCLE,
     address,
     element,
     in_sequence,
@@ -79,8 +78,6 @@ def _order(trainer: Trainer) -> Iterator[int]:
     if trainer.form in ("whole", "shard", "share"):
         lengths = ((s, share_of(n, count, me)) for s, n in lengths_of(plan, streams))
         turns = in_turns(lengths, streams, 1 if count else BLOCK)
-    elif trainer.form == "split" and not plan.shape.ordered:
-        turns = in_turns(lengths_of(plan, streams), CYCLE, BLOCK)
     elif count:
         turns = (element(0, n) for n in range(share_of(plan.length(0), count, me)))
     else:

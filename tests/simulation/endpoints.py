@@ -99,13 +99,20 @@ class Endpoint:
         return b"".join((sent[:at], bytes([flipped]), sent[at + 1 :]))
 
     def send_rows(
-        self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
+        self,
+        request: int,
+        start: int,
+        chunk: Chunk,
+        mark: Mark | None = None,
+        seconds: float = 0.0,
+        began: int | None = None,
     ) -> None:
         columns, parts = pack_columns(chunk)
         body = b"".join(parts)
         rows = Rows(
             *(request, start, len(chunk), columns, -1, len(body), "", mark, seconds),
             check=checksum((body,)),
+            began=began,
         )
         self._send(rows, body)
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine.stream import Stream
+from penstock.engine.trail import Trail
 from penstock.errors import NotFoundError, ResourceExhaustedError
+from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.host.lines import Depot, Line
 from penstock.service.host.outside import Outside
 from penstock.service.host.tasks import Tasks
@@ -19,7 +21,7 @@ from penstock.service.logic.keeping import Block
 from penstock.service.protocol.messages import Work
 from tests.simulation.elements import FailingError, chunk_of
 from tests.simulation.kernel import World
-from tests.simulation.plans import Dataset, element, share_of
+from tests.simulation.plans import Dataset, begins, element, share_of
 
 OVERHEAD = 0.0001
 """Seconds that a pull takes beside making elements."""
@@ -47,8 +49,27 @@ class Making:
         return self.random and self.work.consumers > 1
 
     @property
+    def guesses(self) -> bool:
+        """Whether it is a part of a file that begins where it found a record."""
+        return self.plan.wrong is not None and self.work.begin == GUESS
+
+    @property
+    def errs(self) -> bool:
+        """Whether it begins at a wrong place, and misses an element."""
+        return self.guesses and self.work.stream in (self.plan.wrong or ())
+
+    def tell(self, trail: Trail | None, ended: bool) -> None:
+        """Where the part of a file began, and where it ended."""
+        stream = self.work.stream
+        if self.plan.wrong is not None and self.work.form == "split" and trail is not None:
+            if self.work.begin not in (GUESS, WHOLE, begins(stream)):
+                self.owner.world.violated(f"stream {stream} is to begin at {self.work.begin}")
+            trail.part(begins(stream) + 9 * self.errs, begins(stream + 1) if ended else None)
+
+    @property
     def length(self) -> int:
         length = self.plan.length(self.work.stream)
+        length = max(0, length - 1) if self.errs else length
         if self.strided:
             return share_of(length, self.work.consumers, self.work.consumer)
         return length
@@ -56,22 +77,24 @@ class Making:
     def value(self, ordinal: int) -> int:
         if self.strided:
             ordinal = ordinal * self.work.consumers + self.work.consumer
-        return element(self.work.stream, ordinal)
+        return element(self.work.stream, ordinal + self.errs)
 
-    def open(self, state: Any, stop: int | None = None) -> Stream:
+    def open(self, state: Any, stop: int | None = None, trail: Trail | None = None) -> Stream:
         at = state if self.random or state is None else state["own"]
         if at and not self.random and self.owner.world.chance(self.plan.unopened):
             raise ResourceExhaustedError("a state that cannot be opened here")
         if self.plan.absent == self.owner.address:
             raise NotFoundError("a file that is not on this machine")
-        return Numbers(self, at or 0, self.length if stop is None else min(stop, self.length))
+        stop = self.length if stop is None else min(stop, self.length)
+        return Numbers(self, at or 0, stop, trail)
 
 
 class Numbers(Stream):
     """Elements from `at` up to `stop`."""
 
-    def __init__(self, making: Making, at: int, stop: int) -> None:
+    def __init__(self, making: Making, at: int, stop: int, trail: Trail | None) -> None:
         self._making = making
+        self._trail = trail
         self._at = at
         self._stop = stop
         self._open = True
@@ -83,6 +106,7 @@ class Numbers(Stream):
             world.violated("a stream is pulled that was closed")
         values = self._values(limit)
         world.wait(OVERHEAD + plan.seconds * len(values))
+        self._making.tell(self._trail, not values)
         if not values:
             raise StopIteration
         self._at += len(values)

@@ -12,7 +12,7 @@ from random import Random
 
 from penstock.service.protocol.messages import ENDLESS, Shape
 
-CYCLE, BLOCK = 16, 32
+BLOCK = 32
 FOREVER = 1 << 40
 
 _WIDTH = 1 << 41
@@ -43,6 +43,8 @@ class Dataset:
     """How often a state cannot be opened."""
     absent: str | None = None
     """Where a worker is that cannot make it."""
+    wrong: frozenset[int] | None = None
+    """Streams that begin at a wrong place if they guess; None if no stream has to guess."""
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]
@@ -70,19 +72,26 @@ def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
     size = random.choice((0, 1, 7, 33, large, large, large, 2 * large))
     if kind == "random":
         length = FOREVER if endless else size
-        shape = Shape("random", 1, True, -1 if endless else length)
+        shape = Shape("random", 1, -1 if endless else length)
         return Dataset(name, shape, (length,), *ways)
     if kind == "single":
         length = FOREVER if endless else size
-        shape = Shape("single", 1, True, -1 if endless else -2)
+        shape = Shape("single", 1, -1 if endless else -2)
         return Dataset(name, shape, (length,), *ways)
     streams = random.choice((1, 2, 3, 5, 9, 20))
     most = max(1, 2 * size // streams)
     lengths = tuple(random.choice((0, random.randint(0, most), most)) for _ in range(streams))
     if endless and not max(lengths):
         lengths = (5,)
-    shape = Shape("split", ENDLESS if endless else streams, random.random() < 0.5)
-    return Dataset(name, shape, lengths, *ways)
+    shape = Shape("split", ENDLESS if endless else streams)
+    guess = random.random() < 0.3
+    wrong = frozenset(s for s in range(1, 20) if random.random() < 0.3) if guess else None
+    return Dataset(name, shape, lengths, *ways, wrong=wrong)
+
+
+def begins(stream: int) -> int:
+    """Where in a file a stream begins, if it is part of one."""
+    return 100 * stream
 
 
 def in_sequence(plan: Dataset, streams: int) -> Iterator[int]:

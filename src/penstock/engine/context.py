@@ -12,6 +12,7 @@ from typing import Any
 from penstock.engine.access import Epoch
 from penstock.engine.meters import Meters
 from penstock.engine.stream import State, Stream
+from penstock.engine.trail import Trail
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options
 from penstock.plan.seeds import derive
@@ -41,6 +42,8 @@ class Context:
     meters: Meters = field(default_factory=Meters)
     in_order: bool = False
     """Whether all must come in order, because states were saved that do not say what followed."""
+    trail: Trail | None = None
+    """Who is told what the streams of a piece find out."""
     numbered: bool = False
     """Whether chunks carry the numbers of their elements, because somebody draws by them.
 
@@ -62,7 +65,7 @@ class Context:
         meters = self.meters.inner()
         epoch = (*self.epoch, number)
         inner = replace(self, epoch=epoch, key=key, meters=meters, in_order=True)
-        return replace(inner, numbered=False, endless=False)
+        return replace(inner, numbered=False, endless=False, trail=None)
 
     @property
     def inline(self) -> bool:

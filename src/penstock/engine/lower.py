@@ -212,8 +212,8 @@ def _from(node: Node, state: State, context: Context) -> Stream:
 def _draws_by_numbers(node: Node) -> bool:
     """Whether the numbers of its elements matter to an operator, and others may have a piece."""
     match node:
-        case nodes.Interleave(source) | nodes.Map(source, random=int()):
-            return pieces_of(source) is not None
+        case nodes.Interleave() | nodes.Map(random=int()):
+            return pieces_of(node) is not None
     return False
 
 
@@ -224,7 +224,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Generator():
             return sources.GeneratorStream(node, own)
         case nodes.Records():
-            return sources.RecordsStream(node, streams[0], own, context.numbered)
+            return sources.RecordsStream(node, streams[0], own, context.numbered, context.trail)
         case nodes.Saved():
             return sources.ChunksStream(partial(files.saved_chunks, node, context.numbered), own)
         case nodes.Map():

@@ -1,20 +1,18 @@
 """Pieces: plans divided by ranges of indices, by files and by parts of files.
 
-A piece is made from the plan and two numbers, so every process makes the same one. Only
-`parts_of_files`, which one process asks for all, looks at the disk.
+A piece is made from the plan and its number, so every process makes the same one.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.plan import nodes
 from penstock.plan.bounds import bounded
 from penstock.plan.nodes import INFINITE, UNKNOWN, Node
-from penstock.plan.readers import is_reader
+from penstock.plan.parts import divided_files
 
 ENDLESS = -1
 """The number of pieces of a plan that has infinitely many."""
@@ -23,11 +21,6 @@ _PIECES = 1024
 _LONGEST = 1024
 _ENDLESS_LENGTH = 256
 
-_PARTS = 64
-_PART_BYTES = 16 << 20
-"""A few large files are read by parts of at least this size."""
-
-
 _ELEMENTWISE = (
     *(nodes.Map, nodes.Interleave, nodes.Unbatch, nodes.IgnoreErrors, nodes.Records),
     *(nodes.Prefetch, nodes.WithOptions, nodes.Part),
@@ -35,28 +28,59 @@ _ELEMENTWISE = (
 """What does with each element what it would do with that element alone."""
 
 
+class Turns(NamedTuple):
+    """How an `interleave` takes turns: `cycle` inputs at once, `block` elements of each.
+
+    `inputs` is how many it has, if each of them can be had by its number; INFINITE and UNKNOWN as
+    in a cardinality.
+    """
+
+    cycle: int
+    block: int
+    inputs: int
+
+
 class Pieces(NamedTuple):
-    """A plan in pieces: how many, and each of them."""
+    """A plan in pieces: how many, and each of them.
+
+    One after the other they are the plan, unless it takes `turns`.
+    """
 
     streams: int
     make: Callable[[int], Node]
+    turns: Turns | None = None
 
 
-def pieces_of(node: Node, parts: int = 1) -> Pieces | None:
+def pieces_of(node: Node) -> Pieces | None:
     """The pieces of a plan; None if it has no way to be divided."""
     if node.blocked is None:
         return _ranges(node)
     match node:
         case nodes.Saved(shards=shards) if shards:
             return Pieces(len(shards), lambda number: _shard_file(node, number))
-        case nodes.Records() if parts > 1:
-            return _file_parts(node, parts)
+        case nodes.Records() if (files := divided_files(node)) is not None:
+            return Pieces(files.streams, files.make)
         case nodes.Concatenate(first, second):
             return _both(pieces_of(first), pieces_of(second))
         case _ if _is_elementwise(node):
-            inner = pieces_of(node.inputs[0], parts)
-            return inner and Pieces(inner.streams, lambda i: node.with_inputs((inner.make(i),)))
+            return _over(node, pieces_of(node.inputs[0]))
     return None
+
+
+def _over(node: Node, inner: Pieces | None) -> Pieces | None:
+    """What an operator makes of each piece of its input."""
+    turns = None if inner is None else inner.turns
+    if inner is None or (takes_turns(node) and turns is not None):
+        return None
+    if isinstance(node, nodes.Interleave) and takes_turns(node):
+        known = node.input.blocked is None
+        turns = Turns(node.cycle, node.block, node.input.cardinality if known else UNKNOWN)
+    return Pieces(inner.streams, lambda i: node.with_inputs((inner.make(i),)), turns)
+
+
+def takes_turns(node: Node) -> bool:
+    """Whether an operator gives elements of several inputs in turn."""
+    return isinstance(node, nodes.Interleave) and node.cycle > 1
 
 
 def _is_elementwise(node: Node) -> bool:
@@ -87,19 +111,12 @@ def _shard_file(node: nodes.Saved, number: int) -> Node:
     return nodes.Part(replace(node, shards=(node.shards[number],), count=UNKNOWN), number)
 
 
-def _file_parts(node: nodes.Records, parts: int) -> Pieces:
-    def make(number: int) -> Node:
-        file, part = divmod(number, parts)
-        names = _range(node.input, file, 1)
-        return replace(node, input=names, options=(*node.options, ("part", (part, parts))))
-
-    return Pieces(node.input.cardinality * parts, make)
-
-
 def _both(first: Pieces | None, second: Pieces | None) -> Pieces | None:
     """The pieces of one plan, then those of another, which is part 1."""
-    if first is None or second is None or first.streams == ENDLESS:
+    if first is None or second is None or first.turns or second.turns:
         return first if first is not None and first.streams == ENDLESS else None
+    if first.streams == ENDLESS:
+        return first
     before = first.streams
     streams = ENDLESS if second.streams == ENDLESS else before + second.streams
     behind = second.make
@@ -108,55 +125,3 @@ def _both(first: Pieces | None, second: Pieces | None) -> Pieces | None:
         return first.make(number) if number < before else nodes.Part(behind(number - before), 1)
 
     return Pieces(streams, make)
-
-
-def is_ordered(node: Node) -> bool:
-    """Whether the pieces, one after the other, are the plan. Files are rather read in turns."""
-    if node.blocked is None:
-        return True
-    match node:
-        case nodes.Records() | nodes.Saved():
-            return False
-        case nodes.Interleave(cycle=cycle):
-            return cycle == 1 and not is_reader(node) and is_ordered(node.input)
-    return all(map(is_ordered, node.inputs))
-
-
-# Parts of files
-
-
-def reader_of(plan: Node) -> nodes.Records | None:
-    """The reader at the bottom of a plan, if its files can be read by parts."""
-    node = plan
-    while not isinstance(node, nodes.Records):
-        if node.blocked is None or not _is_elementwise(node):
-            return None
-        node = node.inputs[0]
-    plain = not dict(node.options).get("compression")
-    can = plain and node.format in ("text", "fixed") and 0 < node.input.cardinality <= _PARTS
-    return node if can and node.input.blocked is None else None
-
-
-def parts_of_files(plan: Node) -> int:
-    """By how many parts each file is read: more than one where there are few and large files."""
-    reader = reader_of(plan)
-    if reader is None:
-        return 1
-    sizes = list(map(_size, _names(reader.input)))
-    if not sizes or None in sizes:
-        return 1
-    return max(1, min(_PARTS // len(sizes), max(filter(None, sizes), default=0) // _PART_BYTES))
-
-
-def _names(node: Node) -> list[Any]:
-    """The names of files, where they stand in the plan; in any order."""
-    while isinstance(node, nodes.Shuffle | nodes.Prefetch | nodes.WithOptions):
-        node = node.input
-    return node.data.chunk.elements() if isinstance(node, nodes.Slices) else []
-
-
-def _size(name: Any) -> int | None:
-    try:
-        return os.path.getsize(name)
-    except (OSError, ValueError, TypeError):
-        return None  # Not here, or not on a disk: perhaps the workers see it.

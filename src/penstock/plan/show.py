@@ -105,9 +105,7 @@ def _pieces(shape: Splits) -> str:
     count = "pieces without end" if shape.streams == ENDLESS else f"{shape.streams} pieces"
     if shape.streams == 1:
         return "1 piece: there is nothing to divide"
-    if shape.ordered:
-        return f"{count} by index range, delivered in order"
-    return f"{count} by file or element, read in turns"
+    return f"{count}, delivered in order"
 
 
 def _worth_showing(value: Any, default: Any) -> bool:

@@ -14,48 +14,62 @@ from penstock.plan.bounds import bounded
 from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
-from penstock.plan.pieces import ENDLESS, is_ordered, parts_of_files, pieces_of, reader_of
+from penstock.plan.parts import GUESS, WHOLE, begun_at, with_parts
+from penstock.plan.pieces import ENDLESS, Turns, pieces_of
 from penstock.plan.shard import in_order, service_shard, share_plan
 
-__all__ = ["ENDLESS", "Splits", "bounded", "cut", "piece", "shape_of"]
+__all__ = [
+    "ENDLESS",
+    "GUESS",
+    "WHOLE",
+    "Splits",
+    "bounded",
+    "cut",
+    "piece",
+    "shape_of",
+    "with_parts",
+]
 
 
 class Splits(NamedTuple):
     """How a plan is divided.
 
     `random`: any worker computes any range of its elements. `split`: it has `streams` pieces (or
-    is ENDLESS); one after the other they are the whole plan if they are `ordered`. `single`: one
-    worker computes it all. `length` is the cardinality of the plan.
+    is ENDLESS), which are the whole plan, one after the other; unless it takes `turns`: then that
+    is how elements of several inputs follow each other. `single`: one worker computes it all.
+    `length` is the cardinality of the plan.
     """
 
     kind: str
     streams: int
-    ordered: bool
     length: int
+    turns: Turns | None = None
 
 
 def shape_of(plan: Node) -> Splits:
     """How the workers of a service divide a plan."""
-    plan = in_order(plan)
+    plan = in_order(with_parts(plan))
     if plan.blocked is None:
-        return Splits("random", 1, True, plan.cardinality)
-    pieces = pieces_of(plan, parts_of_files(plan))
+        return Splits("random", 1, plan.cardinality)
+    pieces = pieces_of(plan)
     if pieces is None:
-        return Splits("single", 1, True, plan.cardinality)
-    ordered = pieces.streams == 1 or is_ordered(plan)
-    return Splits("split", pieces.streams, ordered, plan.cardinality)
+        return Splits("single", 1, plan.cardinality)
+    return Splits("split", pieces.streams, plan.cardinality, pieces.turns)
 
 
-def piece(plan: Node, form: str, stream: int, streams: int, policy: int = 0) -> Node:
+def piece(
+    plan: Node, form: str, stream: int, streams: int, policy: int = 0, begin: int = WHOLE
+) -> Node:
     """What a worker computes of a plan as stream `stream` of `streams`; see `messages.Work`.
 
-    All elements of it are in one order, whoever computes them and however often.
+    All elements of it are in one order, whoever computes them and however often. Of files, the
+    plan must say `with_parts` how they are divided.
     """
     match form:
         case "random" | "single" | "whole":
             return in_order(plan)
         case "split":
-            return _piece(in_order(plan), stream, streams)
+            return begun_at(_piece(in_order(plan), stream), begin)
         case "shard":
             return service_shard(plan, ShardingPolicy(policy), streams, stream)
         case "share":
@@ -66,10 +80,8 @@ def piece(plan: Node, form: str, stream: int, streams: int, policy: int = 0) -> 
     )
 
 
-def _piece(plan: Node, stream: int, streams: int) -> Node:
-    reader = reader_of(plan)
-    files = 1 if reader is None else max(reader.input.cardinality, 1)
-    pieces = pieces_of(plan, max(1, streams // files) if reader is not None else 1)
+def _piece(plan: Node, stream: int) -> Node:
+    pieces = pieces_of(plan)
     if pieces is None:
         raise InvalidArgumentError(
             f"piece: {plan.blocked}, so this plan is not divided into pieces; "

@@ -97,12 +97,14 @@ def test_one_read_gives_a_block_and_not_a_line(tmp_path: Path) -> None:
 def parts(path: Path, count: int, limit: int, **options: int) -> list[bytes]:
     """The lines of all parts, each reader replaced by one that goes on from its position."""
     found: list[bytes] = []
+    size = max(1, path.stat().st_size // count)
     for index in range(count):
-        reader = TextReader(path, part=(index, count), **options)
+        part = (index * size, None if index == count - 1 else (index + 1) * size)
+        reader = TextReader(path, part=part, **options)
         while block := reader.read(limit):
             found += block
             reader.close()
-            reader = TextReader(path, position=reader.position, part=(index, count), **options)
+            reader = TextReader(path, position=reader.position, part=part, **options)
         reader.close()
     return found
 
@@ -123,9 +125,9 @@ def test_parts_are_the_file(
 def test_a_line_belongs_to_the_part_that_it_begins_in(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"aaa\nbb\nc\n")
-    found = [lines(path, part=(index, 3)) for index in range(3)]
-    assert found == [[b"aaa"], [b"bb"], [b"c"]]
-    assert [lines(path, part=(index, 2)) for index in range(2)] == [[b"aaa"], [b"bb", b"c"]]
+    found = [lines(path, part=part) for part in ((0, 3), (3, 6), (6, 9), (9, None), (99, None))]
+    assert found == [[b"aaa"], [b"bb"], [b"c"], [], []]
+    assert [lines(path, part=part) for part in ((0, 4), (4, None))] == [[b"aaa"], [b"bb", b"c"]]
 
 
 def test_what_has_no_size_has_no_parts(tmp_path: Path) -> None:

@@ -13,12 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.formats.tfrecord import (
-    TFRecordOptions,
-    TFRecordReader,
-    TFRecordWriter,
-    _masked_crc,
-)
+from penstock.engine.formats import framing
+from penstock.engine.formats.framing import masked_crc
+from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordReader, TFRecordWriter
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -133,7 +130,7 @@ def test_compressed_and_truncated_at_every_byte(tmp_path: Path, compression: str
 
 def test_no_memory_is_taken_for_a_length_that_the_file_does_not_have(tmp_path: Path) -> None:
     length = struct.pack("<Q", 2**62)
-    (tmp_path / "file").write_bytes(length + _masked_crc(length) + b"x" * 100)
+    (tmp_path / "file").write_bytes(length + masked_crc(length) + b"x" * 100)
     _, error = records_and_error(tmp_path / "file")
     assert "the file ends within it" in str(error)
 
@@ -229,3 +226,72 @@ def test_an_exception_closes_the_writer(tmp_path: Path) -> None:
 def test_writer_into_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="TFRecordWriter: '.*nowhere.*' does not exist"):
         TFRecordWriter(tmp_path / "nowhere" / "file")
+
+
+def part_of(path: Path, part: tuple[int, int | None], begin: int | None, limit: int) -> Any:
+    """The records of a part, where it began and where it ended."""
+    reader = TFRecordReader(path, part=part, begin=begin, buffer_size=7)
+    found: list[bytes] = []
+    began: list[int | None] = []
+    while block := reader.read(limit):
+        found += block
+        began.append(reader.began)
+        reader.close()
+        reader = TFRecordReader(path, part=part, begin=begin, position=reader.position)
+    return found, [*began, reader.began][0], reader.position
+
+
+def frame(record: bytes) -> bytes:
+    length = struct.pack("<Q", len(record))
+    return length + masked_crc(length) + record + masked_crc(record)
+
+
+plain = st.binary(max_size=40)
+nested = st.lists(st.binary(max_size=20), max_size=3).map(lambda inner: b"".join(map(frame, inner)))
+
+
+@given(
+    records=st.lists(st.one_of(plain, nested, st.just(bytes(60))), max_size=12),
+    size=st.integers(1, 90),
+    limit=st.integers(1, 3),
+    window=st.integers(1, 50),
+)
+def test_parts_are_the_file_if_each_begins_where_the_one_before_ended(
+    file: Path, records: list[bytes], size: int, limit: int, window: int
+) -> None:
+    content = write(file, records)
+    framing._WINDOW, before = window, framing._WINDOW
+    found: list[bytes] = []
+    reached = 0
+    try:
+        for start in range(0, max(1, len(content)), size):
+            part = (start, start + size if start + size < len(content) else None)
+            told, _, end = part_of(file, part, reached, limit)
+            with suppress(DataLossError):  # A guess within a record may lead anywhere.
+                guessed, began, ended = part_of(file, part, None, limit)
+                right = began <= reached if began == ended else began == reached
+                assert guessed == told or not right
+            found += told
+            reached = max(reached, end)
+    finally:
+        framing._WINDOW = before
+    assert found == records
+    assert reached == len(content)
+
+
+def test_a_guess_is_right_where_no_record_holds_records(tmp_path: Path) -> None:
+    records = [os.urandom(100 + number) for number in range(60)] + [bytes(3000)]
+    content = write(tmp_path / "file", records)
+    starts = [sum(len(record) + FRAME for record in records[:n]) for n in range(len(records) + 1)]
+    with open(tmp_path / "file", "rb") as opened:
+        for start in range(1, len(content), 97):
+            right = next(place for place in starts if place >= start)
+            assert framing.find_record(opened, start, len(content), len(content)) == right
+
+
+def test_no_part_begins_behind_the_end_of_a_file(tmp_path: Path) -> None:
+    content = write(tmp_path / "file", [b"a", b"b"])
+    for part in ((5, None), (17, None), (99, None)):
+        assert part_of(tmp_path / "file", part, 1 << 62, 1) == ([], 1 << 62, 1 << 62)
+    with pytest.raises(DataLossError, match="ends 2 bytes before position"):
+        TFRecordReader(tmp_path / "file", part=(5, None), position=len(content) + 2).read(1)

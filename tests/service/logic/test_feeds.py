@@ -1,5 +1,7 @@
 """Feeds: every ordinal once, where a stream ends, and what is settled before it is handed out."""
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import DataLossError, NotFoundError, UnavailableError
@@ -48,7 +50,7 @@ def test_a_pledge_is_handed_out_next_and_counts_as_handed_out() -> None:
 
 
 def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
-    reader = Reader(InTurns(3, 2), Limits(), bound=True)
+    reader = Reader(InSequence(2), Limits(), bound=True)
     reader.join("w")
     reader.asks()
     reader.lose("w")
@@ -84,8 +86,14 @@ def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
         reader.asks()
 
 
+def in_turns(state: Any = None) -> InTurns:
+    order = InTurns(32, state, free=True)
+    order.add(2, {})
+    return order
+
+
 def free_reader() -> Reader:
-    order = InTurns(2, 2, free=True)
+    order = in_turns()
     return Reader(order, Limits(elements=4), bound=True, ordered=False)
 
 
@@ -107,7 +115,7 @@ def test_what_a_state_had_pledged_comes_first() -> None:
     assert pledge == (0, 1, 2)
     assert reader.pledge() == pledge
     state = reader.order.state(True)
-    again = Reader(InTurns(2, 2, state=state, free=True), Limits(elements=1), True, False)
+    again = Reader(in_turns(state), Limits(elements=1), True, False)
     again.promise(*pledge)
     again.join("v")
     assert again.take(5) is None

@@ -16,7 +16,8 @@ from penstock.errors import (
     NotFoundError,
     UnavailableError,
 )
-from penstock.service.logic.feeds import Failure, Feed
+from penstock.plan.parts import GUESS
+from penstock.service.logic.feeds import NOWHERE, Failure, Feed
 from penstock.service.logic.merging import merge_states
 from penstock.service.logic.orders import InSequence
 from penstock.service.logic.reader import Ask, Limits, Reader
@@ -103,10 +104,7 @@ def opened(form: str, streams: int, **more: Any) -> IterationOpened:
 def reading_of(
     form: str, lengths: list[int], ordered: bool = True, state: Any = None, most: int | None = None
 ) -> Reading:
-    shape = Shape("split" if form == "split" else "random", len(lengths), form != "turns")
-    shape = Shape(shape.kind, shape.streams, ordered=True, length=lengths[0])
-    if form == "turns":
-        form, shape = "split", Shape("split", len(lengths), ordered=False)
+    shape = Shape("split" if form == "split" else "random", len(lengths), lengths[0])
     return Reading(opened(form, len(lengths)), shape, Limits(elements=most), ordered, state)
 
 
@@ -128,6 +126,65 @@ def read(
     return got
 
 
+class Parts(Crew):
+    """Streams are parts of files. Some of them begin at a wrong place, unless they are told."""
+
+    SIZE = 1000
+
+    def __init__(self, lengths: list[int], seed: int, wrong: set[int], files: set[int]) -> None:
+        super().__init__(lengths, seed)
+        self.wrong, self.files = wrong, files | {0}
+
+    def begins(self, stream: int) -> int:
+        """Where the first record begins that does not begin before a part."""
+        if stream in self.files:
+            return 0
+        later = (at for at in range(stream, len(self.lengths)) if self.lengths[at])
+        found = next(later, len(self.lengths))
+        end = next((at for at in range(stream, len(self.lengths)) if at in self.files), found + 1)
+        return min(found, end) * self.SIZE + 3
+
+    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+        ask = queue[0]
+        feed, stream = ask.feed, ask.feed.stream
+        wrong = feed.begin == GUESS and stream in self.wrong and stream not in self.files
+        length = self.lengths[stream] + 3 * wrong
+        began = self.begins(stream) if feed.begin == GUESS else feed.begin
+        if feed.begin == GUESS and not length:
+            began = (stream + 1) * self.SIZE
+        ended = self.begins(stream + 1) or NOWHERE
+        ended = ended if length or stream in self.files else began
+        began, shift = (began + 7, 5) if wrong else (began, 0)
+        stop = min(ask.stop, length, ask.at + self.random.randint(1, 5))
+        if ask.at < stop:
+            rows = Elements(stream, ask.at + shift, stop + shift)
+            reader.arrive(ask.request, ask.at, rows, 0.0, began)
+        if stop >= min(ask.stop, length):
+            queue.pop(0)
+            reader.done(ask.request, length if length < ask.stop else None, began, ended)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12),
+    seed=st.integers(0, 1 << 30),
+    wrong=st.sets(st.integers(1, 11)),
+    files=st.sets(st.integers(1, 11)),
+    data=st.data(),
+)
+def test_parts_that_begin_at_a_wrong_place_are_read_again(
+    lengths: list[int], seed: int, wrong: set[int], files: set[int], data: st.DataObject
+) -> None:
+    expected = [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
+    reading = reading_of("split", lengths)
+    count = data.draw(st.integers(0, len(expected)))
+    before = read(reading, Parts(lengths, seed, wrong, files), count)
+    assert reading.reader._here >= 0 <= reading.reader._owed
+    again = reading_of("split", lengths, state=reading.state())
+    assert before + read(again, Parts(lengths, seed + 1, wrong, files)) == expected
+    assert again.reader._here == again.reader._buffered == 0
+
+
 lengths_of_streams = st.lists(st.integers(0, 70), min_size=1, max_size=20)
 
 
@@ -143,15 +200,15 @@ def test_pieces_in_sequence_are_the_local_order(lengths: list[int], seed: int) -
 def test_turns_do_not_depend_on_what_arrives_first(
     lengths: list[int], seeds: tuple[int, int]
 ) -> None:
-    first = read(reading_of("turns", lengths), Crew(lengths, seeds[0]))
-    second = read(reading_of("turns", lengths), Crew(lengths, seeds[1], workers=1))
+    first = read(reading_of("share", lengths), Crew(lengths, seeds[0]))
+    second = read(reading_of("share", lengths), Crew(lengths, seeds[1], workers=1))
     assert first == second
     assert sorted(first) == [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    form=st.sampled_from(["random", "split", "turns", "whole", "shard"]),
+    form=st.sampled_from(["random", "split", "share", "whole", "shard"]),
     ordered=st.booleans(),
     lengths=lengths_of_streams,
     seed=st.integers(0, 1 << 30),
@@ -175,7 +232,7 @@ def test_every_element_once_with_a_restart_anywhere(
 
 @settings(max_examples=50, deadline=None)
 @given(
-    form=st.sampled_from(["random", "split", "turns", "whole"]),
+    form=st.sampled_from(["random", "split", "share", "whole"]),
     most=st.integers(1, 20),
     seed=st.integers(0, 1 << 30),
 )

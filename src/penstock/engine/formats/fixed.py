@@ -1,7 +1,8 @@
 """Records of one fixed length, between a header and a footer that are left out.
 
 A file of the wrong length is refused before its first record. How long a compressed file is shows
-only at its end, so there the error comes after its records.
+only at its end, so there the error comes after its records. Of a file that is read by parts, the
+first part tells.
 """
 
 from __future__ import annotations
@@ -60,20 +61,26 @@ class FixedReader(BlockReader[bytes]):
         if size is not None:
             body = size - self._header_bytes - self._footer_bytes
             if body < 0 or body % self._record_bytes:
-                raise InvalidArgumentError(self._misfit(size))
+                if self._part is None or not self._part[0]:
+                    raise InvalidArgumentError(self._misfit(size))
+                self._part = (size, size)
             file.seek(0)
         begin = self._header_bytes if self._part is None else self._begin(file, self._part)
         self.position = position or begin
         super()._go_to(file, self.position)
 
     def _begin(self, file: BinaryIO, part: Part) -> int:
-        """Where a part begins; notes where it ends."""
-        body = self._size_for_parts(file) - self._header_bytes - self._footer_bytes
+        """Where the first record of a part begins; notes where the last one ends."""
+        end = self._size_for_parts(file) - self._footer_bytes
         file.seek(0)
-        count = body // self._record_bytes
-        first, last = (count * number // part[1] for number in (part[0], part[0] + 1))
-        self._stop = self._header_bytes + last * self._record_bytes
-        return self._header_bytes + first * self._record_bytes
+        start, stop = part
+        self._stop = end if stop is None else min(end, self._record_from(stop))
+        return min(end, self._record_from(start))
+
+    def _record_from(self, place: int) -> int:
+        """Where the first record begins that does not begin before `place`."""
+        count = -((self._header_bytes - place) // self._record_bytes)
+        return self._header_bytes + max(0, count) * self._record_bytes
 
     def _misfit(self, size: int) -> str:
         return (

@@ -14,8 +14,8 @@ from penstock.errors import DataLossError, InvalidArgumentError
 
 Record = TypeVar("Record")
 
-Part = tuple[int, int]
-"""Part i of n of a file: the records that begin in the i-th of n equal stretches."""
+Part = tuple[int, int | None]
+"""A part of a file: the records that begin from one byte on and before another (None: the end)."""
 
 
 class RecordReader(Protocol[Record]):
@@ -124,6 +124,7 @@ class BlockReader(ABC, Generic[Record]):
             )
 
     def _size_for_parts(self, file: BinaryIO) -> int:
+        """The length of a file that is read by parts. Moves the file."""
         size = size_of(file)
         if size is None:
             raise InvalidArgumentError(

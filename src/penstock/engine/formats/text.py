@@ -68,10 +68,9 @@ class TextReader(BlockReader[bytes]):
 
     def _go_to(self, file: BinaryIO, position: int) -> None:
         if self._part is not None:
-            index, count = self._part
+            start, self._stop = self._part
             size = self._size_for_parts(file)
-            self._stop = size * (index + 1) // count
-            self.position = position or _line_from(file, size * index // count, size)
+            self.position = position or _line_from(file, min(start, size), size)
             self._end = self.position
             file.seek(0)
         super()._go_to(file, self.position)

@@ -7,6 +7,11 @@
 
 The bytes are TensorFlow's, both ways. No length is believed before its checksum is right, and no
 memory is taken for bytes that the file does not have.
+
+A part of a file begins at the first record that begins in it. Only a reader that comes from the
+start of the file knows for certain where that is: bytes that look like a record may lie within one.
+So a part is told where to begin, or guesses (`find_record`) and says what it guessed; the part
+before it says where it ended, and if the two differ, the part is read again.
 """
 
 from __future__ import annotations
@@ -14,34 +19,17 @@ from __future__ import annotations
 import reprlib
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.engine.formats.files import Path, as_path, check_compression, create_bytes, reported
+from penstock.engine.formats.framing import FOOTER, HEADER, MASK, crc32c, find_record, masked_crc
 from penstock.engine.formats.inflate import WINDOW_BITS
-from penstock.engine.formats.records import BlockReader
+from penstock.engine.formats.records import BlockReader, Part
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidTypeError
 
-_HEADER, _FOOTER = 12, 4
-_MASK = 0xA282EAD8
 _KNOWN_HEADERS = 4096
-
-
-@cache
-def _crc32c() -> Callable[[bytes], int]:
-    import google_crc32c
-
-    value: Callable[[bytes], int] = google_crc32c.value
-    return value
-
-
-def _masked_crc(data: bytes) -> bytes:
-    """The checksum as it stands in the file: masked, for data may hold checksums itself."""
-    crc = _crc32c()(data)
-    return (((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 class TFRecordReader(BlockReader[bytes]):
@@ -55,31 +43,41 @@ class TFRecordReader(BlockReader[bytes]):
         compression: str | None = None,
         buffer_size: int | None = None,
         position: int = 0,
+        part: Part | None = None,
+        begin: int | None = None,
     ) -> None:
         super().__init__(path, compression, buffer_size, position)
         # Lengths repeat: a header seen before needs no checksum.
         self._lengths: dict[bytes, int] = {}
+        self._part, self._begin = part, begin
+        self._stop: int | None = None
+        self.began: int | None = None
+        """Where the first record of the part begins; where the part stops, if none is seen."""
 
     def _cut(self, limit: int) -> list[bytes]:
         records: list[bytes] = []
-        buffer, start, lengths, crc32c = self._buffer, self._start, self._lengths, _crc32c()
-        while len(records) < limit:
-            at = start + _HEADER
+        buffer, start, lengths, checksum = self._buffer, self._start, self._lengths, crc32c()
+        edge = len(buffer) + 1 if self._stop is None else start + self._stop - self.position
+        if start >= edge:
+            self._more = False
+            return records
+        while len(records) < limit and start < edge:
+            at = start + HEADER
             header = buffer[start:at]
             length = lengths.get(header)
             if length is None and (length := self._length(header)) is None:
                 break
             end = at + length
-            if end + _FOOTER > len(buffer):
+            if end + FOOTER > len(buffer):
                 break
             data = buffer[at:end]
-            crc = crc32c(data)
-            # _masked_crc, written out: this is the inner loop.
-            masked = ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
-            if masked.to_bytes(4, "little") != buffer[end : end + _FOOTER]:
+            crc = checksum(data)
+            # masked_crc, written out: this is the inner loop.
+            masked = ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+            if masked.to_bytes(4, "little") != buffer[end : end + FOOTER]:
                 break
             records.append(data)
-            start = end + _FOOTER
+            start = end + FOOTER
         self.position += start - self._start
         self._start = start
         if not records:
@@ -88,7 +86,7 @@ class TFRecordReader(BlockReader[bytes]):
 
     def _length(self, header: bytes) -> int | None:
         """The length that a header tells, or None if it is incomplete or damaged."""
-        if len(header) < _HEADER or _masked_crc(header[:8]) != header[8:]:
+        if len(header) < HEADER or masked_crc(header[:8]) != header[8:]:
             return None
         if len(self._lengths) >= _KNOWN_HEADERS:
             self._lengths.clear()
@@ -97,15 +95,34 @@ class TFRecordReader(BlockReader[bytes]):
 
     def _check_first(self) -> None:
         """No record could be cut: right at the end, and where more bytes will complete it."""
-        header = self._buffer[self._start : self._start + _HEADER]
-        if len(header) == _HEADER:
+        header = self._buffer[self._start : self._start + HEADER]
+        if len(header) == HEADER:
             length = self._length(header)
             if length is None:
                 raise self._damage("the checksum of its length is wrong")
-            if self._start + _HEADER + length + _FOOTER <= len(self._buffer):
+            if self._start + HEADER + length + FOOTER <= len(self._buffer):
                 raise self._damage("the checksum of its data is wrong")
         if header and not self._more:
             raise self._damage("the file ends within it")
+
+    def _go_to(self, file: BinaryIO, position: int) -> None:
+        if self._part is not None:
+            start, self._stop = self._part
+            size = self._size_for_parts(file)
+            if not position:
+                stop = size if self._stop is None else min(self._stop, size)
+                self.began = self.position = self._first(file, start, stop, size)
+                position = min(self.position, size)
+                if self.position >= size:
+                    self._stop = self.position
+            file.seek(0)
+        super()._go_to(file, position)
+
+    def _first(self, file: BinaryIO, start: int, stop: int, size: int) -> int:
+        """Where a part begins: at the start of the file, where it was told to, or by a guess."""
+        if not start:
+            return 0
+        return find_record(file, start, stop, size) if self._begin is None else self._begin
 
     def _damage(self, problem: str) -> DataLossError:
         hint = "" if self.position else "; is it a TFRecord file, and is compression_type right?"
@@ -166,7 +183,7 @@ class TFRecordWriter:
             )
         data = bytes(record)
         length = struct.pack("<Q", len(data))
-        frame = b"".join((length, _masked_crc(length), data, _masked_crc(data)))
+        frame = b"".join((length, masked_crc(length), data, masked_crc(data)))
         self._put(self._deflater.compress(frame) if self._deflater else frame)
 
     def flush(self) -> None:

@@ -15,9 +15,12 @@ from penstock.engine.conform import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
 from penstock.engine.formats.records import RecordReader
+from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.stream import Inlet, State, Stream
+from penstock.engine.trail import NOWHERE, Trail
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
+from penstock.plan.parts import DIVISION
 from penstock.plan.seeds import derive_array
 
 
@@ -136,8 +139,16 @@ class RecordsStream(Stream):
     number comes from its file's and from where it ends: whoever reads a part of a file knows that.
     """
 
-    def __init__(self, node: Records, source: Stream, position: State, numbered: bool) -> None:
+    def __init__(
+        self,
+        node: Records,
+        source: Stream,
+        position: State,
+        numbered: bool,
+        trail: Trail | None = None,
+    ) -> None:
         self.inputs = (source,)
+        self._trail = trail
         self._node = node
         self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
@@ -150,14 +161,27 @@ class RecordsStream(Stream):
                 self._file = self._names.pull(1)
                 position, self._begin = self._begin or 0, None
                 self._reader = self._open(position)
-            chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
+            try:
+                chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
+            except Exception:
+                self._tell(None, NOWHERE)  # What the file has behind it is not read.
+                raise
             if chunk is not None:
+                self._tell(self._reader, None)
                 return chunk
+            self._tell(self._reader, self._reader.position)
             self._close_reader()
+
+    def _tell(self, reader: RecordReader[Any] | None, end: int | None) -> None:
+        """Where the part of a file began that is read, and where it ended."""
+        if self._trail is not None and any(name == "part" for name, _ in self._node.options):
+            began = reader.began if isinstance(reader, TFRecordReader) else None
+            self._trail.part(began, end)
 
     def _open(self, position: int) -> RecordReader[Any]:
         node, name = self._node, _text(self._file.elements()[0])
-        reader = open_reader(node.format, name, dict(node.options), position)
+        options = {name: value for name, value in node.options if name != DIVISION}
+        reader = open_reader(node.format, name, options, position)
         self._finalizer = weakref.finalize(self, reader.close)
         return reader
 

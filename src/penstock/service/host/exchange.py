@@ -97,7 +97,13 @@ class Connection:
                 self._sending.release()
 
     def send_rows(
-        self, request: int, start: int, chunk: Chunk, mark: Mark | None = None, seconds: float = 0.0
+        self,
+        request: int,
+        start: int,
+        chunk: Chunk,
+        mark: Mark | None = None,
+        seconds: float = 0.0,
+        began: int | None = None,
     ) -> None:
         """Sends a chunk; its memory may be changed afterwards."""
         columns, parts = pack_columns(chunk)
@@ -105,6 +111,7 @@ class Connection:
         rows = Rows(
             *(request, start, len(chunk), columns, -1, size, "", mark, seconds),
             structure=text_of(chunk.tree),
+            began=began,
         )
         with self._sending:
             try:

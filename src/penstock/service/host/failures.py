@@ -60,9 +60,10 @@ def _cause_of(error: BaseException) -> tuple[str, str]:
     return type(cause).__name__, _short(told)
 
 
-def to_failed(request: int, ordinal: int, fault: Fault) -> Failed:
+def to_failed(request: int, ordinal: int, fault: Fault, began: int | None = None) -> Failed:
     """For one element that could not be made."""
-    return Failed(request, ordinal, fault.kind, fault.message, fault.remote, fault.cause)
+    what = (fault.kind, fault.message, fault.remote, fault.cause)
+    return Failed(request, ordinal, *what, began)
 
 
 def from_failed(failed: Failed) -> OpError:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.engine.stream import Demand, settled
+from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.outside import Outside
@@ -115,6 +116,8 @@ class Line:
         # With random access, each consumer has a stream of its own.
         kept = work.kept and not (strided and recipe.random)
         self.production = Production(recipe.random, kept, pace, recipe.longest)
+        self.trail = Trail()
+        """What its cursors have found out, all of them the same."""
         self._depot = depot
         self._timer = depot.outside.timer
         self._changed = depot.outside.condition(depot.lock)
@@ -176,6 +179,7 @@ class Line:
             item = self._pulled(cursor, most)
         except StopIteration:
             with self._changed:
+                self.trail.part(cursor.trail.began, cursor.trail.ended)
                 self.production.ended(cursor)
                 self._changed.notify_all()
         except BaseException as error:
@@ -189,7 +193,8 @@ class Line:
 
     def _pulled(self, cursor: Cursor, most: int) -> Item:
         if cursor.stream is None:
-            cursor.stream = self.recipe.open(cursor.state, cursor.stop)
+            cursor.trail = Trail()
+            cursor.stream = self.recipe.open(cursor.state, cursor.stop, cursor.trail)
             cursor.state = None
         mark = None if self.recipe.random else self._mark(cursor)
         started = self._timer()
@@ -225,6 +230,7 @@ class Line:
         content = item.content
         count = len(content) if isinstance(content, Chunk) else 1
         with self._changed:
+            self.trail.part(cursor.trail.began, None)
             made, kept = self.production.made(cursor, count, content.nbytes, item)
             self.did(count, item.seconds)
             if kept is not None and not self._closed:

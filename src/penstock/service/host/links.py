@@ -33,7 +33,7 @@ class Link:
     def __init__(self, worker: str, connection: Connection) -> None:
         self.worker = worker
         self.connection = connection
-        self._tasks: dict[tuple[str, int], int] = {}
+        self._tasks: dict[tuple[str, int], tuple[int, int]] = {}
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
         """What is said together with the next request: many streams are short."""
@@ -42,17 +42,20 @@ class Link:
 
     def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
         key = (work.job, work.stream)
-        if key not in self._tasks:
+        task, begin = self._tasks.get(key, (0, 0))
+        if not task or begin != work.begin:
+            self.close_task(*key)
             self._opened += 1
-            self._tasks[key] = self._opened
-            self._first.append(OpenTask(self._tasks[key], work))
+            task = self._opened
+            self._tasks[key] = task, work.begin
+            self._first.append(OpenTask(task, work))
         first, self._first = self._first, []
-        self.connection.send(*first, Fetch(request, self._tasks[key], start, stop, mark))
+        self.connection.send(*first, Fetch(request, task, start, stop, mark))
 
     def close_task(self, job: str, stream: int) -> None:
         """The worker may forget a stream, which has come to its end."""
-        task = self._tasks.pop((job, stream), None)
-        if task is not None:
+        task, _ = self._tasks.pop((job, stream), (0, 0))
+        if task:
             self._first.append(CloseTask(task))
 
 

@@ -15,6 +15,7 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.stream import State, Stream
+from penstock.engine.trail import Trail
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.splits import bounded, piece
@@ -40,10 +41,13 @@ class Recipe:
         """How many elements there are, where anybody could begin behind the last of them."""
         return self.plan.cardinality if self.random and self.plan.cardinality >= 0 else None
 
-    def open(self, state: State, stop: int | None = None) -> Stream:
-        """The stream from a state on (for random access a position, and up to `stop`)."""
+    def open(self, state: State, stop: int | None = None, trail: Trail | None = None) -> Stream:
+        """The stream from a state on (for random access a position, and up to `stop`).
+
+        `trail` is told what the stream finds out.
+        """
         plan = self.plan if stop is None else bounded(self.plan, stop)
-        return open_plan(plan, state, self.context)
+        return open_plan(plan, state, replace(self.context, trail=trail))
 
 
 def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
@@ -51,7 +55,7 @@ def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
 
     With random access, the elements of one consumer are a plan of their own.
     """
-    part = private(piece(plan, work.form, work.stream, work.streams, work.policy))
+    part = private(piece(plan, work.form, work.stream, work.streams, work.policy, work.begin))
     ready = prepare(part)
     if ready.blocked is None and work.consumers > 1:
         ready = prepare(Shard(part, work.consumers, work.consumer))

@@ -140,8 +140,9 @@ class Serving:
             self._look()
             quit, horizon = partial(self._is_over, fetch.request), self._horizon(fetch)
             for part in task.fetch(fetch.start, fetch.stop, fetch.mark, horizon, quit):
-                self._send(fetch.request, part)
-            return Done(fetch.request, None if quit() else task.length(fetch.stop))
+                self._send(fetch.request, part, task.trail.began)
+            length = None if quit() else task.length(fetch.stop)
+            return Done(fetch.request, length, task.trail.began, task.trail.ended)
         except BaseException as error:
             # Users' functions raise whatever they like. If the client is gone, the next word fails.
             return to_impossible(fetch.request, error, self._owner.address)
@@ -184,11 +185,12 @@ class Serving:
             if isinstance(error, DataLossError):
                 _warn(self._connection, error)
 
-    def _send(self, request: int, part: Made | Missed) -> None:
+    def _send(self, request: int, part: Made | Missed, began: int | None) -> None:
         if isinstance(part, Made):
-            self._connection.send_rows(request, part.start, part.chunk, part.mark, part.seconds)
+            rows = (part.start, part.chunk, part.mark, part.seconds, began)
+            self._connection.send_rows(request, *rows)
         else:
-            self._connection.send(to_failed(request, part.ordinal, part.fault))
+            self._connection.send(to_failed(request, part.ordinal, part.fault, began))
 
     def _close_task(self, number: int) -> None:
         task = self._tasks.pop(number, None)

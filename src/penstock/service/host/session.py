@@ -17,7 +17,7 @@ from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
-from penstock.plan.splits import shape_of
+from penstock.plan.splits import shape_of, with_parts
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.security import Security
@@ -92,14 +92,16 @@ class Session:
         self, plan: Node, spec: Any, dataset_id: str | None = None, again: bool = True
     ) -> str:
         """Makes a plan known; gives the id of the dataset, a new one unless `again` is False."""
-        encoded = encode_by_reference(plan) if self.functions == "by_reference" else _encoded(plan)
+        divided = with_parts(plan)
+        by_reference = self.functions == "by_reference"
+        encoded = encode_by_reference(divided) if by_reference else _encoded(divided)
         digest = hashlib.sha256(encoded).hexdigest()
         self._put(digest, encoded)
         request = RegisterDataset(
             digest,
             structure(plan),
             encode_spec(spec),
-            Shape(*shape_of(plan)),
+            Shape(*shape_of(divided)),
             plan.cardinality,
             dataset_id or None,
             uuid.uuid4().hex if again else digest,

@@ -322,7 +322,8 @@ class RemoteStream(Stream):
             self._send(ask)
 
     def _send(self, ask: Ask) -> None:
-        work = msgspec.structs.replace(self._work, stream=ask.feed.stream)
+        feed = ask.feed
+        work = msgspec.structs.replace(self._work, stream=feed.stream, begin=feed.begin)
         try:
             link = self._links[ask.worker]
             link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
@@ -353,9 +354,10 @@ class RemoteStream(Stream):
                     reader.mark(message.request, message.mark)
             case Failed():
                 failure = Failure(from_failed(message))
-                reader.arrive(message.request, message.ordinal, failure)
+                reader.arrive(message.request, message.ordinal, failure, began=message.began)
             case Done():
-                if (stream := reader.done(message.request, message.length)) is not None:
+                ends = (message.length, message.began, message.ended)
+                if (stream := reader.done(message.request, *ends)) is not None:
                     self._forget(link, stream)
             case Impossible():
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
@@ -390,7 +392,7 @@ class RemoteStream(Stream):
     def _arrive(self, rows: Rows, columns: list[Any]) -> None:
         at = rows.start
         for piece in self._structures.pieces(rows, columns):
-            self._reading.reader.arrive(rows.request, at, piece, rows.seconds)
+            self._reading.reader.arrive(rows.request, at, piece, rows.seconds, rows.began)
             at += len(piece)
 
     def _try_again(self) -> None:

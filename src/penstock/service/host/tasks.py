@@ -14,6 +14,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Environment
 from penstock.engine.stream import Stream
+from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.failures import Fault, fault_of
@@ -169,6 +170,11 @@ class Task:
         length = None if self._line is None else self._line.production.length
         own = None if length is None else self._stride.count(length)
         return own if own is not None and own <= stop else None
+
+    @property
+    def trail(self) -> Trail:
+        """What is known of the stream beside its elements."""
+        return Trail() if self._line is None else self._line.trail
 
     def _joined(self) -> Line:
         if self._line is None:

@@ -7,10 +7,11 @@ hands out every ordinal once. Where the stream ends must not depend on who was a
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from penstock.errors import DataLossError
+from penstock.plan.parts import WHOLE
 from penstock.service.protocol.fetches import Mark
 
 _SMALL = 512
@@ -47,12 +48,26 @@ class Failure:
 
 
 class Feed:
-    """Ordinals `start` to `stop` of a stream; `home` is the worker to ask first, if one is."""
+    """Ordinals `start` to `stop` of a stream; `home` is the worker to ask first, if one is.
+
+    `begin` tells workers where a part of a file begins; see `Work.begin`.
+    """
 
     def __init__(
-        self, stream: int, start: int = 0, stop: int = NOWHERE, home: str | None = None
+        self,
+        stream: int,
+        start: int = 0,
+        stop: int = NOWHERE,
+        home: str | None = None,
+        begin: int = WHOLE,
     ) -> None:
         self.stream = stream
+        self.begin = begin
+        self.began: int | None = None
+        self.ended: int | None = None
+        """Where the part of a file began and ended that the stream is, if workers tell."""
+        self.void = False
+        """Whether another feed of the same stream has taken its place."""
         self.next = start
         """All before it was handed out."""
         self.stop = stop
@@ -135,6 +150,26 @@ class Feed:
             # What is needed first is asked for first: it comes last in the list.
             self._lost.sort(reverse=True)
 
+    @property
+    def asked(self) -> bool:
+        """Whether anything was asked for."""
+        return self._asked > self.next or bool(self._pieces) or self.length is not None
+
+    @property
+    def answered(self) -> bool:
+        """Whether anything is known of the stream."""
+        return bool(self._pieces) or self.length is not None
+
+    @property
+    def pieces(self) -> Iterable[Piece]:
+        """What has arrived and was not handed out."""
+        return self._pieces.values()
+
+    def tell(self, began: int | None, ended: int | None = None) -> None:
+        """What a worker found out about the part of a file that the stream is."""
+        self.began = self.began if began is None else began
+        self.ended = self.ended if ended is None else ended
+
     def arrive(self, start: int, piece: Piece) -> None:
         if self.length is not None and start + len(piece) > self.length:
             self._inconsistent(start + len(piece))
@@ -205,7 +240,8 @@ class Feed:
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
     def state(self) -> list[Any]:
-        """Stream, next ordinal, what was handed out ahead of it, and a mark where it is small.
+        """Stream, next ordinal, what was handed out ahead of it, a mark where it is small, and
+        where a part of a file begins.
 
         What is pledged counts as handed out.
         """
@@ -216,12 +252,18 @@ class Feed:
             following = ahead.pop(following)
         spans, mark = sorted(map(list, ahead.items())), self.mark(following)
         if mark is None or len(mark.state) > _SMALL:
-            return [self.stream, following, spans, None]
-        return [self.stream, following, spans, [mark.ordinal, b64encode(mark.state).decode()]]
+            told = None
+        else:
+            told = [mark.ordinal, b64encode(mark.state).decode()]
+        return [self.stream, following, spans, told, self._begins]
+
+    @property
+    def _begins(self) -> int:
+        return self.begin if self.began is None or self.begin == WHOLE else self.began
 
     @classmethod
     def of(cls, state: list[Any], home: str | None = None) -> Feed:
-        feed = cls(state[0], state[1], home=home)
+        feed = cls(state[0], state[1], home=home, begin=state[4])
         feed.ahead = dict(state[2])
         if state[3] is not None:
             feed.marked(Mark(state[3][0], b64decode(state[3][1])))

@@ -10,46 +10,84 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.logic.feeds import NOWHERE, Feed
-
-CYCLE = 16
-"""How many streams are read in turns."""
-
-BLOCK = 32
-"""How many elements of each, in a turn."""
 
 
 class InSequence:
-    """One stream after the other: the local order, where streams are consecutive pieces.
+    """One stream after the other: the local order, because streams are consecutive pieces.
 
-    `length` is that of each stream, where it is known beforehand.
+    `length` is that of each stream, where it is known beforehand. A stream may be a part of a file
+    that had to guess where it begins. It counts once it was compared with the end of the part
+    before it; a part that guessed wrong is read again.
     """
 
     def __init__(
-        self, streams: int, length: int | None = None, state: dict[str, Any] | None = None
+        self,
+        streams: int,
+        length: int | None = None,
+        state: dict[str, Any] | None = None,
+        free: bool = False,
     ) -> None:
         self._streams = streams
         self._length = length
-        state = state or {"open": [], "next": 0}
+        self._begin = WHOLE if free else GUESS
+        state = state or {"open": [], "next": 0, "seam": None}
         self._next: int = state["next"]
         self._open = deque(Feed.of(feed) for feed in state["open"])
+        self._seam: int | None = state["seam"]
+        """Where the last part ended that was handed out."""
+        self._settled: Feed | None = self._open[0] if self._open and not free else None
+        self._dropped: list[Feed] = []
         for feed in self._open:
             feed.length = length
 
     def turn(self) -> Feed | None:
         """The feed to hand out from; None at the end."""
-        while self._open and self._open[0].over:
+        while self._open or self._opened() is not None:
+            settled = self._settle(self._open[0])
+            feed = self._open[0]
+            if not settled or not feed.over:
+                return feed
+            if feed.ended is None or feed.ended != feed.began:
+                self._seam = feed.ended
             self._open.popleft()
-        return self._open[0] if self._open else self._opened()
+        return None
 
     def _opened(self) -> Feed | None:
         if 0 <= self._streams <= self._next:
             return None
-        feed = Feed(self._next)
+        feed = Feed(self._next, begin=self._begin)
         feed.length = self._length
         self._next += 1
         self._open.append(feed)
         return feed
+
+    def _settle(self, feed: Feed) -> bool:
+        """Whether it is certain that the first feed begins where it must."""
+        if feed is self._settled or self._seam is None or self._begin == WHOLE:
+            return True
+        if not feed.asked:
+            feed.begin = self._seam
+        elif feed.began is None and not feed.answered:
+            return False
+        elif feed.began and not self._fits(feed):
+            self._dropped.append(feed)
+            feed = self._open[0] = Feed(feed.stream, begin=self._seam)
+            feed.length = self._length
+        self._settled = feed
+        return True
+
+    def _fits(self, feed: Feed) -> bool:
+        """Whether a part begins where the one before it ended; without records, it is behind."""
+        assert feed.began is not None
+        assert self._seam is not None
+        return feed.began == self._seam or (feed.ended == feed.began < self._seam)
+
+    def dropped(self) -> list[Feed]:
+        """Feeds that others took the place of, once each."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def any(self) -> Iterator[Feed]:
         """Where the order is free: every open feed."""
@@ -57,6 +95,7 @@ class InSequence:
 
     def upcoming(self) -> Iterator[Feed]:
         """The feeds in the order in which they will be needed."""
+        self.turn()
         yield from list(self._open)
         while (feed := self._opened()) is not None:
             yield feed
@@ -72,69 +111,53 @@ class InSequence:
         """What to go on from; `free` if feeds behind the first were handed out from, too."""
         open_ = [feed for feed in self._open if not feed.over]
         if free:
-            return {"open": [feed.state() for feed in open_], "next": self._next}
-        first = open_[0] if open_ else None
-        if first is None:
-            return {"open": [], "next": self._next}
-        return {"open": [first.state()], "next": first.stream + 1}
+            return {"open": [feed.state() for feed in open_], "next": self._next, "seam": None}
+        first = self.turn()
+        if first is None or not first.next:
+            start = self._next if first is None else first.stream
+            return {"open": [], "next": start, "seam": self._seam}
+        return {"open": [first.state()], "next": first.stream + 1, "seam": self._seam}
 
 
 class InTurns:
-    """Several streams at once, `block` elements of each in turn; one that ends gives its slot on.
+    """Streams that belong to workers, `block` elements of each in turn.
 
-    With a `cycle` of 0 every stream has a slot of its own, and `add` tells how many there are.
-    Where the order is `free`, a turn is whatever is there.
+    Every stream has a slot of its own, and `add` tells how many there are. Where the order is
+    `free`, a turn is whatever is there.
     """
 
-    def __init__(
-        self,
-        streams: int,
-        cycle: int = CYCLE,
-        block: int = BLOCK,
-        state: dict[str, Any] | None = None,
-        free: bool = False,
-    ) -> None:
-        self._streams = streams
+    def __init__(self, block: int, state: dict[str, Any] | None = None, free: bool = False) -> None:
+        self._streams = 0
         self._free = free
         self._block = block
         state = state or {"open": [], "next": 0, "turn": 0, "left": block}
         self._next: int = state["next"]
         self._turn: int = state["turn"]
         self._left: int = state["left"]
-        self._slots: list[Feed | None] = [f if f is None else Feed.of(f) for f in state["open"]]
-        while len(self._slots) < cycle and (feed := self._fresh()) is not None:
-            self._slots.append(feed)
-
-    def _fresh(self) -> Feed | None:
-        if 0 <= self._streams <= self._next:
-            return None
-        self._next += 1
-        return Feed(self._next - 1)
+        self._slots = [Feed.of(feed) for feed in state["open"]]
 
     def add(self, streams: int, homes: dict[int, str | None]) -> None:
         """There are now `streams` of them, each with a slot; `homes` says whom to ask."""
         self._streams = max(self._streams, streams)
-        while (feed := self._fresh()) is not None:
-            self._slots.append(feed)
+        while self._next < self._streams:
+            self._slots.append(Feed(self._next))
+            self._next += 1
         for feed in self._slots:
-            if feed is not None:
-                feed.home = homes.get(feed.stream, feed.home)
+            feed.home = homes.get(feed.stream, feed.home)
 
     def turn(self) -> Feed | None:
-        for _ in range(len(self._slots) + 1):
-            if not self._slots:
-                return None
-            feed = self._slots[self._turn]
-            if feed is not None and not feed.over:
-                return feed
-            self._slots[self._turn] = self._fresh()
-            if self._slots[self._turn] is None:
-                self._pass_on()
+        for _ in self._slots:
+            if not self._slots[self._turn].over:
+                return self._slots[self._turn]
+            self._pass_on()
         return None
 
     def _pass_on(self) -> None:
         self._turn = (self._turn + 1) % len(self._slots)
         self._left = self._block
+
+    def dropped(self) -> list[Feed]:
+        return []
 
     def any(self) -> Iterator[Feed]:
         return iter([feed for feed in self.upcoming() if not feed.over])
@@ -142,7 +165,7 @@ class InTurns:
     def upcoming(self) -> Iterator[Feed]:
         self.turn()
         order = self._slots[self._turn :] + self._slots[: self._turn]
-        yield from (feed for feed in order if feed is not None)
+        yield from order
 
     def took(self, feed: Feed, count: int) -> None:
         if self._free:
@@ -158,7 +181,7 @@ class InTurns:
     def state(self, free: bool) -> dict[str, Any]:
         self.turn()
         return {
-            "open": [None if feed is None else feed.state() for feed in self._slots],
+            "open": [feed.state() for feed in self._slots],
             "next": self._next,
             "turn": self._turn,
             "left": self._left,
@@ -190,6 +213,9 @@ class AsLeased:
         """Feeds that may know where their stream ends, once each."""
         ended, self._ended = self._ended, []
         return ended + self._open
+
+    def dropped(self) -> list[Feed]:
+        return []
 
     def any(self) -> Iterator[Feed]:
         self.turn()

@@ -46,6 +46,8 @@ class Cursor:
     busy: bool = True
     stream: Any = None
     """What the one who makes holds here; None: it is still to be opened, at `state`."""
+    trail: Any = None
+    """What the stream has found out."""
     unmarked: float = 0.0
     """Seconds of work since the last mark."""
     frames: int = 0

@@ -157,7 +157,7 @@ class Reader:
         if not self._workers or self.blame.is_certain:
             return made
         refused = 0
-        for feed in chain(self._promised, self.order.upcoming()):
+        for feed in chain(self._promised, self._upcoming()):
             try:
                 while feed.asks and (ask := self._ask(feed)) is not None:
                     made.append(ask)
@@ -172,6 +172,18 @@ class Reader:
                 break  # Who refuses has time for ever more of them.
         self.hungry = self._full()
         return made
+
+    def _upcoming(self) -> Iterable[Feed]:
+        upcoming = self.order.upcoming()
+        self._discard()
+        return upcoming
+
+    def _discard(self) -> None:
+        """Forgets what arrived of feeds that are not handed out."""
+        for feed in self.order.dropped():
+            feed.void = True
+            self._here -= sum(map(len, feed.pieces))
+            self._buffered -= sum(piece.nbytes for piece in feed.pieces)
 
     def _staying(self) -> dict[str, int]:
         """Those who take on more, and how many requests they have."""
@@ -262,14 +274,24 @@ class Reader:
         worker = min(able, key=lambda w: able[w], default=None)
         return worker if worker is not None and able[worker] < DEPTH else None
 
-    def arrive(self, request: int, start: int, piece: Piece, seconds: float = 0.0) -> None:
+    def arrive(
+        self,
+        request: int,
+        start: int,
+        piece: Piece,
+        seconds: float = 0.0,
+        began: int | None = None,
+    ) -> None:
         """Elements that a worker sent."""
         ask = self._asks.get(request)
         if ask is None or start != ask.at:
             return
-        ask.feed.arrive(start, piece)
         ask.at = start + len(piece)
         self._owed -= len(piece)
+        if ask.feed.void:
+            return
+        ask.feed.arrive(start, piece)
+        ask.feed.tell(began)
         self._here += len(piece)
         self._buffered += piece.nbytes
         if not isinstance(piece, Failure):
@@ -281,7 +303,13 @@ class Reader:
         if ask is not None:
             ask.feed.marked(mark)
 
-    def done(self, request: int, length: int | None) -> int | None:
+    def done(
+        self,
+        request: int,
+        length: int | None,
+        began: int | None = None,
+        ended: int | None = None,
+    ) -> int | None:
         """A worker has answered all of a request; `length` if the stream ends there.
 
         Gives the stream if the worker will be asked for nothing more of it.
@@ -293,8 +321,12 @@ class Reader:
         self._owed -= ask.stop - ask.at
         if ask.worker in self._workers:
             self._workers[ask.worker] -= 1
+        if ask.feed.void:
+            return None
+        ask.feed.tell(began)
         if length is not None:
             ask.feed.end(length)
+            ask.feed.tell(began, ended)
         if ask.at < min(ask.stop, ask.feed.limit):
             ask.feed.lose(ask.at, ask.stop)
         elif ask.at > ask.start:
@@ -342,6 +374,7 @@ class Reader:
 
     def take(self, count: int) -> tuple[Feed, int, Piece] | None:
         """The next elements, with their feed and first ordinal; None: nothing is here yet."""
+        self._discard()
         if self._promised:
             return self._take(self._promised[0], count, False)
         for feed in self._candidates() if self._pledge is None else (self._pledge,):

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.service.logic.feeds import Feed, Piece, spans
-from penstock.service.logic.orders import CYCLE, AsLeased, InSequence, InTurns, Order
+from penstock.service.logic.orders import AsLeased, InSequence, InTurns, Order
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.reader import Limits, Reader
 from penstock.service.protocol.messages import (
@@ -64,7 +64,7 @@ class Reading:
         fixed = self.leased or work.consumers > 0
         ordered = fixed or (ordered and work.form != "whole")
         length = _length(work, consumer, shape)
-        order = self._order(opened, shape, length, (state or {}).get("order"), not ordered)
+        order = self._order(opened, length, (state or {}).get("order"), not ordered)
         self.reader = Reader(order, limits, bound, ordered, work.kept)
         self._streams = 0
         self._consumed: dict[int, Ranges] = {}
@@ -89,7 +89,6 @@ class Reading:
     def _order(
         self,
         opened: IterationOpened,
-        shape: Shape,
         length: int | None,
         state: dict[str, Any] | None,
         free: bool,
@@ -99,12 +98,8 @@ class Reading:
             return AsLeased()
         if work.form in _OWNED:
             block = 1 if work.consumers else 32
-            return InTurns(0, 0, block, state, free)
-        if work.form == "split" and not shape.ordered:
-            cycle = max(CYCLE, 1 << (len(opened.workers) - 1).bit_length())
-            cycle = cycle if state is None else len(state["open"])
-            return InTurns(work.streams, cycle, state=state, free=free)
-        return InSequence(work.streams, length, state)
+            return InTurns(block, state, free)
+        return InSequence(work.streams, length, state, free)
 
     def streams(self, streams: Iterable[StreamInfo]) -> None:
         """The streams that belong to workers, as far as they are known now."""

@@ -77,6 +77,8 @@ class Rows(Message, frozen=True):
     """Of each element; empty for a bare leaf."""
     check: int | None = None
     """The checksum of the bytes that follow; None where the way they take needs none."""
+    began: int | None = None
+    """Where the part of a file began that the stream is, if that had to be found out."""
 
 
 class Failed(Message, frozen=True):
@@ -90,6 +92,7 @@ class Failed(Message, frozen=True):
     """The traceback, as text."""
     cause: tuple[str, str] = ("", "")
     """The class of what a function raised, and its text."""
+    began: int | None = None
 
 
 class Done(Message, frozen=True):
@@ -97,6 +100,9 @@ class Done(Message, frozen=True):
 
     request: int
     length: int | None = None
+    began: int | None = None
+    ended: int | None = None
+    """Where the part of a file began and ended that the stream is; see `Work.begin`."""
 
 
 class Impossible(Message, frozen=True):

@@ -45,15 +45,17 @@ class Shape(Plain, frozen=True):
     """How the elements of a plan are addressed when workers divide them.
 
     `random`: one stream of which any worker computes any part. `split`: `streams` pieces, each
-    computed from its start (ENDLESS: as many as are asked for); `ordered` pieces are read one
-    after the other, which is the local order, others in turns. `single`: one piece.
+    computed from its start (ENDLESS: as many as are asked for); read one after the other, they
+    are in the local order. `single`: one piece.
     """
 
     kind: str
     streams: int = 1
-    ordered: bool = True
     length: int = -2
     """Of the whole plan: a number, -1 for infinite, -2 for unknown."""
+    turns: tuple[int, int, int] | None = None
+    """Where elements of several inputs follow each other in turn: of how many, how many of each,
+    and how many inputs there are, if each can be had by its number (-1 infinitely, -2 unknown)."""
 
 
 class WorkerInfo(Plain, frozen=True):
@@ -259,6 +261,9 @@ class Work(Plain, frozen=True):
     """Coordinated reads: ordinals count this consumer's elements, every `consumers`-th one."""
     kept: bool = False
     """Several clients ask for the same elements: keep what was made for the others."""
+    begin: int = -2
+    """Where a part of a file begins whose records are not found from every byte: at this one, or
+    as `plan.parts` says. Its reader tells of every part where that began and ended."""
 
 
 class WorkStatus(Plain, frozen=True):

@@ -1,0 +1,106 @@
+"""The frame of a TFRecord: its checksums, and the search for a record from any byte of a file.
+
+What `find_record` finds has two right checksums, but may still lie within another record (a
+TFRecord file can be the payload of one): whoever uses it must check it against what comes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, BinaryIO
+
+import numpy as np
+
+HEADER, FOOTER = 12, 4
+MASK = 0xA282EAD8
+
+_WINDOW, _BLOCK = 1 << 14, 1 << 18
+_POLYNOMIAL = 0x82F63B78
+
+
+@cache
+def crc32c() -> Callable[[bytes], int]:
+    """The function that computes a CRC32C."""
+    import google_crc32c
+
+    value: Callable[[bytes], int] = google_crc32c.value
+    return value
+
+
+def masked_crc(data: bytes) -> bytes:
+    """The checksum as it stands in the file: masked, for data may hold checksums itself."""
+    return _masked(crc32c()(data)).to_bytes(4, "little")
+
+
+def _masked(crc: int) -> int:
+    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+
+
+def find_record(file: BinaryIO, start: int, stop: int, size: int) -> int:
+    """The first byte from `start` on at which a record seems to begin; `stop` if none does.
+
+    `size` is that of the file. Moves the file.
+    """
+    at, window = start, _WINDOW
+    while at < stop:
+        file.seek(at)
+        block = b"".join(_blocks(file, min(window, stop - at) + HEADER - 1))
+        for place, length in _headers(block, size - at - HEADER - FOOTER):
+            if _is_record(file, at + place + HEADER, length):
+                return at + place
+        at, window = at + window, min(2 * window, _BLOCK)
+    return stop
+
+
+def _blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
+    while count > 0 and (block := file.read(min(count, _BLOCK))):
+        yield block
+        count -= len(block)
+
+
+def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
+    """Where a length of at most `most` stands with its checksum, and that length."""
+    data = np.frombuffer(block, np.uint8)
+    count = len(data) - HEADER + 1
+    if count <= 0 or most < 0:
+        return []
+    # The first bytes of most lengths are zeros, which few bytes of data are.
+    fits = np.ones(count, bool)
+    for place in range((most.bit_length() + 7) // 8, 8):
+        fits &= data[place : place + count] == 0
+    places = np.flatnonzero(fits)
+    headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[places]
+    lengths = headers[:, :8].copy().view("<u8").ravel()
+    told = headers[:, 8:].copy().view("<u4").ravel()
+    right = np.flatnonzero((_masked_crcs(headers[:, :8]) == told) & (lengths <= most))
+    return list(zip(places[right].tolist(), lengths[right].tolist(), strict=True))
+
+
+def _masked_crcs(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+    """The masked checksum of each row of bytes."""
+    crcs = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in rows.T:
+        crcs = _table()[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
+    crcs ^= np.uint32(0xFFFFFFFF)
+    return (crcs >> 15 | crcs << 17) + np.uint32(MASK)
+
+
+@cache
+def _table() -> np.ndarray[Any, np.dtype[np.uint32]]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
+
+def _is_record(file: BinaryIO, start: int, length: int) -> bool:
+    """Whether `length` bytes from `start` on are followed by their checksum."""
+    import google_crc32c
+
+    file.seek(start)
+    crc = 0
+    for block in _blocks(file, length):
+        crc = google_crc32c.extend(crc, block)
+    footer = b"".join(_blocks(file, FOOTER))
+    return footer == _masked(crc).to_bytes(4, "little")

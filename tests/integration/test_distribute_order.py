@@ -1,0 +1,120 @@
+"""The order of a distributed dataset is that of the local one, whatever the workers read."""
+
+import os
+import random
+
+import pytest
+
+import penstock as tf
+from penstock.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from penstock.io import TFRecordWriter
+from penstock.plan import parts
+from tests.integration.clusters import Cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Cluster(3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of every format; some TFRecords hold the bytes of another TFRecord file."""
+    folder = tmp_path_factory.mktemp("order")
+    draw = random.Random(5)
+    for number in range(4):
+        lines = [str(draw.randrange(10**9)) * draw.randrange(9) for _ in range(100 * number + 20)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+        (folder / f"{number}.bin").write_bytes(b"H" + os.urandom(50 * (100 * number + 7)) + b"FF")
+        payloads = [os.urandom(draw.randrange(200)) for _ in range(100 * number + 9)]
+        write(folder / f"{number}.plain", payloads)
+        inside = (folder / f"{number}.plain").read_bytes()
+        write(folder / f"{number}.nested", [*payloads[:9], inside, *payloads[:9]])
+        write(folder / f"{number}.gz", payloads, "GZIP")
+    damaged = bytearray((folder / "3.plain").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (folder / "3.damaged").write_bytes(damaged)
+    return folder
+
+
+def write(path, payloads, compression=None):
+    with TFRecordWriter(path, compression) as writer:
+        for payload in payloads:
+            writer.write(payload)
+
+
+def names(folder, kind, numbers=(2, 0, 3, 1)):
+    return [str(folder / f"{number}.{kind}") for number in numbers]
+
+
+def pairs(path):
+    return TextLineDataset(path).filter(lambda line: len(line) % 3 != 0)
+
+
+DATASETS = {
+    "text": lambda f: TextLineDataset(names(f, "txt")),
+    "text, batched": lambda f: TextLineDataset(names(f, "txt")).batch(7).take(70),
+    "text, shuffled files": lambda f: TextLineDataset(
+        Dataset.from_tensor_slices(names(f, "txt")).shuffle(4, seed=2)
+    ),
+    "text, filtered": lambda f: TextLineDataset(names(f, "txt")).filter(lambda x: len(x) % 2 == 0),
+    "fixed": lambda f: FixedLengthRecordDataset(names(f, "bin"), 50, 1, 2).enumerate(),
+    "tfrecord": lambda f: TFRecordDataset(names(f, "plain")),
+    "tfrecord, nested": lambda f: TFRecordDataset(names(f, "nested")).map(len),
+    "tfrecord, damaged": lambda f: TFRecordDataset(
+        [*names(f, "damaged", [3]), *names(f, "plain", [1])]
+    ).ignore_errors(),
+    "tfrecord, nothing left": lambda f: TFRecordDataset(names(f, "plain")).filter(lambda x: False),
+    "gzip": lambda f: TFRecordDataset(names(f, "gz"), "GZIP"),
+    "both": lambda f: TFRecordDataset(names(f, "nested")).concatenate(
+        TextLineDataset(names(f, "txt"))
+    ),
+    "flat_map": lambda f: Dataset.from_tensor_slices(names(f, "txt")).flat_map(pairs),
+}
+
+
+@pytest.mark.parametrize("part_bytes", [200, 3000])
+@pytest.mark.parametrize("name", DATASETS)
+def test_files_come_in_the_local_order(cluster, folder, name, part_bytes, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    dataset = DATASETS[name](folder)
+    expected = list(map(repr, dataset))
+    assert list(map(repr, dataset.apply(cluster.distribute()))) == expected
+
+
+@pytest.mark.parametrize("name", ["text", "tfrecord, nested", "both"])
+def test_going_on_from_a_state_keeps_the_order_of_files(cluster, folder, name, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    dataset = DATASETS[name](folder).apply(cluster.distribute())
+    expected = list(map(repr, dataset))
+    iterator = iter(dataset)
+    for count in range(0, len(expected), len(expected) // 12):
+        state = iterator.state_dict()
+        again = iter(dataset)
+        again.load_state_dict(state)
+        assert list(map(repr, again)) == expected[count:]
+        for _ in range(len(expected) // 12):
+            next(iterator, None)
+
+
+def test_readers_of_a_job_share_the_records_of_files_by_parts(cluster, folder, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 500)
+    dataset = TFRecordDataset(names(folder, "nested"))
+    expected = sorted(map(bytes, dataset))
+    made = dataset.apply(cluster.distribute(job_name="records"))
+    other = dataset.apply(cluster.distribute(job_name="records"))
+    found = []
+    one, two = iter(made), iter(other)
+    for _ in range(20):
+        found += [next(one), next(two)]
+    assert sorted([*found, *one, *two]) == expected
+
+
+def test_without_order_every_record_comes_once(cluster, folder, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 500)
+    dataset = TFRecordDataset(names(folder, "nested"))
+    options = tf.data.Options()
+    options.deterministic = False
+    made = dataset.apply(cluster.distribute()).with_options(options)
+    assert sorted(made) == sorted(dataset)
