@@ -250,6 +250,26 @@ def test_status_as_tables(
         assert worker.address in capsys.readouterr().out
 
 
+def test_jobs_are_forgotten(
+    dispatcher: service.DispatchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forget", dispatcher.target]) == 0
+    assert "no jobs" in capsys.readouterr().out
+    with in_process(dispatcher):
+        made = Dataset.range(5).apply(
+            service.distribute("distributed_epoch", dispatcher.target, job_name="a job")
+        )
+        reader = iter(made)
+        next(reader)
+        assert main(["forget", dispatcher.target]) == 0
+        assert "kept, because somebody reads it: a job" in capsys.readouterr().out
+        assert main(["forget", dispatcher.target, "a job"]) == 1
+        assert "penstock forget: forget: 1 clients read job 'a job'" in capsys.readouterr().err
+        reader.close()
+    assert main(["forget", dispatcher.target, "a job"]) == 0
+    assert "forgotten: a job" in capsys.readouterr().out
+
+
 def test_status_again_and_again_until_ctrl_c(dispatcher: service.DispatchServer) -> None:
     with command("status", dispatcher.target, "--watch", "--json") as watch:
         first, second = line_of(watch), line_of(watch)

@@ -276,3 +276,17 @@ def test_penstock_itself_does_not_load_the_service():
 def test_the_result_is_not_random_access(cluster):
     made = Dataset.range(5).apply(cluster.distribute())
     assert made.cardinality() == tf.data.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_short_jobs_leave_nothing_behind(kept, tmp_path):
+    config = {"work_dir": str(tmp_path)} if kept else {}
+    with Cluster(1, **config) as cluster:
+        for number in range(30):
+            made = Dataset.range(number, number + 3).map(lambda x: x)
+            assert len(list(made.apply(cluster.distribute()))) == 3
+        status = service.status(cluster.target)
+        assert (status["jobs"], status["datasets"]) == ([], [])
+        until(lambda: not kept or os.listdir(tmp_path / "plans") == [])
+        again = made.apply(cluster.distribute())
+        assert [len(list(again)) for _ in range(2)] == [3, 3]

@@ -272,7 +272,7 @@ def test_a_program_that_runs_again_is_told(cluster, monkeypatch, caplog):
     assert list(job()) == []
     assert "so this reader gets nothing of it" in caplog.text
     monkeypatch.setattr("penstock.service.host.connect._PROGRAM", "another")
-    with pytest.raises(FailedPreconditionError, match="penstock forget 'run again'"):
+    with pytest.raises(FailedPreconditionError, match="penstock forget SERVICE 'run again'"):
         list(job())
 
 

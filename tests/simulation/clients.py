@@ -219,7 +219,8 @@ class Client(Peer):
     def _registered(self) -> str:
         plan = self.trainer.job.plan
         request = RegisterDataset(
-            *(plan.digest, plan.digest, b"spec", plan.shape, plan.cardinality, plan.digest)
+            *(plan.digest, plan.digest, b"spec", plan.shape, plan.cardinality, plan.digest),
+            lasting=False,
         )
         return self._call(request).dataset_id  # type: ignore[no-any-return]
 

@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", guide.DISPATCHER))
     _worker_arguments(add("worker", worker, "start a worker", guide.WORKER))
     _status_arguments(add("status", status, "show what a service does", guide.STATUS))
+    _forget_arguments(add("forget", forget, "forget jobs that nobody reads", guide.FORGET))
     _certs_arguments(add("certs", certs, "make certificates and a token", guide.CERTS))
     return parser
 
@@ -91,6 +92,12 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help="how long a worker may be silent before it counts as lost",
+    )
+    parser.add_argument(
+        "--forget-after",
+        type=float,
+        metavar="SECONDS",
+        help="how long to remember a named job that was read to its end (default: 3600)",
     )
     parser.add_argument(
         "--worker-address",
@@ -151,6 +158,14 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _secret_arguments(parser)
 
 
+def _forget_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
+    parser.add_argument(
+        "job", metavar="JOB", nargs="?", help="the name of a job (default: all that nobody reads)"
+    )
+    _secret_arguments(parser)
+
+
 def _certs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="where to put them")
     parser.add_argument(
@@ -172,6 +187,7 @@ def dispatcher(given: argparse.Namespace) -> int:
         fault_tolerant_mode=given.work_dir is not None,
         worker_addresses=given.worker_address,
         worker_timeout_ms=_milliseconds(given.worker_timeout),
+        forget_after_ms=_milliseconds(given.forget_after),
         **_of_server(given),
     )
     return serving.run_dispatcher(DispatchServer(config, start=False))
@@ -204,14 +220,23 @@ def _of_server(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def status(given: argparse.Namespace) -> int:
-    # A client finds its secrets in the environment.
+    _use_secrets(given)
+    show = overview.as_json if given.json else overview.as_tables
+    return overview.run(given.service, show, given.watch)
+
+
+def forget(given: argparse.Namespace) -> int:
+    _use_secrets(given)
+    return overview.forget(given.service, given.job)
+
+
+def _use_secrets(given: argparse.Namespace) -> None:
+    """A client finds its secrets in the environment."""
     if given.token_file is not None:
         os.environ.pop("PENSTOCK_TOKEN", None)
         os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
     if given.certificates is not None:
         os.environ["PENSTOCK_CERTIFICATES"] = given.certificates
-    show = overview.as_json if given.json else overview.as_tables
-    return overview.run(given.service, show, given.watch)
 
 
 def certs(given: argparse.Namespace) -> int:

@@ -59,6 +59,19 @@ examples:
   penstock status grpc://localhost:5050 --json
 """
 
+FORGET = """\
+Makes a dispatcher forget a job that was read, or all of them, so that the name can be used again.
+Saved states of its readers can still be restored, but what other readers have read is not known
+any more. A job that somebody reads is not forgotten.
+
+A dispatcher forgets jobs by itself an hour after they were read to their end (penstock dispatcher
+--forget-after SECONDS), and jobs without a name at once.
+
+examples:
+  penstock forget grpc://localhost:5050 training
+  penstock forget grpc://localhost:5050
+"""
+
 CERTS = """\
 Makes a folder with all that the machines of a service need to trust each other, and nobody else:
 certificates and keys for servers and for clients, and a token. Copy the folder to every machine,

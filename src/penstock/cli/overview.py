@@ -23,6 +23,20 @@ _WIDTH = 160
 """Of what is printed elsewhere than to a terminal."""
 
 
+def forget(service: str, job: str | None) -> int:
+    """Has jobs forgotten, and says which."""
+    from penstock.service.host import connect
+
+    answer = connect.forget(service, job)
+    for name in answer.forgotten:
+        print(f"forgotten: {name}")
+    for name in answer.kept:
+        print(f"kept, because somebody reads it: {name}")
+    if not answer.forgotten and not answer.kept:
+        print("there are no jobs with a name")
+    return 0
+
+
 def run(service: str, show: Show, watch: bool) -> int:
     """Shows the status once, or again and again until Ctrl-C."""
     never = threading.Event()

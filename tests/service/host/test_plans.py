@@ -14,6 +14,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.plans import PART, Plans
+from penstock.service.host.shelves import NamelessShelves
 
 PLAN = bytes(range(256)) * 5
 DIGEST = hashlib.sha256(PLAN).hexdigest()
@@ -172,3 +173,46 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
     plans.close()
     with pytest.raises(OpError, match="the dispatcher was stopped"):
         plans.get(DIGEST)
+
+
+def bytes_of(plans):
+    """On disk, of a folder or of the one file without a name."""
+    shelves = plans._shelves
+    if isinstance(shelves, NamelessShelves):
+        return os.fstat(shelves._descriptor()).st_size
+    return sum(entry.stat().st_size for entry in os.scandir(shelves.folder))
+
+
+def test_what_is_forgotten_leaves_no_bytes(plans):
+    send(plans, PLAN)
+    kept = [bytes([number]) * 1000 for number in range(2)]
+    for plan in kept:
+        send(plans, plan)
+    before = bytes_of(plans)
+    for number in range(50):
+        short = bytes([number]) * 700 + b"short"
+        digest = hashlib.sha256(short).hexdigest()
+        send(plans, short)
+        assert received(plans, digest) == short
+        if number == 25:
+            plans.forget(DIGEST)
+        plans.forget(digest)
+        assert digest not in plans
+    plans.forget("0" * 64)
+    assert bytes_of(plans) <= before
+    for plan in kept:
+        assert received(plans, hashlib.sha256(plan).hexdigest()) == plan
+
+
+def test_a_plan_that_is_sent_again_meanwhile_is_not_forgotten(plans):
+    plans.put(DIGEST, 0, len(PLAN), PLAN[:100])
+    plans.forget(DIGEST)
+    plans.put(DIGEST, 100, len(PLAN), PLAN[100:])
+    assert received(plans, DIGEST) == PLAN
+
+
+def test_strays_are_plans_that_no_dataset_has(plans):
+    send(plans, PLAN)
+    send(plans, b"known")
+    known = hashlib.sha256(b"known").hexdigest()
+    assert plans.strays(lambda digest: digest == known) == [DIGEST]

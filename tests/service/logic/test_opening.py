@@ -179,9 +179,14 @@ def test_finished_iterations_are_remembered() -> None:
     assert world.read("a", 100) == [(0, 0, 100)]
     assert world.lease("a").finished
     world.ask(Leave("a"))
-    world.wait(1e6)
+    world.wait(world.settings.forget_after - 1)
     world.open("b", data)
     assert world.lease("b").finished
+    world.ask(Leave("b"))
+    world.wait(world.settings.forget_after)
+    assert not world.state.jobs
+    world.open("c", data)
+    assert world.read("c", 100) == [(0, 0, 100)]
 
 
 def job_read_by(*programs: str, elements: int = 100) -> tuple[World, str]:
@@ -200,7 +205,7 @@ def test_a_program_that_runs_again_is_told_that_the_job_was_read() -> None:
     world, data = job_read_by("a", "b")
     with pytest.raises(
         FailedPreconditionError,
-        match=r"job_name='job'\): repetition 0 .* read to its end by .* penstock forget 'job'",
+        match=r"job_name='job'\): repetition 0 .* to its end by .* penstock forget SERVICE 'job'",
     ):
         world.open("again", data, program="again")
     world.restart()

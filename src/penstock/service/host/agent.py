@@ -22,6 +22,7 @@ from penstock.service.protocol.messages import (
     ClientBeat,
     ClientBeaten,
     IterationOpened,
+    LastFact,
     Lease,
     Leased,
     Leave,
@@ -112,6 +113,11 @@ class Agent:
     @property
     def client(self) -> str:
         return self._opening.client
+
+    @property
+    def last(self) -> LastFact | None:
+        """The last fact that the dispatcher told this reader of."""
+        return self._last
 
     def tell(
         self,

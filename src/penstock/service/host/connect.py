@@ -38,17 +38,24 @@ from penstock.service.logic.reader import Limits
 from penstock.service.logic.reading import claimed
 from penstock.service.protocol.messages import (
     DatasetInfo,
+    Forget,
     IterationOpened,
     JobOptions,
+    JobsForgotten,
     OpenIteration,
     WorkerInfo,
 )
 
 
-def register(service: str, plan: Node, spec: Any, dataset_id: str | None = None) -> str:
-    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset."""
+def register(
+    service: str, plan: Node, spec: Any, dataset_id: str | None = None, lasting: bool = False
+) -> str:
+    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset.
+
+    `lasting` datasets are those whose id the user has.
+    """
     found = session(parse(service)[1])
-    given = found.register(plan, spec, dataset_id)
+    given = found.register(plan, spec, dataset_id, lasting=lasting)
     _SEEDS[found.address, given] = seeds_of(plan)
     return given
 
@@ -74,6 +81,12 @@ def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
 def spec_of_dataset(info: DatasetInfo) -> Any:
     """The spec of the elements of a registered dataset."""
     return decode_spec(info.spec)
+
+
+def forget(service: str, job: str | None) -> JobsForgotten:
+    """Has the dispatcher of `service` forget a job, or all jobs that nobody reads."""
+    forgotten: JobsForgotten = session(parse(service, "forget")[1]).call(Forget(job))
+    return forgotten
 
 
 def status(service: str) -> dict[str, Any]:
@@ -140,7 +153,7 @@ class _Opener:
         try:
             opened: IterationOpened = self._session.call(request)
         except NotFoundError:
-            if node.input is None or ShardingPolicy(node.mode) not in _UNFIXED:
+            if node.input is None:
                 raise
             request = self._request(state, self._registered().dataset_id)
             opened = self._session.call(request)
@@ -289,6 +302,7 @@ class _Opener:
 __all__ = [
     "connect",
     "dataset_info",
+    "forget",
     "merge_states",
     "parse",
     "register",
@@ -301,8 +315,6 @@ _LOG = logging.getLogger("penstock.service")
 
 _PROGRAM = uuid.uuid4().hex
 """With the process id, which differs in forked children, the name of this process."""
-
-_UNFIXED = (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)
 
 
 def _most(most: int | None) -> int | None:

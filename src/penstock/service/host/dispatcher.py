@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.service.host.plans import Plans
 from penstock.service.host.ports import joined
 from penstock.service.host.privacy import check_folder
 from penstock.service.host.security import Security
+from penstock.service.logic.forgetting import SPARE_SECONDS
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
@@ -55,6 +57,7 @@ class Dispatcher:
         worker_addresses: The only workers there may be.
         job_gc_check_interval: How often it looks for jobs that nobody reads.
         job_gc_timeout: How long such a job is kept.
+        forget_after: How long a job is kept that was read to its end; by default an hour.
         worker_timeout: How long a worker may be silent.
         token: The secret of the service; by default that of this user.
         certificates: A folder of certificates, for TLS.
@@ -70,6 +73,7 @@ class Dispatcher:
         worker_addresses: Sequence[str] | None = None,
         job_gc_check_interval: float | None = None,
         job_gc_timeout: float | None = None,
+        forget_after: float | None = None,
         worker_timeout: float | None = None,
         token: str | bytes | None = None,
         certificates: str | None = None,
@@ -77,7 +81,7 @@ class Dispatcher:
     ) -> None:
         _check(fault_tolerant, work_dir, functions)
         self.security = Security.of_server(host, port, token, certificates)
-        settings = _settings(worker_addresses, job_gc_timeout, worker_timeout)
+        settings = _settings(worker_addresses, job_gc_timeout, forget_after, worker_timeout)
         self._desk = desk = _Desk(settings, work_dir, functions)
         try:
             self._server = ControlServer(desk.handle, host, port, self.security)
@@ -142,6 +146,7 @@ def _check(fault_tolerant: bool, work_dir: str | None, functions: str) -> None:
 def _settings(
     worker_addresses: Sequence[str] | None,
     job_gc_timeout: float | None,
+    forget_after: float | None,
     worker_timeout: float | None,
 ) -> Settings:
     return Settings(
@@ -151,6 +156,7 @@ def _settings(
         worker_addresses=tuple(worker_addresses or ()),
         worker_timeout=worker_timeout or Settings.worker_timeout,
         job_gc_timeout=job_gc_timeout or None,
+        forget_after=forget_after or Settings.forget_after,
     )
 
 
@@ -174,6 +180,9 @@ class _Desk:
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
             self._plans = Plans(folder and os.path.join(folder, "plans"))
+            self._strays = self._plans.strays(self.ledger.has_plan)
+            """Plans that were sent and not registered when the dispatcher stopped."""
+            self._started = time.monotonic()
         except BaseException:
             self.ledger.close()
             raise
@@ -187,17 +196,33 @@ class _Desk:
                 return PlanStored(self._plans.put(digest, offset, total, data))
             case GetPlan(digest, offset):
                 return PlanPart(*self._plans.get(digest, offset))
-            case RegisterDataset(digest) if digest not in self._plans:
-                raise FailedPreconditionError(
-                    f"RegisterDataset: plan {digest[:12]!r} has not arrived; send it first"
-                )
+            case RegisterDataset(digest):
+                self._check_plan(digest)
+                answer = self.ledger.answer(request)
+                self._check_plan(digest)  # Only now nobody forgets it any more.
+                return answer
         return self.ledger.answer(request)
+
+    def _check_plan(self, digest: str) -> None:
+        if digest not in self._plans:
+            raise FailedPreconditionError(
+                f"RegisterDataset: plan {digest[:12]!r} has not arrived; send it first"
+            )
+
+    def _forget_plans(self) -> None:
+        unused = self.ledger.orphans()
+        if self._strays and time.monotonic() - self._started > SPARE_SECONDS:
+            unused, self._strays = unused + self._strays, []
+        for digest in unused:
+            if not self.ledger.has_plan(digest):
+                self._plans.forget(digest)
 
     def run(self, interval: float) -> None:
         """Looks at the clock until it is closed."""
         while not self.closed.wait(interval):
             try:
                 self.ledger.tick()
+                self._forget_plans()
             except Exception:
                 _LOG.exception("dispatcher: looking at the clock failed; it goes on")
 

@@ -109,6 +109,19 @@ class Ledger:
                 self._journal.compact(snapshot(self._state))
             self._commit(tick(self._state, self._clock.now()))
 
+    def has_plan(self, digest: str) -> bool:
+        """Whether a dataset has the plan with this digest."""
+        with self._lock:
+            return self._state.has_plan(digest)
+
+    def orphans(self) -> list[str]:
+        """The plans that no dataset has any more, since the last time; on disk this is so, too."""
+        with self._lock:
+            found, self._state.orphans = list(self._state.orphans), {}
+        if found and self._journal is not None:
+            self._journal.sync()
+        return found
+
     def status(self) -> dict[str, Any]:
         """What goes on, as plain data."""
         with self._lock:

@@ -10,7 +10,7 @@ import hashlib
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,18 @@ class Plans:
     def __contains__(self, digest: str) -> bool:
         with self._lock:
             return _is_digest(digest) and self._size(digest) is not None
+
+    def forget(self, digest: str) -> None:
+        """No dataset has this plan any more."""
+        with self._lock, self._disk():
+            self._whole.pop(digest, None)
+            if digest not in self._arriving:
+                self._shelves.remove(digest)
+
+    def strays(self, known: Callable[[str], bool]) -> list[str]:
+        """The plans that are not known."""
+        with self._lock, self._disk():
+            return [digest for digest in self._shelves.digests() if not known(digest)]
 
     def _check(self, digest: str, offset: int, total: int, data: bytes) -> None:
         if not _is_digest(digest):

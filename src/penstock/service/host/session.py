@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.endings import Ending
-from penstock.errors import InvalidArgumentError, OpError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.references import encode_by_reference, encode_spec
@@ -40,6 +40,9 @@ from penstock.service.protocol.messages import (
 from penstock.version import VERSION
 
 _STATUS_SECONDS = 5.0
+
+_ATTEMPTS = 3
+"""How often a plan is sent that others make the dispatcher forget meanwhile."""
 
 _PART = 4 << 20
 """Bytes of a plan that travel in one message."""
@@ -89,14 +92,21 @@ class Session:
         return welcome.dispatcher
 
     def register(
-        self, plan: Node, spec: Any, dataset_id: str | None = None, again: bool = True
+        self,
+        plan: Node,
+        spec: Any,
+        dataset_id: str | None = None,
+        again: bool = True,
+        lasting: bool = False,
     ) -> str:
-        """Makes a plan known; gives the id of the dataset, a new one unless `again` is False."""
+        """Makes a plan known; gives the id of the dataset, a new one unless `again` is False.
+
+        Unless it is `lasting`, the dispatcher may forget it when nobody reads it.
+        """
         divided = with_parts(plan)
         by_reference = self.functions == "by_reference"
         encoded = encode_by_reference(divided) if by_reference else _encoded(divided)
         digest = hashlib.sha256(encoded).hexdigest()
-        self._put(digest, encoded)
         request = RegisterDataset(
             digest,
             structure(plan),
@@ -104,11 +114,23 @@ class Session:
             Shape(*shape_of(divided)),
             plan.cardinality,
             dataset_id or None,
-            uuid.uuid4().hex if again else digest,
-            tuple(seeds_of(plan)),
+            request=uuid.uuid4().hex if again else digest,
+            lasting=lasting,
+            seeds=tuple(seeds_of(plan)),
         )
-        registered: DatasetRegistered = self.call(request)
-        return registered.dataset_id
+        return self._registered(request, encoded)
+
+    def _registered(self, request: RegisterDataset, encoded: bytes) -> str:
+        """The last reader of an equal plan may leave, and the plan go, before it is registered."""
+        for left in reversed(range(_ATTEMPTS)):
+            self._put(request.digest, encoded)
+            try:
+                registered: DatasetRegistered = self.call(request)
+                return registered.dataset_id
+            except FailedPreconditionError:
+                if not left:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     def _put(self, digest: str, encoded: bytes) -> None:
         # The first part is empty: a plan that is there already is not sent again.

@@ -31,6 +31,12 @@ class Shelves(Protocol):
     def drop(self, digest: str) -> None:
         """The parts of a plan are not needed."""
 
+    def remove(self, digest: str) -> None:
+        """A plan that was kept is not needed any more, if it is there."""
+
+    def digests(self) -> list[str]:
+        """The plans that are kept."""
+
     def read(self, digest: str, offset: int, count: int) -> bytes:
         """Up to `count` bytes of a plan that was kept."""
 
@@ -77,6 +83,13 @@ class FolderShelves:
         with contextlib.suppress(OSError):
             os.unlink(f"{self._path(digest)}.part")
 
+    def remove(self, digest: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path(digest))
+
+    def digests(self) -> list[str]:
+        return [name for name in os.listdir(self.folder) if not name.endswith(".part")]
+
     def read(self, digest: str, offset: int, count: int) -> bytes:
         with open(self._path(digest), "rb") as file:
             file.seek(offset)
@@ -95,7 +108,6 @@ class NamelessShelves:
     def __init__(self) -> None:
         self.folder = tempfile.gettempdir()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (until `close`)
-        self._end = 0
         self._plans: dict[str, tuple[int, int]] = {}
         """Where each begins, and its size."""
 
@@ -104,8 +116,7 @@ class NamelessShelves:
 
     def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
         if digest not in self._plans:
-            self._plans[digest] = self._end, total
-            self._end += total
+            self._plans[digest] = self._gap(total), total
         place, rest = self._plans[digest][0] + offset, memoryview(data)
         while rest:
             written = os.pwrite(self._descriptor(), rest, place)
@@ -114,8 +125,26 @@ class NamelessShelves:
     def keep(self, digest: str) -> None:
         pass
 
+    def _gap(self, size: int) -> int:
+        """Where so many bytes fit: between plans that are there, or behind them."""
+        end = 0
+        for start, length in sorted(self._plans.values()):
+            if start - end >= size:
+                break
+            end = start + length
+        return end
+
     def drop(self, digest: str) -> None:
         self._plans.pop(digest, None)
+        end = max((start + length for start, length in self._plans.values()), default=0)
+        if os.fstat(self._descriptor()).st_size > end:
+            os.truncate(self._descriptor(), end)
+
+    def remove(self, digest: str) -> None:
+        self.drop(digest)
+
+    def digests(self) -> list[str]:
+        return list(self._plans)
 
     def read(self, digest: str, offset: int, count: int) -> bytes:
         place, size = self._plans[digest]

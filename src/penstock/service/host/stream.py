@@ -253,7 +253,8 @@ class RemoteStream(Stream):
             self._opening.session.call(ClientBeat(self._agent.client, 0))
         with suppress(NotFoundError, AbortedError):  # It knows the first name.
             # Else it has lost facts, and must know whose reading this one went on with.
-            self._opening.again(self._opening.request)
+            first = msgspec.structs.replace(self._opening.request, last=self._agent.last)
+            self._opening.again(first)
         self._reading.forget_leases()
         request, opened = self._reopened()
         self._work = self._mine(opened.work)
@@ -275,6 +276,7 @@ class RemoteStream(Stream):
                 epoch=self._work.epoch,
                 # All later names go on from the first one, which is known even if they are not.
                 resumes=(self._opening.request.client,),
+                last=self._agent.last,
                 **claimed(self._reading.state()),
             )
             try:

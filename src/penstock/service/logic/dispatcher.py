@@ -14,10 +14,10 @@ from penstock.service.logic.checking import check
 from penstock.service.logic.facts import (
     ClientHeard,
     Fact,
-    IterationRemoved,
     RangesClaimed,
     WorkerSuspected,
 )
+from penstock.service.logic.forgetting import forget_idle, forget_jobs
 from penstock.service.logic.granting import lease, reader, reported
 from penstock.service.logic.iterations import HERE, LEFT, LOST
 from penstock.service.logic.opening import depart, offered, open_iteration
@@ -36,6 +36,7 @@ from penstock.service.logic.status import status
 from penstock.service.protocol.messages import (
     ClientBeat,
     ClientBeaten,
+    Forget,
     GetDataset,
     GetStatus,
     Lease,
@@ -76,6 +77,8 @@ def decide(state: State, request: Request, now: float) -> Decision:
             return register_worker(state, request)
         case LeaveWorker():
             return leave_worker(state, request)
+        case Forget():
+            return forget_jobs(state, request)
         case GetStatus():
             return Decision((), Status(status(state, now)))
         case _:
@@ -92,17 +95,7 @@ def tick(state: State, now: float) -> tuple[Fact, ...]:
     since = now - state.settings.lease_seconds
     for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
         facts += depart(state, state.clients[client], LOST)
-    return (*facts, *_forgotten(state, now))
-
-
-def _forgotten(state: State, now: float) -> list[Fact]:
-    """Iterations that had no readers for long. Those of no name go with their reader."""
-    facts: list[Fact] = []
-    for job in state.idle if state.settings.job_gc_timeout else ():
-        if now - state.iterations[job].idle_since < (state.settings.job_gc_timeout or 0):
-            break
-        facts.append(IterationRemoved(job))
-    return facts
+    return (*facts, *forget_idle(state, now))
 
 
 def _beat_client(state: State, request: ClientBeat) -> Decision:

@@ -66,6 +66,14 @@ class DatasetStored(Event, frozen=True):
     request: str = ""
     numbered: bool = False
     """Whether the id is the next running number."""
+    lasting: bool = True
+    """False: it is forgotten with the last iteration of it."""
+
+
+class DatasetForgotten(Event, frozen=True):
+    """A dataset was registered, and nobody has read it for a while."""
+
+    dataset_id: str
 
 
 class WorkerJoined(Event, frozen=True):
@@ -176,6 +184,14 @@ class IterationRemoved(Event, frozen=True):
 # A whole state, in few words
 
 
+class RepetitionsOver(Event, frozen=True):
+    """Repetitions of the job that this iteration is one of were read to their end and forgotten."""
+
+    job: str
+    over: tuple[tuple[int, int], ...]
+    programs: tuple[str, ...] = ()
+
+
 class StreamsEnded(Event, frozen=True):
     """The lengths of streams."""
 
@@ -240,6 +256,8 @@ Fact = (
     DispatcherStarted
     | NumbersGiven
     | DatasetStored
+    | DatasetForgotten
+    | RepetitionsOver
     | WorkerJoined
     | WorkerGone
     | IterationBegun

@@ -20,6 +20,8 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
 )
 
+_NOTHING = Shape("random", length=0)
+
 
 def form_of(options: JobOptions, shape: Shape) -> str:
     """What becomes of a plan whose elements are addressed as `shape` says."""
@@ -32,11 +34,13 @@ def form_of(options: JobOptions, shape: Shape) -> str:
     return "share" if shape.kind != "random" and options.per_worker else shape.kind
 
 
-def begin(state: State, request: OpenIteration, dataset: DatasetInfo) -> IterationBegun:
-    """The iteration that its first reader asks for."""
-    options, shape = request.options, dataset.shape
+def begin(
+    state: State, request: OpenIteration, dataset: DatasetInfo, over: bool = False
+) -> IterationBegun:
+    """The iteration that its first reader asks for; without elements if it is `over`."""
+    options, shape = request.options, _NOTHING if over else dataset.shape
     leased = request.job is not None and not options.consumers
-    form = form_of(options, shape)
+    form = shape.kind if over else form_of(options, shape)
     work = Work(
         digest=dataset.digest,
         job=_name(state),

@@ -131,6 +131,14 @@ class IterationRecord:
         """Whether all was consumed by every group."""
         return bool(self.groups) and all(self.complete(group) for group in self.groups.values())
 
+    @property
+    def forgettable(self) -> bool:
+        """Whether nothing is lost if it is forgotten: no client comes back for the rest of it.
+
+        What the clients of coordinated reads have read is in their own states.
+        """
+        return not self.clients and (not self.begun.leased or self.finished)
+
     def complete(self, group: Group) -> bool:
         """Whether a group has consumed all; streams of which nobody read may be known as empty."""
         if group.tracks or self.total == ENDLESS or self.waiting:
@@ -169,3 +177,5 @@ class JobRecord:
     iterations: dict[int, str] = field(default_factory=dict)
     programs: dict[str, None] = field(default_factory=dict)
     """The processes that ever read it."""
+    over: Ranges = field(default_factory=Ranges)
+    """Repetitions that were read to their end and forgotten."""

@@ -21,7 +21,7 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.finding import find_iteration
+from penstock.service.logic.finding import Found, find_iteration
 from penstock.service.logic.forms import begin, joining_places, opening_places
 from penstock.service.logic.iterations import (
     HERE,
@@ -66,7 +66,7 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
     if request.endless:
         epoch = (*request.epoch[:-1], found.repetition)
         request = msgspec.structs.replace(request, repetition=found.repetition, epoch=epoch)
-    begun, record, places = _joinable(state, found.record, request, dataset)
+    begun, record, places = _joinable(state, found, request, dataset)
     facts = (*left, *begun, *_joined(record, request, places))
     held = set_aside(record, request, begun)
     twice = repeated(record, request, begun)
@@ -90,15 +90,16 @@ def _reads(state: State, client: ClientRecord, request: OpenIteration) -> bool:
 
 
 def _joinable(
-    state: State, found: IterationRecord | None, request: OpenIteration, dataset: DatasetInfo
+    state: State, found: Found, request: OpenIteration, dataset: DatasetInfo
 ) -> tuple[list[Fact], IterationRecord, tuple[StreamPlace, ...]]:
     """The iteration to join, what happens before, and who makes its streams."""
-    if found is None:
-        begun = begin(state, request, dataset)
+    if found.record is None:
+        begun = begin(state, request, dataset, over=found.over)
         record = IterationRecord(begun)
         return [begun], record, opening_places(state, record, request)
-    check_return(found, request)
-    return _overtaken(found, request), found, joining_places(state, found, request)
+    record = found.record
+    check_return(record, request)
+    return _overtaken(record, request), record, joining_places(state, record, request)
 
 
 def _overtaken(record: IterationRecord, request: OpenIteration) -> list[Fact]:

@@ -45,7 +45,7 @@ def register_dataset(state: State, request: RegisterDataset) -> Decision:
                 "dataset_id, or none to get a new one"
             )
         return Decision((), DatasetRegistered(dataset_id))
-    stored = DatasetStored(info, request.request, numbered)
+    stored = DatasetStored(info, request.request, numbered, request.lasting)
     return Decision((stored,), DatasetRegistered(dataset_id))
 
 

@@ -44,14 +44,19 @@ def lost_facts(state: State, request: Request) -> str | None:
     """In words, what a reader was told and this dispatcher does not know; None if it knows all."""
     if not isinstance(request, Lease | ClientBeat | Leave) or request.last is None:
         return None
-    end = _end(state, request.last.life)
-    if request.last.number <= end:
+    if knows(state, request.last):
         return None
+    end = _end(state, request.last.life)
     return (
         f"service: the dispatcher has lost facts: reader {request.client} was told of fact "
         f"{request.last.number}, and the journal ended with fact {end} when it was opened; its "
         "disk did not keep what it was given, or it is an older copy. Readers tell what they got"
     )
+
+
+def knows(state: State, fact: LastFact) -> bool:
+    """Whether a fact that a reader was told of was not lost."""
+    return fact.number <= _end(state, fact.life)
 
 
 def _end(state: State, life: str) -> int:

@@ -18,6 +18,7 @@ from penstock.service.logic.facts import (
     LeasesKept,
     NumbersGiven,
     RangesClaimed,
+    RepetitionsOver,
     StreamPlace,
     StreamsEnded,
     StreamsPlaced,
@@ -42,11 +43,16 @@ def _facts(state: State) -> Iterator[Fact]:
         yield DispatcherStarted(state.dispatcher, state.starts, tuple(state.lives.items()))
     names = {dataset_id: request for request, dataset_id in state.requests.items()}
     for dataset_id, info in state.datasets.items():
-        yield DatasetStored(info, names.get(dataset_id, ""))
+        lasting = state.is_lasting(dataset_id)
+        yield DatasetStored(info, names.get(dataset_id, ""), lasting=lasting)
     for worker in state.roster.workers.values():
         yield WorkerJoined(worker.info)
     for record in state.iterations.values():
         yield from _iteration(record)
+    for job in state.jobs.values():
+        if job.over:
+            some = next(iter(job.iterations.values()))
+            yield RepetitionsOver(some, tuple(job.over), tuple(job.programs))
     yield NumbersGiven(state.dataset_numbers, state.iteration_numbers, state.facts)
 
 

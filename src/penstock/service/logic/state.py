@@ -56,6 +56,8 @@ class Settings:
     """A client that is silent for longer is gone."""
     job_gc_timeout: float | None = None
     """A named iteration without clients is removed after so long; None or 0: never."""
+    forget_after: float = 3600.0
+    """A named iteration that was read to its end is removed after so long without clients."""
     started: float | None = None
     """When it started: for a while it cannot say what goes on."""
 
@@ -82,6 +84,16 @@ class State:
         self.datasets: dict[str, DatasetInfo] = {}
         self.requests: dict[str, str] = {}
         """Ids of datasets by the names of their registrations."""
+        self.spare: dict[str, float] = {}
+        """Datasets that may be forgotten and that no iteration uses, and since when."""
+        self.orphans: dict[str, None] = {}
+        """Digests of plans that no dataset has any more; whoever has their bytes clears it."""
+        self._passing: set[str] = set()
+        """Datasets that are forgotten with their last iteration."""
+        self._uses: dict[str, int] = {}
+        """How many iterations use a dataset."""
+        self._digests: dict[str, int] = {}
+        """How many datasets have a plan."""
         self.dataset_numbers = 0
         self.iteration_numbers = 0
         self.roster = Roster()
@@ -138,10 +150,34 @@ class State:
         self.facts = fact.facts or self.facts
 
     def _dataset_stored(self, fact: facts.DatasetStored, now: float) -> None:
-        self.datasets[fact.info.dataset_id] = fact.info
+        dataset_id, digest = fact.info.dataset_id, fact.info.digest
+        self.datasets[dataset_id] = fact.info
         self.dataset_numbers += fact.numbered
         if fact.request:
-            self.requests[fact.request] = fact.info.dataset_id
+            self.requests[fact.request] = dataset_id
+        self._digests[digest] = self._digests.get(digest, 0) + 1
+        self.orphans.pop(digest, None)
+        if not fact.lasting:
+            self._passing.add(dataset_id)
+            self.spare[dataset_id] = now
+
+    def _dataset_forgotten(self, fact: facts.DatasetForgotten, now: float) -> None:
+        info = self.datasets.pop(fact.dataset_id)
+        self.spare.pop(fact.dataset_id, None)
+        self._passing.discard(fact.dataset_id)
+        for request in [r for r, found in self.requests.items() if found == fact.dataset_id]:
+            del self.requests[request]
+        self._digests[info.digest] -= 1
+        if not self._digests[info.digest]:
+            del self._digests[info.digest]
+            self.orphans[info.digest] = None
+
+    def has_plan(self, digest: str) -> bool:
+        """Whether a dataset has the plan with this digest."""
+        return digest in self._digests
+
+    def is_lasting(self, dataset_id: str) -> bool:
+        return dataset_id not in self._passing
 
     def _worker_joined(self, fact: facts.WorkerJoined, now: float) -> None:
         self.roster.join(fact.info, now)
@@ -165,6 +201,8 @@ class State:
     def _iteration_begun(self, fact: facts.IterationBegun, now: float) -> None:
         record = self.iterations[fact.work.job] = IterationRecord(fact)
         self.iteration_numbers += 1
+        self._uses[fact.dataset_id] = self._uses.get(fact.dataset_id, 0) + 1
+        self.spare.pop(fact.dataset_id, None)
         record.idle_since = now
         self.idle[fact.work.job] = None
         if fact.name is not None:
@@ -183,9 +221,32 @@ class State:
         self._set_active(fact.job, False)
         self.idle.pop(fact.job, None)
         if (job := self.job_of(record)) is not None:
-            del job.iterations[record.begun.repetition]
-            if not job.iterations:
-                del self.jobs[_key_of(record)]
+            self._remove_repetition(job, record)
+        self._release(record.begun.dataset_id, now)
+
+    def _remove_repetition(self, job: JobRecord, record: IterationRecord) -> None:
+        repetition = record.begun.repetition
+        del job.iterations[repetition]
+        # New trainers that share a cache get all of it, whoever has read it before.
+        if record.begun.leased and record.finished and not record.options.cached:
+            job.over.add(repetition, repetition + 1)
+        if not job.iterations:
+            del self.jobs[_key_of(record)]
+
+    def _release(self, dataset_id: str, now: float) -> None:
+        """One iteration of a dataset is gone."""
+        self._uses[dataset_id] -= 1
+        if not self._uses[dataset_id]:
+            del self._uses[dataset_id]
+            if dataset_id in self._passing:
+                self._dataset_forgotten(facts.DatasetForgotten(dataset_id), now)
+
+    def _repetitions_over(self, fact: facts.RepetitionsOver, now: float) -> None:
+        job = self.job_of(self.iterations[fact.job])
+        assert job is not None
+        for start, stop in fact.over:
+            job.over.add(start, stop)
+        job.programs.update(dict.fromkeys(fact.programs))
 
     def _streams_placed(self, fact: facts.StreamsPlaced, now: float) -> None:
         for place in fact.places:
@@ -329,6 +390,8 @@ _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
     facts.DispatcherStarted: State._dispatcher_started,
     facts.NumbersGiven: State._numbers_given,
     facts.DatasetStored: State._dataset_stored,
+    facts.DatasetForgotten: State._dataset_forgotten,
+    facts.RepetitionsOver: State._repetitions_over,
     facts.WorkerJoined: State._worker_joined,
     facts.WorkerGone: State._worker_gone,
     facts.WorkerHeard: State._worker_heard,

@@ -119,6 +119,8 @@ class RegisterDataset(Message, frozen=True):
     dataset_id: str | None = None
     request: str = ""
     """Names this registration, so that a repeated request gets the same id."""
+    lasting: bool = True
+    """False: it may be forgotten when nobody reads it; its client registers it again."""
     seeds: tuple[int, ...] | None = None
 
 
@@ -176,6 +178,11 @@ class OpenIteration(Message, frozen=True):
     """The process that reads."""
     by_id: bool = False
     """Whether the user named the dataset by its id: another id is another job."""
+    last: LastFact | None = None
+    """For a client that was taken for dead and comes back: the last fact that it was told of.
+
+    If that is known, and the job is not, the job was forgotten and must not begin anew.
+    """
     endless: bool = False
     """Whether the client repeats for ever: it joins the first repetition that is not over."""
 
@@ -221,6 +228,12 @@ class Leave(Message, frozen=True):
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     last: LastFact | None = None
+
+
+class Forget(Message, frozen=True):
+    """Forgets a job that nobody reads, or all such jobs, so that their names are new again."""
+
+    job: str | None = None
 
 
 class GetStatus(Message, frozen=True):
@@ -403,6 +416,13 @@ class WorkerBeaten(Message, frozen=True):
     jobs: tuple[str, ...] | None = None
 
 
+class JobsForgotten(Message, frozen=True):
+    """The names of the jobs that were forgotten, and of those that are read and were not."""
+
+    forgotten: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+
+
 class Status(Message, frozen=True):
     """Plain data, as `service.status` gives it."""
 
@@ -430,6 +450,7 @@ Request = (
     | Lease
     | ClientBeat
     | Leave
+    | Forget
     | GetStatus
     | RegisterWorker
     | WorkerBeat
@@ -446,6 +467,7 @@ Reply = (
     | Leased
     | ClientBeaten
     | WorkerBeaten
+    | JobsForgotten
     | Status
     | Ok
     | Refused

@@ -26,6 +26,7 @@ class DispatcherConfig(NamedTuple):
         worker_addresses: The only workers there may be, for policies that divide beforehand.
         job_gc_check_interval_ms: How often it looks for jobs that nobody reads.
         job_gc_timeout_ms: How long such a job is kept.
+        forget_after_ms: How long a named job is kept that was read to its end; by default an hour.
         worker_timeout_ms: How long a worker may be silent before it counts as lost.
         worker_max_concurrent_snapshots: Accepted, without meaning.
         host: The name or address that it listens on, and that others find it by.
@@ -48,6 +49,7 @@ class DispatcherConfig(NamedTuple):
     token: str | bytes | None = None
     certificates: str | None = None
     functions: str = "by_value"
+    forget_after_ms: int | None = None
 
 
 class WorkerConfig(NamedTuple):
@@ -103,7 +105,8 @@ def check_dispatcher(config: DispatcherConfig) -> None:
             f"{where}: fault_tolerant_mode needs a work_dir, got None; "
             "name a folder that outlives the process"
         )
-    for name in ("job_gc_check_interval_ms", "job_gc_timeout_ms", "worker_timeout_ms"):
+    times = ("job_gc_check_interval_ms", "job_gc_timeout_ms", "forget_after_ms")
+    for name in (*times, "worker_timeout_ms"):
         seconds(where, name, getattr(config, name))
 
 

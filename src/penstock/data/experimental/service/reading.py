@@ -114,7 +114,7 @@ def register_dataset(
     name = None if dataset_id is None else check.text(where, "dataset_id", dataset_id) or None
     plan = check.plan_of(where, "dataset", dataset)
     url = _standing(where, service)
-    return connect.register(url, plan, dataset.element_spec, name).encode()
+    return connect.register(url, plan, dataset.element_spec, name, lasting=True).encode()
 
 
 def from_dataset_id(

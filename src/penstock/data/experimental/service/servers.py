@@ -124,6 +124,7 @@ def _dispatcher(config: DispatcherConfig) -> Dispatcher:
             where, "job_gc_check_interval_ms", config.job_gc_check_interval_ms
         ),
         job_gc_timeout=seconds(where, "job_gc_timeout_ms", config.job_gc_timeout_ms),
+        forget_after=seconds(where, "forget_after_ms", config.forget_after_ms),
         worker_timeout=seconds(where, "worker_timeout_ms", config.worker_timeout_ms),
         token=config.token,
         certificates=config.certificates,
