@@ -1,6 +1,7 @@
 import contextlib
 import gc
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from penstock.errors import (
     UnfitServerError,
     UnknownError,
 )
+from penstock.service.host import answering
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control import ControlClient, ControlServer, refused_as
 from penstock.service.host.envelopes import LARGEST, Envelopes, decode_reply
@@ -34,6 +36,7 @@ from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
     DatasetRegistered,
     GetDataset,
+    GetPlan,
     GetStatus,
     Ok,
     PlanPart,
@@ -125,6 +128,60 @@ def test_messages_that_are_too_large(client):
     with pytest.raises(ResourceExhaustedError, match="PlanPart: .* more than one message may have"):
         client.call(GetDataset("large"))
     assert client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST - 1024))) == Ok()
+
+
+def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
+    monkeypatch.setattr(answering, "_TURNS", 1)
+    begun, go_on = queue.Queue(), threading.Event()
+
+    def slow(request):
+        if isinstance(request, PutPlan):
+            begun.put(request.digest)
+            go_on.wait()
+        return Ok()
+
+    server = ControlServer(slow, "localhost", 0, SECURITY)
+    server.start()
+    client = ControlClient(f"localhost:{server.port}", SECURITY)
+    plans = [PutPlan(name, 0, 1 << 20, bytes(1 << 20)) for name in "abc"]
+    threads = [threading.Thread(target=client.call, args=(plan,)) for plan in plans]
+    for thread in threads:
+        thread.start()
+    first = begun.get()
+    assert client.call(GetDataset("x")) == Ok()
+    assert begun.empty()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert sorted((first, begun.get(), begun.get())) == ["a", "b", "c"]
+    client.close()
+    server.stop()
+
+
+def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr(answering, "_TURNS", 1)
+    monkeypatch.setattr(answering, "_MESSAGE_SECONDS", 0.05)
+    held, go_on = threading.Event(), threading.Event()
+
+    def slow(request):
+        if isinstance(request, GetPlan) and not held.is_set():
+            held.set()
+            go_on.wait()
+        return Ok()
+
+    server = ControlServer(slow, "localhost", 0, SECURITY)
+    server.start()
+    first, second = (ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(2))
+    holding = threading.Thread(target=first.call, args=(GetPlan("a"),))
+    holding.start()
+    held.wait()
+    with pytest.raises(UnavailableError, match="too many large messages at the same time"):
+        second.call(GetPlan("b"), timeout=0.2)
+    go_on.set()
+    assert second.call(GetPlan("b")) == Ok()
+    holding.join()
+    for end in (first.close, second.close, server.stop):
+        end()
 
 
 # Nobody there

@@ -121,7 +121,7 @@ def test_more_guests_than_there_is_room_for() -> None:
 
 
 def test_half_of_the_files_are_for_guests(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, most in ((1024, 512), (resource.RLIM_INFINITY, 1 << 20)):
+    for limit, most in ((1024, 512), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert admission._most_guests() == most
 
@@ -213,6 +213,20 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     door._listening = [Full(real) for real in door._listening]  # type: ignore[misc]
     with listener:
         assert works(listener, "tcp")
+
+
+def test_whatever_happens_the_next_ones_are_accepted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(admission, "_PAUSE", 0.001)
+    with DataListener(echo, SECURITY) as listener:
+        for name in ("Stranger", "admit"):
+            with monkeypatch.context() as broken:
+                broken.setattr(admission, name, None)
+                with stranger(listener, "tcp") as raw:
+                    assert hung_up(raw)
+        assert works(listener, "tcp")
+    assert "'NoneType' object is not callable" in caplog.text
 
 
 def test_too_many_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

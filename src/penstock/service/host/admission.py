@@ -35,6 +35,9 @@ from penstock.service.host.sockets import kept_alive
 STRANGERS = 64
 """So many connections may be in their handshake."""
 
+_GUESTS = 4096
+"""So many guests may be there at most, each with its thread."""
+
 _PATIENCE = 5.0
 _PAUSE = 0.1
 """Seconds to wait for descriptors or threads, when there are none."""
@@ -94,6 +97,7 @@ class Admission:
     ) -> None:
         self._listening = list(listening)
         self._token, self._mark, self._welcome = security.token, mark, welcome
+        self._name = f"{mark.decode().strip()} at {self._listening[0].getsockname()}"
         try:
             self._context = security.server_context()
         except BaseException:
@@ -149,17 +153,28 @@ class Admission:
                         self._greet(key.fileobj)  # type: ignore[arg-type]
 
     def _greet(self, listening: socket.socket) -> None:
+        """Never raises: without the thread that runs this, nobody could connect any more."""
         try:
             connected, address = listening.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except OSError:  # No descriptor is free: strangers give theirs back, the others wait.
+        except Exception:  # No descriptor is free: strangers give theirs back, the others wait.
             with self._lock:
                 for thread in list(self._strangers):
                     self._drop(thread)
             self._pause(_PAUSE)
             return
-        stranger = Stranger(connected, address[0] if isinstance(address, tuple) else "this machine")
+        host = address[0] if isinstance(address, tuple) else "this machine"
+        try:
+            self._start(Stranger(connected, host))
+        except Exception as error:  # Too many threads, or no memory.
+            connected.close()
+            self._tell(host, error)
+            self._pause(_PAUSE)
+        while len(self._dropped) >= STRANGERS and not self._closed:
+            self._pause(_PAUSE / 100)  # They end at once, but not before a thread comes to it.
+
+    def _start(self, stranger: Stranger) -> None:
         thread = threading.Thread(
             target=self._serve, args=(stranger,), name="penstock connection", daemon=True
         )
@@ -169,13 +184,10 @@ class Admission:
             self._strangers[thread] = stranger
         try:
             thread.start()
-        except RuntimeError:  # Too many threads.
+        except BaseException:
             with self._lock:
-                self._strangers.pop(thread)
-            connected.close()
-            self._pause(_PAUSE)
-        while len(self._dropped) >= STRANGERS and not self._closed:
-            self._pause(_PAUSE / 100)  # They end at once, but not before a thread comes to it.
+                self._strangers.pop(thread, None)
+            raise
 
     def _crowd(self) -> threading.Thread:
         """The oldest stranger of the address that has most of them."""
@@ -225,7 +237,7 @@ class Admission:
                 connected, self._token, deadline, self._mark, self._has_room, self._news
             )
             return self._welcome(connected, admitted)
-        except OSError as error:  # Ours are of that kind, too.
+        except Exception as error:  # Whatever a stranger can cause.
             connected.close()
             self._tell(stranger.host, error)
             return None
@@ -253,7 +265,7 @@ class Admission:
             raise
         return secret
 
-    def _tell(self, host: str, error: OSError) -> None:
+    def _tell(self, host: str, error: Exception) -> None:
         """Strangers are logged, at most one line in a while."""
         with self._lock:
             self._turned_away += 1
@@ -262,14 +274,14 @@ class Admission:
             count, self._turned_away, self._told = self._turned_away, 0, now
         _LOG.warning(
             "%s: %d connection%s ended before the token was proved, the last from %s (%s)",
-            *(self._mark.decode().strip(), count, "s" * (count != 1), host, error),
+            *(self._name, count, "s" * (count != 1), host, error),
         )
 
 
 def _most_guests() -> int:
-    """Half of the descriptors: the rest is for strangers, and for what this process does."""
+    """Half of the descriptors, because a process needs the rest for other things."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 20 if soft == resource.RLIM_INFINITY else max(1, soft // 2)
+    return _GUESTS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _GUESTS))
 
 
 def _shut(connected: socket.socket) -> None:
