@@ -20,7 +20,10 @@ SCENARIOS = {
     "batches": (Event(20, "worker", 0, 10), Event(60, "cut"), Event(100, "dispatcher", 0, 10)),
     "files": (Event(20, "worker", 1, 60), Event(120, "client"), Event(180, "everything", 0, 20)),
     "generator": (Event(20, "worker", 0, 40), Event(100, "worker", 1, 40), Event(200, "client")),
-    "parallel_epochs": (Event(20, "worker", 0, 60), Event(300, "everything", 0, 20)),
+    "parallel_epochs": (
+        *(Event(20, "worker", 0, 60), Event(120, "strangers", 0, 150)),
+        Event(300, "everything", 0, 20),
+    ),
     "shared": (Event(15, "client", 0), Event(30, "worker", 1, 5), Event(45, "dispatcher", 0, 5)),
     "shared_unseeded": (Event(40, "sleep", 1, 60), Event(200, "client", 1)),
     "shared_files": (Event(30, "cut"), Event(60, "client", 1), Event(120, "freeze", 1, 30)),

@@ -6,7 +6,7 @@ Everything that travels is bytes, made and read by the codec of the service.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,9 @@ from tests.simulation.kernel import Bell, World
 encode = msgspec.msgpack.Encoder().encode
 decode_request: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Request).decode
 decode_reply: Callable[[bytes], Any] = msgspec.msgpack.Decoder(Reply).decode
+
+DISPATCHER = "the dispatcher"
+"""Where it listens."""
 
 ATTEMPT = 5.0
 """Seconds after which a call is made again."""
@@ -40,9 +43,12 @@ class Weather:
     cut: float = 0.0
     damage: float = 0.0
     """Of frames between clients and workers."""
+    crowds: dict[str, float] = field(default_factory=dict)
+    """Ports that strangers crowd, and until when."""
 
     def clear(self) -> None:
         self.lost = self.twice = self.slow = self.cut = self.damage = 0.0
+        self.crowds.clear()
 
 
 class Network:
@@ -54,6 +60,10 @@ class Network:
         self.answer: Answer = lambda request, reply: reply(None)
         self.listeners: dict[str, Peer] = {}
         """Workers by where they hand out data."""
+
+    def is_crowded_out(self, where: str) -> bool:
+        """Whether strangers at a port push out a connection that has not proved the token yet."""
+        return self.world.now < self.weather.crowds.get(where, 0.0) and self.world.chance(0.7)
 
     def delay(self) -> float:
         random = self.world.random
@@ -83,7 +93,7 @@ class Network:
 
     def _send(self, data: bytes, attempt: _Attempt) -> None:
         world, weather = self.world, self.weather
-        if not world.chance(weather.lost):
+        if not self.is_crowded_out(DISPATCHER) and not world.chance(weather.lost):
             world.at(self.delay(), lambda: self.answer(data, self._back(attempt)))
         else:
             self._lose(attempt)
@@ -109,7 +119,8 @@ class Network:
         """A data connection; UnavailableError if there is none to be had."""
         self.world.wait(self.delay())
         worker = self.listeners.get(where)
-        if worker is None or self.world.chance(self.weather.lost):
+        pushed = self.is_crowded_out(where)
+        if worker is None or pushed or self.world.chance(self.weather.lost):
             self.world.wait(self.delay())
             raise UnavailableError(f"nobody listens at {where}")
         here = Endpoint(self, client, decoder_of_client)

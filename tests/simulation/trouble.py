@@ -9,7 +9,7 @@ from penstock.service.logic.merging import merge_states
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import World
-from tests.simulation.network import Network, Weather
+from tests.simulation.network import DISPATCHER, Network, Weather
 from tests.simulation.plans import Dataset
 from tests.simulation.trainers import MERGED, READING, Saved, Trainer
 from tests.simulation.workers import Worker
@@ -61,6 +61,7 @@ class Trouble:
                         self._merge,
                         self._lose_power,
                         self._fill_disk,
+                        self._crowd_port,
                     ),
                 )
             )
@@ -232,6 +233,13 @@ class Trouble:
             first = old[0]
             more = first.another(f"{first.name}m{number}", first.job, merged)
             self._start(more, random.random() * 2)
+
+    def _crowd_port(self) -> None:
+        """Strangers come to a port, and make it hard to connect; who is connected goes on."""
+        where = self.world.random.choice((DISPATCHER, *self.network.listeners))
+        seconds = self.world.random.choice((1.0, 5.0, 20.0))
+        self.world.tell(f"strangers crowd the port of {where} for {seconds:g} s")
+        self.weather.crowds[where] = self.world.now + seconds
 
     def _cut(self) -> None:
         worker = self._some_worker()

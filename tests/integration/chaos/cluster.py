@@ -144,8 +144,11 @@ class Cluster:
         self.dispatcher = self._program(programs.dispatcher(self.port, work_dir), "dispatcher")
         self.workers: list[Program] = []
         self.proxies: list[Proxy] = []
+        self.ports = [self.port]
+        """Where the dispatcher and the workers themselves listen."""
         for number in range(workers):
             port = free_port()
+            self.ports.append(port)
             proxy = Proxy(port)
             self._stack.callback(proxy.close)
             self.proxies.append(proxy)

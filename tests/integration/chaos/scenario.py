@@ -18,6 +18,7 @@ from tests.integration.chaos.cluster import Cluster, Reader
 from tests.integration.chaos.plans import Plan
 from tests.integration.chaos.programs import WORKER_TIMEOUT, Programs
 from tests.integration.chaos.schedule import Event
+from tests.integration.chaos.strangers import Strangers
 
 IDLE = 1.0
 """Seconds without an element after which what is broken is mended."""
@@ -151,6 +152,11 @@ class Scenario:
                 self._later(event, lambda: worker.signal(signal.SIGCONT), FROZEN)
             case "cut":
                 for proxy in cluster.proxies:
+                    proxy.cut()
+            case "strangers":
+                strangers = Strangers(cluster.ports)
+                self._later(event, strangers.close)
+                for proxy in cluster.proxies:  # Whoever reads has to connect among the strangers.
                     proxy.cut()
             case "sleep":
                 self._slept += 1

@@ -28,8 +28,8 @@ from penstock.errors import (
 )
 from penstock.service.host import answering
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.control import ControlClient, ControlServer, refused_as
-from penstock.service.host.envelopes import LARGEST, Envelopes, decode_reply
+from penstock.service.host.control import ControlClient, ControlServer, is_transient, refused_as
+from penstock.service.host.envelopes import LARGEST, Envelopes, decode_reply, encode
 from penstock.service.host.handshake import CONTROL, Terms, introduce
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
@@ -160,7 +160,7 @@ def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
 
 def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
     monkeypatch.setattr(answering, "_TURNS", 1)
-    monkeypatch.setattr(answering, "_MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr(answering, "_TURN_SECONDS", 0.01)
     held, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -171,17 +171,18 @@ def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
 
     server = ControlServer(slow, "localhost", 0, SECURITY)
     server.start()
-    first, second = (ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(2))
-    holding = threading.Thread(target=first.call, args=(GetPlan("a"),))
-    holding.start()
-    held.wait()
-    with pytest.raises(UnavailableError, match="too many large messages at the same time"):
-        second.call(GetPlan("b"), timeout=0.2)
-    go_on.set()
-    assert second.call(GetPlan("b")) == Ok()
-    holding.join()
-    for end in (first.close, second.close, server.stop):
-        end()
+    with member(server) as first, member(server) as second:
+        first.send(encode(GetPlan("a")), soon())
+        held.wait()
+        second.send(encode(GetPlan("b")), soon())
+        reply = decode_reply(second.receive(soon()))
+        assert "too many large messages at the same time" in reply.message
+        assert is_transient(reply)
+        go_on.set()
+        assert decode_reply(first.receive(soon())) == Ok()
+        second.send(encode(GetPlan("b")), soon())
+        assert decode_reply(second.receive(soon())) == Ok()
+    server.stop()
 
 
 # Nobody there

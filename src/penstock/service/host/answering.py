@@ -23,8 +23,8 @@ Handle = Callable[[Request], Reply]
 _MESSAGE_SECONDS = 10.0
 """Seconds in which a message that has begun must be received, or sent."""
 
-_TURNS = 8
-"""Large messages that a server has in memory at the same time."""
+_TURNS, _TURN_SECONDS = 8, 5.0
+"""Large messages that a server has in memory at the same time; seconds that others wait."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -78,7 +78,7 @@ class Caller:
 
     def _take_turn(self) -> None:
         if not self._has_turn:
-            if not self._answering.turns.acquire(timeout=_MESSAGE_SECONDS):
+            if not self._answering.turns.acquire(timeout=_TURN_SECONDS):
                 raise UnavailableError("too many large messages at the same time")
             self._has_turn = True
 
