@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from penstock.element.chunk import Chunk
+from penstock.element.strict import holds_strings, plain, strict
 from penstock.engine.copies import fixed, kept, owners
 from penstock.engine.stream import BUDGET
 from penstock.errors import OpError, kind_of
@@ -85,10 +86,10 @@ class Calls:
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
         """The function of one element; a tuple is handed over as separate arguments."""
-        call = self.call
+        call, element = self.call, strict(element)
         try:
             value = call(*element, *more) if type(element) is tuple else call(element, *more)
-            return kept(value, owners(element))
+            return plain(kept(value, owners(element)))
         except BaseException as cause:
             if not is_failure(cause):
                 raise
@@ -96,9 +97,11 @@ class Calls:
 
     def plain(self, ordinal: int, *arguments: Any) -> Any:
         """The function of arguments that are handed over as they are."""
+        if self.on_trial:
+            arguments = strict(arguments)
         self._made[0] += 1
         try:
-            return kept(self.call(*arguments))
+            return plain(kept(self.call(*arguments)))
         except BaseException as cause:
             if not is_failure(cause):
                 raise
@@ -109,10 +112,20 @@ class Calls:
     ) -> tuple[list[Any], OpError | None]:
         """Results for the first elements of `chunk`, and the failure that came next, if one did.
 
-        Stops early when the budget is used up: the caller keeps the rest for later.
+        Stops early when the budget is used up: the caller keeps the rest for later. The strings of
+        the first element are strict.
         """
         elements = chunk.rows(0, 1 if self.on_trial else self._span).elements()
-        unpack = chunk.tree.type is tuple
+        if has_strings := holds_strings(chunk):
+            elements[0] = strict(elements[0])
+        results, error = self._results(elements, chunk.tree.type is tuple, ordinal, budget)
+        if has_strings and results:
+            results[0] = plain(results[0])
+        return results, error
+
+    def _results(
+        self, elements: list[Any], unpack: bool, ordinal: int, budget: float
+    ) -> tuple[list[Any], OpError | None]:
         until = time.perf_counter() + budget
         results: list[Any] = []
         self._made[0] += 1

@@ -1,0 +1,132 @@
+"""Strict strings: bytes that raise where plain bytes would be taken for text without a word.
+
+`b"a" == "a"` is False and `f"{b'a'}"` is `"b'a'"`, so a filter that compares with text drops
+everything. Functions get strict strings now and then, in the place of plain ones; the engine never
+keeps one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+
+_LONGEST = 4096
+"""Longer strings are data and no names; to copy them would cost something."""
+
+_GIVE_BYTES = (
+    "__add__ __mul__ __mod__ capitalize center expandtabs join ljust lower lstrip partition "
+    "removeprefix removesuffix replace rjust rpartition rsplit rstrip split splitlines strip "
+    "swapcase title translate upper zfill"
+).split()
+
+
+class StrictBytes(np.bytes_):  # type: ignore[misc]  # Final for type checkers only.
+    """A string that cannot be compared with text, nor formatted; what is cut from it is alike.
+
+    NumPy knows its own subclass of bytes only: it would take any other for a number.
+
+    >>> StrictBytes(b"a.txt").split(b".")[0] == b"a"
+    True
+    >>> StrictBytes(b"a.txt")[:1] == "a"
+    Traceback (most recent call last):
+    TypeError: strings are bytes, and b'a' equals no str; compare it with b'a', or decode() it first
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        _refuse_text(self, other)
+        return bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        _refuse_text(self, other)
+        return bytes.__ne__(self, other)
+
+    __hash__ = bytes.__hash__
+    __repr__ = bytes.__repr__
+    __str__ = bytes.__str__
+
+    def __format__(self, spec: str) -> str:
+        raise TypeError(
+            f"strings are bytes, and {bytes(self)!r:.60} would be written with its b and quotes; "
+            "format what its decode() gives"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        return strict(bytes.__getitem__(self, key))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (bytes(self),)
+
+
+def _refuse_text(value: bytes, other: Any) -> None:
+    if isinstance(other, str) or getattr(getattr(other, "dtype", None), "kind", "") == "U":
+        text = other if isinstance(other, str) else ""
+        raise TypeError(
+            f"strings are bytes, and {bytes(value)!r:.60} equals no str; compare it with "
+            f"{text.encode()!r:.60}, or decode() it first"
+        )
+
+
+def _strict_method(name: str) -> Any:
+    plain = getattr(bytes, name)
+
+    def method(self: bytes, *arguments: Any, **named: Any) -> Any:
+        return strict(plain(self, *arguments, **named))
+
+    method.__name__ = name
+    return method
+
+
+for _name in _GIVE_BYTES:
+    setattr(StrictBytes, _name, _strict_method(_name))
+
+
+def holds_strings(chunk: Chunk) -> bool:
+    """Whether elements of a chunk are strings or hold some."""
+    return any(_is_of_strings(column) for column in chunk.columns)
+
+
+def _is_of_strings(column: Any) -> bool:
+    array = column[0] if isinstance(column, list) else column
+    return type(array) is np.ndarray and array.dtype.kind == "O"
+
+
+def strict(value: Any) -> Any:
+    """A value with strict strings; in arrays, only the first is."""
+    kind = type(value)
+    if kind is bytes:
+        return StrictBytes(value) if len(value) <= _LONGEST else value
+    if kind is np.ndarray:
+        return _strict_array(value) if value.dtype.kind == "O" and value.size else value
+    if kind is tuple or kind is list:
+        return kind(map(strict, value))
+    if kind is dict:
+        return {key: strict(part) for key, part in value.items()}
+    leaves, tree = nest.flatten(value)
+    if tree == nest.LEAF:
+        return value
+    return nest.unflatten(tree, [strict(leaf) for leaf in leaves])
+
+
+def _strict_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    made = array.copy()
+    made.flat[0] = strict(made.flat[0])
+    made.flags.writeable = array.flags.writeable
+    return made
+
+
+def plain(value: Any) -> Any:
+    """A function's result without strict strings; arrays lose them when they are converted."""
+    kind = type(value)
+    if kind is StrictBytes:
+        return bytes(value)
+    if kind is tuple or kind is list:
+        return kind(map(plain, value))
+    if kind is dict:
+        return {key: plain(part) for key, part in value.items()}
+    return value
