@@ -1,5 +1,6 @@
 """A state is the same after a restart, from the journal and from a snapshot; and checks notice."""
 
+import msgspec
 import pytest
 
 from penstock.errors import InternalError
@@ -68,14 +69,28 @@ def test_a_snapshot_is_shorter_than_its_journal() -> None:
     assert snapshot(world.replayed()) == snapshot(world.state)
 
 
-def test_what_many_have_read_goes_into_several_facts() -> None:
+@pytest.mark.parametrize("shape", [Shape("random"), Shape("split", streams=100_000)])
+def test_what_many_have_read_in_turns_goes_into_few_bytes(shape: Shape) -> None:
+    count = 50_000
     world = World(checked=False)
-    world.open("a", world.dataset(Shape("random")))
-    even = tuple(Address(0, at, at + 1) for at in range(0, 50_000, 2))
-    world.commit((RangesClaimed("a", even),))
-    claims = [fact for fact in snapshot(world.state) if isinstance(fact, RangesClaimed)]
-    assert [len(fact.addresses) for fact in claims] == [10_000, 10_000, 5_000]
-    assert snapshot(restored(world.state)) == snapshot(world.state)
+    data = world.dataset(shape)
+    for client in ("a", "b"):
+        world.open(client, data)
+    by_stream = shape.kind == "split"
+    for client, first in (("a", 0), ("b", 1)):
+        turns = range(first, count, 2)
+        at = [Address(i, 0, 1) if by_stream else Address(0, i, i + 1) for i in turns]
+        ends = tuple((i, 1) for i in turns) if by_stream else ()
+        world.commit((RangesClaimed(client, tuple(at), ends),))
+    facts = snapshot(world.state)
+    assert sum(map(len, map(msgspec.msgpack.encode, facts))) < count
+    again = State(world.settings)
+    for fact in facts:
+        again.apply(fact, world.now)
+    assert snapshot(again) == facts
+    check(again)
+    found = again.iterations[world.record("a").work.job]
+    assert [member.consumed.count for member in found.members.values()] == [count // 2] * 2
 
 
 def test_the_name_in_the_journal_stays() -> None:
@@ -111,7 +126,7 @@ def pass_the_end(world: World) -> None:
 
 
 def consume_the_unbegun(world: World) -> None:
-    world.state.clients["a"].use(7, [(0, 1)])
+    world.state.clients["a"].consumed.add(7, [(0, 1)])
 
 
 def misplace(world: World) -> None:

@@ -199,6 +199,21 @@ class StreamsEnded(Event, frozen=True):
     ended: tuple[tuple[int, int], ...]
 
 
+class LengthsKept(Event, frozen=True):
+    """The lengths of all streams of an iteration that are known, packed."""
+
+    job: str
+    lengths: bytes
+
+
+class ConsumptionKept(Event, frozen=True):
+    """All that a client has consumed: streams as a whole, and parts of other streams, packed."""
+
+    client: str
+    whole: bytes
+    parts: tuple[tuple[int, bytes], ...] = ()
+
+
 class GroupReached(Event, frozen=True):
     """How far a group has come: which streams were begun, and where each of those goes on."""
 
@@ -272,6 +287,8 @@ Fact = (
     | IterationRemoved
     | StreamsEnded
     | GroupReached
+    | ConsumptionKept
+    | LengthsKept
     | LeasesKept
     | ClientHeard
     | ClientWaits

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.service.logic.consumption import Consumed, Lengths
 from penstock.service.logic.facts import ClientJoined, IterationBegun
 from penstock.service.logic.leases import Group
 from penstock.service.logic.places import Places
@@ -46,11 +47,11 @@ class ClientRecord:
     resumes: tuple[str, ...]
     origin: str
     program: str
+    consumed: Consumed
     standing: str = HERE
     number: int = 0
     answer: tuple[Address, ...] = ()
     """What the request `number` was answered with."""
-    consumed: dict[int, Ranges] = field(default_factory=dict)
     heard: float = 0.0
     version: int = 0
     """The latest one that it has shown to know."""
@@ -59,15 +60,9 @@ class ClientRecord:
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod
-    def of(cls, fact: ClientJoined) -> ClientRecord:
+    def of(cls, fact: ClientJoined, consumed: Consumed) -> ClientRecord:
         place = (fact.job, fact.group, fact.host, fact.consumer)
-        return cls(fact.client, *place, fact.resumes, fact.origin, fact.program)
-
-    def use(self, stream: int, ranges: list[tuple[int, int]]) -> None:
-        if ranges:
-            consumed = self.consumed.setdefault(stream, Ranges())
-            for start, stop in ranges:
-                consumed.add(start, stop)
+        return cls(fact.client, *place, fact.resumes, fact.origin, fact.program, consumed)
 
 
 class IterationRecord:
@@ -76,7 +71,7 @@ class IterationRecord:
     def __init__(self, begun: IterationBegun) -> None:
         self.begun = begun
         self.ready = begun.ready
-        self.ends: dict[int, int] = {}
+        self.ends = Lengths()
         if begun.work.form == "random" and begun.length >= 0:
             self.ends[0] = begun.length
         self.places = Places(begun.work.job, self.owned)
@@ -152,7 +147,7 @@ class IterationRecord:
     def consumed_by(self, group: str) -> int:
         """How many elements the clients of a group have consumed."""
         members = (member for member in self.members.values() if member.group == group)
-        return sum(ranges.count for member in members for ranges in member.consumed.values())
+        return sum(member.consumed.count for member in members)
 
     def near(self, info: WorkerInfo) -> bool:
         """Whether a worker may be used here."""

@@ -5,7 +5,8 @@ Of every stream, what lies before `reached` is either held by one client, or fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.service.logic.ranges import Ranges
@@ -29,10 +30,20 @@ class Track:
             self.reached = ordinal
 
 
+def _gaps(parts: list[Ranges], stop: int) -> Ranges:
+    """What lies before `stop` and in none of the parts."""
+    gaps, at = Ranges(), 0
+    for start, end in heapq.merge(*parts):
+        gaps.add(at, start)
+        at = max(at, end)
+    gaps.add(at, stop)
+    return gaps
+
+
 class Group:
     """The readers of an iteration that share its elements; `ends` are the lengths of streams."""
 
-    def __init__(self, ends: dict[int, int]) -> None:
+    def __init__(self, ends: Mapping[int, int]) -> None:
         self.ends = ends
         self.begun = 0
         """Streams before this one were begun."""
@@ -55,10 +66,19 @@ class Group:
             self._sort(stream)
         self.begun = max(self.begun, streams)
 
-    def reach(self, stream: int, ordinal: int) -> None:
-        """All of a stream before `ordinal` was handed out; what nobody has of it is free."""
-        self._track(stream).reach(ordinal)
-        self._sort(stream)
+    def restore(
+        self, begun: int, reached: dict[int, int], consumed: dict[int, list[Ranges]]
+    ) -> None:
+        """Goes on where a group was: what nobody has consumed before `reached` is free.
+
+        All of begun streams that are not in `reached` is consumed.
+        """
+        self.begun = begun
+        self.done = Ranges(((0, begun),))
+        for stream, ordinal in reached.items():
+            self.done.remove(stream, stream + 1)
+            self.tracks[stream] = Track(ordinal, _gaps(consumed[stream], ordinal))
+            self._sort(stream)
 
     def lease(self, client: str, stream: int, start: int, stop: int) -> None:
         """Gives free or new elements to a client."""

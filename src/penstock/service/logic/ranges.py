@@ -5,9 +5,12 @@ A range is (start, stop), stop left out. What is added twice is there once.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 
 class Ranges:
@@ -56,6 +59,22 @@ class Ranges:
         """The same, which does not change with this one."""
         made = Ranges()
         made._starts, made._stops, made.count = self._starts[:], self._stops[:], self.count
+        return made
+
+    def packed(self) -> bytes:
+        """As bytes, few for ranges that follow each other regularly."""
+        starts, stops = np.asarray(self._starts), np.asarray(self._stops)
+        edges = np.stack([starts, stops], axis=1).ravel()
+        return zlib.compress(np.diff(edges, prepend=0).astype("<i8").tobytes(), 1)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Ranges:
+        """What was packed."""
+        edges = np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8")).reshape(-1, 2)
+        made = cls()
+        made._starts.frombytes(edges[:, 0].astype(np.int64).tobytes())
+        made._stops.frombytes(edges[:, 1].astype(np.int64).tobytes())
+        made.count = int((edges[:, 1] - edges[:, 0]).sum())
         return made
 
     def add(self, start: int, stop: int) -> None:

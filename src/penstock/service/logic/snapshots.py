@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from penstock.service.logic.facts import (
     ClientGone,
     ClientJoined,
+    ConsumptionKept,
     DatasetStored,
     DispatcherStarted,
     Fact,
     GroupReached,
     IterationBegun,
     LeasesKept,
+    LengthsKept,
     NumbersGiven,
-    RangesClaimed,
     RepetitionsOver,
     StreamPlace,
-    StreamsEnded,
     StreamsPlaced,
     WorkerJoined,
 )
@@ -28,9 +28,6 @@ from penstock.service.logic.iterations import HERE, ClientRecord, IterationRecor
 from penstock.service.logic.leases import Group
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import Address
-
-_PIECE = 10_000
-"""So many addresses go into one fact."""
 
 
 def snapshot(state: State) -> tuple[Fact, ...]:
@@ -64,7 +61,7 @@ def _iteration(record: IterationRecord) -> Iterator[Fact]:
         by_id=begun.by_id,
     )
     if record.ends:
-        yield StreamsEnded(job, tuple(sorted(record.ends.items())))
+        yield LengthsKept(job, record.ends.packed())
     for client in record.members.values():
         yield from _client(client)
     for name, group in record.groups.items():
@@ -86,13 +83,8 @@ def _client(client: ClientRecord) -> Iterator[Fact]:
         *(client.client, client.job, client.group, client.host),
         *(client.consumer, client.resumes, client.origin, client.program),
     )
-    consumed = [
-        Address(stream, start, stop)
-        for stream, ranges in sorted(client.consumed.items())
-        for start, stop in ranges
-    ]
-    for at in range(0, len(consumed), _PIECE):
-        yield RangesClaimed(client.client, tuple(consumed[at : at + _PIECE]))
+    if client.consumed:
+        yield ConsumptionKept(client.client, *client.consumed.packed())
     if client.standing != HERE:
         yield ClientGone(client.client, client.standing)
 

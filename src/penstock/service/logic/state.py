@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.service.logic import facts
+from penstock.service.logic.consumption import Consumed
 from penstock.service.logic.facts import Fact
 from penstock.service.logic.iterations import (
     HERE,
@@ -258,6 +259,8 @@ class State:
     def _end(self, record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
         for stream, length in ended:
             record.ends[stream] = length
+            for member in record.members.values():
+                member.consumed.settle(stream)
             for group in record.groups.values():
                 group.end(stream, length)
                 self._let_go(record, group, stream)
@@ -273,9 +276,9 @@ class State:
 
     def _client_joined(self, fact: facts.ClientJoined, now: float) -> None:
         record = self.iterations[fact.job]
-        client = ClientRecord.of(fact)
-        if fact.client in record.members:
-            client.consumed = record.members[fact.client].consumed
+        known = record.members.get(fact.client)
+        consumed = Consumed(record.ends) if known is None else known.consumed
+        client = ClientRecord.of(fact, consumed)
         self.clients[fact.client] = record.members[fact.client] = client
         record.clients[fact.client] = None
         record.hosts[fact.host] = record.hosts.get(fact.host, 0) + 1
@@ -320,7 +323,7 @@ class State:
         group = self.group(client)
         for stream, ranges in client.consumed.items():
             group.undo(stream, ranges)
-        client.consumed = {}
+        client.consumed = Consumed(self.iterations[client.job].ends)
         self._client_gone(facts.ClientGone(fact.client, SUPERSEDED), now)
 
     def _client_heard(self, fact: facts.ClientHeard, now: float) -> None:
@@ -362,7 +365,7 @@ class State:
         record, group = self.iterations[client.job], self.group(client)
         self._end(record, fact.ended)
         for at in fact.addresses:
-            client.use(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
+            client.consumed.add(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
             self._let_go(record, group, at.stream)
 
     def _ranges_claimed(self, fact: facts.RangesClaimed, now: float) -> None:
@@ -370,7 +373,7 @@ class State:
         record, group = self.iterations[client.job], self.group(client)
         self._end(record, fact.ended)
         for at in fact.addresses:
-            client.use(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
+            client.consumed.add(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
             self._let_go(record, group, at.stream)
 
     def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
@@ -381,9 +384,18 @@ class State:
     def _group_reached(self, fact: facts.GroupReached, now: float) -> None:
         record = self.iterations[fact.job]
         group = record.groups.setdefault(fact.group, Group(record.ends))
-        group.begin(fact.begun)
-        for stream, ordinal in fact.reached:
-            group.reach(stream, ordinal)
+        members = [m.consumed for m in record.members.values() if m.group == fact.group]
+        consumed = {
+            stream: [part[stream] for part in members if stream in part]
+            for stream, _ in fact.reached
+        }
+        group.restore(fact.begun, dict(fact.reached), consumed)
+
+    def _lengths_kept(self, fact: facts.LengthsKept, now: float) -> None:
+        self.iterations[fact.job].ends.unpack(fact.lengths)
+
+    def _consumption_kept(self, fact: facts.ConsumptionKept, now: float) -> None:
+        self.clients[fact.client].consumed.unpack(fact.whole, fact.parts)
 
 
 _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
@@ -411,4 +423,6 @@ _APPLY: dict[type[Any], Callable[[State, Any, float], None]] = {
     facts.RangesClaimed: State._ranges_claimed,
     facts.RangesSetAside: State._ranges_set_aside,
     facts.GroupReached: State._group_reached,
+    facts.LengthsKept: State._lengths_kept,
+    facts.ConsumptionKept: State._consumption_kept,
 }

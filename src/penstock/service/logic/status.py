@@ -69,15 +69,11 @@ def _iteration(record: IterationRecord) -> dict[str, Any]:
         "clients": len(clients),
         "streams": record.total,
         "leased": sum(sum(group.holders.values()) for group in record.groups.values()),
-        "consumed": sum(_consumed(member) for member in record.members.values()),
+        "consumed": sum(member.consumed.count for member in record.members.values()),
         "rate": sum(client.pace.rate for client in clients),
         "lag": sum(client.pace.waited for client in clients) / seconds if seconds else 0.0,
         "finished": record.begun.leased and record.finished,
     }
-
-
-def _consumed(member: ClientRecord) -> int:
-    return sum(ranges.count for ranges in member.consumed.values())
 
 
 def wanted_workers(state: State) -> int:
