@@ -9,25 +9,31 @@ from pathlib import Path
 import pytest
 
 from tests.integration.chaos.__main__ import arguments
+from tests.integration.chaos.client import EVERY
 from tests.integration.chaos.plans import PLANS
 from tests.integration.chaos.programs import PENSTOCK
 from tests.integration.chaos.scenario import Scenario
 from tests.integration.chaos.schedule import KINDS, Event, schedule
 
-PACE = 0.02
+PACE = 0.005
+
+LATE = 2 * EVERY
+"""Elements for which an event may have to wait: a client that is to come back needs a state."""
 
 SCENARIOS = {
-    "batches": (Event(20, "worker", 0, 10), Event(60, "cut"), Event(100, "dispatcher", 0, 10)),
+    "batches": (Event(20, "worker", 0, 10), Event(50, "cut"), Event(70, "crash"),
+                Event(90, "dispatcher", 0, 10)),
     "files": (Event(20, "worker", 1, 60), Event(120, "client"), Event(180, "everything", 0, 20)),
-    "generator": (Event(20, "worker", 0, 40), Event(100, "worker", 1, 40), Event(200, "client")),
+    "generator": (Event(20, "worker", 0, 40), Event(100, "crash"), Event(200, "client")),
     "parallel_epochs": (
         *(Event(20, "worker", 0, 60), Event(120, "strangers", 0, 150)),
         Event(300, "everything", 0, 20),
     ),
-    "shared": (Event(15, "client", 0), Event(30, "worker", 1, 5), Event(45, "dispatcher", 0, 5)),
+    "shared": (Event(15, "client", 0), Event(40, "worker", 1, 5), Event(50, "dispatcher", 0, 5),
+               Event(60, "crash")),
     "shared_unseeded": (Event(40, "sleep", 1, 60), Event(200, "client", 1)),
     "shared_files": (Event(30, "cut"), Event(60, "client", 1), Event(120, "freeze", 1, 30)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -39,6 +45,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(name: str, tmp_path: Path) -> N
     assert outcome.ended
     assert outcome.in_order
     assert outcome.happened == len(events)
+    assert outcome.late <= LATE
 
 
 def test_a_schedule_follows_from_its_seed() -> None:

@@ -1,7 +1,9 @@
 """A reader in a process of its own: prints what it gets and saves its state now and then.
 
-Started again with the same state file, it goes on from there; what it printed after that state was
-saved is what a trainer would lose with its last checkpoint, and does not count.
+It reads an element when it gets a byte on its standard input, so that whoever counts the elements
+decides when the next one is read, however long the counting takes. Started again with the same
+state file, it goes on from there; what it printed after that state was saved is what a trainer
+would lose with its last checkpoint, and does not count.
 """
 
 from __future__ import annotations
@@ -18,18 +20,25 @@ from tests.integration.chaos.plans import PLANS
 
 EVERY = 10
 
+FEW = 16
+"""Elements that are asked for at once, so that what breaks breaks in the middle of the work."""
+
 
 def main(library: str, name: str, service: str, folder: str, n: str, pace: str, file: str) -> None:
     tf = import_module(library)
     plan = PLANS[name]
     reading = tf.data.experimental.service.distribute(
-        plan.mode, service, job_name=plan.job, data_transfer_protocol=_transfer(library)
+        plan.mode,
+        service,
+        job_name=plan.job,
+        max_outstanding_requests=FEW,
+        data_transfer_protocol=_transfer(library),
     )
     iterator = iter(plan.make(tf, Path(folder), int(n)).apply(reading))
     states = States(iterator, Path(file)) if library == "penstock" else None
     count = states.restore() if states else 0
     print("ready", flush=True)
-    for element in iterator:
+    while sys.stdin.buffer.read(1) and (element := next(iterator, None)) is not None:
         time.sleep(float(pace))  # The work of a trainer.
         count += 1
         print(json.dumps(_numbers(element)), flush=True)

@@ -50,6 +50,7 @@ class Program:
                 self._command,
                 bufsize=0,
                 cwd=ROOT,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | quiet,
@@ -89,18 +90,28 @@ class Program:
 
 
 class Reader(Program):
-    """A client process, and all that it has read."""
+    """A client process, and all that it has read. It reads an element when it is allowed to."""
 
     def __init__(self, command: list[str], log: Path, state: Path) -> None:
         super().__init__(command, log)
         self._state = state
         self._rest = b""
+        self._counted = 0
+        """Elements that were counted since it was last allowed to read one."""
         self.elements: list[list[int]] = []
         self.ended = False
 
     def start(self, wait: bool = True) -> None:
         super().start(wait)
         os.set_blocking(self.process.stdout.fileno(), False)  # type: ignore[union-attr]
+        self._counted = 1
+
+    def allow(self) -> None:
+        """Lets it read as many elements as were counted: it never is further than one ahead."""
+        if self._process is not None and self._counted:
+            with contextlib.suppress(BrokenPipeError):  # It has ended.
+                self.process.stdin.write(b"x" * self._counted)  # type: ignore[union-attr]
+            self._counted = 0
 
     def read(self) -> bool:
         """Takes what is there; False once it has ended."""
@@ -115,6 +126,7 @@ class Reader(Program):
                 self.ended = True
             elif line != b"ready":
                 self.elements.append(json.loads(line))
+                self._counted += 1
 
     def kill_and_forget(self) -> None:
         """Kills it; what it read after its last saved state counts for nothing."""
@@ -138,6 +150,8 @@ class Cluster:
 
     def __init__(self, programs: Programs, folder: Path, workers: int = 2) -> None:
         self.programs, self.folder = programs, folder
+        self.data = folder / "data"
+        self.data.mkdir(exist_ok=True)
         self._stack = ExitStack()
         self.port = free_port()
         work_dir = folder / "journal"
@@ -180,12 +194,11 @@ class Cluster:
 
     def read(self, plan: Plan, n: int, pace: float) -> list[Reader]:
         """Starts the readers of a plan."""
-        data = self.folder / "data"
-        data.mkdir(exist_ok=True)
         for number in range(plan.readers):
             state = self.folder / f"reader-{number}.state"
             url = f"grpc://localhost:{self.port}"
-            command = self.programs.client(plan.name, url, str(data), str(n), str(pace), str(state))
+            where = (url, str(self.data), str(n), str(pace), str(state))
+            command = self.programs.client(plan.name, *where)
             reader = Reader(command, self.folder / f"reader-{number}.log", state)
             self._stack.callback(reader.kill)
             reader.start()

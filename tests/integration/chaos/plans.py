@@ -5,6 +5,9 @@ Every value is a number, so that what is lost or doubled can be named.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 FILES = 12
+CRASH = "crash"
+"""The file that makes the next call of a `fragile` function end its process."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +45,32 @@ class Plan:
         return Counter(list(self.expected(n)) * self.copies(workers))
 
 
+def fragile(tf: Any, folder: Path) -> Callable[[Any], Any]:
+    """The same number, or the end of the process, if that is not the reader's."""
+    reader, crash = os.getpid(), str(folder / CRASH)
+
+    def call(x: Any) -> Any:
+        if os.getpid() != reader:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(crash)  # One call alone gets here.
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return x
+
+    return (lambda x: x) if hasattr(tf, "strings") else call
+
+
 def batches(tf: Any, folder: Path, n: int) -> Any:
-    return tf.data.Dataset.range(n).map(lambda x: x * 3).batch(4)
+    return tf.data.Dataset.range(n).map(fragile(tf, folder)).map(lambda x: x * 3).batch(4)
 
 
 def shuffled(tf: Any, folder: Path, n: int) -> Any:
-    return tf.data.Dataset.range(n).shuffle(64, seed=1).map(lambda x: x * 3)
+    made = tf.data.Dataset.range(n).shuffle(64, seed=1).map(fragile(tf, folder))
+    return made.map(lambda x: x * 3)
 
 
 def unseeded(tf: Any, folder: Path, n: int) -> Any:
     """Each process has seeds of its own, and all read what the first one has shuffled."""
-    return tf.data.Dataset.range(n).shuffle(n).map(lambda x: x * 3)
+    return tf.data.Dataset.range(n).shuffle(n).map(fragile(tf, folder)).map(lambda x: x * 3)
 
 
 def files(tf: Any, folder: Path, n: int) -> Any:
@@ -65,7 +85,7 @@ def files(tf: Any, folder: Path, n: int) -> Any:
     lines = tf.data.Dataset.from_tensor_slices(names).interleave(
         tf.data.TextLineDataset, cycle_length=4, block_length=2
     )
-    return lines.map(_number_in(tf)).filter(lambda x: x % 3 != 0)
+    return lines.map(_number_in(tf)).map(fragile(tf, folder)).filter(lambda x: x % 3 != 0)
 
 
 def _number_in(tf: Any) -> Callable[[Any], Any]:
@@ -80,11 +100,12 @@ def generator(tf: Any, folder: Path, n: int) -> Any:
         yield from range(0, 2 * n, 2)
 
     spec = tf.TensorSpec((), tf.int64)
-    return tf.data.Dataset.from_generator(numbers, output_signature=spec).map(lambda x: x + 1)
+    made = tf.data.Dataset.from_generator(numbers, output_signature=spec)
+    return made.map(fragile(tf, folder)).map(lambda x: x + 1)
 
 
 def counted(tf: Any, folder: Path, n: int) -> Any:
-    return tf.data.Dataset.range(n)
+    return tf.data.Dataset.range(n).map(fragile(tf, folder))
 
 
 PLANS = {

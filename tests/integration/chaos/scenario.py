@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.service.logic.state import Settings
 from tests.integration.chaos.cluster import Cluster, Reader
-from tests.integration.chaos.plans import Plan
+from tests.integration.chaos.plans import CRASH, Plan
 from tests.integration.chaos.programs import WORKER_TIMEOUT, Programs
 from tests.integration.chaos.schedule import Event
 from tests.integration.chaos.strangers import Strangers
@@ -47,6 +47,8 @@ class Outcome:
     missing: tuple[int, ...]
     """Some of what was lost."""
     problem: str = ""
+    late: int = 0
+    """How many elements too late an event happened, at most."""
     slept: int = 0
     """How many clients were asleep for so long that others got what they had not reported."""
 
@@ -67,6 +69,8 @@ class Mending:
     at: int
     earliest: float
     mend: Callable[[], None]
+    broken: Callable[[], bool] = lambda: True
+    """Whether it has broken yet: a crash waits for a function that is called."""
 
 
 class Scenario:
@@ -86,7 +90,7 @@ class Scenario:
         self._plan, self._n, self._pace, self._patience = plan, n, pace, patience
         self._events = sorted(events, key=lambda event: event.at)
         self._mendings: list[Mending] = []
-        self._read = self._happened = self._slept = 0
+        self._read = self._happened = self._late = self._slept = 0
 
     def run(self) -> Outcome:
         with self._cluster as cluster:
@@ -98,6 +102,7 @@ class Scenario:
     def _watch(self) -> str:
         """Until all readers have ended; says what went wrong."""
         readers, moved = self._cluster.readers, time.monotonic()
+        self._allow()
         while not all(reader.ended for reader in readers):
             for reader in self._cluster.ready(IDLE / 4):
                 before = len(reader.elements)
@@ -107,15 +112,30 @@ class Scenario:
                 if not going and not reader.ended:
                     return f"a reader failed: {reader.last_words()}"
             self._happen(idle=time.monotonic() - moved)
+            self._allow()
             if time.monotonic() - moved > self._patience:
                 return f"no element for {self._patience:.0f} s"
-        return ""
+        return "a crash that was due did not happen" if self._crash.exists() else ""
+
+    def _allow(self) -> None:
+        """Readers go on, unless what is broken has been so for long enough, but must stay so."""
+        now = time.monotonic()
+        if any(self._read >= each.at and now < each.earliest for each in self._mendings):
+            return
+        for reader in self._cluster.readers:
+            reader.allow()
+
+    @property
+    def _crash(self) -> Path:
+        """While this file is there, the next call of a function ends its process."""
+        return self._cluster.data / CRASH
 
     def _happen(self, idle: float) -> None:
         """What is due now; one thing at a time is broken."""
         now = time.monotonic()
         for mending in list(self._mendings):
-            if now >= mending.earliest and (self._read >= mending.at or idle > IDLE):
+            over = self._read >= mending.at or idle > IDLE
+            if mending.broken() and now >= mending.earliest and over:
                 self._mendings.remove(mending)
                 mending.mend()
         while self._events and not self._mendings and self._due(self._events[0]):
@@ -134,6 +154,7 @@ class Scenario:
 
     def _break(self, event: Event) -> None:
         self._happened += 1
+        self._late = max(self._late, self._read - event.at)
         cluster = self._cluster
         worker = cluster.workers[event.which % len(cluster.workers)]
         match event.kind:
@@ -158,6 +179,9 @@ class Scenario:
                 self._later(event, strangers.close)
                 for proxy in cluster.proxies:  # Whoever reads has to connect among the strangers.
                     proxy.cut()
+            case "crash" if cluster.programs.name == "penstock":
+                self._crash.touch()
+                self._later(event, lambda: None, broken=lambda: not self._crash.exists())
             case "sleep":
                 self._slept += 1
                 reader = self._reader(event.which)
@@ -166,8 +190,15 @@ class Scenario:
             case "client" if cluster.programs.name == "penstock":
                 self._restart_reader(event.which)
 
-    def _later(self, event: Event, mend: Callable[[], None], seconds: float = 0.0) -> None:
-        self._mendings.append(Mending(self._read + event.length, time.monotonic() + seconds, mend))
+    def _later(
+        self,
+        event: Event,
+        mend: Callable[[], None],
+        seconds: float = 0.0,
+        broken: Callable[[], bool] = lambda: True,
+    ) -> None:
+        at, earliest = self._read + event.length, time.monotonic() + seconds
+        self._mendings.append(Mending(at, earliest, mend, broken))
 
     def _start_everything(self) -> None:
         self._cluster.dispatcher.start()
@@ -197,5 +228,6 @@ class Scenario:
             self._happened,
             tuple(islice((expected - got).elements(), 10)),
             problem,
+            self._late,
             self._slept,
         )
