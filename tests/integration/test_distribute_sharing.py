@@ -282,3 +282,9 @@ def test_datasets_with_ids_of_their_own_are_jobs_of_their_own(cluster):
     for name in ("one", "two"):
         made = service.from_dataset_id("parallel_epochs", cluster.target, name, job_name="same")
         assert len(list(made)) == 8
+
+
+def test_a_listed_host_stands_for_any_port_of_it():
+    with Cluster(2, worker_addresses=["localhost", "localhost"]) as cluster:
+        made = Dataset.range(10).apply(cluster.distribute(service.ShardingPolicy.DATA))
+        assert sorted(map(int, made)) == list(range(10))

@@ -102,9 +102,9 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-address",
         action="append",
-        metavar="HOST:PORT",
-        help="a worker that there may be; if any is named, no others may be "
-        "(for policies that divide a dataset beforehand)",
+        metavar="HOST[:PORT]",
+        help="a worker that there may be, at any port if none is named; if any is named, no "
+        "others may be (for policies that divide a dataset beforehand)",
     )
 
 

@@ -2,7 +2,7 @@
 
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerBeat
-from tests.service.logic.world import OFF, SINGLE, SPLIT, World
+from tests.service.logic.world import DATA, OFF, SINGLE, SPLIT, World
 
 EPOCHS = {"mode": OFF, "job": None}
 
@@ -24,6 +24,35 @@ def test_workers_that_join_add_one() -> None:
     for worker in "uvw":
         world.worker(worker)
     assert world.places("c") == {0: "u", 1: "v", 2: "w"}
+
+
+def hosts(*listed: str, **workers: str) -> World:
+    """Workers by their addresses, where those of `listed` may be; somebody reads a part of each."""
+    world = World(Settings(worker_addresses=listed, worker_timeout=5.0))
+    for worker, address in workers.items():
+        world.worker(worker, address)
+    world.open("c", world.dataset(), mode=DATA, job=None)
+    return world
+
+
+def test_a_host_without_a_port_stands_for_any_worker_there() -> None:
+    world = hosts("h", "g", "h:%port%", "h:7", u="h:1", v="h:2", w="g:5", x="h:7")
+    assert world.places("c") == {0: "u", 1: "w", 2: "v", 3: "x"}
+
+
+def test_a_worker_of_a_listed_host_may_come_back_at_another_port() -> None:
+    world = hosts("h", "g", u="h:1", w="g:5")
+    world.ask(LeaveWorker("u"))
+    assert world.places("c") == {0: "w", 1: "w"}
+    world.worker("again", "h:2")
+    assert world.places("c") == {0: "again", 1: "w"}
+
+
+def test_a_listed_host_without_workers_is_stood_in_for() -> None:
+    world = hosts("h", "g", w="g:5")
+    assert world.places("c") == {0: "w", 1: "w"}
+    world.worker("late", "h:3")
+    assert world.places("c") == {0: "late", 1: "w"}
 
 
 def test_no_streams_are_added_to_what_is_finished() -> None:

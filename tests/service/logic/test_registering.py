@@ -102,6 +102,16 @@ def test_a_worker_that_is_not_on_the_list_is_refused() -> None:
         world.worker("v", "x:1")
 
 
+@pytest.mark.parametrize("address", ["host:1", "host:%port%", "hosts:1", "[::1]:5", "host"])
+def test_workers_must_be_at_listed_addresses_or_hosts(address) -> None:
+    world = World(Settings(worker_addresses=("host", "[::1]")))
+    if address in ("host:1", "host", "[::1]:5"):
+        world.worker("w", address)
+    else:
+        with pytest.raises(FailedPreconditionError, match="is not among .* worker_addresses"):
+            world.worker("w", address)
+
+
 def test_a_worker_may_register_twice() -> None:
     world = World()
     world.worker("w")

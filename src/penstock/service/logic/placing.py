@@ -6,6 +6,7 @@ Workers that join take over what belongs to their address, then what others keep
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Collection, Iterable
 from itertools import cycle
 
@@ -36,12 +37,34 @@ def first_places(count: int, workers: list[WorkerInfo]) -> list[StreamPlace]:
 
 def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
     """A stream for each address of the fixed list, at the worker there or meanwhile elsewhere."""
-    there = {info.address: info.worker for info in workers}
-    others = cycle(there.values()) if there else cycle((None,))
-    return [
-        StreamPlace(i, there.get(address) or next(others), address)
-        for i, address in enumerate(state.settings.worker_addresses)
-    ]
+    others = cycle(info.worker for info in workers) if workers else cycle((None,))
+    places = []
+    for stream, (listed, info) in enumerate(_listed_workers(state, workers)):
+        if info is None:
+            places.append(StreamPlace(stream, next(others), listed))
+        else:
+            places.append(StreamPlace(stream, info.worker, info.address))
+    return places
+
+
+def _listed_workers(state: State, workers: list[WorkerInfo]) -> list[tuple[str, WorkerInfo | None]]:
+    """The worker of each listed address: the one there, or for a host the next of that host."""
+    addresses = state.settings.worker_addresses
+    there = {info.address: info for info in workers if info.address in addresses}
+    free = [info for info in workers if info.address not in addresses]
+    found: list[tuple[str, WorkerInfo | None]] = []
+    for listed in addresses:
+        info = there.get(listed) or next((w for w in free if is_at(w.address, listed)), None)
+        if info in free:
+            free.remove(info)
+        found.append((listed, info))
+    return found
+
+
+def is_at(address: str, listed: str) -> bool:
+    """Whether an address is the listed one, or any port of a host that is listed without one."""
+    host = listed.removesuffix(":%port%")
+    return address == listed or re.fullmatch(rf"{re.escape(host)}:\d+", address) is not None
 
 
 def settle(record: IterationRecord, newcomers: Iterable[WorkerInfo]) -> list[StreamPlace]:

@@ -12,7 +12,7 @@ from penstock.service.logic.facts import (
     WorkerHeard,
     WorkerJoined,
 )
-from penstock.service.logic.placing import inherit, relieve, welcome
+from penstock.service.logic.placing import inherit, is_at, relieve, welcome
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol.messages import (
     PROTOCOL,
@@ -89,7 +89,8 @@ def _check_worker(state: State, request: RegisterWorker) -> None:
                 f"{where}: it has {what} {theirs} and the dispatcher has {ours}; run the same "
                 "versions everywhere"
             )
-    if settings.worker_addresses and request.info.address not in settings.worker_addresses:
+    listed = settings.worker_addresses
+    if listed and not any(is_at(request.info.address, one) for one in listed):
         raise FailedPreconditionError(
             f"{where}: this address is not among the dispatcher's worker_addresses "
             f"({', '.join(settings.worker_addresses)}); start the worker at one of them"

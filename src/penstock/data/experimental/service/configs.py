@@ -23,7 +23,8 @@ class DispatcherConfig(NamedTuple):
         work_dir: A folder for its journal. With one, a dispatcher that is started again goes on
             where it was; without, it forgets everything.
         fault_tolerant_mode: Insists on a `work_dir`.
-        worker_addresses: The only workers there may be, for policies that divide beforehand.
+        worker_addresses: The only workers there may be, for policies that divide beforehand; one
+            part for each. A host without a port stands for any worker of that host.
         job_gc_check_interval_ms: How often it looks for jobs that nobody reads.
         job_gc_timeout_ms: How long such a job is kept.
         forget_after_ms: How long a named job is kept that was read to its end; by default an hour.
