@@ -32,7 +32,7 @@ SCENARIOS = {
     "shared": (Event(15, "client", 0), Event(40, "worker", 1, 5), Event(50, "dispatcher", 0, 5),
                Event(60, "crash")),
     "shared_unseeded": (Event(40, "sleep", 1, 60), Event(200, "client", 1)),
-    "shared_files": (Event(30, "cut"), Event(60, "client", 1), Event(120, "freeze", 1, 30)),
+    "shared_files": (Event(30, "full", 0, 40), Event(60, "client", 1), Event(120, "freeze", 1, 30)),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import selectors
 import signal
 import socket
@@ -87,6 +88,12 @@ class Program:
     def signal(self, number: int) -> None:
         if self._process is not None:
             self._process.send_signal(number)
+
+    def limit_files(self, size: int) -> None:
+        """No file of this process may grow beyond `size` bytes: a full disk."""
+        if self._process is not None:
+            limits = (size, resource.RLIM_INFINITY)
+            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, limits)
 
 
 class Reader(Program):

@@ -5,6 +5,7 @@ Whatever broke is mended after so many elements, or when nobody gets any further
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 from collections import Counter
@@ -171,6 +172,9 @@ class Scenario:
             case "freeze":
                 worker.signal(signal.SIGSTOP)
                 self._later(event, lambda: worker.signal(signal.SIGCONT), FROZEN)
+            case "full":
+                cluster.dispatcher.limit_files(1)
+                self._later(event, lambda: cluster.dispatcher.limit_files(resource.RLIM_INFINITY))
             case "cut":
                 for proxy in cluster.proxies:
                     proxy.cut()
