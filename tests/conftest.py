@@ -8,7 +8,6 @@ reproduce it.
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,10 +25,19 @@ settings.register_profile("ci", settings.get_profile("explore"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
 
 
-@pytest.fixture(scope="module")
-def quick_collections() -> Iterator[None]:
-    """For tests that make much garbage: collections do not look through what others have loaded."""
+# While tests are collected much is made and nothing thrown away: the collector would look through
+# it again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was loaded by now stays: a million objects that no collection need look through."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Where other processes run the tests, nothing is collected, in either sense."""
+    gc.enable()

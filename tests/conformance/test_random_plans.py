@@ -12,6 +12,7 @@ from penstock.errors import OpError
 from penstock.plan.nodes import INFINITE, UNKNOWN, Repeat
 from penstock.plan.optimize import RULES, optimize
 from tests.conformance.random_plans import otherwise_parallel, plans, prefetched
+from tests.effort import examples
 from tests.engine.driving import MOST, model, opened, pulls, taken, travelled
 from tests.engine.example_plans import fresh
 from tests.engine.list_model import items
@@ -25,7 +26,7 @@ limits = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
 @given(plans(), rule_sets, limits)
-@settings(max_examples=1500)
+@examples(500)
 def test_elements_are_those_of_the_list_model(plan, rules, limits):
     stream = opened(optimize(plan, rules))
     found = []
@@ -39,7 +40,7 @@ def test_elements_are_those_of_the_list_model(plan, rules, limits):
 
 
 @given(plans())
-@settings(max_examples=400)
+@examples(150)
 def test_iteration_resumes_exactly_from_every_position(plan):
     expected = model(plan)
     iterator = Iterator(fresh(plan), ENVIRONMENT)
@@ -55,7 +56,7 @@ def test_iteration_resumes_exactly_from_every_position(plan):
 
 
 @given(plans(), st.integers(0, 30), st.sampled_from([None, 1, 2, -1]), st.booleans())
-@settings(max_examples=600)
+@examples(200)
 def test_states_fit_plans_that_prefetch_and_call_otherwise(plan, count, calls, ahead):
     expected = model(plan)[:MOST]
     iterator = Iterator(fresh(plan), ENVIRONMENT)
@@ -71,7 +72,7 @@ def test_states_fit_plans_that_prefetch_and_call_otherwise(plan, count, calls, a
 
 
 @given(plans(depth=4).filter(lambda plan: plan.blocked is None))
-@settings(max_examples=400)
+@examples(150)
 def test_random_access_agrees_with_iteration(plan):
     dataset, expected = Dataset(plan), model(plan)
     if plan.cardinality != INFINITE:
@@ -99,7 +100,7 @@ def repeats_nothing_for_ever(plan):
 
 
 @given(plans().filter(lambda plan: not repeats_nothing_for_ever(plan)))
-@settings(max_examples=500)
+@examples(200)
 def test_cardinality_is_how_many_elements_there_are(plan):
     if plan.cardinality == INFINITE:
         assert len(model(plan)) == MOST
@@ -108,7 +109,7 @@ def test_cardinality_is_how_many_elements_there_are(plan):
 
 
 @given(plans(depth=5))
-@settings(max_examples=400)
+@examples(150)
 def test_elements_fit_their_spec(plan):
     dataset = Dataset(plan)
     try:

@@ -7,7 +7,7 @@ import collections
 import itertools
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.data.dataset import ENVIRONMENT
@@ -19,6 +19,7 @@ from penstock.plan import nodes as n
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options, ShardingPolicy
 from tests.conformance.random_plans import plans
+from tests.effort import examples
 from tests.engine.driving import MOST, model, taken, travelled
 from tests.engine.example_plans import fresh
 from tests.engine.list_model import items
@@ -72,14 +73,14 @@ def read(plan: Node, most=MOST):
 
 
 @given(plans(), st.integers(0, MOST_WORKERS - 1))
-@settings(max_examples=150)
+@examples(75)
 def test_a_distributed_plan_gives_what_the_plan_gives(clusters, plan, number):
     assume(travels(plan))
     assert read(distributed(fresh(plan), clusters[number].target)) == model(plan)
 
 
 @given(plans(), st.data(), st.integers(0, MOST_WORKERS - 1))
-@settings(max_examples=150)
+@examples(75)
 def test_a_part_of_a_plan_may_come_from_elsewhere(clusters, plan, data, number):
     places = [path for path, part in parts(plan) if travels(part)]
     assume(places)
@@ -89,7 +90,7 @@ def test_a_part_of_a_plan_may_come_from_elsewhere(clusters, plan, data, number):
 
 
 @given(plans(depth=4), st.integers(0, 25), st.integers(0, 2), st.integers(0, 2))
-@settings(max_examples=60)
+@examples(30)
 def test_a_state_fits_other_services_with_other_numbers_of_workers(
     clusters, plan, count, first, second
 ):
@@ -104,7 +105,7 @@ def test_a_state_fits_other_services_with_other_numbers_of_workers(
 
 
 @given(plans(depth=4), st.data(), st.integers(0, 25), st.integers(0, 2))
-@settings(max_examples=60)
+@examples(30)
 def test_a_plan_with_a_distributed_part_resumes(clusters, plan, data, count, number):
     places = [path for path, part in parts(plan) if travels(part)]
     assume(places)
@@ -128,7 +129,7 @@ def counted(elements):
 
 
 @given(plans(depth=4).filter(lambda plan: plan.cardinality != n.INFINITE), st.integers(0, 2))
-@settings(max_examples=50)
+@examples(25)
 def test_parallel_epochs_give_all_once_per_worker(clusters, plan, number):
     assume(travels(plan))
     made = distributed(fresh(plan), clusters[number].target, ShardingPolicy.OFF)
@@ -139,7 +140,7 @@ def test_parallel_epochs_give_all_once_per_worker(clusters, plan, number):
 
 
 @given(plans(depth=4), st.integers(0, 2), st.integers(0, 25))
-@settings(max_examples=60)
+@examples(30)
 def test_without_order_every_element_comes_once(clusters, plan, number, count):
     assume(travels(plan) and len(model(plan)) < MOST)
     options = Options()
@@ -158,7 +159,7 @@ def test_without_order_every_element_comes_once(clusters, plan, number, count):
 
 
 @given(plans(depth=4), st.integers(0, 2), st.integers(0, 25))
-@settings(max_examples=50)
+@examples(25)
 def test_readers_of_a_named_job_share_every_element(clusters, plan, number, count):
     assume(travels(plan) and len(model(plan)) < MOST)
     name = f"job of example {next(NAMES)}"

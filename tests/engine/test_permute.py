@@ -6,10 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.permute import shuffled
+from tests.effort import examples
 
 LENGTHS = [1, 2, 3, 10, 63, 64, 65, 100, 1000, (1 << 14) + 1, 40_000]
 BUFFERS = [1, 2, 3, 7, 64, 65, 130, 1000, 20_000, 1 << 40]
@@ -29,7 +30,7 @@ def test_every_element_comes_once_and_not_too_early(length, buffer):
 
 
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(0, 2**64 - 1), st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_it_does_not_matter_who_asks_for_which_positions(length, buffer, key, data):
     whole = order(length, buffer, key)
     start = data.draw(st.integers(0, length - 1))

@@ -27,6 +27,7 @@ from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
+from tests.effort import spread
 from tests.engine.example_plans import filtered, interleaved, mapped, numbers, rows
 
 BOUND = 30.0
@@ -518,7 +519,8 @@ def test_without_order_states_fit_other_numbers_of_calls(around, settings, make)
     if around is AROUND["shuffle"] and len(orders) > 1:
         return  # Only what keeps its order is moved behind a shuffle, so the plans differ.
     expected = columns(iterate(around(mapped(numbers(15), abs))))
-    for count in range(0, len(expected[0]), 2 if make is mapped_unevenly else 7):
+    step = 2 if make is mapped_unevenly else 7
+    for count in spread(range(0, len(expected[0]), step), 3):
         found, state = [], None
         for calls, order in [*settings, settings[0]]:
             plan = around(make(calls, order))

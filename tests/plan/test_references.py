@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Ragged
@@ -41,6 +41,7 @@ from penstock.plan.references import (
     encode_spec,
 )
 from tests.conformance.random_plans import plans
+from tests.effort import examples
 from tests.engine.driving import taken
 
 HERE = (__name__, "tests", "numpy")
@@ -143,7 +144,7 @@ def test_travelled_plans_give_the_same_elements():
         assert again.element_spec == dataset.element_spec
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans())
 def test_random_plans_travel(plan):
     assert fingerprint(travelled(plan, ("tests", "builtins"))) == fingerprint(plan)
@@ -336,7 +337,7 @@ def test_what_describes_no_plan_is_refused(text):
         decode_by_reference(data, HERE)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_a_plan(data):
     """Whatever a few bytes are changed to: a plan or one of our errors."""

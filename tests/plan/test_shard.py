@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.data.dataset import ENVIRONMENT, SHARD_HINT, Dataset
@@ -22,6 +22,7 @@ from penstock.plan.resume import reseeded, seeds_of
 from penstock.plan.seeds import draw, set_seed
 from penstock.plan.shard import Sharding, shard_plan
 from tests.conformance.random_plans import plans
+from tests.effort import examples
 from tests.engine.driving import MOST, taken
 from tests.engine.example_plans import fresh
 
@@ -475,7 +476,7 @@ workers = st.integers(1, 5)
 
 
 @given(plans(), workers, st.sampled_from([AUTO, DATA]))
-@settings(max_examples=400)
+@examples(130)
 def test_elements_are_dealt_out_in_turn(plan, workers, policy):
     whole = taken(Iterator(fresh(plan), ENVIRONMENT))
     assume(len(whole) < MOST and "FAULT" not in whole)
@@ -550,7 +551,7 @@ readers = st.sampled_from(READERS)
 
 
 @given(files, readers, st.lists(st.sampled_from([*ANYWHERE, *LOOSE]), max_size=3), workers)
-@settings(max_examples=200)
+@examples(100)
 def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers):
     assume(workers <= files)
     dataset = built(lines, files, reader, steps)
@@ -569,7 +570,7 @@ def test_files_are_read_once_by_one_worker(lines, files, reader, steps, workers)
     st.lists(st.sampled_from([*ANYWHERE, *COUNTING]), max_size=2),
     workers,
 )
-@settings(max_examples=200)
+@examples(100)
 def test_auto_never_loses_a_line(lines, files, reader, before, counting, after, workers):
     dataset = built(lines, files, reader, [*before, counting, *after])
     whole = taken(Iterator(fresh(dataset.__plan__), ENVIRONMENT))

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.dataset import SHARD_HINT, Dataset
@@ -21,6 +21,7 @@ from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.splits import ENDLESS, GUESS, bounded, cut, piece, shape_of, with_parts
 from tests.conformance.random_plans import plans
+from tests.effort import examples
 from tests.engine.driving import MOST, drained, model, opened
 from tests.engine.example_plans import OPERATORS, SOURCES, fresh, plan_of
 
@@ -140,7 +141,7 @@ def test_pieces_are_the_plan(operator, source):
     check_pieces(fresh(plan), model(plan))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plans())
 def test_pieces_of_random_plans_are_the_plan(plan):
     check_pieces(fresh(plan), model(plan))
@@ -500,7 +501,7 @@ def test_bounded_plans_are_the_first_elements(operator, source):
         assert drained(stream, 7) == expected[start:stop]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans(), st.integers(0, 20), st.integers(1, 20))
 def test_bounded_random_plans(plan, start, count):
     plan = prepare(piece(plan, "random", 0, 1))
@@ -584,7 +585,7 @@ def test_cuts_change_no_element(operator, source):
     assert drained(opened(made), 7) == model(plan)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plans())
 def test_cuts_of_random_plans_change_no_element(plan):
     made, found, words = remote_parts(fresh(plan))

@@ -2,14 +2,13 @@
 
 import pytest
 
+from tests.effort import times
 from tests.simulation.capacity import measure
 from tests.simulation.histories import History, HistoryFailedError, run
 from tests.simulation.kernel import Violation
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
-HISTORIES, BATCHES = 2400, 24
-SIZE = HISTORIES // BATCHES
+BATCHES = times(24)
+SIZE = 40
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
 from penstock.service.host.handshake import CONTROL, DATA, Admitted, News, Terms, admit, introduce
+from tests.effort import examples
 
 TOKEN = b"the token"
 SOON = 60.0
@@ -162,7 +163,7 @@ def test_a_client_that_is_slow(ends: tuple[socket.socket, socket.socket]) -> Non
         admit(worker, TOKEN, deadline(-1.0))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(said=st.binary(max_size=200))
 def test_random_bytes_do_not_get_in(said: bytes) -> None:
     client, worker = socket.socketpair()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import (
@@ -21,6 +21,7 @@ from penstock.service.protocol import frames
 from penstock.service.protocol.columns import pack_columns
 from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
 from penstock.service.protocol.frames import MESSAGE, SLAB, Slab
+from tests.effort import examples
 from tests.service.host.wire_peers import (
     chunk,
     receive_all,
@@ -210,7 +211,7 @@ def test_a_worker_says_why_it_ends_a_connection() -> None:
     assert "arrived damaged" in closing.reason
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.binary(max_size=400), client=st.booleans())
 def test_random_bytes_end_a_connection(data: bytes, client: bool) -> None:
     raw, connection = raw_pair(client)
@@ -221,7 +222,7 @@ def test_random_bytes_end_a_connection(data: bytes, client: bool) -> None:
             connection.receive()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(data=st.data())
 def test_damaged_frames_are_messages_or_an_end(data: st.DataObject) -> None:
     mark = Mark(1, b"s")

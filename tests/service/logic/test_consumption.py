@@ -1,10 +1,11 @@
 """Consumption: the same as plain dicts of ranges, in fewer bytes."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.service.logic.consumption import Consumed, Lengths
 from penstock.service.logic.ranges import Ranges
+from tests.effort import examples
 
 STREAMS = st.integers(0, 12)
 STEPS = st.lists(
@@ -16,7 +17,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(STEPS)
 def test_what_was_consumed_is_what_was_added(steps) -> None:
     """Each step tells the length of a stream, or of consumed elements of one."""

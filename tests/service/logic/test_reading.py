@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import (
@@ -31,6 +31,7 @@ from penstock.service.protocol.messages import (
     StreamInfo,
     Work,
 )
+from tests.effort import examples
 
 
 class Elements:
@@ -164,7 +165,7 @@ class Parts(Crew):
             reader.done(ask.request, length if length < ask.stop else None, began, ended)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(150)
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=12),
     seed=st.integers(0, 1 << 30),
@@ -188,14 +189,14 @@ def test_parts_that_begin_at_a_wrong_place_are_read_again(
 lengths_of_streams = st.lists(st.integers(0, 70), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(lengths=lengths_of_streams, seed=st.integers(0, 1 << 30))
 def test_pieces_in_sequence_are_the_local_order(lengths: list[int], seed: int) -> None:
     expected = [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
     assert read(reading_of("split", lengths), Crew(lengths, seed)) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(lengths=lengths_of_streams, seeds=st.tuples(st.integers(0, 999), st.integers(0, 999)))
 def test_turns_do_not_depend_on_what_arrives_first(
     lengths: list[int], seeds: tuple[int, int]
@@ -206,7 +207,7 @@ def test_turns_do_not_depend_on_what_arrives_first(
     assert sorted(first) == [(stream, i) for stream, n in enumerate(lengths) for i in range(n)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     form=st.sampled_from(["random", "split", "share", "whole", "shard"]),
     ordered=st.booleans(),
@@ -230,7 +231,7 @@ def test_every_element_once_with_a_restart_anywhere(
         assert before + after == again
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     form=st.sampled_from(["random", "split", "share", "whole"]),
     most=st.integers(1, 20),
