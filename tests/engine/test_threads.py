@@ -533,6 +533,19 @@ def test_without_order_states_fit_other_numbers_of_calls(around, settings, make)
         assert columns([*found, *rest]) == expected
 
 
+@pytest.mark.parametrize("last", [60, 61])
+def test_an_order_that_is_resumed_may_end_far_ahead(last):
+    """The last element of the log is found, however many elements a call takes by then."""
+    plan = mapped(numbers(100), abs, parallel=3, deterministic=False)
+    iterator = iterate(plan)
+    state = iterator.state_dict()
+    state["at"] = {"own": [0, [], [*range(40), last]], "inputs": [0]}
+    iterator.load_state_dict(state)
+    found = [int(x) for x in iterator]
+    assert found[:41] == [*range(40), last]
+    assert sorted(found) == list(range(100))
+
+
 def columns(elements):
     """Which pairs with which is open where there is no order; what is there is not."""
     rows = [row if isinstance(row, tuple) else (row,) for row in elements]

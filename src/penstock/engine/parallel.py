@@ -151,7 +151,10 @@ class ParallelMapStream(Stream):
 
     def _next_task(self) -> _Task:
         if self._again:
-            return self._task_of(self._again.popleft())
+            # Removed only afterwards: as long as it is there, elements are submitted one by one.
+            task = self._task_of(self._again[0])
+            self._again.popleft()
+            return task
         if not self._ordered:
             wait([task.future for task in self._tasks], return_when=FIRST_COMPLETED)
             ready = next(task for task in self._tasks if task.future.done())
