@@ -194,12 +194,14 @@ def test_a_child_ends_with_its_parent_even_if_nobody_answers() -> None:
             assert child.wait() == 0
 
 
-def test_a_worker_without_a_dispatcher_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_without_a_dispatcher_says_so() -> None:
     with socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         place = f"localhost:{nobody.getsockname()[1]}"
-        assert main(["worker", "--dispatcher", place, "--dispatcher-timeout", "0.1"]) == 1
-    assert f"penstock worker: dispatcher {place} has not answered" in capsys.readouterr().err
+        with command("worker", "--dispatcher", place, "--dispatcher-timeout", "0.1") as worker:
+            words = f"penstock worker: dispatcher {place} has not answered"
+            assert words in worker.communicate()[1]
+    assert worker.returncode == 1
 
 
 def test_a_worker_that_waits_says_so_and_ends_with_ctrl_c() -> None:
@@ -331,12 +333,14 @@ def test_alone_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "commands:" in capsys.readouterr().out
 
 
-def test_a_dispatcher_without_pickles_has_no_workers_that_run_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with service.DispatchServer(service.DispatcherConfig(functions="by_reference")) as server:
-        assert main(["worker", "--dispatcher", address(server)]) == 1
-    assert "sends functions by reference only" in capsys.readouterr().err
+def test_a_dispatcher_without_pickles_has_no_workers_that_run_them() -> None:
+    config = service.DispatcherConfig(functions="by_reference")
+    with (
+        service.DispatchServer(config) as server,
+        command("worker", "--dispatcher", address(server)) as worker,
+    ):
+        assert "sends functions by reference only" in worker.communicate()[1]
+    assert worker.returncode == 1
 
 
 def test_status_finds_secrets_that_are_given(

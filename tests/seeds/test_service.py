@@ -15,6 +15,7 @@ import pytest
 
 import penstock as tf
 from penstock.errors import AlreadyExistsError
+from tests.integration.clusters import until
 
 SNIPPETS = Path(__file__).parent / "snippets"
 PORT = 5000
@@ -35,9 +36,13 @@ def test_two_processes_share_a_job(tmp_path: Path) -> None:
     """The page starts neither dispatcher nor worker, nor the two processes that read."""
     service = tf.data.experimental.service
     with dispatcher_of_the_page() as dispatcher:
-        address = dispatcher.target.removeprefix("grpc://")
-        with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
-            printed = processes_print(dispatcher.target)
+        config = service.WorkerConfig(dispatcher_address=dispatcher.target.removeprefix("grpc://"))
+        readers = start_processes(dispatcher.target)
+        # One that comes when the other has read everything and left would be refused.
+        until(lambda: all_read(dispatcher.target))
+        with service.WorkerServer(config):
+            printed = [lists_in(reader.communicate()[0]) for reader in readers]
+    assert [reader.returncode for reader in readers] == [0, 0]
     iterations = [sorted(first + second) for first, second in zip(*printed, strict=True)]
     assert iterations == [list(range(5))] * 3
 
@@ -51,20 +56,23 @@ def dispatcher_of_the_page() -> Any:
         return service.DispatchServer()
 
 
-def processes_print(target: str) -> list[list[list[int]]]:
-    """What each of two processes that run the program prints."""
+def all_read(target: str) -> bool:
+    """Whether both processes have begun to read the job."""
+    jobs = tf.data.experimental.service.status(target)["jobs"]
+    return [job["clients"] for job in jobs] == [2]
+
+
+def start_processes(target: str) -> list[subprocess.Popen[str]]:
+    """Two processes that run the program; they wait for a worker."""
     source = (SNIPPETS / "service_job_name.txt").read_text()
     program = "import penstock as tf\n" + source.replace(f"grpc://localhost:{PORT}", target)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    readers = [
+    return [
         subprocess.Popen(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
         )
         for _ in range(2)
     ]
-    texts = [reader.communicate()[0] for reader in readers]
-    assert [reader.returncode for reader in readers] == [0, 0]
-    return [lists_in(text) for text in texts]
 
 
 def lists_in(text: str) -> list[list[int]]:

@@ -44,7 +44,7 @@ def encode_by_reference(node: Node) -> bytes:
 
     >>> from penstock.plan.nodes import Random, Take
     >>> decode_by_reference(encode_by_reference(Take(Random(seed=1), 3)), ())
-    Take(input=Random(seed=1, rerandomize=False), count=3)
+    Take(input=Random(seed=1, rerandomize=False, drawn=False), count=3)
     """
     written = _WrittenPlan()
     return _HEADER + written.pack(written.value(node))
