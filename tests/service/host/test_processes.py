@@ -217,9 +217,15 @@ def test_processes_report_what_they_did(house: House) -> None:
     house.ward.say(1, Report((WorkStatus("a", 4, 0.5, 9),)))
     house.ward.say(2, Report((WorkStatus("b", 1, 1.0, 0),)))
     expected = {WorkStatus("a", 7, 1.0, 9), WorkStatus("b", 1, 1.0, 0)}
-    until(lambda: len(house._by_number[2].jobs) and house._by_number[1].jobs["a"].buffered == 9)
+    one, two = (house._by_number[number] for number in (1, 2))
+    until(lambda: two._buffered and one._buffered.get("a") == 9)
     assert set(house.statuses()) == expected
     assert set(house.statuses()) == {WorkStatus("a", 0, 0.0, 9), WorkStatus("b", 0, 0.0, 0)}
+    house.ward.say(1, Report((WorkStatus("c", 1, 1.0, 2),)))
+    house.ward.say(1, Report((WorkStatus("d", 1, 1.0, 3),), first=False))
+    until(lambda: "d" in one._buffered)
+    expected = {WorkStatus("c", 1, 1.0, 2), WorkStatus("d", 1, 1.0, 3)}
+    assert set(house.statuses()) == {*expected, WorkStatus("b", 0, 0.0, 0)}
 
 
 def test_idle_processes_end(house: House, time: Time) -> None:

@@ -34,6 +34,9 @@ from penstock.service.protocol.handovers import (
 LARGEST = 1 << 16
 """Bytes of the largest message between a worker and a plan process."""
 
+_PART = 256
+"""Jobs in one message."""
+
 _CLOSE_SECONDS = 0.4
 
 MakeTasks = Callable[[str], Tasks]
@@ -69,10 +72,15 @@ class PlanProcess:
                 _in_thread(functools.partial(self._serve, number, client.connection()))
             case TidyUp(jobs):
                 self._tasks.tidy(jobs)
-                self._say(Report(self._tasks.statuses()))
+                self._report()
             case Drain():
                 self._gate.close()
                 _in_thread(self._drain)
+
+    def _report(self) -> None:
+        jobs = self._tasks.statuses()
+        for start in range(0, max(1, len(jobs)), _PART):
+            self._say(Report(jobs[start : start + _PART], first=not start))
 
     def _serve(self, number: int, connection: Connection) -> None:
         try:

@@ -16,26 +16,21 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from penstock.service.host.handshake import News
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.nursery import Nursery
 from penstock.service.host.plan_process import LARGEST
+from penstock.service.host.plan_records import HeldClient, PlanRecord
 from penstock.service.host.relays import relay
-from penstock.service.host.sockets import send_descriptors, tuned
+from penstock.service.host.sockets import tuned
 from penstock.service.logic.losses import Losses, how_it_ended
 from penstock.service.protocol.handovers import (
     Begin,
-    ClientLeft,
     Drain,
-    Drained,
-    Report,
     TakeClient,
     TidyUp,
-    ToProcess,
     decoder_of_worker,
     encode,
 )
@@ -52,37 +47,6 @@ _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 _LOG = logging.getLogger("penstock.service")
 
 
-class _Held:
-    """A client's socket, which the worker keeps to shut it when the process is lost."""
-
-    def __init__(self, held: socket.socket) -> None:
-        self._socket = held
-        self.over = threading.Event()
-
-    def shut(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self.over.set()
-
-
-@dataclass
-class _Process:
-    """A process, its clients' sockets, and what it did since the last heartbeat."""
-
-    number: int
-    plan: bytes
-    channel: socket.socket
-    started: float
-    idle_since: float
-    clients: dict[int, _Held] = field(default_factory=dict)
-    jobs: dict[str, WorkStatus] = field(default_factory=dict)
-    drained: bool = False
-
-    def tell(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
-        """Never waits: a process that reads nothing must not hold up the others."""
-        send_descriptors(self.channel, encode(message), descriptors, socket.MSG_DONTWAIT)
-
-
 class PlanProcesses:
     """All processes of a worker, by the digests of their plans."""
 
@@ -91,8 +55,8 @@ class PlanProcesses:
         self._nursery, self._hurry, self._fail = nursery, hurry, fail
         self._changed = threading.Condition()
         """Guards everything below."""
-        self._by_plan: dict[bytes, _Process] = {}
-        self._by_number: dict[int, _Process] = {}
+        self._by_plan: dict[bytes, PlanRecord] = {}
+        self._by_number: dict[int, PlanRecord] = {}
         self._losses = Losses()
         self._numbers = self._clients = 0
         self._draining = self._closed = False
@@ -135,7 +99,9 @@ class PlanProcesses:
             if held is not None:
                 relay(secret, near)
 
-    def _give(self, client: AcceptedClient, held: socket.socket, descriptor: int) -> _Held | None:
+    def _give(
+        self, client: AcceptedClient, held: socket.socket, descriptor: int
+    ) -> HeldClient | None:
         """A client that a process has taken, or None; `held` is shut when that process is lost."""
         with self._changed:
             while (process := self._process_of(client.plan)) is not None:
@@ -149,13 +115,13 @@ class PlanProcesses:
                         return None  # It does not look at its channel; the client tries again.
                     self._changed.wait_for(partial(self._is_over, process))
                 else:
-                    return process.clients.setdefault(number, _Held(held))
+                    return process.clients.setdefault(number, HeldClient(held))
         return None
 
-    def _is_over(self, process: _Process) -> bool:
+    def _is_over(self, process: PlanRecord) -> bool:
         return self._closed or process.number not in self._by_number
 
-    def _process_of(self, plan: bytes) -> _Process | None:
+    def _process_of(self, plan: bytes) -> PlanRecord | None:
         """The process of a plan, perhaps a new one, after a pause if there were too many."""
         while not self._closed:
             if plan in self._by_plan:
@@ -166,14 +132,14 @@ class PlanProcesses:
             self._changed.wait(pause)
         return None
 
-    def _start(self, plan: bytes) -> _Process | None:
+    def _start(self, plan: bytes) -> PlanRecord | None:
         self._numbers += 1
         try:
             channel = self._nursery.start(self._numbers)
         except OSError:
             return None  # The nursery is gone, and the worker will be soon.
         now = time.monotonic()
-        process = _Process(self._numbers, plan, channel, now, now)
+        process = PlanRecord(self._numbers, plan, channel, now, now)
         self._by_plan[plan] = self._by_number[process.number] = process
         with contextlib.suppress(OSError):  # Whoever is told next finds out.
             process.tell(Begin(self.address))
@@ -184,24 +150,12 @@ class PlanProcesses:
 
     # What processes say
 
-    def _listen(self, process: _Process) -> None:
+    def _listen(self, process: PlanRecord) -> None:
         with process.channel, contextlib.suppress(OSError):
             while data := process.channel.recv(LARGEST):
                 with self._changed:
-                    self._note(process, decoder_of_worker.decode(data))
+                    process.note(decoder_of_worker.decode(data), time.monotonic())
                     self._changed.notify_all()
-
-    def _note(self, process: _Process, message: Any) -> None:
-        match message:
-            case ClientLeft(number):
-                if (left := process.clients.pop(number, None)) is not None:
-                    left.shut()
-                process.idle_since = time.monotonic()
-            case Report(jobs):
-                before = process.jobs
-                process.jobs = {job.job: _sum(before.get(job.job), job) for job in jobs}
-            case Drained():
-                process.drained = True
 
     # How processes end
 
@@ -224,11 +178,11 @@ class PlanProcesses:
         del self._by_plan[process.plan]
         if not self._closed:
             self._regret(process, code)
-        self._dismiss(process)
+        process.dismiss()
         self._changed.notify_all()
         self._hurry()
 
-    def _regret(self, process: _Process, code: int) -> None:
+    def _regret(self, process: PlanRecord, code: int) -> None:
         loss = self._losses.add(process.plan, code, process.started, time.monotonic())
         later = f" in {loss.pause:g} s, because {loss.soon} of them ended soon after their start"
         _LOG.warning(
@@ -237,26 +191,12 @@ class PlanProcesses:
             later if loss.pause else "",
         )
 
-    def _dismiss(self, process: _Process) -> None:
-        for held in process.clients.values():
-            held.shut()
-        process.clients.clear()
-        with contextlib.suppress(OSError):
-            process.channel.shutdown(socket.SHUT_RDWR)
-
     # What the worker's heartbeat needs
 
     def statuses(self) -> tuple[WorkStatus, ...]:
         """What was done for every job since the last time this was asked; each has one process."""
         with self._changed:
-            processes = self._by_plan.values()
-            found = [job for process in processes for job in process.jobs.values()]
-            for process in processes:
-                process.jobs = {
-                    name: WorkStatus(name, 0, 0.0, job.buffered)
-                    for name, job in process.jobs.items()
-                }
-        return tuple(found)
+            return tuple(job for each in self._by_plan.values() for job in each.collect())
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Ends processes that have had no clients for a while; the others close what is unused."""
@@ -268,7 +208,7 @@ class PlanProcesses:
             for process in list(self._by_plan.values()):
                 if not process.clients and now - process.idle_since > _IDLE:
                     del self._by_plan[process.plan], self._by_number[process.number]
-                    self._dismiss(process)
+                    process.dismiss()
                 else:
                     with contextlib.suppress(OSError):  # It is dead, or busy.
                         process.tell(message)
@@ -291,17 +231,9 @@ class PlanProcesses:
             self._closed = True
             self._changed.notify_all()
             for process in self._by_number.values():
-                self._dismiss(process)
+                process.dismiss()
             self._changed.wait_for(lambda: not self._by_number, _END_SECONDS)
         self._nursery.close()
-
-
-def _sum(before: WorkStatus | None, job: WorkStatus) -> WorkStatus:
-    if before is None:
-        return job
-    return WorkStatus(
-        job.job, before.elements + job.elements, before.seconds + job.seconds, job.buffered
-    )
 
 
 def _start(task: Callable[[], None]) -> None:

@@ -51,9 +51,10 @@ class ClientLeft(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """The answer to `TidyUp`: what was done since the last one."""
+    """The answer to `TidyUp`: what was done since the last one, in as many parts as it takes."""
 
     jobs: tuple[WorkStatus, ...] = ()
+    first: bool = True
 
 
 class Drained(Message, frozen=True):
