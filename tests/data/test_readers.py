@@ -154,3 +154,8 @@ def test_csv_goes_on_behind_a_row_that_cannot_be_read(tmp_path: Path, around: An
             except StopIteration:
                 break
         assert found == expected, count
+
+
+def test_csv_defaults_are_single_values(table: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="record_defaults must hold dtypes or single"):
+        CsvDataset(table, [[["1"]], ["2"]])

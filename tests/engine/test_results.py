@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock import TensorSpec, float64
 from penstock.data import Dataset
 from penstock.errors import InvalidArgumentError
 
@@ -84,3 +85,34 @@ def test_the_state_of_a_scan_may_be_a_list() -> None:
     assert [int(x) for x in fibonacci] == [1, 1, 2, 3, 5, 8]
     begin = (np.int64(0), np.int64(0))
     assert THREE.reduce(begin, lambda a, x: [a[0] + 1, a[1] + x]) == (3, 6)
+
+
+SIGNED = TensorSpec([3], float64)
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+def test_a_signature_is_kept(calls: int | None) -> None:
+    """What it says decides about batches and cardinalities, so it must be true."""
+    ds = Dataset.range(5).map(
+        lambda x: np.zeros(4 if x == 2 else 3), calls, output_signature=SIGNED
+    )
+    iterator = iter(ds)
+    assert [len(next(iterator)) for _ in range(2)] == [3, 3]
+    with pytest.raises(InvalidArgumentError, match=r"for element 2, .* fit the output_signature"):
+        next(iterator)
+    assert [len(x) for x in iterator] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: THREE.map(lambda x: np.zeros(4), output_signature=SIGNED)[0],
+        lambda: THREE.map(
+            lambda x: np.zeros((len(x), 4)), vectorized=True, output_signature=SIGNED
+        ).get_single_element(),
+        lambda: next(iter(THREE.map(lambda x: [1, 2, 3], output_signature=SIGNED))),
+    ],
+)
+def test_a_signature_is_kept_wherever_a_function_is_called(read: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="fit the"):
+        read()

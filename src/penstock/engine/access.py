@@ -18,6 +18,7 @@ from penstock.element.index import Index, array_of, groups, scaled, slice_of
 from penstock.element.values import as_value
 from penstock.engine.calls import Calls
 from penstock.engine.collate import Collate, batched, collate_of
+from penstock.engine.formats.fitting import fitted
 from penstock.engine.mapped import Mapped, TakeRows
 from penstock.engine.permute import shuffled
 from penstock.errors import InvalidArgumentError
@@ -76,7 +77,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
         case Choices(weights, seed, again):
             return partial(_choices, np.cumsum(weights) / np.sum(weights), seed, again)
         case Map():
-            return partial(_map, read[0], node, Calls("map", node.function))
+            calls = Calls("map", node.function, signature=node.signature)
+            return partial(_map, read[0], node, calls)
         case Batch(source, size):
             collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
@@ -158,13 +160,18 @@ def _map(read: Reader, node: Map, calls: Calls, index: Index, epoch: Epoch) -> C
     for number, element in zip(numbers.tolist(), elements, strict=True):
         more = () if node.random is None else (generator(node.random, *epoch, number),)
         results.append(calls.one(element, number, *more))
-    return Chunk.of(results, calls.where, int(numbers[0]))
+    return _as_told(Chunk.of(results, calls.where, int(numbers[0])), calls)
+
+
+def _as_told(chunk: Chunk, calls: Calls) -> Chunk:
+    """Elements that fit what the user said of them."""
+    return chunk if calls.signature is None else fitted(chunk, calls.signature, calls.where)
 
 
 def vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
     """A function of whole columns; it must give back as many rows as it got."""
     result = calls.one(nest.unflatten(rows.tree, rows.columns), ordinal)
-    return columns_of(result, len(rows), calls.where)
+    return _as_told(columns_of(result, len(rows), calls.where), calls)
 
 
 def columns_of(result: Any, size: int, where: str) -> Chunk:

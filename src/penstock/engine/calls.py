@@ -73,9 +73,15 @@ class Calls:
     """One operator's calls of one function."""
 
     def __init__(
-        self, operator: str, function: Function, call: Callable[..., Any] | None = None
+        self,
+        operator: str,
+        function: Function,
+        call: Callable[..., Any] | None = None,
+        signature: Any = None,
     ) -> None:
         self.operator = operator
+        self.signature = signature
+        """What the results must fit, if the user has said it."""
         self.function = function
         self.call = function.call if call is None else call
         self.where = f"Dataset.{operator}: {function}"

@@ -9,8 +9,10 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk, changed, describe, unusable
 from penstock.element.columns import Array
-from penstock.element.values import as_value
+from penstock.element.spec import fits
+from penstock.element.values import as_element, as_value, spec_of
 from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.formats.fitting import fitted
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
@@ -29,6 +31,7 @@ class Results:
         self._failures = 0
         self._kind: Any = None
         self._first = calls.function.returns
+        self._signature = calls.signature
         self._lists: list[tuple[int, ...]] | None = None
         """The shapes of the lists in the first element, if there are any."""
 
@@ -90,6 +93,8 @@ class Results:
             raise InvalidArgumentError("changed")
         if _holds_list(elements[0]):
             self._check_lists(elements, chunk)
+        if self._signature is not None:
+            fitted(chunk, self._signature, self.where)
         return chunk
 
     def _check_lists(self, elements: list[Any], chunk: Chunk) -> None:
@@ -120,9 +125,12 @@ class Results:
         return next((i for i, good in enumerate(same) if not good), count)
 
     def _is_like_first(self, element: Any, expected: str) -> bool:
-        if _described(element) != expected:
+        if _described(element) != expected or not self._is_as_told(element):
             return False
         return self._lists is None or _list_shapes(element) == self._lists
+
+    def _is_as_told(self, element: Any) -> bool:
+        return self._signature is None or fits(self._signature, as_element(element))
 
     def _odd(self) -> Exception:
         """The error of the next element, which cannot be one or is not like the others."""
@@ -133,6 +141,12 @@ class Results:
             text = describe(element)
         except OpError as error:
             return unusable(self.where, element, ordinal, error)
+        if not self._is_as_told(element):
+            found = spec_of(as_element(element))
+            return InvalidArgumentError(
+                f"{self.where} returned {found} for element {ordinal}, which "
+                f"does not fit the output_signature {self._signature}; say what it really returns"
+            )
         assert self._first is not None
         if text == self._first[1]:
             return InvalidArgumentError(

@@ -94,7 +94,7 @@ def field_of(where: str, default: Any) -> Field:
         kind, value, required = check.dtype(where, "record_defaults", default), None, True
     else:
         array = np.asarray(check.element(f"{where}: record_defaults", default))
-        if array.size > 1:
+        if array.size > 1 or array.ndim > 1:
             raise InvalidArgumentError(
                 f"{where}: record_defaults must hold dtypes or single values, got {default!r}"
             )

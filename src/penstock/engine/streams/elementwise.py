@@ -88,8 +88,9 @@ class MapStream(Stream):
 
 def map_calls(node: Map, epoch: Epoch) -> Calls:
     if node.random is None:
-        return Calls("map", node.function)
-    return Calls("map", node.function, Seeded(node.function.call, node.random, epoch))
+        return Calls("map", node.function, signature=node.signature)
+    call = Seeded(node.function.call, node.random, epoch)
+    return Calls("map", node.function, call, node.signature)
 
 
 def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
