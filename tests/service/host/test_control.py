@@ -130,6 +130,57 @@ def test_messages_that_are_too_large(client):
     assert client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST - 1024))) == Ok()
 
 
+def test_where_threads_cannot_wait_for_all_connections_each_has_one(monkeypatch):
+    monkeypatch.setattr(answering, "_WATCHES", False)
+    server = ControlServer(echo, "localhost", 0, SECURITY)
+    server.start()
+    clients = [ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(3)]
+    for _ in range(2):
+        assert [client.call(GetStatus()) for client in clients] == [Ok()] * 3
+    clients[0].close()
+    server.stop()
+    for client in clients:
+        client.close()
+
+
+def test_connections_that_say_nothing_cost_no_thread(server, client):
+    client.call(GetStatus())
+    clients = [ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(30)]
+    for each in clients:
+        assert each.call(GetStatus()) == Ok()
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("penstock-control") < 10
+    for each in clients:
+        each.close()
+
+
+def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
+    monkeypatch.setattr("penstock.service.host.control._GRACE", 600.0)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(request):
+        begun.set()
+        go_on.wait()
+        return Ok()
+
+    server = ControlServer(slow, "localhost", 0, SECURITY)
+    server.start()
+    client, answers = ControlClient(f"localhost:{server.port}", SECURITY), []
+    calling = threading.Thread(target=lambda: answers.append(client.call(GetStatus())))
+    calling.start()
+    begun.wait()
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    with contextlib.suppress(ConnectionRefusedError):
+        while True:  # Until it accepts no more.
+            socket.create_connection(("127.0.0.1", server.port)).close()
+    go_on.set()
+    calling.join()
+    stopping.join()
+    assert answers == [Ok()]
+    client.close()
+
+
 def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
     monkeypatch.setattr(answering, "_TURNS", 1)
     begun, go_on = queue.Queue(), threading.Event()

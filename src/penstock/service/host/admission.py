@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.errors import UnavailableError
@@ -42,7 +43,7 @@ _PATIENCE = 5.0
 _PAUSE = 0.1
 """Seconds to wait for descriptors or threads, when there are none."""
 
-_TELL = 10.0
+_TELL = 60.0
 """Seconds between two log lines about strangers."""
 
 _LOG = logging.getLogger("penstock.service")
@@ -51,8 +52,8 @@ _LOG = logging.getLogger("penstock.service")
 class Guest(Protocol):
     """A connection that has proved the token."""
 
-    def serve(self) -> None:
-        """Runs in the guest's thread until the connection ends."""
+    def serve(self, leave: Callable[[], None]) -> None:
+        """Sees to it that the connection is served; `leave` is to be called when it has ended."""
 
     def dismiss(self) -> None:
         """Ends it, from any thread, once what it has in hand is finished."""
@@ -61,7 +62,7 @@ class Guest(Protocol):
         """Ends it at once, from any thread."""
 
     def close(self) -> None:
-        """Gives everything back, when `serve` has returned."""
+        """Gives everything back, after `leave`."""
 
 
 class Stranger(NamedTuple):
@@ -111,7 +112,11 @@ class Admission:
         self._strangers: dict[threading.Thread, Stranger] = {}
         self._dropped: set[threading.Thread] = set()
         """Threads of strangers whose connection was ended here, until they notice."""
-        self._guests: dict[threading.Thread, Guest] = {}
+        self._entering: set[threading.Thread] = set()
+        """Threads of strangers that have proved the token, until they are guests."""
+        self._guests: set[Guest] = set()
+        self._serving: set[threading.Thread] = set()
+        self._left = threading.Condition(self._lock)
         self._turned_away, self._told = 0, -_TELL
         self._accepting = threading.Thread(target=self._accept, name="penstock port", daemon=True)
         self._waker, self._wakes = socket.socketpair()
@@ -131,15 +136,16 @@ class Admission:
         for listening in (*self._listening, self._waker, self._wakes):
             listening.close()
         with self._lock:
-            threads = [*self._strangers, *self._dropped, *self._guests]
+            threads = [*self._strangers, *self._dropped, *self._serving]
             for stranger in self._strangers.values():
                 _shut(stranger.connected)
-            for guest in self._guests.values():
+            for guest in self._guests:
                 guest.dismiss()
-        _join(threads, self._grace)
-        with self._lock:
-            for guest in self._guests.values():
+            self._left.wait_for(lambda: not self._guests, self._grace)
+            for guest in self._guests:
                 guest.abort()
+            if threading.current_thread() not in self._serving:
+                self._left.wait_for(lambda: not self._guests, _PATIENCE)
         _join(threads, _PATIENCE)
 
     def _accept(self) -> None:
@@ -212,17 +218,24 @@ class Admission:
         with self._lock:
             self._strangers.pop(thread, None)
             self._dropped.discard(thread)
+            self._entering.discard(thread)
             if guest is None:
                 return
-            self._guests[thread] = guest
+            self._guests.add(guest)
+            self._serving.add(thread)
             if self._closed:
                 guest.abort()
         try:
-            guest.serve()
+            guest.serve(partial(self._leave, guest))
         finally:
             with self._lock:
-                del self._guests[thread]
-            guest.close()
+                self._serving.discard(thread)
+
+    def _leave(self, guest: Guest) -> None:
+        guest.close()
+        with self._lock:
+            self._guests.discard(guest)
+            self._left.notify_all()
 
     def _admitted(self, stranger: Stranger) -> Guest | None:
         """The guest that a stranger becomes; None, and nothing left, where the handshake fails."""
@@ -244,7 +257,10 @@ class Admission:
 
     def _has_room(self) -> bool:
         with self._lock:
-            return len(self._guests) < self.most_guests
+            if len(self._guests) + len(self._entering) >= self.most_guests:
+                return False
+            self._entering.add(threading.current_thread())
+            return True
 
     def _secret(
         self, context: ssl.SSLContext, stranger: Stranger, deadline: float

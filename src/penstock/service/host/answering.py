@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import socket
 import threading
 import time
@@ -26,15 +28,100 @@ _MESSAGE_SECONDS = 10.0
 _TURNS, _TURN_SECONDS = 8, 5.0
 """Large messages that a server has in memory at the same time; seconds that others wait."""
 
+_SPARE = 8
+"""Threads that wait for requests at most; more end when they have answered."""
+
+_WATCHES = hasattr(select, "epoll")
+"""Whether threads can wait for all connections together; else each connection has a thread."""
+
+_NEXT = select.EPOLLIN | select.EPOLLONESHOT if _WATCHES else 0
+
 _LOG = logging.getLogger("penstock.service")
 
 
 class Answering:
-    """What the connections of one server share: who answers, and whose turn it is."""
+    """What the connections of one server share: who answers, whose turn it is, and threads.
+
+    A connection that says nothing costs no thread. Threads wait for all connections together; the
+    one that waited shortest, which is the fastest, gets the next request. Whoever takes one sees to
+    it that another thread waits, so a request that takes long keeps nobody from being answered.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
         self.turns = threading.BoundedSemaphore(_TURNS)
+        if _WATCHES:
+            self._watch = select.epoll()
+            self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+            self._watch.register(self._stop, select.EPOLLIN)
+        self._lock = threading.Lock()  # Guards what follows.
+        self._callers: dict[int, Caller] = {}
+        self._waiting = self._threads = 0
+        self._closed = False
+
+    def add(self, caller: Caller) -> bool:
+        """Answers the requests of a connection from now on; False once it is closed."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._callers[caller.fileno()] = caller
+            self._watch.register(caller.fileno(), _NEXT)
+        if not self._waiting:
+            self._start_thread()
+        return True
+
+    def close(self) -> None:
+        """Lets the threads end, when they have done what they do."""
+        if not _WATCHES:
+            return
+        with self._lock:
+            self._closed = True
+            if not self._threads:
+                self._give_back()
+                return
+        os.eventfd_write(self._stop, 1)
+
+    def _give_back(self) -> None:
+        self._watch.close()
+        os.close(self._stop)
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._run, name="penstock-control", daemon=True).start()
+        except RuntimeError:  # Too many threads: one of those there are comes back some time.
+            with self._lock:
+                self._threads -= 1
+
+    def _run(self) -> None:
+        while (caller := self._next()) is not None:
+            if caller.answer():
+                self._watch.modify(caller.fileno(), _NEXT)
+            else:
+                with self._lock:
+                    del self._callers[caller.fileno()]
+                caller.leave()
+        with self._lock:
+            self._threads -= 1
+            if self._closed and not self._threads:
+                self._give_back()
+
+    def _next(self) -> Caller | None:
+        """A connection on which there is something to read; None to end this thread."""
+        with self._lock:
+            if self._closed or self._waiting >= _SPARE:
+                return None
+            self._waiting += 1
+        ((number, _),) = self._watch.poll(maxevents=1)
+        with self._lock:
+            self._waiting -= 1
+            alone, caller = not self._waiting, self._callers.get(number)
+        if alone and caller is not None:
+            self._start_thread()
+        return caller
 
 
 class Caller:
@@ -46,26 +133,39 @@ class Caller:
         self._answering = answering
         self._has_turn = False
 
-    def serve(self) -> None:
-        """Answers until the client hangs up, or sends what cannot be a message."""
-        try:
-            while True:
-                self._answer()
-        except OpError as error:
-            _LOG.warning("dispatcher: a connection was cut: %s", error)
-        except (EOFError, OSError):
-            return
+    def fileno(self) -> int:
+        return self._connected.fileno()
 
-    def _answer(self) -> None:
+    def serve(self, leave: Callable[[], None]) -> None:
+        self.leave = leave
+        if _WATCHES and self._answering.add(self):
+            return
+        poll = select.poll()
+        poll.register(self._connected, select.POLLIN)
+        while poll.poll() and self.answer():
+            pass
+        leave()
+
+    def answer(self) -> bool:
+        """Answers a request that has begun to arrive; False if there will be no other."""
         try:
-            data = self._envelopes.receive(seconds=_MESSAGE_SECONDS, before_large=self._take_turn)
+            deadline = time.monotonic() + _MESSAGE_SECONDS
+            data = self._envelopes.receive(deadline, self._take_turn)
             reply = self._reply(data)
             del data
             self._envelopes.send(reply, time.monotonic() + _MESSAGE_SECONDS)
+            return True
+        except OpError as error:
+            _LOG.warning("dispatcher: a connection was cut: %s", error)
+        except (EOFError, OSError):
+            pass
+        except Exception:
+            _LOG.exception("dispatcher: a connection was cut")
         finally:
             if self._has_turn:
                 self._has_turn = False
                 self._answering.turns.release()
+        return False
 
     def _reply(self, data: bytes | bytearray) -> bytes:
         try:

@@ -55,7 +55,6 @@ class ControlServer:
         security.check_exposure(host, port)
         listening = listen(host, port)
         self.port: int = listening.getsockname()[1]
-        answering = Answering(handle)
         # Nothing here knows `self`: the server's threads would keep it for ever.
         self._admission = Admission(
             [listening],
@@ -64,7 +63,8 @@ class ControlServer:
             lambda connected, admitted: Caller(connected, admitted.key, answering),
             grace=_GRACE,
         )
-        self._end = Ending(self, self._admission.close)
+        answering = Answering(handle)
+        self._end = Ending(self, _stop, self._admission, answering)
 
     def start(self) -> None:
         """Begins to answer."""
@@ -73,6 +73,11 @@ class ControlServer:
     def stop(self) -> None:
         """Finishes what it has in hand and gives the port back; twice is fine."""
         self._end()
+
+
+def _stop(admission: Admission, answering: Answering) -> None:
+    admission.close()
+    answering.close()
 
 
 def is_transient(reply: Reply) -> bool:

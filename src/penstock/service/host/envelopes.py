@@ -67,21 +67,12 @@ class Envelopes:
             self.connected.sendall(message)
 
     def receive(
-        self,
-        deadline: float | None = None,
-        *,
-        seconds: float = 0.0,
-        before_large: Callable[[], None] = lambda: None,
+        self, deadline: float, before_large: Callable[[], None] = lambda: None
     ) -> bytes | bytearray:
         """The next message; EOFError at the end of the connection.
 
-        Without a deadline, a message that has begun must be complete within `seconds`.
         `before_large` is called before room is made for a message that is not small.
         """
-        if deadline is None:
-            self.connected.settimeout(None)
-            self._read_ahead(_AHEAD)
-            deadline = time.monotonic() + seconds
         mark, size = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if mark != _MARK or size > LARGEST:
             raise DataLossError(f"{size} bytes behind {mark!r} cannot be a control message")

@@ -127,9 +127,12 @@ class _Reader:
     def __init__(self, connection: Connection, handler: Callable[[Connection], None]) -> None:
         self._connection, self._handler = connection, handler
 
-    def serve(self) -> None:
-        with contextlib.suppress(UnavailableError, DataLossError):
-            self._handler(self._connection)
+    def serve(self, leave: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(UnavailableError, DataLossError):
+                self._handler(self._connection)
+        finally:
+            leave()
 
     def abort(self) -> None:
         self._connection.abort()
@@ -146,8 +149,11 @@ class _HandedOver:
     def __init__(self, client: AcceptedClient, host: ClientHost) -> None:
         self._client, self._host = client, host
 
-    def serve(self) -> None:
-        self._host.serve(self._client)
+    def serve(self, leave: Callable[[], None]) -> None:
+        try:
+            self._host.serve(self._client)
+        finally:
+            leave()
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):
