@@ -33,8 +33,8 @@ class Structures:
         if rows.structure == text_of(self._tree):
             return [Chunk(self._tree, columns, rows.count)]
         error = InvalidArgumentError(
-            f"distribute: an element has the structure {rows.structure or '*'}, but that of "
-            f"element_spec is {text_of(self._tree) or '*'}; {_REMEDY}"
+            f"distribute: an element has the structure {_shown(rows.structure)}, but that of "
+            f"element_spec is {_shown(text_of(self._tree))}; {_REMEDY}"
         )
         return [Failure(error)] * rows.count
 
@@ -49,3 +49,8 @@ class Structures:
                 f"distribute: elements are {self._first} at first, but {words} later; {_REMEDY}"
             )
         self._kind, self._first = kind, words
+
+
+def _shown(structure: str) -> str:
+    """The text of a structure as a user would write it; each leaf is a star."""
+    return structure.removeprefix("PyTreeSpec(").partition(", NoneIsLeaf")[0] or "*"
