@@ -24,10 +24,13 @@ SCENARIOS = {
     "batches": (Event(20, "worker", 0, 10), Event(50, "cut"), Event(70, "crash"),
                 Event(90, "dispatcher", 0, 10)),
     "files": (Event(20, "worker", 1, 60), Event(120, "client"), Event(180, "everything", 0, 20)),
-    "generator": (Event(20, "worker", 0, 40), Event(100, "crash"), Event(200, "client")),
+    "generator": (
+        *(Event(20, "worker", 0, 40), Event(100, "crash")),
+        *(Event(200, "client"), Event(240, "partition", 0, 40)),
+    ),
     "parallel_epochs": (
         *(Event(20, "worker", 0, 60), Event(120, "strangers", 0, 150)),
-        Event(300, "everything", 0, 20),
+        *(Event(300, "everything", 0, 20), Event(400, "damage", 0, 100)),
     ),
     "shared": (Event(15, "client", 0), Event(40, "worker", 1, 5), Event(50, "dispatcher", 0, 5),
                Event(60, "crash")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -111,3 +112,57 @@ def test_a_client_on_another_host_reads_by_tcp() -> None:
         )
     assert client.returncode == 0, client.stderr
     assert "shares no memory with this process" in client.stdout
+
+
+READER = """
+import logging, sys
+import penstock as tf
+logging.basicConfig(format="%(message)s")
+service = tf.data.experimental.service
+dataset = tf.data.Dataset.range(2000).map(lambda x: x * x)
+iterator = iter(
+    dataset.apply(
+        service.distribute("distributed_epoch", sys.argv[1], max_outstanding_requests=8)
+    )
+)
+found = [int(next(iterator)) for _ in range(5)]
+print("reading", flush=True)
+sys.stdin.readline()
+found += [int(x) for x in iterator]
+assert found == [x * x for x in range(2000)]
+print("all there")
+"""
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
+    """All reach the dispatcher, so that nobody else notices: the system of the client does."""
+    token, service = uuid.uuid4().hex, "10.77.0.2:5050"
+    with ExitStack() as stack:
+        here, there = stack.enter_context(hosts())
+        ip("-n", there, "address", "add", "10.77.0.3/24", "dev", there)
+        serve = functools.partial(started, there, token=token)
+        stack.enter_context(
+            serve("dispatcher", "--host", "10.77.0.2", "--port", "5050", "--worker-timeout", "4")
+        )
+        for address in ("10.77.0.2", "10.77.0.3"):
+            where = ("--host", address, "--worker-address", f"{address}:%port%")
+            stack.enter_context(serve("worker", "--dispatcher", service, *where))
+        client = subprocess.Popen(
+            ["ip", "netns", "exec", here, sys.executable, "-c", READER, f"grpc://{service}"],
+            env={**os.environ, "PENSTOCK_TOKEN": token},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(client.kill)
+        assert client.stdout is not None
+        assert client.stdout.readline() == "reading\n"
+        # What the client sends to this address reaches nobody from now on.
+        nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", here)
+        ip("-n", here, "neighbour", "replace", "10.77.0.3", *nobody)
+        found, said = client.communicate("go\n")
+    assert found == "all there\n", said
+    assert "worker 10.77.0.3:" in said
+    assert "what it owes is asked of others (1 are connected)" in said

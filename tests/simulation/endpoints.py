@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,10 @@ class Endpoint:
         self._deaf = False
         self._aborted = False
 
+    def __str__(self) -> str:
+        """As a real connection names its other end."""
+        return self.owner.name
+
     def send(self, *messages: Any) -> None:
         for message in messages:
             self._send(message)
@@ -85,7 +90,7 @@ class Endpoint:
                 raise UnavailableError("the connection breaks")
             return
         peer = self.peer
-        peer._last = max(peer._last, world.now + network.delay())
+        peer._last = max(peer._last, network.passes(self.owner.name, peer.owner.name))
         sent = b"".join([*frame(message, len(body)), body])
         if world.chance(network.weather.damage):
             sent = self._damaged(sent)
@@ -115,6 +120,11 @@ class Endpoint:
             began=began,
         )
         self._send(rows, body)
+
+    def offer(self, message: Any) -> None:
+        if not self.broken and not self._world.over:
+            with suppress(UnavailableError):
+                self._send(message)
 
     def _arrive(self, sent: bytes) -> None:
         if not self.broken and not self._deaf:
@@ -180,7 +190,8 @@ class Endpoint:
 
     def close(self) -> None:
         if not self._deaf:
-            self._world.at(self._network.delay(), self.peer._break)
+            told = self._network.passes(self.owner.name, self.peer.owner.name)
+            self._world.when(told, self.peer._break)
         self._break()
 
     def _break(self) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.errors import UnavailableError
 from penstock.service.host.control import is_transient, refused_as
+from penstock.service.host.handshake import HANDSHAKE_SECONDS
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer
@@ -60,6 +61,8 @@ class Network:
         self.answer: Answer = lambda request, reply: reply(None)
         self.listeners: dict[str, Peer] = {}
         """Workers by where they hand out data."""
+        self.severed: dict[tuple[str, str], float] = {}
+        """Between whom nothing passes, in that direction, and until when."""
 
     def is_crowded_out(self, where: str) -> bool:
         """Whether strangers at a port push out a connection that has not proved the token yet."""
@@ -70,6 +73,15 @@ class Network:
         if self.world.chance(self.weather.slow):
             return random.random() * 3.0
         return 0.0002 + random.random() * 0.003
+
+    def sever(self, sender: str, receiver: str, seconds: float) -> None:
+        """Holds back what one process sends to another; systems repeat it until it arrives."""
+        self.world.tell(f"nothing passes from {sender} to {receiver} for {seconds:g} s")
+        self.severed[sender, receiver] = self.world.now + seconds
+
+    def passes(self, sender: str, receiver: str) -> float:
+        """When something arrives that is sent now."""
+        return max(self.world.now, self.severed.get((sender, receiver), 0.0)) + self.delay()
 
     def call(self, request: Any, timeout: float = 30.0) -> Any:
         """What the dispatcher answers; raises its refusal, or UnavailableError."""
@@ -119,6 +131,9 @@ class Network:
         """A data connection; UnavailableError if there is none to be had."""
         self.world.wait(self.delay())
         worker = self.listeners.get(where)
+        if worker is not None and self._is_severed(client, worker):
+            self.world.wait(HANDSHAKE_SECONDS)
+            raise UnavailableError(f"{where} did not answer")
         pushed = self.is_crowded_out(where)
         if worker is None or pushed or self.world.chance(self.weather.lost):
             self.world.wait(self.delay())
@@ -131,6 +146,10 @@ class Network:
         worker.accept(there)
         self.world.wait(self.delay())
         return here
+
+    def _is_severed(self, one: Peer, other: Peer) -> bool:
+        ways = ((one.name, other.name), (other.name, one.name))
+        return any(self.severed.get(way, 0.0) > self.world.now for way in ways)
 
 
 class _Attempt:

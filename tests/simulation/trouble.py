@@ -56,6 +56,7 @@ class Trouble:
                     *(
                         self._pause_client,
                         self._cut,
+                        self._sever,
                         self._replace_client,
                         self._compact,
                         self._merge,
@@ -240,6 +241,16 @@ class Trouble:
         seconds = self.world.random.choice((1.0, 5.0, 20.0))
         self.world.tell(f"strangers crowd the port of {where} for {seconds:g} s")
         self.weather.crowds[where] = self.world.now + seconds
+
+    def _sever(self) -> None:
+        """A client and a worker do not reach each other, or only one of them the other."""
+        client, worker, random = self._some_client(), self._some_worker(), self.world.random
+        if client is None or worker is None:
+            return
+        ways = [(client.name, worker.name), (worker.name, client.name)]
+        seconds = random.choice((1.0, 5.0, 20.0))
+        for way in random.sample(ways, random.choice((1, 2, 2))):
+            self.network.sever(*way, seconds)
 
     def _cut(self) -> None:
         worker = self._some_worker()

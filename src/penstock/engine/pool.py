@@ -56,6 +56,11 @@ class Pool:
             self._start()
         return future
 
+    @property
+    def idents(self) -> list[int]:
+        """The threads, as `sys._current_frames` names them."""
+        return [thread.ident for thread in self._threads if thread.ident is not None]
+
     def check(self) -> None:
         if os.getpid() != self._process:
             raise FailedPreconditionError(

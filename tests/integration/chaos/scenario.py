@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from tests.integration.chaos.strangers import Strangers
 
 IDLE = 1.0
 """Seconds without an element after which what is broken is mended."""
+
+DAMAGED = 5_000
+"""One bit flips in about so many bytes."""
 
 FROZEN = WORKER_TIMEOUT + 1.0
 """Seconds that a worker stands still at least."""
@@ -175,6 +179,14 @@ class Scenario:
             case "full":
                 cluster.dispatcher.limit_files(1)
                 self._later(event, lambda: cluster.dispatcher.limit_files(resource.RLIM_INFINITY))
+            case "partition":
+                proxy = cluster.proxies[event.which % len(cluster.proxies)]
+                proxy.stall()
+                self._later(event, proxy.flow, FROZEN)
+            case "damage":
+                for proxy in cluster.proxies:
+                    proxy.damage(every=DAMAGED)
+                    self._later(event, partial(proxy.damage, 0))
             case "cut":
                 for proxy in cluster.proxies:
                     proxy.cut()

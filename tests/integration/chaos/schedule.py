@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 KINDS = (
     *("worker", "dispatcher", "everything", "freeze", "cut", "client", "sleep"),
-    *("strangers", "crash", "full"),
+    *("strangers", "crash", "full", "partition", "damage"),
 )
 """kill -9 of a worker, of the dispatcher, of both and all workers; SIGSTOP of a worker for longer
 than its timeout; all data connections cut; kill -9 of a client, which goes on from its state;
 SIGSTOP of a client for longer than its lease; crowds without the token on all ports, while all
 data connections are cut; a function that kills the process it runs in; a dispatcher that may not
-write to its disk."""
+write to its disk; no data passes between clients and one worker, whom the dispatcher hears; bits
+flip on the way."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """Data connections: the best way to a worker, and why there is none."""
 
+import contextlib
 import os
+import queue
 import socket
+import threading
 
 import pytest
 
@@ -12,13 +15,18 @@ from penstock.errors import (
 )
 from penstock.service.host import sockets
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.connections import connect_data, here
+from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
+from penstock.service.protocol.fetches import Rows
 from penstock.service.protocol.messages import WorkerInfo
+from tests.integration.chaos.proxy import Proxy
 from tests.service.host.wire_peers import (
     SECURITY,
+    in_thread,
     info_of,
     linked,
+    rows_of,
     worker_process,
 )
 
@@ -112,3 +120,37 @@ def test_here_is_the_same_in_another_process() -> None:
 def test_here_is_nobody_elses_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", lambda path: (_ for _ in ()).throw(OSError()))
     assert sockets.here.__wrapped__() != sockets.here.__wrapped__()
+
+
+def test_the_system_watches_the_network_for_clients() -> None:
+    with linked("tcp") as (client, worker):
+        option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert client._channel._socket.getsockopt(*option) == 7_500
+        assert worker._channel._socket.getsockopt(*option) == 0, "clients may read when they like"
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_elements_have_checksums_unless_they_stay_in_memory(proxied: bool) -> None:
+    arrived: queue.Queue[Connection] = queue.Queue()
+    over = threading.Event()
+
+    def handle(connection: Connection) -> None:
+        arrived.put(connection)
+        over.wait()
+
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(DataListener(handle, SECURITY))
+        stack.callback(over.set)
+        transfers = dict(listener.transfers)
+        if proxied:
+            proxy = Proxy(int(transfers["tcp"].rpartition(":")[2]))
+            stack.callback(proxy.close)
+            transfers["tcp"] = f"localhost:{proxy.port}"
+        client = connect_data(info_of(transfers), SECURITY, "tcp", here(), None)
+        stack.enter_context(client)
+        sender = in_thread(arrived.get().send_rows, 1, 0, rows_of(1000))
+        message, columns = client.receive()
+        sender.join()
+    assert isinstance(message, Rows)
+    assert (message.check is not None) == proxied
+    assert columns is not None

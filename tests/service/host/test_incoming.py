@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import (
     DataLossError,
+    DeadlineExceededError,
     UnavailableError,
 )
 from penstock.service.host import compression
@@ -239,3 +240,16 @@ def test_damaged_frames_are_messages_or_an_end(data: st.DataObject) -> None:
         raw.shutdown(socket.SHUT_WR)
         with pytest.raises((DataLossError, UnavailableError), match="data connection"):
             receive_all(connection)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_stops_in_the_middle_is_not_waited_for(mapped: bool) -> None:
+    """A network that carries nothing more says so to nobody."""
+    whole = frame(Rows(1, 0, 1, COLUMNS, nbytes=128), BODY)
+    for length in (5, 40, len(whole) - 1):
+        raw, connection = raw_pair(client=True, mapped=MappedSlabs() if mapped else None)
+        connection._channel.limit(0.01)
+        with raw, connection:
+            raw.sendall(whole[:length])
+            with pytest.raises(DeadlineExceededError, match="to the test: the network carries no"):
+                connection.receive()

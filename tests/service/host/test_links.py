@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.service.host.links import Links
-from penstock.service.host.outside import Bell
+from penstock.service.host.outside import Bell, Outside
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 from tests.integration.clusters import until
@@ -184,3 +184,68 @@ def test_connections_to_others_are_aborted(links, exchange):
     links.abort_others([info("b")])
     assert exchange.lines["a"].aborted
     assert not exchange.lines["b"].aborted
+
+
+def test_those_who_owe_something_and_say_nothing_are_found(links, exchange):
+    connected(links, "a", "b")
+    until(lambda: not links.ready(0))
+    links["a"].fetch(1, WORK, 0, 5, None)
+    links["b"].fetch(2, WORK, 5, 9, None)
+    exchange.lines["b"].there.send(b"x")
+    until(lambda: links.ready(0) and links._looked >= links["a"].heard)
+    assert [link.worker for link in links.silent(-1e-9)] == ["a"]
+    assert links.silent(60.0) == []
+    links["a"].answered(1)
+    assert links.silent(-1e-9) == []
+
+
+def test_what_came_while_this_process_was_stopped_was_said(links, exchange):
+    """The clock has gone on a lot, and what was said meanwhile is still to be read."""
+    connected(links, "a")
+    until(lambda: not links.ready(0))
+    links["a"].fetch(1, WORK, 0, 5, None)
+    links["a"].heard -= 1000.0
+    exchange.lines["a"].there.send(b"x")
+    until(lambda: links.ready(0))
+    assert links.silent(10.0) == []
+
+
+def test_why_workers_are_missing(links, exchange):
+    connected(links, "a", "b")
+    links.drop("a", "a (tcp): it has said nothing for 8 s")
+    links.drop("b")
+    assert links.missing() == [
+        "a (tcp): it has said nothing for 8 s",
+        "worker b:1 has not answered yet",
+    ]
+    links.want([info("b")])
+    links.unreachable["b"] = UnavailableError("b is away")
+    assert links.missing() == ["b is away"]
+
+
+class Still(Outside):
+    """A machine whose clock stands still."""
+
+    @staticmethod
+    def now():
+        return 100.0
+
+
+def test_one_that_is_cut_again_and_again_is_tried_less_often(exchange):
+    bell = Bell()
+    links = Links(exchange, bell, Still())
+
+    def pause():
+        links._again.clear()
+        connected(links, "a")
+        links.drop("a")
+        return round(links._again["a"] - 100.0, 6)
+
+    assert [pause() for _ in range(6)] == [0.02, 0.08, 0.32, 1.28, 2.0, 2.0]
+    links._again.clear()
+    connected(links, "a")
+    links.received(links["a"])
+    links.drop("a")
+    assert links._again["a"] == 100.02
+    links.close()
+    bell.close()

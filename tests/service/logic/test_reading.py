@@ -478,3 +478,25 @@ def test_a_restored_client_reads_what_it_was_given_again() -> None:
     opened = IterationOpened(work, True, 1, (), (), held=given)
     reading = Reading(opened, Shape("random", length=50), Limits(), state=state)
     assert reading.state()["held"] == [[0, 3, 5], [0, 7, 9]]
+
+
+def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> None:
+    """Otherwise a function that keeps the interpreter to itself would be moved for ever."""
+    reading = reading_of("random", [100], most=1)
+    reader = reading.reader
+    assert reader.patience("a", 10.0) == 10.0
+    for number in range(4):
+        reader.join(f"w{number}")
+        [ask] = reader.asks()
+        assert reader.owed_next() is ask
+        assert reader.patience(f"w{number}", 10.0) == 10.0 * 2**number
+        reader.fall_silent(f"w{number}")
+        reader.lose(f"w{number}")
+    assert reader.owed_next() is None
+    reader.join("a")
+    [ask] = reader.asks()
+    reader.arrive(ask.request, 0, Elements(0, 0, 1), 0.0)
+    reader.done(ask.request, None)
+    assert reading.take(1, 0.0) is not None
+    [ask] = reader.asks()
+    assert reader.patience("a", 10.0) == 10.0

@@ -163,6 +163,7 @@ class _Opener:
         if opened.repetition != request.repetition:
             node.repetitions.resume(opened.repetition)
         request = msgspec.structs.replace(request, repetition=opened.repetition, endless=False)
+        self._patience = opened.worker_timeout
         opening = Opening(
             self._session,
             request,
@@ -295,7 +296,9 @@ class _Opener:
     def _connect(self, plan: bytes, info: WorkerInfo) -> Connection:
         node, session = self._node, self._session
         return connect_data(
-            info, session.security, node.transfer, session.here, node.compression, plan
+            *(info, session.security, node.transfer, session.here, node.compression),
+            plan=plan,
+            patience=self._patience,
         )
 
 

@@ -19,7 +19,7 @@ from penstock.service.host.exchange import Connection
 from penstock.service.host.handshake import HANDSHAKE_SECONDS, News, Terms, introduce
 from penstock.service.host.security import Security, split_address
 from penstock.service.host.segments import MappedSlabs
-from penstock.service.host.sockets import can_share, connect_tcp, connect_unix, here
+from penstock.service.host.sockets import can_share, connect_tcp, connect_unix, here, watch
 from penstock.service.host.wires import Channel, DescriptorChannel, SecretChannel
 from penstock.service.protocol.messages import WorkerInfo
 
@@ -33,10 +33,12 @@ def connect_data(
     here: str,
     compression: str | None,
     plan: bytes = bytes(32),
+    patience: float = 10.0,
 ) -> Connection:
     """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp.
 
     `plan` is the digest of the plan that will be read: the worker runs each in its own process.
+    The connection ends when the network carries nothing for `patience` seconds.
     """
     terms = Terms(mode_of(compression), plan=plan)
     if protocol not in (None, "tcp", "shm"):
@@ -51,18 +53,23 @@ def connect_data(
         )
     if shared and protocol != "tcp":
         with contextlib.suppress(*(() if protocol else (UnavailableError,))):
-            return _connect(info, "shm", security, Terms(plan=plan))
-    return _connect(info, "tcp", security, terms, near=info.host == here)
+            return _connect(info, "shm", security, Terms(plan=plan), patience)
+    return _connect(info, "tcp", security, terms, patience, near=info.host == here)
 
 
 def _connect(
-    info: WorkerInfo, protocol: str, security: Security, terms: Terms, near: bool = False
+    info: WorkerInfo,
+    protocol: str,
+    security: Security,
+    terms: Terms,
+    patience: float,
+    near: bool = False,
 ) -> Connection:
     address = info.transfers.get(protocol)
     if address is None:
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
-        channel, news = _open(protocol, address, security, terms, near)
+        channel, news = _open(protocol, address, security, terms, patience, near)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
             f"worker {info.address} at {protocol} {address} {error.message}; all of a service "
@@ -74,6 +81,7 @@ def _connect(
             "running, and can this machine reach that address? If not, start the worker with a "
             "worker_address or data_transfer_address that can be reached from here"
         ) from None
+    channel.limit(patience)
     mapped = MappedSlabs() if protocol == "shm" else None
     made = Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
     made.news = news
@@ -81,12 +89,13 @@ def _connect(
 
 
 def _open(
-    protocol: str, address: str, security: Security, terms: Terms, near: bool
+    protocol: str, address: str, security: Security, terms: Terms, patience: float, near: bool
 ) -> tuple[Channel, News]:
     deadline = time.monotonic() + HANDSHAKE_SECONDS
     connect = connect_unix if protocol == "shm" else connect_tcp
     made = connect(address, HANDSHAKE_SECONDS)
     try:
+        watch(made, patience)
         if near:
             ports = {"own_port": made.getsockname()[1], "other_port": made.getpeername()[1]}
             terms = terms._replace(**ports)

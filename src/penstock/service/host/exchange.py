@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import functools
 import os
 import threading
@@ -25,6 +26,7 @@ from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
 from penstock.errors import (
     DataLossError,
+    DeadlineExceededError,
     InvalidArgumentError,
     OpError,
     ResourceExhaustedError,
@@ -238,6 +240,10 @@ class Connection:
             return ResourceExhaustedError(
                 f"data connection to {self.peer}: no memory for what comes; use smaller batches"
             )
+        if isinstance(error, TimeoutError | BlockingIOError) or _is_cut_off(error):
+            return DeadlineExceededError(
+                f"data connection to {self.peer}: the network carries nothing ({reason})"
+            )
         if isinstance(error, EOFError | OSError) and not isinstance(error, OpError):
             return UnavailableError(f"data connection to {self.peer}: {reason}")
         return error
@@ -246,6 +252,11 @@ class Connection:
         """Tells the client why a worker ends the connection, unless it would have to wait."""
         with contextlib.suppress(OSError):
             self.offer(Closing(error.message))
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Whether a machine cannot be reached, which says nothing of the processes on it."""
+    return isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @functools.lru_cache(maxsize=1)

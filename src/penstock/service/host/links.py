@@ -28,11 +28,18 @@ Connect = Callable[[WorkerInfo], Connection]
 
 
 class Link:
-    """A connection to one worker, and what its tasks are called there."""
+    """A connection to one worker, what its tasks are called there, and what it owes."""
 
-    def __init__(self, worker: str, connection: Connection) -> None:
+    def __init__(self, worker: str, connection: Connection, now: Callable[[], float]) -> None:
         self.worker = worker
         self.connection = connection
+        self._now = now
+        self.owed: set[int] = set()
+        """Requests that are not answered yet."""
+        self.heard = 0.0
+        """When it last said something, or was asked when it owed nothing."""
+        self.where = ""
+        """The user's function that it was in when it last said so."""
         self._tasks: dict[tuple[str, int], tuple[int, int]] = {}
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
@@ -41,6 +48,9 @@ class Link:
         """How many chunks in a row arrived damaged."""
 
     def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
+        if not self.owed:
+            self.heard, self.where = self._now(), ""
+        self.owed.add(request)
         key = (work.job, work.stream)
         task, begin = self._tasks.get(key, (0, 0))
         if not task or begin != work.begin:
@@ -51,6 +61,14 @@ class Link:
             self._first.append(OpenTask(task, work))
         first, self._first = self._first, []
         self.connection.send(*first, Fetch(request, task, start, stop, mark))
+
+    def silence(self, now: float) -> float:
+        """For how long it has said nothing."""
+        return now - self.heard
+
+    def answered(self, request: int) -> None:
+        """All of a request has come."""
+        self.owed.discard(request)
 
     def close_task(self, job: str, stream: int) -> None:
         """The worker may forget a stream, which has come to its end."""
@@ -72,11 +90,15 @@ class Links:
         self._again: dict[str, float] = {}
         self._cuts: dict[str, int] = {}
         """How often a worker's connection was cut since elements came from it."""
+        self._looked = 0.0
+        """No link had more to say at that time than it has said by now."""
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
         self._closed = False
         self._selector = outside.selector()
         self._selector.register(bell, selectors.EVENT_READ)
         self.unreachable: dict[str, OpError] = {}
+        self._reasons: dict[str, str] = {}
+        """Why connections were given up, of workers that were not tried since then."""
         self.ever = False
         """Whether any worker was ever reached."""
 
@@ -108,6 +130,7 @@ class Links:
         for worker in list(self.unreachable):
             if worker not in self._wanted:
                 del self.unreachable[worker]
+        self._reasons = {w: why for w, why in self._reasons.items() if w in self._wanted}
         self._cuts = {w: cuts for w, cuts in self._cuts.items() if w in self._wanted}
         return gone
 
@@ -144,15 +167,27 @@ class Links:
                 connection.close()
             else:
                 self.unreachable.pop(worker, None)
-                self._links[worker] = Link(worker, connection)
+                self._reasons.pop(worker, None)
+                self._links[worker] = Link(worker, connection, self._outside.now)
                 self._selector.register(connection, selectors.EVENT_READ, worker)
                 made.append(worker)
                 self.ever = True
         return made
 
-    def drop(self, worker: str) -> None:
+    def missing(self) -> list[str]:
+        """Why each of the workers that there are is not connected."""
+        return [self._why(worker, info) for worker, info in self._wanted.items()]
+
+    def _why(self, worker: str, info: WorkerInfo) -> str:
+        if worker in self.unreachable:
+            return self.unreachable[worker].message
+        return self._reasons.get(worker, f"worker {info.address} has not answered yet")
+
+    def drop(self, worker: str, reason: str = "") -> None:
         """Ends a connection; if the worker is still wanted, it is tried again: it may be alive."""
         link = self._links.pop(worker, None)
+        if reason:
+            self._reasons[worker] = reason
         pause = min(_AGAIN, _AT_ONCE * _LATER ** self._cuts.get(worker, 0))
         self._again[worker] = self._outside.now() + pause
         if link is not None:
@@ -177,16 +212,28 @@ class Links:
 
     def ready(self, timeout: float) -> list[Link]:
         """Links that have something to read; none after `timeout` or when the bell rings."""
-        waiting = [link for link in self._links.values() if link.connection.pending()]
-        if waiting:
-            return waiting
-        found = []
+        found = [link for link in self._links.values() if link.connection.pending()]
+        if not found:
+            found = self._select(timeout)
+        for link in found:
+            link.heard = self._outside.now()
+        return found
+
+    def _select(self, timeout: float) -> list[Link]:
+        # Before: this process may be stopped for a while, and what came meanwhile is found then.
+        looked, found = self._outside.now(), []
         for key, _ in self._selector.select(timeout):
             if key.data is None:
                 self._bell.quiet()
             elif key.data in self._links:
                 found.append(self._links[key.data])
+        self._looked = looked
         return found
+
+    def silent(self, seconds: float) -> list[Link]:
+        """Links that owe something and have said nothing for so long, as of the last `ready`."""
+        links = self._links.values()
+        return [link for link in links if link.owed and link.silence(self._looked) > seconds]
 
     def close(self) -> None:
         self._closed = True

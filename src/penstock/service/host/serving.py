@@ -6,12 +6,15 @@ at between two chunks, so that a request nobody waits for any more ends at once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
+import threading
 from collections import deque
 from functools import partial
 
 from penstock.engine.calls import CONTAINED
+from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection
 from penstock.service.host.failures import to_failed, to_impossible
@@ -23,6 +26,7 @@ from penstock.service.protocol.fetches import (
     Done,
     Fetch,
     OpenTask,
+    Progress,
     ToClient,
     ToWorker,
 )
@@ -67,6 +71,7 @@ def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     """Answers a client until it is gone."""
     CONTAINED.set(True)
     serving = Serving(connection, tasks, gate)
+    tasks.reporter.add(serving)
     try:
         serving.run()
     except DataLossError as error:
@@ -74,6 +79,7 @@ def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     except (OpError, OSError):
         pass  # The client is gone: nobody is there to be told.
     finally:
+        tasks.reporter.remove(serving)
         serving.close()
 
 
@@ -90,6 +96,12 @@ class Serving:
         """Requests that were let in."""
         self._cancelled: set[int] = set()
         self._lost = False
+        self._thread = threading.get_ident()
+        self._doing: int | None = None
+        """The request that is answered; 0 while something else is done, None between messages."""
+        self._said = 0
+        """How many messages were sent."""
+        self._reported: tuple[int | None, int] = (None, 0)
         self._ends = tasks.depot.outside.poll()
         self._ends.register(connection, getattr(select, "POLLRDHUP", 0))
 
@@ -97,7 +109,20 @@ class Serving:
         while True:
             while not self._waiting:
                 self._receive()
+            self._doing = 0
             self._handle(self._waiting.popleft())
+            self._doing = None
+
+    def report(self) -> None:
+        """Tells the client what is done for it, unless something was sent since the last time.
+
+        Another thread calls this; it never waits.
+        """
+        turn = (self._doing, self._said)
+        if turn[0] is not None and turn == self._reported:
+            with contextlib.suppress(OSError, ValueError):  # The connection has ended.
+                self._connection.offer(Progress(turn[0], whereabouts(self._thread)))
+        self._reported = turn
 
     def _receive(self) -> None:
         message, _ = self._connection.receive()
@@ -122,6 +147,7 @@ class Serving:
             case CloseTask(number):
                 self._close_task(number)
             case Fetch(request):
+                self._doing = request
                 try:
                     self._connection.send(self._answered(message))
                 finally:
@@ -186,6 +212,7 @@ class Serving:
                 _warn(self._connection, error)
 
     def _send(self, request: int, part: Made | Missed, began: int | None) -> None:
+        self._said += 1
         if isinstance(part, Made):
             rows = (part.start, part.chunk, part.mark, part.seconds, began)
             self._connection.send_rows(request, *rows)

@@ -23,6 +23,9 @@ _NEAR_BUFFER = 512 << 10
 _ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
 """A machine that vanished without a word is noticed after 13 seconds."""
 
+_SOONER = 0.75
+"""The part of a time after which the system gives a connection up: it looks only now and then."""
+
 
 @functools.cache
 def here() -> str:
@@ -58,6 +61,24 @@ def kept_alive(connected: socket.socket) -> socket.socket:
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connected
+
+
+def watch(connected: socket.socket, seconds: float) -> None:
+    """Has the system end a connection whose other side confirms nothing for so long.
+
+    For clients: a worker's connection to a client that does not read would end, too.
+    """
+    if connected.family == getattr(socket, "AF_UNIX", None):
+        return
+    pause = max(1, int(seconds / 8))
+    watched = {
+        "TCP_USER_TIMEOUT": max(1, int(_SOONER * seconds * 1000)),
+        "TCP_KEEPIDLE": 2 * pause,
+        "TCP_KEEPINTVL": pause,
+    }
+    for name, value in watched.items():
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _set_buffers(connected: socket.socket, size: int) -> None:

@@ -39,7 +39,7 @@ from penstock.service.logic.losses import how_it_ended
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
-from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Rows
+from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
     ClientBeaten,
@@ -59,8 +59,15 @@ _UNREACHABLE = 15.0
 _AGAIN = 1.0
 """Seconds after which a worker that took nothing on is asked again."""
 
-_WARN = 5.0
-"""Seconds after which a wait is reported."""
+_WARN, _OFTEN = 5.0, 60.0
+"""Seconds after which a wait is reported; then after twice that time, and so on, up to so long."""
+
+_SOONER, _LOOKS = 0.75, 8
+"""The part of the worker timeout after which a silent worker is left: it is looked for that only
+so many times in that time, and others need time, too."""
+
+_QUIET = 2.0
+"""Seconds after which it is worth telling that a worker says nothing."""
 
 MOST_DAMAGED = 4
 """Chunks in a row that may arrive damaged before the connection is given up."""
@@ -154,7 +161,7 @@ class RemoteStream(Stream):
 
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Works until `what` gives something; None at the end of the data."""
-        started = warned = self._now()
+        started, due = self._now(), _WARN
         while True:
             now = self._now()  # Before anybody decides that it is too early for something.
             self._attend()
@@ -165,8 +172,8 @@ class RemoteStream(Stream):
             if self._interrupted:
                 self._interrupted = False
                 raise CancelledError("distribute: reading was stopped while it waited")
-            if now - warned > _WARN:
-                warned = now
+            if now - started > due:
+                due = min(2 * due, due + _OFTEN)
                 self._complain(now - started)
             self._exchange(self._until(now))
 
@@ -331,6 +338,8 @@ class RemoteStream(Stream):
             link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
         except (KeyError, UnavailableError):
             self._lose(ask.worker)
+        except DeadlineExceededError as error:
+            self._leave(link, error.message)
 
     def _exchange(self, timeout: float) -> None:
         for link in self._links.ready(timeout):
@@ -340,8 +349,32 @@ class RemoteStream(Stream):
                 self._lose(link.worker)
             except DataLossError as error:
                 self._give_up(link, error.message)
+            except DeadlineExceededError as error:
+                self._leave(link, error.message)
             else:
                 self._receive(link, message, columns)
+        self._leave_silent()
+
+    def _leave_silent(self) -> None:
+        """Asks others for what workers owe that do not even say what they are doing."""
+        reader, timeout = self._reading.reader, _SOONER * self._opening.opened.worker_timeout
+        for link in self._links.silent(timeout):
+            silence = link.silence(self._now())
+            if silence > reader.patience(link.worker, timeout):
+                reader.fall_silent(link.worker)
+                self._leave(
+                    link, f"it has said nothing for {silence:.0f} s, not even that it lives"
+                )
+
+    def _leave(self, link: Link, reason: str) -> None:
+        """Asks others for what a worker owes that cannot be reached, though it may live."""
+        others = len(self._links) - 1
+        _LOG.warning(
+            "distribute: %s: %s; what it owes is asked of others (%d are connected), and this one "
+            "is tried again",
+            *(link.connection.peer, reason, others),
+        )
+        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
 
     def _receive(self, link: Link, message: Any, columns: list[Any] | None) -> None:
         reader = self._reading.reader
@@ -357,11 +390,15 @@ class RemoteStream(Stream):
             case Failed():
                 failure = Failure(from_failed(message))
                 reader.arrive(message.request, message.ordinal, failure, began=message.began)
+            case Progress(_, where):
+                link.where = where
             case Done():
+                link.answered(message.request)
                 ends = (message.length, message.began, message.ended)
                 if (stream := reader.done(message.request, *ends)) is not None:
                     self._forget(link, stream)
             case Impossible():
+                link.answered(message.request)
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
                 self._trying = self._now() + _AGAIN
             case Closing(reason):
@@ -382,7 +419,7 @@ class RemoteStream(Stream):
     def _give_up(self, link: Link, reason: str) -> None:
         """Ends a connection that carries nothing whole; the worker at its end may be well."""
         self._warn_of(link, f"{reason}; what it owes is asked for again")
-        self._lose(link.worker, broken=False)
+        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
 
     def _warn_of(self, link: Link, what: str) -> None:
         """The more often something is wrong, the less often it is said."""
@@ -408,9 +445,9 @@ class RemoteStream(Stream):
         if self._work.form == "split":
             link.close_task(self._work.job, stream)
 
-    def _lose(self, worker: str, broken: bool = True) -> None:
+    def _lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
         """A worker that is asked for nothing more, until it is connected again."""
-        self._links.drop(worker)
+        self._links.drop(worker, reason)
         if broken:
             self._broken[worker] = None
         self._reading.reader.lose(worker, broken)
@@ -441,7 +478,8 @@ class RemoteStream(Stream):
     def _until(self, now: float) -> float:
         """How long to wait for a message at most."""
         retry = self._reading.retry - now
-        return min(retry if retry > 0 else 1.0, self._links.pause(now), 1.0)
+        longest = min(1.0, self._opening.opened.worker_timeout / _LOOKS)
+        return min(retry if retry > 0 else longest, self._links.pause(now), longest)
 
     def _complain(self, seconds: float) -> None:
         """Says what is being waited for; an error once that has taken too long."""
@@ -450,10 +488,10 @@ class RemoteStream(Stream):
             missing = f"{', '.join(map(str, self._missing))} of {self._work.consumers}"
             what = f"{who} {missing} {have} not begun to read"
             error: type[OpError] = DeadlineExceededError
-        elif not len(self._links) and self._links.unreachable:
-            reasons = "; ".join(error.message for error in self._links.unreachable.values())
+        elif not len(self._links) and (whys := self._links.missing()):
+            reasons = "; ".join(whys)
             what, error = f"no worker can be reached from here ({reasons})", UnavailableError
-            if seconds > _UNREACHABLE and not self._links.ever:
+            if seconds > _UNREACHABLE and self._links.unreachable and not self._links.ever:
                 raise UnavailableError(f"distribute: {what}")
         elif not len(self._links):
             address = self._opening.session.address
@@ -463,10 +501,25 @@ class RemoteStream(Stream):
             )
             error = UnavailableError
         else:
+            _LOG.warning("distribute: waiting for %.0f s for %s", seconds, self._what_is_awaited())
             return
         if seconds > PATIENCE:
             raise error(f"distribute: waited {seconds:.0f} s, and {what}")
         _LOG.warning("distribute: waiting for %.0f s: %s", seconds, what)
+
+    def _what_is_awaited(self) -> str:
+        """The element that comes next, who makes it, and which function it is in."""
+        ask = self._reading.reader.owed_next()
+        if ask is None:
+            return "elements that this reader may read: " + (
+                "others have leased what is left" if self._reading.leased else "none was asked for"
+            )
+        stream = "" if self._work.streams == 1 else f" of stream {ask.feed.stream}"
+        link = self._links[ask.worker]
+        where = f", in {link.where}" if link.where else ""
+        silence = link.silence(self._now())
+        says = f", which has said nothing for {silence:.0f} s" if silence > _QUIET else ""
+        return f"element {ask.at}{stream}{where} ({link.connection.peer}{says})"
 
     def save(self) -> State:
         if not self._reading.replays:

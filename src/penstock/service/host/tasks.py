@@ -20,6 +20,7 @@ from penstock.plan.nodes import Node
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.lines import KEPT, Depot, Item, Line, Quit
 from penstock.service.host.outside import MACHINE, Outside
+from penstock.service.host.progress import Reporter
 from penstock.service.host.recipes import Recipe, recipe_of
 from penstock.service.logic.keeping import Block
 from penstock.service.logic.production import Stride, Want
@@ -64,6 +65,7 @@ class Tasks:
     ) -> None:
         self.address = address
         self.depot = Depot(address, kept, outside)
+        self.reporter = Reporter(outside)
         self._plan = plan
         self._environment = environment
         self._closed = False

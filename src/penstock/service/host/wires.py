@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Sequence
 
@@ -53,6 +54,15 @@ class Channel:
             left, rights = left - sent, []
             if left:
                 parts = _behind(parts, sent)
+
+    def limit(self, seconds: float) -> None:
+        """Has receiving fail when nothing comes for so long.
+
+        For a side that receives only what it knows to have begun: the rest must follow.
+        """
+        whole = int(seconds)
+        patience = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
 
     def receive(self, view: memoryview) -> int:
         """Waits for some bytes; how many there are, 0 at the end."""
@@ -150,6 +160,10 @@ class SecretChannel(Channel):
         connected.setblocking(False)
         self._secret = connected
         self._using = threading.Lock()
+        self._patience: float | None = None
+
+    def limit(self, seconds: float) -> None:
+        self._patience = seconds
 
     def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
         for part in _joined(parts):
@@ -180,14 +194,15 @@ class SecretChannel(Channel):
                 with self._using:
                     return call(view)
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN)
+                self._wait(select.POLLIN, self._patience)
             except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT)
+                self._wait(select.POLLOUT, None)
 
-    def _wait(self, events: int) -> None:
+    def _wait(self, events: int, seconds: float | None) -> None:
         poll = select.poll()
         poll.register(self._secret, events)
-        poll.poll()
+        if not poll.poll(None if seconds is None else 1000 * seconds):
+            raise BlockingIOError
 
 
 def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:

@@ -151,6 +151,7 @@ def _opened(
         ready=record.ready or not missing,
         missing=missing,
         lease_seconds=state.settings.lease_seconds,
+        worker_timeout=state.settings.worker_timeout,
         held=held,
         seeds=state.datasets[record.begun.dataset_id].seeds,
         repetition=record.begun.repetition,

@@ -116,6 +116,8 @@ class Reader:
         """Elements that arrived and were not handed out."""
         self._owed = 0
         """Elements that were asked for and did not arrive."""
+        self._silences: dict[tuple[int, int], int] = {}
+        """How often workers said nothing when these elements were asked of them."""
         self.blame = Blame()
 
     @property
@@ -141,6 +143,29 @@ class Reader:
             ask.feed.lose(ask.at, ask.stop)
         if broken and owed:
             self.blame.add(worker, owed[0].feed.stream, owed[0].at, owed[0].stop)
+
+    def patience(self, worker: str, seconds: float) -> float:
+        """How long a worker may say nothing.
+
+        Longer each time that the same elements were asked of others before: a function that keeps
+        the interpreter to itself keeps its worker from saying anything, wherever it runs.
+        """
+        ask = self._first_of(worker)
+        return seconds * (1 if ask is None else 1 << self._silences.get(_place(ask), 0))
+
+    def fall_silent(self, worker: str) -> None:
+        """A worker said nothing for longer than that, and is about to be lost."""
+        if (ask := self._first_of(worker)) is not None:
+            self._silences = {_place(ask): self._silences.get(_place(ask), 0) + 1}
+
+    def _first_of(self, worker: str) -> Ask | None:
+        return next((ask for ask in self._asks.values() if ask.worker == worker), None)
+
+    def owed_next(self) -> Ask | None:
+        """The request that the user waits for; None if it was not made."""
+        awaited = self._awaited()
+        asks = [ask for ask in self._asks.values() if awaited is None or ask.feed is awaited]
+        return min(asks, key=lambda ask: ask.at, default=None)
 
     def restart(self, order: Order) -> None:
         """Begins anew with another order; what was asked for before is not expected any more."""
@@ -412,3 +437,7 @@ def _keeper(workers: Iterable[str], start: int) -> str:
     """The worker that keeps a block, the same for all who ask: highest random weight."""
     block = start // KEPT_BLOCK
     return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))
+
+
+def _place(ask: Ask) -> tuple[int, int]:
+    return ask.feed.stream, ask.at

@@ -115,6 +115,15 @@ class Impossible(Message, frozen=True):
     """Whether another worker might be able to."""
 
 
+class Progress(Message, frozen=True):
+    """A request is being worked on, for longer than usual."""
+
+    request: int
+    """The one that is worked on; 0 if the worker does something else first."""
+    where: str = ""
+    """The user's function that is called, as "f at train.py:2"; empty if there is none."""
+
+
 class Closing(Message, frozen=True):
     """The last word on a connection that the worker ends, for a reason that is no answer."""
 
@@ -122,4 +131,4 @@ class Closing(Message, frozen=True):
 
 
 ToWorker = OpenTask | Fetch | Cancel | Release | CloseTask
-ToClient = Rows | Failed | Done | Impossible | Closing
+ToClient = Rows | Failed | Done | Impossible | Progress | Closing

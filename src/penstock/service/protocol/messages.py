@@ -372,6 +372,8 @@ class IterationOpened(Message, frozen=True):
     """Which one it is: a later one than was asked for, if that was over and the client repeats."""
     warning: str = ""
     """What the user should know before reading."""
+    worker_timeout: float = 10.0
+    """Seconds after which a worker that says nothing is given up."""
     repeated: tuple[Address, ...] = ()
     """Of what the client has consumed, what other readers have got, too: it comes twice."""
     last: LastFact | None = None

@@ -1,0 +1,54 @@
+"""Whereabouts: which user's function a thread is in, or waits for, seen from another thread.
+
+Nothing is recorded while functions run: the stacks of threads are looked at when somebody asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from penstock.engine.calls import Calls
+from penstock.engine.pool import Pool
+from penstock.engine.stream import Stream
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+"""Where the standard library is, and installed packages."""
+
+
+def whereabouts(thread: int) -> str:
+    """The function that a thread calls or waits for, as "f at train.py:2"; empty if there is none.
+
+    A thread that pulls from a stream with a pool waits for the pool's threads.
+    """
+    return _search(thread, sys._current_frames(), set())
+
+
+def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> str:
+    seen.add(thread)
+    waits: list[int] = []
+    outside, frame = "", frames.get(thread)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Calls):
+            return str(owner.function)
+        waits += _pooled(owner)
+        name = frame.f_code.co_filename
+        if name.startswith(_OURS):
+            if outside:
+                return outside
+        elif not name.startswith((_LIBRARIES, "<frozen")):
+            code = frame.f_code
+            outside = f"{code.co_name} at {os.path.basename(name)}:{code.co_firstlineno}"
+        frame = frame.f_back
+    found = (_search(other, frames, seen) for other in waits if other not in seen)
+    return next(filter(None, found), "")
+
+
+def _pooled(owner: Any) -> list[int]:
+    """The threads that work for a stream."""
+    pool = vars(owner).get("_pool") if isinstance(owner, Stream) else None
+    return pool.idents if isinstance(pool, Pool) else []

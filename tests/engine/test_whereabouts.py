@@ -1,0 +1,65 @@
+"""Whereabouts: the function that a thread is in is found, through pools and generators."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.engine.whereabouts import whereabouts
+from tests.integration.clusters import until
+
+GATE = threading.Event()
+
+
+def hang(x: int) -> int:
+    GATE.wait()
+    return x
+
+
+def hang_once(x: int) -> bool:
+    GATE.wait()
+    return True
+
+
+def numbers() -> Iterator[int]:
+    GATE.wait()
+    yield 1
+
+
+SPEC = Dataset.range(1).element_spec
+DATASETS = {
+    "map": (lambda: Dataset.range(3).map(hang), hang),
+    "parallel map": (lambda: Dataset.range(3).map(hang, num_parallel_calls=2), hang),
+    "filter": (lambda: Dataset.range(3).filter(hang_once), hang_once),
+    "prefetch": (lambda: Dataset.range(3).map(hang).prefetch(2), hang),
+    "several pools": (lambda: Dataset.range(9).map(hang, 2).batch(3).prefetch(1), hang),
+    "generator": (lambda: Dataset.from_generator(numbers, output_signature=SPEC), numbers),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_thread_that_hangs_says_where(name: str) -> None:
+    make, function = DATASETS[name]
+    GATE.set()
+    dataset = make()
+    assert dataset.element_spec is not None  # Functions are called for it.
+    GATE.clear()
+    reading = threading.Thread(target=lambda: list(dataset))
+    reading.start()
+    line = function.__code__.co_firstlineno  # type: ignore[attr-defined]
+    expected = f"{function.__name__} at test_whereabouts.py:{line}"  # type: ignore[attr-defined]
+    assert reading.ident is not None
+    until(lambda: whereabouts(reading.ident or 0) == expected)
+    GATE.set()
+    reading.join()
+
+
+def test_a_thread_that_is_nowhere_says_nothing() -> None:
+    over = threading.Event()
+    waiting = threading.Thread(target=over.wait)
+    waiting.start()
+    assert whereabouts(waiting.ident or 0) == ""
+    over.set()
+    waiting.join()
+    assert whereabouts(waiting.ident or 0) == ""
