@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -220,6 +221,18 @@ def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"penstock {VERSION}\n"
+
+
+def test_a_dispatcher_may_open_as_many_files_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = [(64, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert main(["dispatcher", "--token-file", "/no/such/file"]) == 1
+    assert limits[-1] == (4096, 4096)
+    assert main(["dispatcher", "--token-file", "/no/such/file"]) == 1
+    assert len(limits) == 2
 
 
 def test_a_token_may_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

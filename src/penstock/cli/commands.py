@@ -182,6 +182,7 @@ def _certs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dispatcher(given: argparse.Namespace) -> int:
+    serving.allow_files()
     config = DispatcherConfig(
         work_dir=given.work_dir,
         fault_tolerant_mode=given.work_dir is not None,

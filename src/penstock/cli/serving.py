@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -99,6 +100,14 @@ def _end_with_stdin(server: WorkerServer, started: threading.Event) -> None:
     if started.wait(_PATIENCE):
         _in_thread(server.stop).join(_PATIENCE)
     os._exit(0)
+
+
+def allow_files() -> None:
+    """Lets this process open as many files as the system allows: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # Some systems say more than they allow.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def token_in(path: str) -> bytes:

@@ -405,9 +405,9 @@ def is_cut(connected: socket.socket) -> bool:
 def test_a_server_that_does_not_know_the_token():
     def pretend(connected: socket.socket) -> None:
         said = connected.recv(100)
-        connected.sendall(said[:48] + bytes(8))
+        connected.sendall(said[:48])
         connected.recv(32)
-        connected.sendall(b"\x01" + bytes(32))
+        connected.sendall(b"\x01" + bytes(40))
 
     with somebody(pretend) as port:
         client = ControlClient(f"localhost:{port}", SECURITY)

@@ -64,6 +64,21 @@ def test_a_client_learns_how_the_process_of_its_plan_was_lost(
     assert admitted.get() == Admitted(Terms(plan=bytes(range(32))), accepted.key)
 
 
+def test_a_stranger_learns_no_news(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+    asked: list[bytes] = []
+
+    def tell(plan: bytes) -> News:
+        asked.append(plan)
+        return News(7, -11)
+
+    admitted = beside(lambda: admit(worker, TOKEN, deadline(), news=tell))
+    with pytest.raises(UnauthenticatedError, match="does not accept the token of this process"):
+        introduce(client, b"another", Terms(), deadline())
+    assert isinstance(admitted.get(), UnauthenticatedError)
+    assert asked == []
+
+
 def test_every_connection_has_a_key_of_its_own() -> None:
     keys = []
     for _ in range(2):
@@ -105,9 +120,9 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
 
     def pretend() -> None:
         said = worker.recv(200)
-        worker.sendall(said[:48] + bytes(8))
+        worker.sendall(said[:48])
         worker.recv(32)
-        worker.sendall(b"\x01" + bytes(32))
+        worker.sendall(b"\x01" + bytes(40))
 
     beside(pretend)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
@@ -121,8 +136,8 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
 
     def mirror() -> None:
         said = worker.recv(200)
-        worker.sendall(said[:48] + bytes(8))
-        worker.sendall(b"\x01" + worker.recv(32))
+        worker.sendall(said[:48])
+        worker.sendall(b"\x01" + bytes(8) + worker.recv(32))
 
     beside(mirror)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):

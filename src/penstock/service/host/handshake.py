@@ -1,9 +1,9 @@
 """The handshake of a connection: each side proves that it has the token.
 
     client   mark, nonce, terms
-    server   mark, nonce, news
+    server   mark, nonce
     client   proof
-    server   verdict, proof
+    server   verdict, news, proof
 
 All parts have fixed sizes (a server reads 120 bytes) and must arrive before a deadline; nothing is
 decoded. Both sides then know a key that belongs to this connection alone.
@@ -25,7 +25,7 @@ from penstock.service.host.security import PROOF_SIZE, proof, proven
 
 HANDSHAKE_SECONDS = 10.0
 
-DATA, CONTROL = b"penstock data 3\n", b"penstock ctrl 1\n"
+DATA, CONTROL = b"penstock data 4\n", b"penstock ctrl 2\n"
 """Marks: what a connection is for. Both sides send theirs first."""
 
 _SECRET = b"penstock by TLS\n"
@@ -96,18 +96,18 @@ def admit(
 ) -> Admitted:
     """The server's side; `deadline` is a time of `time.monotonic`."""
     asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
-    terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    answered = mark + os.urandom(_NONCE) + _NEWS.pack(*news(terms.plan))
+    answered = mark + os.urandom(_NONCE)
     _send(connected, answered, deadline)  # Also to strangers: it tells them what this server is.
     if not asked.startswith(mark):
         raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)
     if not proven(claim, token, _CLIENT, asked, answered):
-        _send(connected, _NO + bytes(PROOF_SIZE), deadline)
+        _send(connected, _NO + bytes(_NEWS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
-    verdict = _YES if has_room() else _FULL
+    terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
+    verdict = (_YES if has_room() else _FULL) + _NEWS.pack(*news(terms.plan))
     _send(connected, verdict + proof(token, _SERVER, verdict, asked, answered), deadline)
-    if verdict == _FULL:
+    if verdict.startswith(_FULL):
         raise UnavailableError("there are too many connections")
     return Admitted(terms, proof(token, _SESSION, asked, answered))
 
@@ -124,15 +124,15 @@ def introduce(
     _send(connected, asked, deadline)
     answered = _receive_answer(connected, mark, deadline)
     _send(connected, proof(token, _CLIENT, asked, answered), deadline)
-    said = _receive(connected, 1 + PROOF_SIZE, deadline)
-    verdict, claim = said[:1], said[1:]
-    if verdict not in (_YES, _FULL):
+    said = _receive(connected, 1 + _NEWS.size + PROOF_SIZE, deadline)
+    verdict, claim = said[:-PROOF_SIZE], said[-PROOF_SIZE:]
+    if not verdict.startswith((_YES, _FULL)):
         raise UnauthenticatedError("does not accept the token of this process")
     if not proven(claim, token, _SERVER, verdict, asked, answered):
         raise UnauthenticatedError("does not know the token")
-    if verdict == _FULL:
+    if verdict.startswith(_FULL):
         raise UnavailableError("it has too many connections")
-    news = News(*_NEWS.unpack(answered[-_NEWS.size :]))
+    news = News(*_NEWS.unpack(verdict[1:]))
     return Accepted(proof(token, _SESSION, asked, answered), news)
 
 
@@ -154,7 +154,7 @@ def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> b
         raise ssl.SSLError(1, "the other side uses certificates and this one does not")
     if answered != mark:
         raise DataLossError(f"what answers speaks another protocol ({answered!r})")
-    return answered + _receive(connected, _NONCE + _NEWS.size, deadline)
+    return answered + _receive(connected, _NONCE, deadline)
 
 
 def _send(connected: socket.socket, data: bytes, deadline: float) -> None:
