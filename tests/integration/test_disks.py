@@ -47,8 +47,8 @@ def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
         assert sorted(got + rest) == list(range(200))
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_reader_settles_what_its_dispatcher_has_lost(ends, tmp_path, caplog):
+@pytest.mark.parametrize("way", ["goes on", "has read everything", "closes"])
+def test_a_reader_settles_what_its_dispatcher_has_lost(way, tmp_path, caplog):
     """The journal is put back to an earlier moment: what was leased and told since is gone."""
     work, copy = tmp_path / "work", tmp_path / "copy"
     with Cluster(1, work_dir=str(work)) as cluster:
@@ -56,7 +56,7 @@ def test_a_reader_settles_what_its_dispatcher_has_lost(ends, tmp_path, caplog):
         iterator = iter(Dataset.range(100).apply(sharing))
         got = [int(next(iterator)) for _ in range(3)]
         shutil.copytree(work, copy)
-        got += [int(next(iterator)) for _ in range(97 if ends else 20)]
+        got += [int(next(iterator)) for _ in range(97 if way == "has read everything" else 20)]
         iterator.state_dict()
         port = int(cluster.address.rpartition(":")[2])
         cluster.dispatcher.stop()
@@ -64,7 +64,10 @@ def test_a_reader_settles_what_its_dispatcher_has_lost(ends, tmp_path, caplog):
         shutil.move(copy, work)
         config = service.DispatcherConfig(port=port, work_dir=str(work))
         cluster.dispatcher = service.DispatchServer(config)
-        got += map(int, iterator)
+        if way == "closes":
+            iterator.close()
+        else:
+            got += map(int, iterator)
         got += map(int, Dataset.range(100).apply(sharing))
         assert sorted(got) == list(range(100))
     assert "the dispatcher has lost facts" in caplog.text
