@@ -88,7 +88,7 @@ def is_steady(node: Node) -> bool:
         return True
     if not all(map(is_steady, node.inputs)):
         return False
-    given = [part.__dict__.get("_spec") for part in node.inputs]
+    given = [known_spec(part) or part.__dict__.get("_spec") for part in node.inputs]
     return node.spec_from(*given) is not OPAQUE or not any(map(_has_unknown, given))
 
 

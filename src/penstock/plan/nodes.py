@@ -473,6 +473,8 @@ class Interleave(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
+    counted = False
+
     @cached_property
     def cardinality(self) -> int:
         endless = self.parallel is not None and self.input.cardinality == INFINITE
@@ -686,6 +688,8 @@ class GroupByWindow(Node):
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
+
+    counted = False
 
     @cached_property
     def cardinality(self) -> int:
