@@ -249,3 +249,28 @@ def test_one_that_is_cut_again_and_again_is_tried_less_often(exchange):
     assert links._again["a"] == 100.02
     links.close()
     bell.close()
+
+
+def test_whoever_waits_knows_when_to_connect_again(exchange):
+    bell = Bell()
+    links = Links(exchange, bell, Still())
+    connected(links, "a")
+    assert links.pause(100.0) == 2.0
+    assert not links.awaits("a")
+    links.drop("a")
+    assert round(links.pause(100.0), 6) == 0.02
+    assert links.awaits("a")
+    assert not links.awaits("nobody")
+    exchange.failing["a"] = UnavailableError("it is gone")
+    exchange.gate.clear()
+    links._again.clear()
+    assert links.pause(100.0) == 0.0
+    links.dial()  # It is on its way, so there is nothing to wait for but the bell.
+    assert links.pause(100.0) == 2.0
+    assert links.awaits("a")
+    exchange.gate.set()
+    until(lambda: links.connected() or links.unreachable)
+    assert not links.awaits("a")
+    assert links.pause(101.0) == 1.0
+    links.close()
+    bell.close()
