@@ -98,6 +98,7 @@ def test_all_else_is_as_with_bytes() -> None:
     plain = b"ab\0cd\0"
     strict = StrictBytes(plain)
     assert isinstance(strict, bytes)
+    assert type(strict).__name__ == "bytes"
     assert (repr(strict), str(strict), hash(strict)) == (repr(plain), str(plain), hash(plain))
     assert type(pickle.loads(pickle.dumps(strict))) is bytes
     assert copy.deepcopy(strict) == plain
@@ -117,3 +118,11 @@ def test_all_else_is_as_with_bytes() -> None:
 def test_text_in_arrays_is_text() -> None:
     with pytest.raises(TypeError, match="equals no str"):
         StrictBytes(b"a") == np.array(["a"])  # noqa: B015
+
+
+def test_arguments_of_a_generator_are_strict_as_well() -> None:
+    def generate(name: Any) -> Any:
+        yield name == "x"
+
+    with pytest.raises(InvalidArgumentError, match="equals no str; compare it with b'x'"):
+        list(Dataset.from_generator(generate, np.bool_, args=("x",)))

@@ -85,6 +85,8 @@ def _strict_method(name: str) -> Any:
 for _name in _GIVE_BYTES:
     setattr(StrictBytes, _name, _strict_method(_name))
 
+StrictBytes.__name__ = "bytes"  # What programs see that look at the name of a type.
+
 
 def holds_strings(chunk: Chunk) -> bool:
     """Whether elements of a chunk are strings or hold some."""
