@@ -171,7 +171,7 @@ def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
     begun.wait()
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    with contextlib.suppress(ConnectionRefusedError):
+    with contextlib.suppress(ConnectionError):
         while True:  # Until it accepts no more.
             socket.create_connection(("127.0.0.1", server.port)).close()
     go_on.set()

@@ -16,6 +16,7 @@ from penstock.service.host.connections import Connection, connect_data, here
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import split_address
 from penstock.service.protocol.fetches import Done, Fetch
+from tests.integration.clusters import until
 from tests.service.host.wire_peers import SECURITY, info_of
 
 
@@ -132,7 +133,8 @@ def test_strangers_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixt
             with stranger(listener, "tcp") as raw:
                 raw.shutdown(socket.SHUT_WR)  # It has said nothing, so nobody has hung up.
                 assert hung_up(raw)
-    assert caplog.text.count("ended before the token was proved, the last from 127.0.0.1") == 1
+            until(lambda: "the last from 127.0.0.1" in caplog.text)
+    assert caplog.text.count("ended before the token was proved") == 1
 
 
 def test_a_port_in_use() -> None:
