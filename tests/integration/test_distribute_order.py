@@ -74,6 +74,38 @@ DATASETS = {
 }
 
 
+def some(x):
+    return Dataset.range(10 * x, 10 * x + x % 4)
+
+
+def odd(x):
+    return x % 2 == 1
+
+
+INTERLEAVED = {
+    "slots": lambda f: Dataset.range(4).interleave(some, cycle_length=3),
+    "blocks": lambda f: Dataset.range(40).interleave(some, 4, 2).map(lambda x: -x),
+    "filtered": lambda f: Dataset.range(40).interleave(some, 4, 2).filter(odd).batch(5),
+    "of filtered": lambda f: Dataset.range(40).filter(odd).interleave(some, 3).enumerate(),
+    "expanded": lambda f: Dataset.range(40).interleave(some, 3).flat_map(some),
+    "of expanded": lambda f: Dataset.range(7).flat_map(Dataset.range).interleave(some, 3, 2),
+    "twice": lambda f: Dataset.range(30).interleave(some, 3).interleave(some, 2, 2),
+    "short": lambda f: Dataset.range(3000).interleave(some, 4, num_parallel_calls=2),
+    "long": lambda f: Dataset.range(5).interleave(lambda x: Dataset.range(3000), 3, 7).filter(odd),
+    "endless": lambda f: Dataset.counter().interleave(some, 5).take(200),
+    "files": lambda f: Dataset.from_tensor_slices(names(f, "plain")).interleave(TFRecordDataset, 3),
+    "parallel reads": lambda f: TextLineDataset(names(f, "txt"), num_parallel_reads=3).take(500),
+}
+DATASETS.update(INTERLEAVED)
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_readers_of_a_job_get_turns_in_the_local_order(cluster, folder, name):
+    dataset = INTERLEAVED[name](folder)
+    made = dataset.apply(cluster.distribute(job_name=f"turns, {name}"))
+    assert list(map(repr, made)) == list(map(repr, dataset))
+
+
 @pytest.mark.parametrize("part_bytes", [200, 3000])
 @pytest.mark.parametrize("name", DATASETS)
 def test_files_come_in_the_local_order(cluster, folder, name, part_bytes, monkeypatch):
@@ -83,7 +115,7 @@ def test_files_come_in_the_local_order(cluster, folder, name, part_bytes, monkey
     assert list(map(repr, dataset.apply(cluster.distribute()))) == expected
 
 
-@pytest.mark.parametrize("name", ["text", "tfrecord, nested", "both"])
+@pytest.mark.parametrize("name", ["text", "tfrecord, nested", "both", "expanded", "short", "long"])
 def test_going_on_from_a_state_keeps_the_order_of_files(cluster, folder, name, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 1000)
     dataset = DATASETS[name](folder).apply(cluster.distribute())

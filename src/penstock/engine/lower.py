@@ -206,6 +206,8 @@ def _from(node: Node, state: State, context: Context) -> Stream:
             return batching.UnbatchStream("unbatch", open_plan(source, inputs[0], context), own)
     below = replace(context, numbered=True) if _draws_by_numbers(node) else context
     streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
+    if state is None and isinstance(node, nodes.Inputs):
+        discard(streams[0], node.first)
     return _over(node, streams, own, context)
 
 
@@ -311,9 +313,10 @@ def _begin(node: Node) -> tuple[State, list[State]]:
 
 def _first(node: Node) -> int:
     """The number of the first element: pieces of a plan are numbered as in the whole."""
+    skipped = node.first if isinstance(node, nodes.Inputs) else 0
     while node.inputs and not isinstance(node, nodes.Tail):
         node = node.inputs[0]
-    return node.start if isinstance(node, nodes.Tail) else 0
+    return skipped + (node.start if isinstance(node, nodes.Tail) else 0)
 
 
 def _accessed(node: Node, start: int, context: Context) -> Stream:
@@ -356,12 +359,14 @@ def _interleave(
 ) -> interleaving.InterleaveStream:
     width = _width(node, context)
     inner = partial(_inner, context, width > 0)
-    parts = (node, source, context.inside(0).key, inner, width, context.numbered, own)
+    rest = (source, context.inside(0).key, inner, width, context.numbered, own)
+    if isinstance(node, nodes.Inputs) and context.trail is not None:
+        return interleaving.InputsStream(node, *rest, base=_first(node), trail=context.trail)
     ordered = not (node.loose and width) or context.in_order
     # What was begun in order goes on in order: its states do not say what followed them.
     if (ordered or own is not None) and "log" not in (own or ()):
-        return interleaving.InterleaveStream(*parts)
-    return unordered.UnorderedInterleaveStream(*parts, ordered=ordered)
+        return interleaving.InterleaveStream(node, *rest)
+    return unordered.UnorderedInterleaveStream(node, *rest, ordered=ordered)
 
 
 def _width(node: nodes.Interleave, context: Context) -> int:

@@ -13,6 +13,7 @@ from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
 from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.formats.fitting import fitted
+from penstock.engine.trail import put_place
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
@@ -78,11 +79,18 @@ class Results:
         return len(self._waiting)
 
     def _drop_failed(self) -> Exception:
-        self.ordinal += 1
         self._failures -= 1
-        error: Exception = self._waiting[0].error
+        error = put_place(self._waiting[0].error, self._number())
+        self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error
+
+    def _number(self) -> Array | None:
+        """The number of the next element, if it has one."""
+        if self._numbers is None:
+            return None
+        first, numbers = self._numbers
+        return numbers[self.ordinal - first :]
 
     def _chunk(self, elements: list[Any]) -> Chunk:
         chunk = Chunk.of(elements, self.where, self.ordinal)
@@ -134,6 +142,10 @@ class Results:
 
     def _odd(self) -> Exception:
         """The error of the next element, which cannot be one or is not like the others."""
+        number = self._number()
+        return put_place(self._misfit(), number)
+
+    def _misfit(self) -> Exception:
         element, ordinal = self._waiting[0], self.ordinal
         self._waiting = self._waiting[1:]
         self.ordinal += 1

@@ -502,6 +502,20 @@ class FlatMap(Interleave):
 
 
 @node
+class Inputs(FlatMap):
+    """Some inputs of an `interleave` that takes turns, one after the other: `count` of them from
+    number `first` on. Its elements know their places, so that a client can take the turns.
+    """
+
+    first: int = 0
+    count: int = 1
+
+    @property
+    def label(self) -> str:
+        return "interleave"
+
+
+@node
 class Scan(Node):
     """A function of (state, element) that gives (state, element)."""
 

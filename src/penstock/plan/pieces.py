@@ -125,3 +125,29 @@ def _both(first: Pieces | None, second: Pieces | None) -> Pieces | None:
         return first.make(number) if number < before else nodes.Part(behind(number - before), 1)
 
     return Pieces(streams, make)
+
+
+def inputs_of(plan: Node, stream: int, first: int, count: int) -> Node:
+    """Inputs `first` to `first + count` of the `interleave` in a plan that takes turns, and what
+    the operators behind it make of them; of piece `stream`, if its inputs have no numbers."""
+    pieces = pieces_of(plan)
+    assert pieces is not None
+    assert pieces.turns is not None
+    known = pieces.turns.inputs != UNKNOWN
+    return _narrowed(plan if known else pieces.make(stream), first, count)
+
+
+def _narrowed(node: Node, first: int, count: int) -> Node:
+    if not isinstance(node, nodes.Interleave) or not takes_turns(node):
+        return node.with_inputs((_narrowed(node.inputs[0], first, count),))
+    source, skipped = node.input, first
+    if source.blocked is None and not isinstance(source, nodes.Tail | nodes.Take):
+        source, skipped = _range(source, first, count), 0
+    return nodes.Inputs(
+        source,
+        node.function,
+        parallel=node.parallel,
+        deterministic=node.deterministic,
+        first=skipped,
+        count=count,
+    )

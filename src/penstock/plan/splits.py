@@ -15,7 +15,7 @@ from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.parts import GUESS, WHOLE, begun_at, with_parts
-from penstock.plan.pieces import ENDLESS, Turns, pieces_of
+from penstock.plan.pieces import ENDLESS, Turns, inputs_of, pieces_of
 from penstock.plan.shard import in_order, service_shard, share_plan
 
 __all__ = [
@@ -58,7 +58,13 @@ def shape_of(plan: Node) -> Splits:
 
 
 def piece(
-    plan: Node, form: str, stream: int, streams: int, policy: int = 0, begin: int = WHOLE
+    plan: Node,
+    form: str,
+    stream: int,
+    streams: int,
+    policy: int = 0,
+    begin: int = WHOLE,
+    inputs: tuple[int, int] = (0, 1),
 ) -> Node:
     """What a worker computes of a plan as stream `stream` of `streams`; see `messages.Work`.
 
@@ -70,12 +76,14 @@ def piece(
             return in_order(plan)
         case "split":
             return begun_at(_piece(in_order(plan), stream), begin)
+        case "turns":
+            return _with_options_of(plan, inputs_of(in_order(plan), stream, *inputs))
         case "shard":
             return service_shard(plan, ShardingPolicy(policy), streams, stream)
         case "share":
             return share_plan(plan, streams, stream)
     raise InvalidArgumentError(
-        'piece: form must be "random", "split", "single", "whole", "shard" or "share", '
+        'piece: form must be "random", "split", "turns", "single", "whole", "shard" or "share", '
         f"got {form!r}"
     )
 
@@ -87,7 +95,10 @@ def _piece(plan: Node, stream: int) -> Node:
             f"piece: {plan.blocked}, so this plan is not divided into pieces; "
             'ask for it as a whole, form "single"'
         )
-    # Options stay those of the whole plan, wherever in it they stood.
+    return _with_options_of(plan, pieces.make(stream))
+
+
+def _with_options_of(plan: Node, made: Node) -> Node:
+    """Options stay those of the whole plan, wherever in it they stood."""
     options = options_of(plan)
-    made = pieces.make(stream)
     return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.frozen())

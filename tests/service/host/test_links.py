@@ -170,8 +170,8 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
     [opening, first, second] = sent
     assert opening == OpenTask(first.task, WORK)
     assert (first, second) == (Fetch(1, first.task, 0, 5), Fetch(2, first.task, 5, 9))
-    link.close_task(WORK.job, WORK.stream)
-    link.close_task(WORK.job, WORK.stream)
+    link.close_task(WORK)
+    link.close_task(WORK)
     assert sent[3:] == []
     link.fetch(3, WORK, 9, 10, None)
     assert sent[3] == CloseTask(first.task)

@@ -12,6 +12,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, batched, stacked
 from penstock.engine.stream import Inlet, State, Stream, discard
+from penstock.engine.trail import PLACED, drawn, placed, put_place
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
@@ -127,10 +128,11 @@ class UnbatchStream(Stream):
             return
         self._rows = None
         sizes = sorted({int(count[0]) for count in counts})
-        raise InvalidArgumentError(
+        error = InvalidArgumentError(
             f"Dataset.{self._label}: the components of one element have {sizes} rows; "
             "they must have the same number"
         )
+        raise put_place(error, elements.numbers)
 
     def _at(self) -> tuple[int, int]:
         """The element that the next row belongs to, counted in the last chunk, and the row."""
@@ -152,8 +154,9 @@ class UnbatchStream(Stream):
 
 def _row_numbers(numbers: Array, counts: Array) -> Array:
     """The numbers of the rows of elements with these numbers."""
-    pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
-    return np.concatenate([derive_array(number, numbers_from(0, n)) for number, n in pairs])
+    pairs = zip(drawn(numbers).tolist(), counts.tolist(), strict=True)
+    made = np.concatenate([derive_array(number, numbers_from(0, n)) for number, n in pairs])
+    return placed(made, np.repeat(numbers["place"], counts)) if numbers.dtype == PLACED else made
 
 
 class RebatchStream(Stream):

@@ -17,6 +17,7 @@ from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.copies import kept
 from penstock.engine.results import Results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
+from penstock.engine.trail import drawn, put_place
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan
 from penstock.plan.seeds import generator, numbers_from
@@ -67,12 +68,13 @@ class MapStream(Stream):
         ordinal = self._results.ordinal
         try:
             made = vectorized(self._calls, rows, ordinal)
-        except Exception:
+        except Exception as error:
             if len(rows) > 1:
                 # Half of them, until the one is found that the function fails on.
                 self._feed.unread(rows, 0)
                 return self._columns(len(rows) // 2)
             self._results.ordinal += 1
+            put_place(error, rows.numbers)
             raise
         self._results.ordinal += len(rows)
         return made if rows.numbers is None else made.numbered(rows.numbers)
@@ -97,7 +99,7 @@ def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
     """What the function is called with: the elements, numbered if it is random."""
     if node.random is None:
         return rows
-    numbers = rows.numbers if rows.numbers is not None else numbers_from(ordinal, len(rows))
+    numbers = numbers_from(ordinal, len(rows)) if rows.numbers is None else drawn(rows.numbers)
     return pair(leaf(numbers), rows)
 
 
@@ -155,6 +157,8 @@ class FilterStream(Stream):
         if error is not None:
             self._failed = error
         used = len(keep) + (self._failed is not None)
+        if self._failed is not None and rows.numbers is not None:
+            put_place(self._failed, rows.numbers[len(keep) :])
         self._failed_at = self._feed.place.after(len(keep))
         if used < len(rows):
             self._feed.unread(rows, used)

@@ -12,13 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
 from penstock.engine.calls import Calls, FailedCall
 from penstock.engine.stream import Demand, Inlet, Place, State, Stream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
-from penstock.plan.nodes import Interleave, Node
+from penstock.engine.trail import WIDTH, Trail, drawn, inherited, placed, put_place
+from penstock.plan.nodes import Inputs, Interleave, Node
 from penstock.plan.seeds import derive, derive_array, numbers_from, scoped
 
 OpenInner = Callable[[Node, State, int], Stream]
@@ -34,6 +39,8 @@ class Slot:
     stream: Stream
     feed: Inlet
     given: int
+    origin: Array | None = None
+    """The number of its outer element."""
     demand: Demand = field(default_factory=Demand)
 
     def pull(self, least: int) -> Chunk:
@@ -110,19 +117,31 @@ class InterleaveStream(Stream):
             whole = slot.pull(left) if self._node.cycle > 1 else slot.feed.pull(limit)
         except StopIteration:
             slot.stream.close()
-            self._slots[self._turn] = None
-            self._advance()
+            self._close(slot)
             return None
+        except Exception as error:
+            put_place(error, self._numbers(slot, 1, failed=True))
+            raise
         chunk = whole.rows(0, min(left, limit))
         if len(chunk) < len(whole):
             slot.feed.unread(whole, len(chunk))
         if self._numbered:
-            chunk = chunk.numbered(derive_array(slot.number, numbers_from(slot.given, len(chunk))))
+            chunk = chunk.numbered(self._numbers(slot, len(chunk)))
         slot.given += len(chunk)
         self._taken += len(chunk)
         if self._taken >= self._node.block:
             self._advance()
         return chunk
+
+    def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
+        """The numbers of the next elements of a slot."""
+        made = derive_array(slot.number, numbers_from(slot.given, count))
+        return inherited(made, slot.origin)
+
+    def _close(self, slot: Slot) -> None:
+        """A slot is exhausted."""
+        self._slots[self._turn] = None
+        self._advance()
 
     def _fill(self) -> Slot | None:
         """The next outer element's dataset, in the slot whose turn it is."""
@@ -156,16 +175,16 @@ class InterleaveStream(Stream):
         try:
             slot = self._open(row, ordinal)
         except Exception as error:
-            return FailedCall(error)
+            return FailedCall(put_place(error, row.numbers))
         slot.stream.warm()
         return slot
 
     def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
-        number = ordinal if row.numbers is None else int(row.numbers[0])
+        number = ordinal if row.numbers is None else int(drawn(row.numbers)[0])
         with scoped(derive(self._key, number)):
             made = self._calls.one(row.elements()[0], ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, number)
-        return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given)
+        return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given, row.numbers)
 
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % self._node.cycle
@@ -207,3 +226,48 @@ class InterleaveStream(Stream):
             if isinstance(slot, Slot):
                 slot.stream.close()
         super().close()
+
+
+class InputsStream(InterleaveStream):
+    """Some inputs one after the other, for a client that takes turns between them.
+
+    The place of an element says to which input it belongs, counted from the first one here, and
+    the how manieth of it is (odd numbers), or before which a failure stands (even ones). `trail` is
+    told how long each input is.
+    """
+
+    def __init__(self, node: Inputs, *others: Any, base: int, trail: Trail) -> None:
+        self._base = base
+        self._last = base + node.count
+        self._trail = trail
+        super().__init__(node, *others)
+
+    def pull(self, limit: int) -> Chunk:
+        try:
+            return super().pull(limit)
+        except StopIteration:
+            self._trail.count = self._ordinal - self._base
+            raise
+
+    def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
+        made = super()._numbers(slot, count)
+        first = (slot.ordinal - self._base) * WIDTH + 2 * slot.given + (not failed)
+        return placed(drawn(made), np.arange(first, first + 2 * count, 2))
+
+    def _close(self, slot: Slot) -> None:
+        self._trail.inputs[slot.ordinal - self._base] = slot.given
+        super()._close(slot)
+
+    def _fill(self) -> Slot | None:
+        try:
+            return super()._fill()
+        except Exception as error:
+            index = self._ordinal - 1 - self._base
+            self._trail.inputs[index] = -1
+            error.__dict__["place"] = index * WIDTH
+            raise
+
+    def _look_ahead(self, count: int) -> None:
+        left = self._last - self._ordinal
+        super()._look_ahead(min(count, left))
+        self._ended = self._ended or len(self._next) >= left

@@ -25,9 +25,10 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFo
 from penstock.plan import nodes
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.options import ShardingPolicy
+from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.shard import in_order
 from penstock.plan.splits import cut
 from penstock.service.host.connections import Connection, connect_data
 from penstock.service.host.services import HOME, borrow, parse, register_scheme
@@ -101,8 +102,20 @@ def connect(node: Node, state: State, context: Context, home: Session | None = N
     if plan is not None and _alone(node, context):
         local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
         if reason is not None:
-            return open_plan(prepare(local), state, context)
+            return open_plan(prepare(_in_order(local)), state, _asking_for_order(context))
     return _Opener(node, context, home).open(None if state is None else settled(state["own"]))
+
+
+def _in_order(plan: Node) -> Node:
+    """What the client runs of a plan. It was cut because operators depend on the order of their
+    elements, so that these keep it: without order, other elements would come out."""
+    return in_order(plan) if options_of(plan).deterministic is False else plan
+
+
+def _asking_for_order(context: Context) -> Context:
+    if context.options.deterministic is not False:
+        return context
+    return replace(context, options=context.options.merge(Options(deterministic=True)))
 
 
 def _alone(node: nodes.Distribute, context: Context) -> bool:
@@ -260,7 +273,7 @@ class _Opener:
             program=f"{_PROGRAM}-{os.getpid()}",
             by_id=node.input is None,
             endless=context.endless,
-            streams=len(state["order"]["open"]) if state and "order" in state else 0,
+            streams=_streams_of(state),
             **(claimed(state) if state and "held" in state else {}),
         )
 
@@ -318,6 +331,11 @@ _LOG = logging.getLogger("penstock.service")
 
 _PROGRAM = uuid.uuid4().hex
 """With the process id, which differs in forked children, the name of this process."""
+
+
+def _streams_of(state: dict[str, Any] | None) -> int:
+    """How many streams a state knows; where turns are taken, nobody asks."""
+    return len(state["order"].get("open", ())) if state and "order" in state else 0
 
 
 def _most(most: int | None) -> int | None:

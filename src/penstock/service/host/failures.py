@@ -60,10 +60,16 @@ def _cause_of(error: BaseException) -> tuple[str, str]:
     return type(cause).__name__, _short(told)
 
 
-def to_failed(request: int, ordinal: int, fault: Fault, began: int | None = None) -> Failed:
+def to_failed(
+    request: int,
+    ordinal: int,
+    fault: Fault,
+    began: int | None = None,
+    place: int | None = None,
+) -> Failed:
     """For one element that could not be made."""
     what = (fault.kind, fault.message, fault.remote, fault.cause)
-    return Failed(request, ordinal, *what, began)
+    return Failed(request, ordinal, *what, began, place)
 
 
 def from_failed(failed: Failed) -> OpError:

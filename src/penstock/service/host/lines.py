@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.engine.stream import Demand, settled
-from penstock.engine.trail import Trail
+from penstock.engine.trail import Trail, place_of
 from penstock.errors import UnavailableError
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.outside import Outside
@@ -50,6 +50,8 @@ class Item:
     content: Chunk | Fault
     mark: bytes | None
     seconds: float
+    place: int | None = None
+    """Of a fault, if it has one: see `trail`."""
 
 
 class Depot:
@@ -180,6 +182,7 @@ class Line:
         except StopIteration:
             with self._changed:
                 self.trail.part(cursor.trail.began, cursor.trail.ended)
+                self.trail.count, self.trail.inputs = cursor.trail.count, cursor.trail.inputs
                 self.production.ended(cursor)
                 self._changed.notify_all()
         except BaseException as error:
@@ -197,7 +200,7 @@ class Line:
             cursor.stream = self.recipe.open(cursor.state, cursor.stop, cursor.trail)
             cursor.state = None
         mark = None if self.recipe.random else self._mark(cursor)
-        started = self._timer()
+        started, place = self._timer(), None
         content: Chunk | Fault
         try:
             content = cursor.stream.pull(min(most, self.demand.limit))
@@ -205,12 +208,13 @@ class Line:
             raise
         except Exception as error:
             content = fault_of(error, self._depot.address)
+            place = place_of(error)
         seconds = self._timer() - started
         if isinstance(content, Chunk):
             self.demand.record(content, seconds)
         cursor.unmarked += seconds
         cursor.frames += 1
-        return Item(content, mark, seconds)
+        return Item(content, mark, seconds, place)
 
     def _mark(self, cursor: Cursor) -> bytes | None:
         """Saves the state of a cursor now and then; gives it as bytes if it can travel."""

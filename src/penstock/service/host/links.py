@@ -40,7 +40,7 @@ class Link:
         """When it last said something, or was asked when it owed nothing."""
         self.where = ""
         """The user's function that it was in when it last said so."""
-        self._tasks: dict[tuple[str, int], tuple[int, int]] = {}
+        self._tasks: dict[Work, int] = {}
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
         """What is said together with the next request: many streams are short."""
@@ -51,16 +51,12 @@ class Link:
         if not self.owed:
             self.heard, self.where = self._now(), ""
         self.owed.add(request)
-        key = (work.job, work.stream)
-        task, begin = self._tasks.get(key, (0, 0))
-        if not task or begin != work.begin:
-            self.close_task(*key)
+        if work not in self._tasks:
             self._opened += 1
-            task = self._opened
-            self._tasks[key] = task, work.begin
-            self._first.append(OpenTask(task, work))
+            self._tasks[work] = self._opened
+            self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
-        self.connection.send(*first, Fetch(request, task, start, stop, mark))
+        self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark))
 
     def silence(self, now: float) -> float:
         """For how long it has said nothing."""
@@ -70,10 +66,10 @@ class Link:
         """All of a request has come."""
         self.owed.discard(request)
 
-    def close_task(self, job: str, stream: int) -> None:
+    def close_task(self, work: Work) -> None:
         """The worker may forget a stream, which has come to its end."""
-        task, _ = self._tasks.pop((job, stream), (0, 0))
-        if task:
+        task = self._tasks.pop(work, None)
+        if task is not None:
             self._first.append(CloseTask(task))
 
 

@@ -55,7 +55,7 @@ def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
 
     With random access, the elements of one consumer are a plan of their own.
     """
-    part = private(piece(plan, work.form, work.stream, work.streams, work.policy, work.begin))
+    part = private(_piece(plan, work))
     ready = prepare(part)
     if ready.blocked is None and work.consumers > 1:
         ready = prepare(Shard(part, work.consumers, work.consumer))
@@ -63,7 +63,13 @@ def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
     copy = (work.stream,) if work.form == "whole" and work.stream > 0 else ()
     epoch, options = (*work.epoch, *copy), options_of(plan)
     # Nobody reads the meters of a worker, and every fetch of a random-access plan has new nodes.
-    return Recipe(ready, Context(environment, epoch, work.key, options, Meters(recording=False)))
+    context = Context(environment, epoch, work.key, options, Meters(recording=False))
+    return Recipe(ready, replace(context, numbered=work.form == "turns"))
+
+
+def _piece(plan: Node, work: Work) -> Node:
+    how = (work.stream, work.streams, work.policy, work.begin, work.inputs)
+    return piece(plan, work.form, *how)
 
 
 def private(node: Node) -> Node:

@@ -14,6 +14,7 @@ from collections import deque
 from functools import partial
 
 from penstock.engine.calls import CONTAINED
+from penstock.engine.trail import with_places
 from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection
@@ -168,7 +169,8 @@ class Serving:
             for part in task.fetch(fetch.start, fetch.stop, fetch.mark, horizon, quit):
                 self._send(fetch.request, part, task.trail.began)
             length = None if quit() else task.length(fetch.stop)
-            return Done(fetch.request, length, task.trail.began, task.trail.ended)
+            lengths = None if length is None else task.trail.lengths
+            return Done(fetch.request, length, task.trail.began, task.trail.ended, lengths)
         except BaseException as error:
             # Users' functions raise whatever they like. If the client is gone, the next word fails.
             return to_impossible(fetch.request, error, self._owner.address)
@@ -214,10 +216,10 @@ class Serving:
     def _send(self, request: int, part: Made | Missed, began: int | None) -> None:
         self._said += 1
         if isinstance(part, Made):
-            rows = (part.start, part.chunk, part.mark, part.seconds, began)
+            rows = (part.start, with_places(part.chunk), part.mark, part.seconds, began)
             self._connection.send_rows(request, *rows)
         else:
-            self._connection.send(to_failed(request, part.ordinal, part.fault, began))
+            self._connection.send(to_failed(request, part.ordinal, part.fault, began, part.place))
 
     def _close_task(self, number: int) -> None:
         task = self._tasks.pop(number, None)

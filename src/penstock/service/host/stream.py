@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -34,11 +34,12 @@ from penstock.service.host.links import Connect, Link, Links
 from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.host.session import Session
 from penstock.service.host.structures import Structures
-from penstock.service.logic.feeds import Failure, Piece
+from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.losses import how_it_ended
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
+from penstock.service.logic.turns import Inputs, Placed
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
@@ -147,7 +148,15 @@ class RemoteStream(Stream):
         now = self._now()
         if not self._ready or not self._agent.entitled(now):
             return None
-        return self._reading.take(limit, now)
+        if not self._reading.takes_turns:
+            return self._reading.take(limit, now)
+        parts = self._reading.take_turns(limit)
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        for part in parts:
+            assert isinstance(part, Chunk)
+            self._structures.check(part)
+        return Chunk.join(cast(list[Chunk], parts))
 
     def _awaited(self, limit: int) -> Any:
         """Waits for elements; StopIteration at the end."""
@@ -331,8 +340,7 @@ class RemoteStream(Stream):
             self._send(ask)
 
     def _send(self, ask: Ask) -> None:
-        feed = ask.feed
-        work = msgspec.structs.replace(self._work, stream=feed.stream, begin=feed.begin)
+        work = self._work_of(ask.feed)
         try:
             link = self._links[ask.worker]
             link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
@@ -340,6 +348,13 @@ class RemoteStream(Stream):
             self._lose(ask.worker)
         except DeadlineExceededError as error:
             self._leave(link, error.message)
+
+    def _work_of(self, feed: Feed) -> Work:
+        """What a worker makes for a feed."""
+        work = msgspec.structs.replace(self._work, stream=feed.stream, begin=feed.begin)
+        if not isinstance(feed, Inputs):
+            return work
+        return msgspec.structs.replace(work, form="turns", inputs=feed.inputs)
 
     def _exchange(self, timeout: float) -> None:
         for link in self._links.ready(timeout):
@@ -388,15 +403,17 @@ class RemoteStream(Stream):
                 if message.mark is not None:
                     reader.mark(message.request, message.mark)
             case Failed():
-                failure = Failure(from_failed(message))
+                failure: Piece = Failure(from_failed(message))
+                if self._reading.takes_turns:
+                    failure = Placed(failure, [message.place])
                 reader.arrive(message.request, message.ordinal, failure, began=message.began)
             case Progress(_, where):
                 link.where = where
             case Done():
                 link.answered(message.request)
-                ends = (message.length, message.began, message.ended)
-                if (stream := reader.done(message.request, *ends)) is not None:
-                    self._forget(link, stream)
+                ends = (message.length, message.began, message.ended, message.lengths)
+                if (feed := reader.done(message.request, *ends)) is not None:
+                    self._forget(link, feed)
             case Impossible():
                 link.answered(message.request)
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
@@ -430,8 +447,12 @@ class RemoteStream(Stream):
 
     def _arrive(self, rows: Rows, columns: list[Any]) -> None:
         at = rows.start
+        places = columns.pop() if self._reading.takes_turns else None
         for piece in self._structures.pieces(rows, columns):
-            self._reading.reader.arrive(rows.request, at, piece, rows.seconds, rows.began)
+            came: Piece = piece
+            if places is not None:
+                came = Placed(piece, places[at - rows.start :][: len(piece)])
+            self._reading.reader.arrive(rows.request, at, came, rows.seconds, rows.began)
             at += len(piece)
 
     def _try_again(self) -> None:
@@ -441,9 +462,9 @@ class RemoteStream(Stream):
             for worker in tuple(reader.leaving):
                 reader.join(worker)
 
-    def _forget(self, link: Link, stream: int) -> None:
+    def _forget(self, link: Link, feed: Feed) -> None:
         if self._work.form == "split":
-            link.close_task(self._work.job, stream)
+            link.close_task(self._work_of(feed))
 
     def _lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
         """A worker that is asked for nothing more, until it is connected again."""

@@ -47,6 +47,7 @@ class Missed:
 
     ordinal: int
     fault: Fault
+    place: int | None = None
 
 
 class Tasks:
@@ -246,7 +247,7 @@ def _part(block: Block, stride: Stride, number: int, stop: int) -> Made | Missed
     """What a block has for somebody who counts by `stride`, from element `number` on."""
     item: Item = block.item
     if isinstance(item.content, Fault):
-        return Missed(number, item.content)
+        return Missed(number, item.content, item.place)
     first = stride.ordinal(number) - block.first
     last = min(block.stop, stride.ordinal(stop - 1) + 1) - block.first
     chunk = _picked(item.content, first, last, stride.of)

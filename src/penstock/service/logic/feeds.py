@@ -129,6 +129,11 @@ class Feed:
         return bool(self._lost) or self._asked < self.limit
 
     @property
+    def outstanding(self) -> int:
+        """How many elements were asked for and not handed out."""
+        return self._asked - self.next
+
+    @property
     def doubtful(self) -> bool:
         """Whether its first request is under way, and it may end within that."""
         under_way = self._asked > self.next and not self._lost
@@ -250,12 +255,19 @@ class Feed:
             ahead[self.pledged[0]] = self.pledged[1]
         while following in ahead:
             following = ahead.pop(following)
-        spans, mark = sorted(map(list, ahead.items())), self.mark(following)
+        spans = sorted(map(list, ahead.items()))
+        return [self.stream, following, spans, self.small_mark(following), self._begins]
+
+    def small_mark(self, ordinal: int) -> list[Any] | None:
+        """The last known place before an ordinal as it stands in a state, if it is small."""
+        mark = self.mark(ordinal)
         if mark is None or len(mark.state) > _SMALL:
-            told = None
-        else:
-            told = [mark.ordinal, b64encode(mark.state).decode()]
-        return [self.stream, following, spans, told, self._begins]
+            return None
+        return [mark.ordinal, b64encode(mark.state).decode()]
+
+    def remember(self, mark: list[Any]) -> None:
+        """Notes a place that stood in a state."""
+        self.marked(Mark(mark[0], b64decode(mark[1])))
 
     @property
     def _begins(self) -> int:
@@ -266,7 +278,7 @@ class Feed:
         feed = cls(state[0], state[1], home=home, begin=state[4])
         feed.ahead = dict(state[2])
         if state[3] is not None:
-            feed.marked(Mark(state[3][0], b64decode(state[3][1])))
+            feed.remember(state[3])
         return feed
 
 

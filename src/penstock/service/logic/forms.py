@@ -23,13 +23,16 @@ from penstock.service.protocol.messages import (
 _NOTHING = Shape("random", length=0)
 
 
-def form_of(options: JobOptions, shape: Shape) -> str:
-    """What becomes of a plan whose elements are addressed as `shape` says."""
+def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> str:
+    """What becomes of a plan whose elements are addressed as `shape` says.
+
+    Turns between inputs are taken by one reader. Where several share, one worker takes them.
+    """
     if options.mode == 0:
         return "whole"
     if options.mode >= 2:
         return "shard"
-    if shape.kind == "split" and options.consumers:
+    if shape.kind == "split" and (options.consumers or (leased and shape.turns)):
         return "single"
     return "share" if shape.kind != "random" and options.per_worker else shape.kind
 
@@ -40,7 +43,7 @@ def begin(
     """The iteration that its first reader asks for; without elements if it is `over`."""
     options, shape = request.options, _NOTHING if over else dataset.shape
     leased = request.job is not None and not options.consumers
-    form = shape.kind if over else form_of(options, shape)
+    form = shape.kind if over else form_of(options, shape, leased)
     work = Work(
         digest=dataset.digest,
         job=_name(state),

@@ -89,6 +89,10 @@ class InSequence:
         dropped, self._dropped = self._dropped, []
         return dropped
 
+    def freed(self) -> tuple[int, int]:
+        """Elements and bytes that are held no more, beside those that were handed out."""
+        return 0, 0
+
     def any(self) -> Iterator[Feed]:
         """Where the order is free: every open feed."""
         return iter([feed for feed in self._open if not feed.over])
@@ -159,6 +163,9 @@ class InTurns:
     def dropped(self) -> list[Feed]:
         return []
 
+    def freed(self) -> tuple[int, int]:
+        return 0, 0
+
     def any(self) -> Iterator[Feed]:
         return iter([feed for feed in self.upcoming() if not feed.over])
 
@@ -217,6 +224,9 @@ class AsLeased:
     def dropped(self) -> list[Feed]:
         return []
 
+    def freed(self) -> tuple[int, int]:
+        return 0, 0
+
     def any(self) -> Iterator[Feed]:
         self.turn()
         return iter(self._open)
@@ -241,6 +251,3 @@ class AsLeased:
 
     def state(self, free: bool) -> dict[str, Any]:
         return {}
-
-
-Order = InSequence | InTurns | AsLeased

@@ -15,8 +15,11 @@ from itertools import chain
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.blame import Blame
 from penstock.service.logic.feeds import Failure, Feed, Piece
-from penstock.service.logic.orders import Order
+from penstock.service.logic.orders import AsLeased, InSequence, InTurns
+from penstock.service.logic.turns import SHORT, Inputs, Placed, TakingTurns
 from penstock.service.protocol.fetches import Mark
+
+Order = InSequence | InTurns | AsLeased | TakingTurns
 
 DEPTH = 4
 """Requests that wait at a worker, so that it always has the next one."""
@@ -204,11 +207,14 @@ class Reader:
         return upcoming
 
     def _discard(self) -> None:
-        """Forgets what arrived of feeds that are not handed out."""
+        """Forgets what arrived of feeds that are not handed out, or is handed out whole."""
         for feed in self.order.dropped():
             feed.void = True
             self._here -= sum(map(len, feed.pieces))
             self._buffered -= sum(piece.nbytes for piece in feed.pieces)
+        rows, nbytes = self.order.freed()
+        self._here -= rows
+        self._buffered -= nbytes
 
     def _staying(self) -> dict[str, int]:
         """Those who take on more, and how many requests they have."""
@@ -231,7 +237,7 @@ class Reader:
         return self._buffered + self._owed * self.sizes.element_bytes >= self._limits.nbytes
 
     def _ask(self, feed: Feed) -> Ask | None:
-        if self._full() and not self._starving(feed):
+        if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
         if feed.doubtful:
             return None  # The next stream is asked for meanwhile: many streams are short.
@@ -248,6 +254,19 @@ class Reader:
         self._asks[ask.request] = ask
         return ask
 
+    def _is_crowded(self, feed: Feed) -> bool:
+        """Whether others need what is left more than this feed, where turns are taken."""
+        if not isinstance(self.order, TakingTurns):
+            return False
+        limits, size = self._limits, self.sizes.element_bytes
+        share = self.order.share(feed)
+        if limits.elements is not None:
+            most, held, all_ = limits.elements, feed.outstanding, self._here + self._owed
+        else:
+            most, held = limits.nbytes, int(feed.outstanding * size)
+            all_ = self._buffered + int(self._owed * size)
+        return held >= most * share if share else all_ * 2 >= most
+
     def _starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed and nothing of it is on its way."""
         return (
@@ -263,7 +282,12 @@ class Reader:
         return self.order.turn() if self.ordered else None
 
     def _count(self, feed: Feed) -> int:
+        if isinstance(feed, Inputs) and feed.whole:
+            return 2 * SHORT
         count = self.sizes.request
+        if isinstance(self.order, TakingTurns):
+            fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
+            count = max(1, min(count, int(fits)))
         if self._limits.elements is not None:
             count = min(count, max(1, self._limits.elements - self._here - self._owed))
         if not self._bound:
@@ -334,10 +358,11 @@ class Reader:
         length: int | None,
         began: int | None = None,
         ended: int | None = None,
-    ) -> int | None:
+        lengths: tuple[int, ...] | None = None,
+    ) -> Feed | None:
         """A worker has answered all of a request; `length` if the stream ends there.
 
-        Gives the stream if the worker will be asked for nothing more of it.
+        Gives the feed if the worker will be asked for nothing more of it.
         """
         ask = self._asks.pop(request, None)
         if ask is None:
@@ -357,25 +382,38 @@ class Reader:
         elif ask.at > ask.start:
             self.sizes.grown(ask.at - ask.start)
             ask.feed.prove()
-        return ask.feed.stream if self._is_complete(ask.feed) else None
+        if isinstance(self.order, TakingTurns):
+            assert isinstance(ask.feed, Inputs)
+            self.order.done(ask.feed, lengths if length is not None else None)
+        return ask.feed if self._is_complete(ask.feed) else None
 
     def _is_complete(self, feed: Feed) -> bool:
         if feed.length is None or feed.asks:
             return False
-        return not any(ask.feed.stream == feed.stream for ask in self._asks.values())
+        return not any(ask.feed is feed for ask in self._asks.values())
 
     def refuse(self, request: int, error: OpError, elsewhere: bool) -> None:
         """A worker cannot answer; perhaps another one can."""
         ask = self._asks.get(request)
         if ask is None:
             return
-        if not elsewhere:
+        if not elsewhere and isinstance(ask.feed, Inputs):
+            self._fail_input(ask, ask.feed, Failure(error))
+        elif not elsewhere:
             self.arrive(request, ask.at, Failure(error))
         elif isinstance(error, UnavailableError):
             self.leaving.add(ask.worker)
         else:
             ask.feed.refused[ask.worker] = error
         self.done(request, None)
+
+    def _fail_input(self, ask: Ask, feed: Inputs, failure: Failure) -> None:
+        """A worker cannot make an element of an input; one of several is found by asking anew."""
+        if feed.whole:
+            assert isinstance(self.order, TakingTurns)
+            self.order.part(feed)
+        else:
+            self.arrive(ask.request, ask.at, Placed(failure, [None]))
 
     def promise(self, stream: int, start: int, stop: int) -> None:
         """What a saved state had pledged comes first."""
@@ -407,6 +445,12 @@ class Reader:
                 return taken
         return None
 
+    def take_turns(self, order: TakingTurns, count: int) -> list[Piece]:
+        """The next elements that are here, of as many inputs as have their turn."""
+        parts = order.take(count)
+        self._discard()
+        return parts
+
     def _take(self, feed: Feed, count: int, anywhere: bool) -> tuple[Feed, int, Piece] | None:
         if not feed.ready(anywhere):
             return None
@@ -415,6 +459,7 @@ class Reader:
             start, piece = feed.take(count)
             self._promised = [feed for feed in self._promised if not feed.over]
         else:
+            assert not isinstance(self.order, TakingTurns)
             start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
             self.order.took(feed, len(piece))
         self._here -= len(piece)
@@ -422,7 +467,7 @@ class Reader:
         return feed, start, piece
 
     def _candidates(self) -> Iterable[Feed]:
-        if not self.ordered:
+        if not self.ordered and not isinstance(self.order, TakingTurns):
             return self.order.any()
         feed = self.order.turn()
         return () if feed is None else (feed,)

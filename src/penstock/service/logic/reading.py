@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from penstock.service.logic.feeds import Feed, Piece, spans
-from penstock.service.logic.orders import AsLeased, InSequence, InTurns, Order
+from penstock.service.logic.orders import AsLeased, InSequence, InTurns
 from penstock.service.logic.ranges import Ranges
-from penstock.service.logic.reader import Limits, Reader
+from penstock.service.logic.reader import Limits, Order, Reader
+from penstock.service.logic.turns import MOST_INPUTS, TakingTurns
 from penstock.service.protocol.messages import (
     Address,
     Grant,
@@ -64,6 +65,8 @@ class Reading:
         fixed = self.leased or work.consumers > 0
         ordered = fixed or (ordered and work.form != "whole")
         length = _length(work, consumer, shape)
+        split = work.form == "split" and ordered and not self.leased
+        self._turns = shape.turns if split else None
         order = self._order(opened, length, (state or {}).get("order"), not ordered)
         self.reader = Reader(order, limits, bound, ordered, work.kept)
         self._streams = 0
@@ -99,7 +102,15 @@ class Reading:
         if work.form in _OWNED:
             block = 1 if work.consumers else 32
             return InTurns(block, state, free)
+        if self._turns is not None:
+            most = 1 if self._elements is not None else MOST_INPUTS
+            return TakingTurns(self._turns, work.streams, most, state)
         return InSequence(work.streams, length, state, free)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether elements of several inputs follow each other in turn."""
+        return self._turns is not None
 
     def streams(self, streams: Iterable[StreamInfo]) -> None:
         """The streams that belong to workers, as far as they are known now."""
@@ -186,6 +197,11 @@ class Reading:
             self._handed.append(Address(feed.stream, start, start + len(piece)))
             self._pace(len(piece), now)
         return piece
+
+    def take_turns(self, count: int) -> list[Piece]:
+        """The next elements in parts (or a `Failure`); empty if nothing is here."""
+        assert isinstance(self.reader.order, TakingTurns)
+        return self.reader.take_turns(self.reader.order, count)
 
     def _pace(self, count: int, now: float) -> None:
         """How fast the user consumes: elements between two takes."""

@@ -82,7 +82,10 @@ class Rows(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """Element `ordinal` could not be made; the ones behind it follow."""
+    """Element `ordinal` could not be made; the ones behind it follow.
+
+    `place` is its place among the inputs of an `interleave`, where the client takes turns.
+    """
 
     request: int
     ordinal: int
@@ -93,6 +96,7 @@ class Failed(Message, frozen=True):
     cause: tuple[str, str] = ("", "")
     """The class of what a function raised, and its text."""
     began: int | None = None
+    place: int | None = None
 
 
 class Done(Message, frozen=True):
@@ -103,6 +107,9 @@ class Done(Message, frozen=True):
     began: int | None = None
     ended: int | None = None
     """Where the part of a file began and ended that the stream is; see `Work.begin`."""
+    lengths: tuple[int, ...] | None = None
+    """Of all inputs that the stream has, where the client takes turns between them: how many
+    elements each has before operators behind `interleave` change that; -1 for one that failed."""
 
 
 class Impossible(Message, frozen=True):

@@ -256,7 +256,8 @@ class RegisterWorker(Message, frozen=True):
 class Work(Plain, frozen=True):
     """One stream, as a worker makes it. `job` is the iteration's own name, unique for ever.
 
-    `form` is what becomes of the plan: `random`, `split` and `single` as in `Shape`; `whole`, all
+    `form` is what becomes of the plan: `random`, `split` and `single` as in `Shape`; `turns`, some
+    inputs of its `interleave`, between which the client takes turns; `whole`, all
     of it, for a slot of parallel_epochs; `shard`, part `stream` of `streams` by `policy`; `share`,
     every `streams`-th split, for per-worker operators.
     """
@@ -277,6 +278,8 @@ class Work(Plain, frozen=True):
     begin: int = -2
     """Where a part of a file begins whose records are not found from every byte: at this one, or
     as `plan.parts` says. Its reader tells of every part where that began and ended."""
+    inputs: tuple[int, int] = (0, 1)
+    """Of an `interleave`: from which of its inputs on, and how many; only for the form `turns`."""
 
 
 class WorkStatus(Plain, frozen=True):

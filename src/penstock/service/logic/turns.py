@@ -1,0 +1,379 @@
+"""Turns: an `interleave` whose inputs workers make, merged by the operator's own rule.
+
+A slot reads one input, `block` elements in a turn; an input that ends gives its slot on when the
+turn comes to it again. Operators behind the `interleave` ran on workers and changed the number of
+elements, so each element says which place among those of its input it has: turns count places.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.trail import WIDTH
+from penstock.service.logic.feeds import Failure, Feed, Piece
+
+INFINITE, UNKNOWN = -1, -2
+
+MOST_INPUTS = 256
+"""So many inputs are asked for at once, if they are short."""
+
+SHORT = 1 << 11
+"""So many elements they may have together."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Elements and their places; `places[i]` is that of element i."""
+
+    rows_: Piece
+    places: Any
+
+    def __len__(self) -> int:
+        return len(self.rows_)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows_.nbytes
+
+    def rows(self, start: int, stop: int) -> Any:
+        return self.rows_.rows(start, stop)
+
+
+class Inputs(Feed):
+    """`count` inputs of a stream from number `first` on. Several are read whole or not at all."""
+
+    def __init__(self, stream: int, first: int, count: int = 1, start: int = 0) -> None:
+        super().__init__(stream, start)
+        self.inputs = first, count
+        self.lengths: tuple[int, ...] | None = None
+        """How many places each of them has, once all are known."""
+
+    @property
+    def whole(self) -> bool:
+        return self.inputs[1] > 1
+
+    @property
+    def asks(self) -> bool:
+        """Whether there is something to ask for; several inputs are asked for once."""
+        return super().asks and not (self.whole and self._asked > 0 and not self._lost)
+
+    def ready(self, anywhere: bool = False) -> bool:
+        """Whether something can be handed out; of several inputs, all must be here."""
+        return super().ready(anywhere) and not (self.whole and self.lengths is None)
+
+    def mark(self, ordinal: int) -> Any:
+        return None if self.whole else super().mark(ordinal)
+
+    def find(self, ordinal: int) -> tuple[int, Placed] | None:
+        """What has arrived and holds an element, and where it begins."""
+        found = self._pieces.get(ordinal)
+        start = ordinal
+        if found is None and self.whole:
+            starts = sorted(self._pieces)
+            place = bisect_right(starts, ordinal) - 1
+            start = starts[place] if place >= 0 else ordinal
+            found = self._pieces.get(start)
+        if not isinstance(found, Placed) or ordinal >= start + len(found):
+            return None
+        return start, found
+
+    def first_of(self, index: int) -> int:
+        """The ordinal of the first element of an input, where all have arrived."""
+        for start in sorted(self._pieces):
+            piece = self._pieces[start]
+            assert isinstance(piece, Placed)
+            for offset, place in enumerate(piece.places):
+                if place // WIDTH >= index:
+                    return start + offset
+        return self.length or 0
+
+    def let_go(self, start: int) -> Piece:
+        """Forgets what began at an ordinal and was handed out."""
+        piece = self._pieces.pop(start)
+        self.next = max(self.next, start + len(piece))
+        return piece
+
+
+@dataclass
+class Slot:
+    """One input in turn: `at` is the ordinal of its next element, `position` the next place."""
+
+    feed: Inputs
+    index: int
+    at: int
+    position: int = 0
+    begin: int = 0
+    """The ordinal of its first element."""
+    start: int = 0
+    piece: Placed | None = None
+    """What `at` lies in, and where that begins."""
+
+    def event(self) -> tuple[int, str] | None:
+        """The place of what comes next, and whether that is a row, a failure or the end."""
+        if self.piece is None or self.at >= self.start + len(self.piece):
+            found = self.feed.find(self.at)
+            if found is None:
+                return self._end()
+            self.start, self.piece = found
+        place = self.piece.places[self.at - self.start]
+        if place is None:
+            return self.position, "failure"
+        index, code = divmod(int(place), WIDTH)
+        if index != self.index:
+            return self._end()
+        return code >> 1, "row" if code & 1 else "failure"
+
+    def _end(self) -> tuple[int, str] | None:
+        lengths, length = self.feed.lengths, self.feed.length
+        if lengths is None or (length is not None and self.at < length and not self.feed.whole):
+            return None
+        own = lengths[self.index]
+        return max(own, self.position), "end" if own >= 0 else "nothing"
+
+    def count(self, left: int, most: int) -> int:
+        """How many rows may be handed out, if turns last for `left` more places."""
+        assert self.piece is not None
+        offset = self.at - self.start
+        places = self.piece.places
+        limit = self.index * WIDTH + 2 * (self.position + left)
+        if most == 1 or len(places) <= offset + 1 or places[offset + 1] >= limit:
+            return 1
+        return min(most, int(np.searchsorted(places, limit)) - offset)
+
+
+class TakingTurns:
+    """Inputs in turn. There are `inputs` of them in one stream, each known by its number; or as
+    many as the `streams` turn out to have, one after the other."""
+
+    def __init__(
+        self, turns: tuple[int, int, int], streams: int, most: int, state: dict[str, Any] | None
+    ) -> None:
+        self.cycle, self._block, self._inputs = turns
+        self._streams = 1 if self._inputs != UNKNOWN else streams
+        self._most = most
+        self._count = 1
+        self._feeds: list[Inputs] = []
+        """In the order of their inputs."""
+        self._dropped: list[Feed] = []
+        state = state or {"slots": [None] * self.cycle, "turn": [0, 0], "next": [0, 0]}
+        self._turn, self._taken = state["turn"]
+        self._next: tuple[int, int] = (state["next"][0], state["next"][1])
+        """The stream and the number of the next input."""
+        self._slots = [None if slot is None else self._restored(*slot) for slot in state["slots"]]
+        self._freed = [0, 0]
+
+    def _restored(self, stream: int, first: int, position: int, at: int, mark: Any) -> Slot:
+        feed = Inputs(stream, first, 1, at)
+        if mark is not None:
+            feed.remember(mark)
+        self._feeds.append(feed)
+        self._feeds.sort(key=_number)
+        return Slot(feed, 0, at, position)
+
+    # What comes next
+
+    def turn(self) -> Feed | None:
+        """The feed to hand out from, or to wait for; None at the end."""
+        return self._due()[1]
+
+    def _due(self) -> tuple[Slot | None, Feed | None]:
+        """The slot whose next element is here; else the feed to wait for, if it is not the end."""
+        while True:
+            slot = self._slots[self._turn]
+            if slot is None:
+                slot, awaited = self._fill()
+                if awaited is not None:
+                    return None, awaited
+                if slot is None:
+                    if not any(self._slots):
+                        return None, None
+                    self._advance()
+                    continue
+            if (event := slot.event()) is None:
+                return None, slot.feed
+            place, kind = event
+            if place < slot.position:
+                return slot, slot.feed  # Operators made several elements of the one before it.
+            if place - slot.position >= (left := self._block - self._taken):
+                slot.position += left
+                self._advance()
+                continue
+            self._taken += place - slot.position
+            slot.position = place
+            if kind in ("row", "failure"):
+                return slot, slot.feed
+            self._finish(slot)
+            if kind == "end":
+                self._advance()
+
+    def _advance(self) -> None:
+        self._turn, self._taken = (self._turn + 1) % self.cycle, 0
+
+    def _fill(self) -> tuple[Slot | None, Feed | None]:
+        """A slot for the next input, or the feed to wait for; neither if there is no input."""
+        while self._exists(*self._next):
+            stream, number = self._next
+            feed = self._feed(stream, number)
+            index = number - feed.inputs[0]
+            if feed.whole and feed.lengths is None:
+                return None, feed
+            if feed.lengths is not None and index >= len(feed.lengths):
+                self._next = (stream + 1, 0)
+                self._forget(feed)
+                continue
+            if self._inputs == UNKNOWN and feed.lengths is None and not feed.answered:
+                return None, feed
+            begin = feed.first_of(index) if feed.whole else 0
+            slot = Slot(feed, index, begin, begin=begin)
+            self._slots[self._turn] = slot
+            self._next = (stream, number + 1)
+            return slot, None
+        return None, None
+
+    def _exists(self, stream: int, number: int) -> bool:
+        """Whether there may be such an input."""
+        if 0 <= self._streams <= stream:
+            return False
+        return self._inputs < 0 or number < self._inputs
+
+    def _feed(self, stream: int, number: int) -> Inputs:
+        for feed in self._feeds:
+            first, count = feed.inputs
+            if feed.stream == stream and first <= number < first + count:
+                return feed
+        return self._opened(stream, number)
+
+    def _opened(self, stream: int, number: int) -> Inputs:
+        count = self._count if self._inputs < 0 else min(self._count, self._inputs - number)
+        feed = Inputs(stream, number, count)
+        self._feeds.append(feed)
+        self._feeds.sort(key=_number)
+        return feed
+
+    def _finish(self, slot: Slot) -> None:
+        """An input is at its end."""
+        self._slots[self._turn] = None
+        feed = slot.feed
+        used = any(s is not None and s.feed is feed for s in self._slots)
+        first, count = feed.inputs
+        behind = first + len(feed.lengths or ())
+        if not used and self._next >= (feed.stream, behind) and behind >= first + count:
+            self._forget(feed)
+
+    def _forget(self, feed: Inputs) -> None:
+        self._feeds.remove(feed)
+        for piece in feed.pieces:
+            self._freed[0] += len(piece)
+            self._freed[1] += piece.nbytes
+
+    # Handing out
+
+    def take(self, count: int) -> list[Piece]:
+        """The next elements that are here, `count` of them at most; a failure comes alone."""
+        parts: list[Piece] = []
+        while count > 0:
+            slot, _ = self._due()
+            if slot is None:
+                break
+            assert slot.piece is not None
+            if isinstance(slot.piece.rows_, Failure):
+                if not parts:
+                    parts.append(slot.piece.rows_)
+                    self._took(slot, 1, slot.piece.places[0] or 0)
+                break
+            rows = slot.count(self._block - self._taken, count)
+            offset = slot.at - slot.start
+            parts.append(slot.piece.rows(offset, offset + rows))
+            self._took(slot, rows, slot.piece.places[offset + rows - 1])
+            count -= rows
+        return parts
+
+    def _took(self, slot: Slot, rows: int, place: int) -> None:
+        """`rows` elements were handed out, the last of them at a place."""
+        assert slot.piece is not None
+        slot.at += rows
+        if place & 1:
+            places = (int(place) % WIDTH >> 1) + 1 - slot.position
+            slot.position += places
+            self._taken += places
+        if not slot.feed.whole and slot.at >= slot.start + len(slot.piece):
+            piece = slot.feed.let_go(slot.start)
+            self._freed[0] += len(piece)
+            self._freed[1] += piece.nbytes
+            slot.piece = None
+
+    def freed(self) -> tuple[int, int]:
+        """Elements and bytes that are held no more, since the last time."""
+        freed, self._freed = (self._freed[0], self._freed[1]), [0, 0]
+        return freed
+
+    # Asking
+
+    def upcoming(self) -> Iterator[Feed]:
+        """The feeds in the order in which they will be needed."""
+        awaited = self.turn()
+        slots = self._slots[self._turn :] + self._slots[: self._turn]
+        needed = [awaited, *(slot.feed for slot in slots if slot is not None), *self._feeds]
+        yield from dict.fromkeys(feed for feed in needed if feed is not None)
+        while (feed := self._ahead()) is not None:
+            yield feed
+
+    def _ahead(self) -> Feed | None:
+        """A feed that will be needed after all that are open."""
+        if not self._feeds:
+            return self._opened(*self._next) if self._exists(*self._next) else None
+        last = self._feeds[-1]
+        after = (last.stream, sum(last.inputs))
+        if self._inputs == UNKNOWN:
+            after = (last.stream + 1, 0)
+        after = max(after, self._next)
+        return self._opened(*after) if self._exists(*after) else None
+
+    def share(self, feed: Feed) -> float:
+        """The part of all that may wait that may be asked for of one feed: of those that are not
+        in turn yet, all together get no more than half."""
+        in_turn = any(slot is not None and slot.feed is feed for slot in self._slots)
+        return 0.5 / self.cycle if in_turn or feed is self.turn() else 0.0
+
+    def done(self, feed: Inputs, lengths: tuple[int, ...] | None) -> None:
+        """A request for a feed was answered; `lengths` if that was the end of it."""
+        if lengths is not None:
+            feed.lengths = lengths
+            each = ((feed.length or 0) + len(lengths)) / max(1, len(lengths))
+            fits = min(MOST_INPUTS, 2 * self._count, self._most, int(SHORT / max(each, 1)))
+            self._count = max(1, fits)
+        elif feed.whole and not feed.asks:
+            self.part(feed)
+
+    def part(self, feed: Inputs) -> None:
+        """Several inputs are not as short as was thought: each gets a feed of its own."""
+        self._count = 1
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+            self._dropped.append(feed)
+
+    def dropped(self) -> list[Feed]:
+        """Feeds that others took the place of, once each."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def state(self, free: bool) -> dict[str, Any]:
+        self.turn()
+        slots = [None if slot is None else _saved(slot) for slot in self._slots]
+        return {"slots": slots, "turn": [self._turn, self._taken], "next": list(self._next)}
+
+
+def _number(feed: Inputs) -> tuple[int, int]:
+    return feed.stream, feed.inputs[0]
+
+
+def _saved(slot: Slot) -> list[Any]:
+    feed = slot.feed
+    mark = None if feed.whole else feed.small_mark(slot.at)
+    number = feed.inputs[0] + slot.index
+    return [feed.stream, number, slot.position, slot.at - slot.begin, mark]

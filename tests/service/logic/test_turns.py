@@ -1,0 +1,197 @@
+"""Turns: elements of several inputs follow each other as `interleave` has it, whoever made them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.engine.trail import WIDTH
+from penstock.errors import NotFoundError
+from penstock.service.logic.feeds import Failure
+from penstock.service.logic.reader import Ask, Limits, Reader
+from penstock.service.logic.reading import Reading
+from penstock.service.logic.turns import Inputs, Placed
+from penstock.service.protocol.messages import IterationOpened, Shape, Work
+
+Input = list[list[str]] | None
+"""What became of each place of an input; None for one that cannot be opened."""
+
+
+class Rows(list[str]):
+    """Elements."""
+
+    nbytes = 8
+
+    def rows(self, start: int, stop: int) -> Rows:
+        return Rows(self[start:stop])
+
+
+def local(inputs: list[Input], cycle: int, block: int) -> list[str]:
+    """The order that `interleave` has."""
+    waiting, found = iter(enumerate(inputs)), []
+    slots: list[Any] = [None] * cycle
+    turn, more = 0, True
+    while more or any(slots):
+        while slots[turn] is None and more:
+            number, made = next(waiting, (-1, None))
+            more = number >= 0
+            if more and made is None:
+                found.append(f"{number} failed")
+            elif more:
+                slots[turn] = iter(made or [])
+        for _ in range(block if slots[turn] is not None else 0):
+            rows = next(slots[turn], None)
+            if rows is None:
+                slots[turn] = None
+                break
+            found += rows
+        turn = (turn + 1) % cycle
+    return found
+
+
+class Crew:
+    """Workers that answer late, in parts, and die."""
+
+    def __init__(self, streams: list[list[Input]], seed: int) -> None:
+        self.streams = streams
+        self.random = random.Random(seed)
+        self.queues: dict[str, list[Ask]] = {"w0": [], "w1": [], "w2": []}
+        self.names = 3
+
+    def elements(self, feed: Inputs) -> tuple[list[tuple[int, str]], tuple[int, ...]]:
+        """Places and elements of a feed, and the lengths of its inputs."""
+        first, count = feed.inputs
+        found, lengths = [], []
+        for index, made in enumerate(self.streams[feed.stream][first : first + count]):
+            lengths.append(-1 if made is None else len(made))
+            if made is None:
+                number = sum(map(len, self.streams[: feed.stream])) + first + index
+                found.append((index * WIDTH, f"{number} failed"))
+            for place, rows in enumerate(made or ()):
+                found += [(index * WIDTH + 2 * place + 1, row) for row in rows]
+        return found, tuple(lengths)
+
+    def step(self, reader: Reader) -> None:
+        for ask in reader.asks():
+            self.queues[ask.worker].append(ask)
+        if self.random.random() < 0.03:
+            victim = self.random.choice(list(self.queues))
+            del self.queues[victim]
+            reader.lose(victim)
+            self.names += 1
+            self.queues[f"w{self.names}"] = []
+            reader.join(f"w{self.names}")
+        worker = self.random.choice(list(self.queues))
+        if self.queues[worker]:
+            self.answer(reader, self.queues[worker])
+
+    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+        ask = queue[0]
+        assert isinstance(ask.feed, Inputs)
+        elements, lengths = self.elements(ask.feed)
+        stop = min(ask.stop, len(elements), ask.at + self.random.randint(1, 4))
+        if ask.at < stop:
+            self.send(reader, ask, elements[ask.at : stop])
+        if ask.at >= min(ask.stop, len(elements)):
+            queue.pop(0)
+            ends = len(elements) <= ask.stop
+            length = len(elements) if ends else None
+            reader.done(ask.request, length, None, None, lengths if ends else None)
+
+    def send(self, reader: Reader, ask: Ask, elements: list[tuple[int, str]]) -> None:
+        """Rows up to a failure, or a failure."""
+        good = [not row.endswith("failed") for _, row in elements]
+        count = good.index(False) if not all(good) else len(good)
+        rows: Any = Rows(row for _, row in elements[:count])
+        if not count:
+            rows, count = Failure(ValueError(elements[0][1])), 1
+        places = np.array([place for place, _ in elements[:count]])
+        reader.arrive(ask.request, ask.at, Placed(rows, places))
+
+
+def reading_of(
+    streams: list[list[Input]], turns: tuple[int, int, int], limits: Limits, state: Any = None
+) -> Reading:
+    work = Work("digest", "job", "split", 0, len(streams), 1, (0,))
+    shape = Shape("split", len(streams), -2, turns)
+    return Reading(IterationOpened(work, False, 1, (), ()), shape, limits, True, state)
+
+
+def read(reading: Reading, crew: Crew, count: int = 1 << 30) -> list[str]:
+    for worker in crew.queues:
+        reading.reader.join(worker)
+    got: list[str] = []
+    while not reading.over and len(got) < count:
+        parts = reading.take_turns(min(count - len(got), crew.random.randint(1, 9)))
+        for part in parts:
+            got += [str(part.error)] if isinstance(part, Failure) else part  # type: ignore[arg-type]
+        if not parts:
+            crew.step(reading.reader)
+    return got
+
+
+places = st.lists(st.lists(st.sampled_from("abc"), max_size=3), max_size=9)
+inputs = st.one_of(st.none(), places, st.just([["x"]] * 60))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    streams=st.lists(st.lists(inputs, max_size=6), max_size=5),
+    cycle=st.integers(2, 4),
+    block=st.integers(1, 3),
+    known=st.booleans(),
+    limits=st.sampled_from([Limits(), Limits(elements=1), Limits(nbytes=200), Limits(elements=9)]),
+    seed=st.integers(0, 1 << 30),
+    data=st.data(),
+)
+def test_turns_are_those_of_the_local_dataset(
+    streams: list[list[Input]],
+    cycle: int,
+    block: int,
+    known: bool,
+    limits: Limits,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    whole = [made for stream in streams for made in stream]
+    expected = local(whole, cycle, block)
+    streams = [whole] if known else streams
+    turns = (cycle, block, len(whole) if known else -2)
+    reading = reading_of(streams, turns, limits)
+    count = data.draw(st.integers(0, len(expected)))
+    before = read(reading, Crew(streams, seed), count)
+    again = reading_of(streams, turns, limits, reading.state())
+    assert before + read(again, Crew(streams, seed + 1)) == expected
+    again.reader.asks()
+    assert again.reader._here == again.reader._buffered == 0
+
+
+def test_short_inputs_share_a_stream() -> None:
+    whole: list[Input] = [[["a"], ["b"]]] * 2000
+    crew = Crew([whole], 3)
+    reading = reading_of([whole], (2, 1, len(whole)), Limits())
+    asked = 0
+    join = reading.reader.asks
+
+    def counted() -> list[Ask]:
+        nonlocal asked
+        asks = join()
+        asked += len(asks)
+        return asks
+
+    reading.reader.asks = counted  # type: ignore[method-assign]
+    assert len(read(reading, crew)) == 4000
+    assert asked < 200
+
+
+def test_an_input_that_no_worker_can_make_is_one_failure() -> None:
+    reading = reading_of([[[["a"]], [["b"]]]], (2, 1, 2), Limits())
+    reading.reader.join("w")
+    asks = reading.reader.asks()
+    reading.reader.refuse(asks[0].request, NotFoundError("gone"), elsewhere=False)
+    (failure,) = reading.take_turns(5)
+    assert isinstance(failure, Failure)
