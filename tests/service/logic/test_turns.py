@@ -14,7 +14,7 @@ from penstock.errors import NotFoundError
 from penstock.service.logic.feeds import Failure
 from penstock.service.logic.reader import Ask, Limits, Reader
 from penstock.service.logic.reading import Reading
-from penstock.service.logic.turns import Inputs, Placed
+from penstock.service.logic.turns import InputFeed, Placed
 from penstock.service.protocol.messages import IterationOpened, Shape, Work
 
 Input = list[list[str]] | None
@@ -62,7 +62,7 @@ class Crew:
         self.queues: dict[str, list[Ask]] = {"w0": [], "w1": [], "w2": []}
         self.names = 3
 
-    def elements(self, feed: Inputs) -> tuple[list[tuple[int, str]], tuple[int, ...]]:
+    def elements(self, feed: InputFeed) -> tuple[list[tuple[int, str]], tuple[int, ...]]:
         """Places and elements of a feed, and the lengths of its inputs."""
         first, count = feed.inputs
         found, lengths = [], []
@@ -91,7 +91,7 @@ class Crew:
 
     def answer(self, reader: Reader, queue: list[Ask]) -> None:
         ask = queue[0]
-        assert isinstance(ask.feed, Inputs)
+        assert isinstance(ask.feed, InputFeed)
         elements, lengths = self.elements(ask.feed)
         stop = min(ask.stop, len(elements), ask.at + self.random.randint(1, 4))
         if ask.at < stop:

@@ -39,7 +39,7 @@ from penstock.service.logic.losses import how_it_ended
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
-from penstock.service.logic.turns import Inputs, Placed
+from penstock.service.logic.turns import InputFeed, Placed
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
@@ -352,7 +352,7 @@ class RemoteStream(Stream):
     def _work_of(self, feed: Feed) -> Work:
         """What a worker makes for a feed."""
         work = msgspec.structs.replace(self._work, stream=feed.stream, begin=feed.begin)
-        if not isinstance(feed, Inputs):
+        if not isinstance(feed, InputFeed):
             return work
         return msgspec.structs.replace(work, form="turns", inputs=feed.inputs)
 

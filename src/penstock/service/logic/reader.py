@@ -16,7 +16,7 @@ from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.blame import Blame
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.orders import AsLeased, InSequence, InTurns
-from penstock.service.logic.turns import SHORT, Inputs, Placed, TakingTurns
+from penstock.service.logic.turns import SHORT, InputFeed, Placed, TakingTurns
 from penstock.service.protocol.fetches import Mark
 
 Order = InSequence | InTurns | AsLeased | TakingTurns
@@ -282,7 +282,7 @@ class Reader:
         return self.order.turn() if self.ordered else None
 
     def _count(self, feed: Feed) -> int:
-        if isinstance(feed, Inputs) and feed.whole:
+        if isinstance(feed, InputFeed) and feed.whole:
             return 2 * SHORT
         count = self.sizes.request
         if isinstance(self.order, TakingTurns):
@@ -383,7 +383,7 @@ class Reader:
             self.sizes.grown(ask.at - ask.start)
             ask.feed.prove()
         if isinstance(self.order, TakingTurns):
-            assert isinstance(ask.feed, Inputs)
+            assert isinstance(ask.feed, InputFeed)
             self.order.done(ask.feed, lengths if length is not None else None)
         return ask.feed if self._is_complete(ask.feed) else None
 
@@ -397,7 +397,7 @@ class Reader:
         ask = self._asks.get(request)
         if ask is None:
             return
-        if not elsewhere and isinstance(ask.feed, Inputs):
+        if not elsewhere and isinstance(ask.feed, InputFeed):
             self._fail_input(ask, ask.feed, Failure(error))
         elif not elsewhere:
             self.arrive(request, ask.at, Failure(error))
@@ -407,7 +407,7 @@ class Reader:
             ask.feed.refused[ask.worker] = error
         self.done(request, None)
 
-    def _fail_input(self, ask: Ask, feed: Inputs, failure: Failure) -> None:
+    def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
         """A worker cannot make an element of an input; one of several is found by asking anew."""
         if feed.whole:
             assert isinstance(self.order, TakingTurns)

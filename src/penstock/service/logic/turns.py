@@ -44,7 +44,7 @@ class Placed:
         return self.rows_.rows(start, stop)
 
 
-class Inputs(Feed):
+class InputFeed(Feed):
     """`count` inputs of a stream from number `first` on. Several are read whole or not at all."""
 
     def __init__(self, stream: int, first: int, count: int = 1, start: int = 0) -> None:
@@ -100,10 +100,10 @@ class Inputs(Feed):
 
 
 @dataclass
-class Slot:
+class InputTurn:
     """One input in turn: `at` is the ordinal of its next element, `position` the next place."""
 
-    feed: Inputs
+    feed: InputFeed
     index: int
     at: int
     position: int = 0
@@ -157,7 +157,7 @@ class TakingTurns:
         self._streams = 1 if self._inputs != UNKNOWN else streams
         self._most = most
         self._count = 1
-        self._feeds: list[Inputs] = []
+        self._feeds: list[InputFeed] = []
         """In the order of their inputs."""
         self._dropped: list[Feed] = []
         state = state or {"slots": [None] * self.cycle, "turn": [0, 0], "next": [0, 0]}
@@ -167,13 +167,13 @@ class TakingTurns:
         self._slots = [None if slot is None else self._restored(*slot) for slot in state["slots"]]
         self._freed = [0, 0]
 
-    def _restored(self, stream: int, first: int, position: int, at: int, mark: Any) -> Slot:
-        feed = Inputs(stream, first, 1, at)
+    def _restored(self, stream: int, first: int, position: int, at: int, mark: Any) -> InputTurn:
+        feed = InputFeed(stream, first, 1, at)
         if mark is not None:
             feed.remember(mark)
         self._feeds.append(feed)
         self._feeds.sort(key=_number)
-        return Slot(feed, 0, at, position)
+        return InputTurn(feed, 0, at, position)
 
     # What comes next
 
@@ -181,7 +181,7 @@ class TakingTurns:
         """The feed to hand out from, or to wait for; None at the end."""
         return self._due()[1]
 
-    def _due(self) -> tuple[Slot | None, Feed | None]:
+    def _due(self) -> tuple[InputTurn | None, Feed | None]:
         """The slot whose next element is here; else the feed to wait for, if it is not the end."""
         while True:
             slot = self._slots[self._turn]
@@ -214,7 +214,7 @@ class TakingTurns:
     def _advance(self) -> None:
         self._turn, self._taken = (self._turn + 1) % self.cycle, 0
 
-    def _fill(self) -> tuple[Slot | None, Feed | None]:
+    def _fill(self) -> tuple[InputTurn | None, Feed | None]:
         """A slot for the next input, or the feed to wait for; neither if there is no input."""
         while self._exists(*self._next):
             stream, number = self._next
@@ -229,7 +229,7 @@ class TakingTurns:
             if self._inputs == UNKNOWN and feed.lengths is None and not feed.answered:
                 return None, feed
             begin = feed.first_of(index) if feed.whole else 0
-            slot = Slot(feed, index, begin, begin=begin)
+            slot = InputTurn(feed, index, begin, begin=begin)
             self._slots[self._turn] = slot
             self._next = (stream, number + 1)
             return slot, None
@@ -241,21 +241,21 @@ class TakingTurns:
             return False
         return self._inputs < 0 or number < self._inputs
 
-    def _feed(self, stream: int, number: int) -> Inputs:
+    def _feed(self, stream: int, number: int) -> InputFeed:
         for feed in self._feeds:
             first, count = feed.inputs
             if feed.stream == stream and first <= number < first + count:
                 return feed
         return self._opened(stream, number)
 
-    def _opened(self, stream: int, number: int) -> Inputs:
+    def _opened(self, stream: int, number: int) -> InputFeed:
         count = self._count if self._inputs < 0 else min(self._count, self._inputs - number)
-        feed = Inputs(stream, number, count)
+        feed = InputFeed(stream, number, count)
         self._feeds.append(feed)
         self._feeds.sort(key=_number)
         return feed
 
-    def _finish(self, slot: Slot) -> None:
+    def _finish(self, slot: InputTurn) -> None:
         """An input is at its end."""
         self._slots[self._turn] = None
         feed = slot.feed
@@ -265,7 +265,7 @@ class TakingTurns:
         if not used and self._next >= (feed.stream, behind) and behind >= first + count:
             self._forget(feed)
 
-    def _forget(self, feed: Inputs) -> None:
+    def _forget(self, feed: InputFeed) -> None:
         self._feeds.remove(feed)
         for piece in feed.pieces:
             self._freed[0] += len(piece)
@@ -293,7 +293,7 @@ class TakingTurns:
             count -= rows
         return parts
 
-    def _took(self, slot: Slot, rows: int, place: int) -> None:
+    def _took(self, slot: InputTurn, rows: int, place: int) -> None:
         """`rows` elements were handed out, the last of them at a place."""
         assert slot.piece is not None
         slot.at += rows
@@ -340,7 +340,7 @@ class TakingTurns:
         in_turn = any(slot is not None and slot.feed is feed for slot in self._slots)
         return 0.5 / self.cycle if in_turn or feed is self.turn() else 0.0
 
-    def done(self, feed: Inputs, lengths: tuple[int, ...] | None) -> None:
+    def done(self, feed: InputFeed, lengths: tuple[int, ...] | None) -> None:
         """A request for a feed was answered; `lengths` if that was the end of it."""
         if lengths is not None:
             feed.lengths = lengths
@@ -350,7 +350,7 @@ class TakingTurns:
         elif feed.whole and not feed.asks:
             self.part(feed)
 
-    def part(self, feed: Inputs) -> None:
+    def part(self, feed: InputFeed) -> None:
         """Several inputs are not as short as was thought: each gets a feed of its own."""
         self._count = 1
         if feed in self._feeds:
@@ -368,11 +368,11 @@ class TakingTurns:
         return {"slots": slots, "turn": [self._turn, self._taken], "next": list(self._next)}
 
 
-def _number(feed: Inputs) -> tuple[int, int]:
+def _number(feed: InputFeed) -> tuple[int, int]:
     return feed.stream, feed.inputs[0]
 
 
-def _saved(slot: Slot) -> list[Any]:
+def _saved(slot: InputTurn) -> list[Any]:
     feed = slot.feed
     mark = None if feed.whole else feed.small_mark(slot.at)
     number = feed.inputs[0] + slot.index
