@@ -270,6 +270,14 @@ def test_one_that_repeats_for_ever_joins_the_repetition_that_is_read() -> None:
     assert (new.repetition, new.work.epoch) == (3, (3, 3))
 
 
+def test_a_part_of_an_endless_repetition_draws_by_its_own_round() -> None:
+    """It may have been opened more often than it was repeated."""
+    world = World()
+    data = world.dataset()
+    opened = world.open("a", data, job=None, repetition=4, epoch=(0, 1), endless=True)
+    assert (opened.repetition, opened.work.epoch) == (4, (0, 1))
+
+
 def test_names_are_free_after_a_while_without_readers() -> None:
     world = World(Settings(job_gc_timeout=30.0, worker_timeout=60.0))
     data = world.dataset()

@@ -63,8 +63,9 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
         return Decision((ClientHeard(request.client),), opened)
     left = depart(state, client, LEFT) if client is not None and here else []
     found = find_iteration(state, request, dataset)
-    if request.endless:
-        epoch = (*request.epoch[:-1], found.repetition)
+    if skipped := found.repetition - request.repetition:
+        # The round of an endless `repeat` is the last number of its epoch.
+        epoch = (*request.epoch[:-1], request.epoch[-1] + skipped)
         request = msgspec.structs.replace(request, repetition=found.repetition, epoch=epoch)
     begun, record, places = _joinable(state, found, request, dataset)
     facts = (*left, *begun, *_joined(record, request, places))
