@@ -199,6 +199,17 @@ def test_a_bit_that_flips_before_the_body_ends_the_connection() -> None:
         refused(flipped(whole, bit), "arrived damaged|not the head of a frame")
 
 
+def test_a_damaged_head_behind_a_message_is_told_by_receive_alone() -> None:
+    """Both arrive at once, so the head is there when a reader asks whether more has come."""
+    raw, connection = raw_pair(client=True)
+    with raw, connection:
+        raw.sendall(frame(Done(1)) + flipped(frame(Done(2)), 11))
+        assert connection.receive()[0] == Done(1)
+        assert connection.pending()
+        with pytest.raises(DataLossError, match="head of a frame"):
+            connection.receive()
+
+
 def test_a_worker_says_why_it_ends_a_connection() -> None:
     raw, connection = raw_pair(client=False)
     with raw, connection:

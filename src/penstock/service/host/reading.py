@@ -62,11 +62,14 @@ class FrameReader:
             self._end += self._channel.receive_now(self._ahead[self._end :])
 
     def complete(self) -> bool:
-        """Whether a whole frame was read ahead."""
+        """Whether `frame` would not have to wait: for a whole frame, or to raise."""
         here = self._end - self._start
         if here < HEAD_SIZE:
             return False
-        _, message, body, _ = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
+        try:
+            _, message, body, _ = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
+        except DataLossError:
+            return True
         return here >= HEAD_SIZE + message + body
 
     def _compact(self) -> None:
