@@ -118,7 +118,9 @@ def _together(
         _require(where, not (opened and told), "is not known to the dispatcher")
         return
     base = {v for t in members if t.merged is not None for v in t.merged.history}
-    delivered = Counter(base)
+    # What lost readers had got that others were given, too, is in their merged states all the same.
+    lost = [_doubtful(t, dispatcher.late) for t in members if t.status == MERGED]
+    delivered = Counter(base.difference(*lost))
     for trainer in members:
         for clients, history in trainer.past:
             delivered += _reported(record, trainer, clients, history)
@@ -136,7 +138,7 @@ def _together(
     twice = [address(value) for value, count in delivered.items() if count > 1]
     _require(where, not twice, f"delivered twice: {sorted(twice)}")
     if not any(trainer.untold for trainer in members):
-        _complete(where, record, group, members, set(delivered))
+        _complete(where, record, group, members, base | set(delivered))
 
 
 def _reported(
@@ -152,10 +154,14 @@ def _reported(
 def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -> Counter[int]:
     """What somebody got who was there to the end, of which the dispatcher must know."""
     told, got = _told(record, trainer, trainer.clients), Counter(trainer.history)
-    doubtful = trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
-    right = not told - got and set(got - told) <= doubtful
+    right = not told - got and set(got - told) <= _doubtful(trainer, late)
     _require(trainer, right, _misreported(trainer, told))
     return told
+
+
+def _doubtful(trainer: Trainer, late: dict[str, set[int]]) -> set[int]:
+    """What somebody got, and could not report before others were given it."""
+    return trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
 
 
 def _told(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:

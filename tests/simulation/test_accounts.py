@@ -1,0 +1,55 @@
+"""Accounts: what they take for a fault, and what not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.service.logic.leases import Group, Track
+from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.reader import Limits
+from penstock.service.protocol.messages import JobOptions, Shape
+from tests.simulation.accounts import settle
+from tests.simulation.kernel import Violation
+from tests.simulation.plans import Dataset
+from tests.simulation.trainers import LEFT, MERGED, Job, Saved, Trainer
+
+JOB = Job("job", Dataset("plan", Shape("random", 1, 9), (9,), 0.0), JobOptions(1), True, Limits())
+
+
+def dispatcher(**consumed: list[int]) -> Any:
+    """One that thinks that clients have consumed these, and nothing else was leased."""
+    group = Group({})
+    reached = max(value + 1 for values in consumed.values() for value in values)
+    group.tracks[0] = Track(reached)
+    members = {
+        client: SimpleNamespace(consumed={0: Ranges((value, value + 1) for value in values)})
+        for client, values in consumed.items()
+    }
+    work = SimpleNamespace(job="d/0")
+    record = SimpleNamespace(groups={"": group}, members=members, work=work)
+    jobs = {("job", ""): SimpleNamespace(iterations={0: "d/0"})}
+    state = SimpleNamespace(jobs=jobs, iterations={"d/0": record}, clients={})
+    return SimpleNamespace(state=state, late={})
+
+
+def lives(name: str, status: str, history: list[int], **more: Any) -> Trainer:
+    return Trainer(name, JOB, enough=9, status=status, history=history, clients=[name], **more)
+
+
+def readings(doubtful: set[int]) -> tuple[Any, list[Trainer]]:
+    """One is taken for dead, another gets what it had got; then a third goes on from its state."""
+    first = lives("first", MERGED, [0, 1], doubtful=doubtful)
+    other = lives("other", LEFT, [1, 2])
+    third = lives("third", LEFT, [3], merged=Saved({}, (0, 1)))
+    known = dispatcher(first=[0, 1], other=[1, 2], third=[3])
+    return known, [first, other, third]
+
+
+def test_what_a_lost_reader_had_got_may_be_in_a_merged_state_and_elsewhere() -> None:
+    settle(*readings({1}))
+
+
+def test_nothing_else_is_in_a_merged_state_and_elsewhere() -> None:
+    with pytest.raises(Violation, match=r"delivered twice: \[\(0, 1\)\]"):
+        settle(*readings(set()))
