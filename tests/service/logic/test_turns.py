@@ -24,7 +24,9 @@ Input = list[list[str]] | None
 class Rows(list[str]):
     """Elements."""
 
-    nbytes = 8
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self)
 
     def rows(self, start: int, stop: int) -> Rows:
         return Rows(self[start:stop])
@@ -186,6 +188,37 @@ def test_short_inputs_share_a_stream() -> None:
     reading.reader.asks = counted  # type: ignore[method-assign]
     assert len(read(reading, crew)) == 4000
     assert asked < 200
+
+
+def most_waiting(whole: list[Input], limits: Limits) -> int:
+    """How many elements are here, or on their way, at most."""
+    crew = Crew([whole], 3)
+    reading = reading_of([whole], (2, 1, len(whole)), limits)
+    reader, asks, most = reading.reader, reading.reader.asks, 0
+
+    def watched() -> list[Ask]:
+        nonlocal most
+        made = asks()
+        most = max(most, reader._here + reader._owed)
+        return made
+
+    reader.asks = watched  # type: ignore[method-assign]
+    assert read(reading, crew) == local(whole, 2, 1)
+    return most
+
+
+def test_short_inputs_of_large_elements_wait_within_limits() -> None:
+    assert most_waiting([[["a"]]] * 500, Limits(nbytes=320)) <= 60
+
+
+def test_elements_of_unknown_size_are_asked_for_one_by_one() -> None:
+    empty: list[Input] = [[]]
+    assert most_waiting(empty * 500 + [[["a"]] * 20], Limits(nbytes=320)) <= 60
+
+
+def test_failures_do_not_make_elements_small() -> None:
+    failing: Input = [["a"], *([["failed"]] * 6)]
+    assert most_waiting([failing] * 100, Limits(nbytes=320)) <= 60
 
 
 def test_an_input_that_no_worker_can_make_is_one_failure() -> None:

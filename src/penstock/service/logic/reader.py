@@ -283,7 +283,7 @@ class Reader:
 
     def _count(self, feed: Feed) -> int:
         if isinstance(feed, InputFeed) and feed.whole:
-            return 2 * SHORT
+            return self._whole
         count = self.sizes.request
         if isinstance(self.order, TakingTurns):
             fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
@@ -294,6 +294,15 @@ class Reader:
             # Towards the end smaller pieces, so that all workers are done at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
         return self._block(feed, count) if self._in_blocks else count
+
+    @property
+    def _whole(self) -> int:
+        """How many elements several inputs may have, to be asked for at once: no more than may
+        wait. As long as nobody knows how large they are, they may be huge."""
+        if not self.sizes.element_bytes:
+            return DEPTH
+        fits = self._limits.nbytes / (2 * max(self.sizes.element_bytes, 1))
+        return max(1, min(2 * SHORT, int(fits)))
 
     def _block(self, feed: Feed, count: int) -> int:
         """To the end of a block, so that others wait for it instead of making parts of it."""
@@ -343,7 +352,7 @@ class Reader:
         ask.feed.tell(began)
         self._here += len(piece)
         self._buffered += piece.nbytes
-        if not isinstance(piece, Failure):
+        if not isinstance(piece.rows_ if isinstance(piece, Placed) else piece, Failure):
             self.sizes.record(len(piece), piece.nbytes, seconds)
 
     def mark(self, request: int, mark: Mark) -> None:
@@ -384,7 +393,8 @@ class Reader:
             ask.feed.prove()
         if isinstance(self.order, TakingTurns):
             assert isinstance(ask.feed, InputFeed)
-            self.order.done(ask.feed, lengths if length is not None else None)
+            short = self._whole // 2 if self.sizes.element_bytes else SHORT
+            self.order.done(ask.feed, lengths if length is not None else None, short)
         return ask.feed if self._is_complete(ask.feed) else None
 
     def _is_complete(self, feed: Feed) -> bool:

@@ -23,7 +23,7 @@ MOST_INPUTS = 256
 """So many inputs are asked for at once, if they are short."""
 
 SHORT = 1 << 11
-"""So many elements they may have together."""
+"""So many elements they may have together, if they are small."""
 
 
 @dataclass(frozen=True)
@@ -340,12 +340,15 @@ class TakingTurns:
         in_turn = any(slot is not None and slot.feed is feed for slot in self._slots)
         return 0.5 / self.cycle if in_turn or feed is self.turn() else 0.0
 
-    def done(self, feed: InputFeed, lengths: tuple[int, ...] | None) -> None:
-        """A request for a feed was answered; `lengths` if that was the end of it."""
+    def done(self, feed: InputFeed, lengths: tuple[int, ...] | None, short: int = SHORT) -> None:
+        """A request for a feed was answered; `lengths` if that was the end of it.
+
+        Several inputs may be asked for at once that have `short` elements together.
+        """
         if lengths is not None:
             feed.lengths = lengths
             each = ((feed.length or 0) + len(lengths)) / max(1, len(lengths))
-            fits = min(MOST_INPUTS, 2 * self._count, self._most, int(SHORT / max(each, 1)))
+            fits = min(MOST_INPUTS, 2 * self._count, self._most, int(short / max(each, 1)))
             self._count = max(1, fits)
         elif feed.whole and not feed.asks:
             self.part(feed)
