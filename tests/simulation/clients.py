@@ -39,7 +39,7 @@ from tests.simulation.machines import Machine
 from tests.simulation.network import Network
 from tests.simulation.plans import element
 from tests.simulation.streams import CheckedStream
-from tests.simulation.trainers import ENDED, LEFT, Saved, Trainer, service_part
+from tests.simulation.trainers import DEAD, ENDED, LEFT, Saved, Trainer, service_part
 
 MOST_FAILURES = 4
 """After so many errors, also the stubborn give up."""
@@ -90,10 +90,9 @@ class Client(Peer):
         try:
             self._read(state)
         except FailedPreconditionError as error:
-            if state is not None or "was read to its end" not in error.message:
-                raise Violation(f"{self.name} fails with {error!r}") from error
-            # Started anew, without a state, when all others have read everything and left.
-            trainer.status = ENDED if trainer.client is self else trainer.status
+            status = self._refused(state, error)
+            self.world.tell(f"{self.name} is {status}: {error}")
+            trainer.status = status if trainer.client is self else trainer.status
             self.kill()
         except OpError as error:
             self.world.tell(f"{self.name} fails with {type(error).__name__}: {error}")
@@ -106,6 +105,14 @@ class Client(Peer):
         else:
             self.world.tell(f"{self.name} is {trainer.status}")
             self.kill()
+
+    def _refused(self, state: dict[str, Any] | None, error: OpError) -> str:
+        """What becomes of a reader that is refused, if that is right."""
+        if state is None and "was read to its end" in error.message:
+            return ENDED  # Started anew, when all others have read everything and left.
+        if self.trainer.outlived and "begun anew, with other random numbers" in error.message:
+            return DEAD  # Others came first when the dispatcher had lost all that this one read.
+        raise Violation(f"{self.name} fails with {error!r}") from error
 
     def _read(self, state: dict[str, Any] | None) -> None:
         own, skip = service_part(state)
@@ -232,6 +239,6 @@ class Client(Peer):
             *(name, job.name, job.repetition, dataset_id, job.options, key, (1,), self.host),
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
             program=self.name,
-            streams=len(state["order"]["open"]) if state and "order" in state else 0,
+            streams=len(state["order"].get("open", ())) if state and "order" in state else 0,
             **(claimed(state) if state and "held" in state else {}),
         )

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import FailedPreconditionError
 from penstock.service.logic.leases import Group, Track
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.reader import Limits
 from penstock.service.protocol.messages import JobOptions, Shape
 from tests.simulation.accounts import settle
+from tests.simulation.clients import Client
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import Dataset
-from tests.simulation.trainers import LEFT, MERGED, Job, Saved, Trainer
+from tests.simulation.trainers import DEAD, LEFT, MERGED, READING, Job, Saved, Trainer
 
 JOB = Job("job", Dataset("plan", Shape("random", 1, 9), (9,), 0.0), JobOptions(1), True, Limits())
 
@@ -53,3 +55,14 @@ def test_what_a_lost_reader_had_got_may_be_in_a_merged_state_and_elsewhere() -> 
 def test_nothing_else_is_in_a_merged_state_and_elsewhere() -> None:
     with pytest.raises(Violation, match=r"delivered twice: \[\(0, 1\)\]"):
         settle(*readings(set()))
+
+
+def test_who_outlived_lost_facts_may_be_refused_and_nobody_else() -> None:
+    error = FailedPreconditionError("repetition 0 was begun anew, with other random numbers")
+    reader: Any = SimpleNamespace(
+        name="first#0", trainer=lives("first", READING, [], outlived=True)
+    )
+    assert Client._refused(reader, None, error) == DEAD
+    reader.trainer.outlived = False
+    with pytest.raises(Violation, match="first#0 fails with .*begun anew"):
+        Client._refused(reader, None, error)

@@ -72,14 +72,16 @@ class Trainer:
     """What it got, and could not report before others were given it."""
     untold: bool = False
     """Whether it was gone when the dispatcher lost facts, so that nobody tells what it got."""
+    outlived: bool = False
+    """Whether it was there when the dispatcher lost facts, perhaps all of what it reads."""
     known: bool = True
     """Whether the dispatcher knows all that it read."""
     errors: list[str] = field(default_factory=list)
 
     def another(self, name: str, job: Job, merged: Saved | None = None) -> Trainer:
         """One that does the same, and has not begun."""
-        ways = (self.group, self.consumer, self.enough, self.think, self.saves)
-        return Trainer(name, job, *ways, self.returns, self.stubborn, merged=merged)
+        ways = (self.group, self.consumer, self.enough, self.think, self.saves, self.returns)
+        return Trainer(name, job, *ways, self.stubborn, merged=merged, outlived=self.outlived)
 
     @property
     def left(self) -> int:

@@ -169,6 +169,7 @@ class Trouble:
     def _revive_without_facts(self) -> None:
         self._revive()
         for trainer in self.trainers:
+            trainer.outlived = True
             if not trainer.running:
                 trainer.doubtful |= set(trainer.history)
                 trainer.untold = True
