@@ -417,6 +417,17 @@ def test_streams_that_nobody_reads_are_closed():
     assert len(tasks.depot.lines) == 0
 
 
+def test_a_stream_that_was_read_to_its_end_is_closed_at_once():
+    tasks = tasks_of(stream(numbers(50)))
+    for stop, left in ((30, 1), (60, 0)):
+        task = tasks.open(work_of())
+        fetched(task, 0, stop)
+        task.close(finished=True)
+        assert len(tasks.depot.lines) == left
+    assert tasks.depot.nbytes == 0
+    tasks.close()
+
+
 def test_what_cannot_be_opened_is_an_error_of_the_fetch():
     def broken(digest: str) -> Node:
         raise InvalidArgumentError(f"no {digest}")

@@ -500,3 +500,19 @@ def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> 
     assert reading.take(1, 0.0) is not None
     [ask] = reader.asks()
     assert reader.patience("a", 10.0) == 10.0
+
+
+def test_no_more_is_asked_for_than_streams_seem_to_have() -> None:
+    lengths = [40] * 60
+    reading, crew = reading_of("split", lengths), Crew(lengths, 0)
+    asked = 0
+
+    def count(asks: list[Ask], ask: Any = crew.ask) -> None:
+        nonlocal asked
+        asked += sum(one.stop - one.start for one in asks)
+        ask(asks)
+
+    crew.ask = count  # type: ignore[method-assign]
+    got = read(reading, crew, deaths=False)
+    assert got == [(stream, at) for stream in range(60) for at in range(40)]
+    assert asked < 1.5 * len(got)

@@ -130,6 +130,12 @@ class Line:
         """Whether every reader makes its own elements: they are nobody else's."""
         return self.recipe.random and not self.production.kept
 
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end, and keeps nothing for others."""
+        production = self.production
+        return production.length is not None and not production.kept and production.pace is None
+
     def did(self, elements: int, seconds: float) -> None:
         """Takes notice of work."""
         with self._changed:

@@ -146,7 +146,7 @@ class Serving:
                 self._close_task(number)
                 self._tasks[number] = self._owner.open(work)
             case CloseTask(number):
-                self._close_task(number)
+                self._close_task(number, finished=True)
             case Fetch(request):
                 self._doing = request
                 try:
@@ -221,10 +221,10 @@ class Serving:
         else:
             self._connection.send(to_failed(request, part.ordinal, part.fault, began, part.place))
 
-    def _close_task(self, number: int) -> None:
+    def _close_task(self, number: int, finished: bool = False) -> None:
         task = self._tasks.pop(number, None)
         if task is not None:
-            task.close()
+            task.close(finished)
 
     def close(self) -> None:
         """Leaves everything that was taken on."""

@@ -97,11 +97,13 @@ class Tasks:
     def _recipe(self, work: Work) -> Recipe:
         return recipe_of(self._plan(work.digest), work, self._environment())
 
-    def leave(self, line: Line) -> None:
-        """A reader less."""
+    def leave(self, line: Line, finished: bool = False) -> None:
+        """A reader less; it may have `finished`, and then nobody asks again for what is kept."""
         with self.depot.lock:
             line.readers -= 1
             line.idle_since = self.depot.outside.now()
+        if finished and line.over:
+            self._close_idle(line)
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Closes what nobody reads: at once if its job is over, else after a while."""
@@ -235,12 +237,12 @@ class Task:
         if stream is not None:
             stream.close()
 
-    def close(self) -> None:
-        """Reads no more; twice is fine."""
+    def close(self, finished: bool = False) -> None:
+        """Reads no more, because it has `finished` or is gone; twice is fine."""
         self._close_stream()
         line, self._line = self._line, None
         if line is not None:
-            self._tasks.leave(line)
+            self._tasks.leave(line, finished)
 
 
 def _part(block: Block, stride: Stride, number: int, stop: int) -> Made | Missed:

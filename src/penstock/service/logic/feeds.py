@@ -133,11 +133,14 @@ class Feed:
         """How many elements were asked for and not handed out."""
         return self._asked - self.next
 
-    @property
-    def doubtful(self) -> bool:
-        """Whether its first request is under way, and it may end within that."""
-        under_way = self._asked > self.next and not self._lost
-        return under_way and not self._proven and self.limit == NOWHERE
+    def doubtful(self, usual: int | None = None) -> bool:
+        """Whether requests are under way, and it may end within them.
+
+        It may within the first one; or, where a `usual` length is known, about there.
+        """
+        if self._lost or self._asked <= self.next or self.limit != NOWHERE:
+            return False
+        return not self._proven if usual is None else usual <= self._asked < 2 * usual
 
     def prove(self) -> None:
         """A request was answered, and the stream goes on behind it, for all that is known."""

@@ -64,6 +64,7 @@ class Sizes:
         """What one request may be for, by how far requests have grown."""
         self.element_bytes = 0.0
         self.element_seconds = 0.0
+        self._length: float | None = None
 
     def record(self, count: int, nbytes: int, seconds: float) -> None:
         weight = 0.5 if self.element_bytes else 1.0
@@ -77,6 +78,16 @@ class Sizes:
     def shrunk(self) -> None:
         """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
         self.most = max(1, self.most // 2)
+
+    def ended(self, length: int) -> None:
+        """A stream ended: others may be about as long."""
+        before = length if self._length is None else self._length
+        self._length = before + (length - before) / 8
+
+    @property
+    def usual(self) -> int | None:
+        """So long is a stream, at most, unless it is longer than those before it were."""
+        return None if self._length is None else int(self._length * 9 / 8) + 1
 
     @property
     def request(self) -> int:
@@ -239,7 +250,7 @@ class Reader:
     def _ask(self, feed: Feed) -> Ask | None:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
-        if feed.doubtful:
+        if feed.doubtful(self._usual):
             return None  # The next stream is asked for meanwhile: many streams are short.
         worker = self._worker_for(feed)
         if worker is None:
@@ -267,6 +278,11 @@ class Reader:
             all_ = self._buffered + int(self._owed * size)
         return held >= most * share if share else all_ * 2 >= most
 
+    @property
+    def _usual(self) -> int | None:
+        """How long streams are that are read one after the other, if that was seen."""
+        return self.sizes.usual if isinstance(self.order, InSequence) else None
+
     def _starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed and nothing of it is on its way."""
         return (
@@ -285,6 +301,10 @@ class Reader:
         if isinstance(feed, InputFeed) and feed.whole:
             return self._whole
         count = self.sizes.request
+        if self._usual is not None and feed.length is None:
+            # No more than there may be: what does not come would keep others from being asked for.
+            left = max(self._usual - feed.asking, self._usual // 8 + 1)
+            count = left if left < 1.5 * count else count
         if isinstance(self.order, TakingTurns):
             fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
             count = max(1, min(count, int(fits)))
@@ -384,6 +404,8 @@ class Reader:
             return None
         ask.feed.tell(began)
         if length is not None:
+            if ask.feed.length is None:
+                self.sizes.ended(length)
             ask.feed.end(length)
             ask.feed.tell(began, ended)
         if ask.at < min(ask.stop, ask.feed.limit):
