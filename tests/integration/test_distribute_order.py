@@ -150,3 +150,29 @@ def test_without_order_every_record_comes_once(cluster, folder, monkeypatch):
     options.deterministic = False
     made = dataset.apply(cluster.distribute()).with_options(options)
     assert sorted(made) == sorted(dataset)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize(
+    "read", [TextLineDataset, TFRecordDataset, lambda files: FixedLengthRecordDataset(files, 50)]
+)
+def test_a_missing_file_is_one_error(cluster, folder, read, ignored, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    kind = {TextLineDataset: "txt", TFRecordDataset: "plain"}.get(read, "bin")
+    files = [*names(folder, kind, [3]), str(folder / "missing"), *names(folder, kind, [2])]
+    # Where the order of the files is drawn, every file is thought to have as many parts.
+    dataset = read(Dataset.from_tensor_slices(files).shuffle(3, seed=1))
+    dataset = dataset.ignore_errors() if ignored else dataset
+    assert outcomes(dataset.apply(cluster.distribute())) == outcomes(dataset)
+
+
+def outcomes(dataset):
+    """All elements; in place of those that fail, the kinds of their errors."""
+    found, iterator = [], iter(dataset)
+    while True:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except tf.errors.OpError as error:
+            found.append(type(error))

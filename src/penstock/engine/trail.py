@@ -9,9 +9,6 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 
-NOWHERE = 1 << 62
-"""A place that is behind the end of every file."""
-
 WIDTH = 1 << 40
 """Places of one input of an `interleave` are this far apart from those of the next."""
 

@@ -30,6 +30,9 @@ GUESS, WHOLE = -1, -2
 """How a part of a TFRecord file begins, instead of at a byte: where a record is found; or not at
 all, because the first part is the whole file: where nobody compares what parts found."""
 
+NOWHERE = 1 << 62
+"""A place that is behind the end of every file."""
+
 
 class Division(NamedTuple):
     """Every file is read by parts of `size` bytes. `ends` counts the parts of all files up to each
@@ -129,13 +132,13 @@ def _size(name: Any) -> int:
 
 
 def begun_at(node: Node, begin: int) -> Node:
-    """A piece whose part of a TFRecord file, if it is one, begins at a byte, or as GUESS says."""
-    if (
-        isinstance(node, nodes.Records)
-        and node.format == "tfrecord"
-        and "part" in dict(node.options)
-    ):
-        return _begun(node, begin)
+    """A piece whose part of a TFRecord file, if it is one, begins at a byte, or as GUESS says.
+
+    Of any file, a part that begins NOWHERE has nothing.
+    """
+    if isinstance(node, nodes.Records) and "part" in dict(node.options):
+        told = node.format == "tfrecord" or begin == NOWHERE
+        return _begun(node, begin) if told else node
     return node.with_inputs(
         tuple(begun_at(part, begin) for part in node.inputs[:1]) + node.inputs[1:]
     )

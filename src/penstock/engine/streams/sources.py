@@ -14,13 +14,13 @@ from penstock.engine.calls import Calls, failure, is_failure
 from penstock.engine.conform import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
-from penstock.engine.formats.records import RecordReader
+from penstock.engine.formats.records import Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.stream import Inlet, State, Stream
-from penstock.engine.trail import NOWHERE, Trail
+from penstock.engine.trail import Trail
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
-from penstock.plan.parts import DIVISION
+from penstock.plan.parts import DIVISION, NOWHERE
 from penstock.plan.seeds import derive_array
 
 
@@ -150,6 +150,10 @@ class RecordsStream(Stream):
         self.inputs = (source,)
         self._trail = trail
         self._node = node
+        options = dict(node.options)
+        self._part: Part | None = options.get("part")
+        self._is_behind = options.get("begin") == NOWHERE
+        """Whether the file could not be read up to the part."""
         self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
         self._begin = position
@@ -159,23 +163,26 @@ class RecordsStream(Stream):
         while True:
             if self._reader is None:
                 self._file = self._names.pull(1)
+                if self._is_behind:
+                    self._tell(NOWHERE, NOWHERE)
+                    continue
                 position, self._begin = self._begin or 0, None
                 self._reader = self._open(position)
+            reader = self._reader
             try:
                 chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
             except Exception:
-                self._tell(None, NOWHERE)  # What the file has behind it is not read.
+                self._tell(_began(reader, self._part), NOWHERE)  # What is behind it is not read.
                 raise
             if chunk is not None:
-                self._tell(self._reader, None)
+                self._tell(_began(self._reader), None)
                 return chunk
-            self._tell(self._reader, self._reader.position)
+            self._tell(_began(self._reader), self._reader.position)
             self._close_reader()
 
-    def _tell(self, reader: RecordReader[Any] | None, end: int | None) -> None:
+    def _tell(self, began: int | None, end: int | None) -> None:
         """Where the part of a file began that is read, and where it ended."""
-        if self._trail is not None and any(name == "part" for name, _ in self._node.options):
-            began = reader.began if isinstance(reader, TFRecordReader) else None
+        if self._trail is not None and self._part is not None:
             self._trail.part(began, end)
 
     def _open(self, position: int) -> RecordReader[Any]:
@@ -245,6 +252,13 @@ def _strings(values: list[bytes]) -> Any:
     array = np.empty(len(values), object)
     array[:] = values
     return array
+
+
+def _began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
+    """Where a reader found the first record; where its `part` starts, if it could not look."""
+    if part is not None and not reader.position:
+        return part[0]
+    return reader.began if isinstance(reader, TFRecordReader) else None
 
 
 def _text(name: Any) -> str:
