@@ -221,6 +221,18 @@ def test_failures_do_not_make_elements_small() -> None:
     assert most_waiting([failing] * 100, Limits(nbytes=320)) <= 60
 
 
+def test_endless_inputs_are_asked_for_while_there_is_room() -> None:
+    endless = ((2, 1, -1), 1), ((2, 1, -2), -1)
+    for turns, streams in endless:
+        work = Work("digest", "job", "split", 0, streams, 1, (0,))
+        shape = Shape("split", streams, -2, turns)
+        opened = IterationOpened(work, False, 1, (), ())
+        reading = Reading(opened, shape, Limits(elements=20), True, None)
+        for number in range(9):
+            reading.reader.join(f"w{number}")
+        assert 2 <= len(reading.reader.asks()) <= 20
+
+
 def test_an_input_that_no_worker_can_make_is_one_failure() -> None:
     reading = reading_of([[[["a"]], [["b"]]]], (2, 1, 2), Limits())
     reading.reader.join("w")

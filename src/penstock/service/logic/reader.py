@@ -205,7 +205,7 @@ class Reader:
                     return made  # They count as owed; the error comes again with the next call.
                 raise
             refused += bool(feed.refused) and feed.asks
-            if self._full() or not self._free() or self._stuck(feed):
+            if self._full() or not self._free() or self._stuck(feed) or self._is_ahead(feed):
                 break
             if refused > MOST_REFUSED + DEPTH * len(self._workers):
                 break  # Who refuses has time for ever more of them.
@@ -282,6 +282,11 @@ class Reader:
     def _usual(self) -> int | None:
         """How long streams are that are read one after the other, if that was seen."""
         return self.sizes.usual if isinstance(self.order, InSequence) else None
+
+    def _is_ahead(self, feed: Feed) -> bool:
+        """Whether a feed is not in turn, and there is no room for it nor for any behind it."""
+        ahead = isinstance(self.order, TakingTurns) and not self.order.share(feed)
+        return ahead and self._is_crowded(feed)
 
     def _starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed and nothing of it is on its way."""
