@@ -15,6 +15,7 @@ from tests.simulation.plans import (
     element,
     in_sequence,
     in_turns,
+    interleaved,
     lengths_of,
     share_of,
 )
@@ -80,6 +81,8 @@ def _order(trainer: Trainer) -> Iterator[int]:
         turns = in_turns(lengths, streams, 1 if count else BLOCK)
     elif count:
         turns = (element(0, n) for n in range(share_of(plan.length(0), count, me)))
+    elif trainer.form == "split" and plan.shape.turns is not None and trainer.job.ordered:
+        turns = interleaved(plan)
     else:
         turns = in_sequence(plan, streams)
     for value in turns:

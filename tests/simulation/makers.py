@@ -6,12 +6,15 @@ are real places to begin at.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.element.chunk import Chunk
 from penstock.engine.stream import Stream
-from penstock.engine.trail import Trail
+from penstock.engine.trail import WIDTH, Trail, placed
 from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.host.lines import Depot, Line
@@ -21,7 +24,7 @@ from penstock.service.logic.keeping import Block
 from penstock.service.protocol.messages import Work
 from tests.simulation.elements import FailingError, chunk_of
 from tests.simulation.kernel import World
-from tests.simulation.plans import Dataset, begins, element, share_of
+from tests.simulation.plans import Dataset, address, begins, element, share_of
 
 OVERHEAD = 0.0001
 """Seconds that a pull takes beside making elements."""
@@ -79,12 +82,18 @@ class Making:
             ordinal = ordinal * self.work.consumers + self.work.consumer
         return element(self.work.stream, ordinal + self.errs)
 
+    def fails(self, value: int) -> bool:
+        unmade = self.work.form == "turns" and address(value)[0] in self.plan.unmade
+        return unmade or value in self.plan.failing
+
     def open(self, state: Any, stop: int | None = None, trail: Trail | None = None) -> Stream:
         at = state if self.random or state is None else state["own"]
         if at and not self.random and self.owner.world.chance(self.plan.unopened):
             raise ResourceExhaustedError("a state that cannot be opened here")
         if self.plan.absent == self.owner.address:
             raise NotFoundError("a file that is not on this machine")
+        if self.work.form == "turns":
+            return Inputs(self, at or 0, trail or Trail())
         stop = self.length if stop is None else min(stop, self.length)
         return Numbers(self, at or 0, stop, trail)
 
@@ -110,7 +119,7 @@ class Numbers(Stream):
         if not values:
             raise StopIteration
         self._at += len(values)
-        if values[0] in plan.failing:
+        if self._making.fails(values[0]):
             raise FailingError(str(values[0]))
         return chunk_of(values)
 
@@ -119,7 +128,7 @@ class Numbers(Stream):
         values: list[int] = []
         for ordinal in range(self._at, min(self._at + limit, self._stop)):
             value = self._making.value(ordinal)
-            if value in self._making.plan.failing:
+            if self._making.fails(value):
                 return values or [value]
             values.append(value)
         return values
@@ -132,6 +141,66 @@ class Numbers(Stream):
     def close(self) -> None:
         self._making.owner.opened -= self._open
         self._open = False
+
+
+class Inputs(Numbers):
+    """The elements of some inputs one after the other, each with its place."""
+
+    def __init__(self, making: Making, at: int, trail: Trail) -> None:
+        plan, (first, count) = making.plan, making.work.inputs
+        self._all = plan.inputs_of(making.work.stream)[first:][:count]
+        self._ends: list[int] = []
+        for number in self._all:
+            length = 1 if number in plan.unmade else plan.length(number)
+            self._ends.append(length + (self._ends[-1] if self._ends else 0))
+        self._found = trail
+        self._index = bisect_left(self._ends, at)
+        if at and self._index < len(self._all) and self._all[self._index] in plan.unmade:
+            self._index += self._ends[self._index] == at
+        super().__init__(making, at, self._ends[-1] if self._ends else 0, None)
+
+    def pull(self, limit: int) -> Chunk:
+        self._close_inputs()
+        if self._index == len(self._all):
+            self._found.count = len(self._all)
+            return super().pull(0)
+        place = self._place(self._at)
+        try:
+            chunk = super().pull(min(limit, self._ends[self._index] - self._at))
+        except FailingError as error:
+            error.__dict__["place"] = place
+            raise
+        places = range(place + 1, place + 1 + 2 * len(chunk), 2)
+        return chunk.numbered(placed(np.arange(len(chunk)), places))
+
+    def _close_inputs(self) -> None:
+        """Tells how long those inputs are that are at their end."""
+        while self._index < len(self._all) and self._at >= self._ends[self._index]:
+            unmade = self._all[self._index] in self._making.plan.unmade
+            good = self._place(self._ends[self._index]) % WIDTH // 2
+            self._found.inputs[self._index] = -1 if unmade else good
+            self._index += 1
+
+    def _begin(self) -> int:
+        """Where the input begins that is being read."""
+        return self._ends[self._index - 1] if self._index else 0
+
+    def _place(self, at: int) -> int:
+        """Twice the number of elements before one that do not fail, behind those of the others."""
+        number = self._all[self._index]
+        before = (element(number, ordinal) for ordinal in range(at - self._begin()))
+        failing = self._making.plan.failing
+        return self._index * WIDTH + 2 * sum(value not in failing for value in before)
+
+    def _values(self, limit: int) -> list[int]:
+        number = self._all[self._index] if limit else 0
+        values: list[int] = []
+        for at in range(self._at, self._at + limit):
+            value = element(number, at - self._begin())
+            if self._making.fails(value):
+                return values or [value]
+            values.append(value)
+        return values
 
 
 class CheckedDepot(Depot):

@@ -7,12 +7,15 @@ they get it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from random import Random
 
 from penstock.service.protocol.messages import ENDLESS, Shape
 
 BLOCK = 32
+UNKNOWN = -2
 FOREVER = 1 << 40
 
 _WIDTH = 1 << 41
@@ -45,9 +48,22 @@ class Dataset:
     """Where a worker is that cannot make it."""
     wrong: frozenset[int] | None = None
     """Streams that begin at a wrong place if they guess; None if no stream has to guess."""
+    inputs: tuple[int, ...] = ()
+    """How many inputs streams have, taken in turns, if nobody knows it beforehand."""
+    unmade: frozenset[int] = field(default_factory=frozenset)
+    """Inputs that cannot be opened: each of them is one failure."""
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]
+
+    def inputs_of(self, stream: int) -> range:
+        """The numbers of a stream's inputs, where turns are taken between them."""
+        assert self.shape.turns is not None
+        known = self.shape.turns[2]
+        if known != UNKNOWN:
+            return range(FOREVER if known == ENDLESS else known)
+        widths = [self.inputs[at % len(self.inputs)] for at in range(stream + 1)]
+        return range(sum(widths[:-1]), sum(widths))
 
     @property
     def endless(self) -> bool:
@@ -83,10 +99,25 @@ def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
     lengths = tuple(random.choice((0, random.randint(0, most), most)) for _ in range(streams))
     if endless and not max(lengths):
         lengths = (5,)
-    shape = Shape("split", ENDLESS if endless else streams)
+    streams = ENDLESS if endless else streams
+    if random.random() < 0.3:
+        turns = (random.choice((2, 3, 7)), random.choice((1, 3, 16)), streams)
+        return _in_turns(random, Dataset(name, Shape("split", streams, -2, turns), lengths, *ways))
+    shape = Shape("split", streams)
     guess = random.random() < 0.3
     wrong = frozenset(s for s in range(1, 20) if random.random() < 0.3) if guess else None
     return Dataset(name, shape, lengths, *ways, wrong=wrong)
+
+
+def _in_turns(random: Random, plan: Dataset) -> Dataset:
+    """With inputs that cannot be opened, or of which nobody knows how many there are."""
+    unmade = frozenset(i for i in range(20) if random.random() < 0.1)
+    inputs = tuple(random.choice((0, 1, 2, 5)) for _ in range(3))
+    if random.random() < 0.5 or not any(inputs):
+        return replace(plan, unmade=unmade)
+    assert plan.shape.turns is not None
+    shape = Shape("split", plan.shape.streams, -2, (*plan.shape.turns[:2], UNKNOWN))
+    return replace(plan, shape=shape, inputs=inputs, unmade=unmade)
 
 
 def begins(stream: int) -> int:
@@ -124,6 +155,34 @@ def in_turns(lengths: Iterator[tuple[int, int]], cycle: int, block: int) -> Iter
             left -= 1
         if slot is None or not left:
             turn, left = (turn + 1) % len(slots), block
+
+
+def interleaved(plan: Dataset) -> Iterator[int]:
+    """The elements of inputs in turn, as the local dataset has them; failures do not count."""
+    assert plan.shape.turns is not None
+    cycle, block, known = plan.shape.turns
+    streams = 1 if known != UNKNOWN else plan.shape.streams
+    every = count() if streams == ENDLESS else range(streams)
+    waiting = (number for stream in every for number in plan.inputs_of(stream))
+    slots: list[Iterator[int] | None] = [None] * cycle
+    turn, more = 0, True
+    while more or any(slots):
+        while slots[turn] is None and more:
+            number = next(waiting, -1)
+            more = number >= 0
+            if number in plan.unmade:
+                yield element(number, 0)
+            elif more:
+                slots[turn] = map(partial(element, number), range(plan.length(number)))
+        left = block if slots[turn] is not None else 0
+        while left:
+            value = next(slots[turn] or iter(()), -1)
+            if value < 0:
+                slots[turn] = None
+                break
+            left -= value not in plan.failing
+            yield value
+        turn = (turn + 1) % cycle
 
 
 def lengths_of(plan: Dataset, streams: int) -> Iterator[tuple[int, int]]:
