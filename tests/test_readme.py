@@ -1,4 +1,4 @@
-"""The pages keep their word: their programs print what they say, the links lead somewhere."""
+"""README.md and docs/*.md: programs print what the page shows, links lead to files, lines are short."""
 
 import re
 import subprocess
@@ -8,14 +8,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SERVICE = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+PAGES = {
+    file.name: (file, file.read_text(encoding="utf-8"))
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if file.parent.name != "decisions"
+}
 # A block of Python and, where one follows directly, the block of text that it prints.
 PROGRAM = re.compile(
     r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE
 )
-PROGRAMS = PROGRAM.findall(README)
-LINKS = re.findall(r"\]\((?!https?://|#)([^)#]+)", README)
+PROGRAMS = [
+    pytest.param(*match.groups(default=""), id=f"{name}-{number}")
+    for name, (file, page) in PAGES.items()
+    if file.parent.name != "recipes"  # tests/test_recipes.py runs those.
+    for number, match in enumerate(PROGRAM.finditer(page))
+]
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LINKS = [
+    pytest.param(file.parent / link, id=f"{name}-{link}")
+    for name, (file, page) in PAGES.items()
+    for link in dict.fromkeys(LINK.findall(page))
+]
+# Tables that programs write or read: a row of a table cannot be wrapped.
+WIDE_TABLES = {"benchmarks.md", "deviations.md"}
 
 
 def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -24,18 +39,30 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(("program", "printed"), PROGRAMS + PROGRAM.findall(SERVICE))
+@pytest.mark.parametrize(("program", "printed"), PROGRAMS)
 def test_program_runs_and_prints_what_is_shown(program: str, printed: str, tmp_path: Path) -> None:
     result = run(program, tmp_path)
     assert result.returncode == 0, result.stderr
     assert not printed or result.stdout == printed
 
 
+def test_readme_is_short() -> None:
+    assert len(PAGES["README.md"][1].splitlines()) <= 150
+
+
 def test_the_first_program_has_twelve_lines() -> None:
-    first, _ = PROGRAMS[0]
+    first = PROGRAM.findall(PAGES["README.md"][1])[0][0]
     assert len([line for line in first.splitlines() if line]) == 12
 
 
-@pytest.mark.parametrize("link", sorted(set(LINKS)))
-def test_link_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("target", LINKS)
+def test_link_leads_somewhere(target: Path) -> None:
+    assert target.exists()
+
+
+@pytest.mark.parametrize("name", ["README.md", "guarantees.md", "replicas.md", "values.md"])
+def test_lines_are_shorter_than_100_characters(name: str) -> None:
+    lines = PAGES[name][1].splitlines()
+    if name in WIDE_TABLES:
+        lines = [line for line in lines if not line.startswith("|")]
+    assert [line for line in lines if len(line) >= 100] == []
