@@ -8,12 +8,17 @@ show_help() {
     sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$1"
 }
 
-# Makes $root/.venv, or brings it up to date when pyproject.toml or the checkout's place has changed.
-# The stamp is written last, so an interrupted installation is taken up again by the next call.
+# Makes $root/.venv, or updates it when pyproject.toml or the checkout's path has changed.
+#   prepare_venv      installs penstock with everything that the tests and the linters need
+#   prepare_venv run  installs penstock alone, with its dependencies; uses a full .venv if there is one
+# The stamp is written last, so the next call repeats an interrupted installation.
 prepare_venv() {
-    local stamp="$root/.venv/installed-from" wanted
-    wanted="$root"$'\n'"$(<"$root/pyproject.toml")"
-    if [[ -f "$stamp" && "$(<"$stamp")" == "$wanted" ]] && "$python" -c '' 2>/dev/null; then
+    local full="$root/.venv/installed-from" what="$root[test]" stamp
+    stamp="$full"
+    if [[ "${1-}" == run ]]; then
+        what="$root" stamp="$root/.venv/installed-to-run"
+    fi
+    if is_fresh "$stamp" || is_fresh "$full"; then
         return
     fi
     local base="${PYTHON:-python3}"
@@ -22,9 +27,18 @@ prepare_venv() {
             "install a newer one, or name one: PYTHON=python3.12 scripts/${0##*/}" >&2
         return 1
     fi
-    echo "preparing $root/.venv (this takes a minute, once)" >&2
+    echo "preparing $root/.venv, once" >&2
     rm -f "$stamp"
     "$python" -c '' 2>/dev/null || "$base" -m venv --clear "$root/.venv" || return
-    "$python" -m pip install --quiet --disable-pip-version-check --editable "$root[test]" || return
-    printf '%s' "$wanted" >"$stamp"
+    "$python" -m pip install --quiet --disable-pip-version-check --editable "$what" || return
+    installation >"$stamp"
+}
+
+# What a stamp must hold for its installation to be up to date.
+installation() {
+    printf '%s\n%s' "$root" "$(<"$root/pyproject.toml")"
+}
+
+is_fresh() {
+    [[ -f "$1" && "$(<"$1")" == "$(installation)" ]] && "$python" -c '' 2>/dev/null
 }

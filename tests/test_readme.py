@@ -1,4 +1,4 @@
-"""README.md and docs/*.md: programs print what the page shows, links lead to files, lines are short."""
+"""README.md and docs: programs print what the page shows, links exist, lines are short."""
 
 import re
 import subprocess
