@@ -9,8 +9,8 @@ import numpy as np
 
 import penstock as tf
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
-from penstock.distribute.context import get_replica_context
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
+from penstock.distribute.replica_context import get_replica_context
 
 ROWS, BATCH, RATE = 52, 8, 0.05
 SUM, MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN

@@ -10,6 +10,8 @@ from penstock.distribute.cluster_resolver import (
     SlurmClusterResolver,
     TFConfigClusterResolver,
     TorchrunClusterResolver,
+    expand_counts,
+    expand_nodes,
     find_resolver,
 )
 from penstock.distribute.workers.cluster import (
@@ -19,7 +21,6 @@ from penstock.distribute.workers.cluster import (
     Membership,
     membership,
 )
-from penstock.distribute.workers.nodelists import expand_counts, expand_nodes
 from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}

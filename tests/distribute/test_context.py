@@ -17,7 +17,7 @@ from penstock.distribute import (
     has_strategy,
     in_cross_replica_context,
 )
-from penstock.distribute.context import require_cross_replica
+from penstock.distribute.replica_context import require_cross_replica
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.distribute.backends import cuda, fetching, jax_cuda
-from penstock.distribute.backends.cuda import Driver, Locked
+from penstock.distribute.backends.cuda import Buffers, Driver, Locked
 from penstock.distribute.backends.fetching import RowFetch, owners_of_numbers
-from penstock.distribute.backends.pinned import Buffers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 

@@ -18,6 +18,7 @@ from penstock.distribute.values.per_replica import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    PerReplicaSpec,
     SyncOnRead,
     local_results,
     register_pytrees,
@@ -25,7 +26,6 @@ from penstock.distribute.values.per_replica import (
     select,
     spread,
 )
-from penstock.distribute.values.specs import PerReplicaSpec
 from penstock.distribute.values.trees import container_of, described, leaves, map_leaves
 from penstock.element import nest
 from penstock.errors import DisagreementError, InvalidArgumentError

@@ -1,7 +1,10 @@
 """Delivery to replicas: a global batch goes in, the right piece stands on every device."""
 
 from penstock.distribute import cluster_resolver, experimental
-from penstock.distribute.context import (
+from penstock.distribute.extended import StrategyExtended
+from penstock.distribute.input.distributed import DistributedDataset, DistributedIterator
+from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
+from penstock.distribute.replica_context import (
     ReplicaContext,
     experimental_set_strategy,
     get_replica_context,
@@ -9,30 +12,26 @@ from penstock.distribute.context import (
     has_strategy,
     in_cross_replica_context,
 )
-from penstock.distribute.extended import StrategyExtended
-from penstock.distribute.input.dataset import DistributedDataset
-from penstock.distribute.input.iterator import DistributedIterator
-from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
-from penstock.distribute.options import (
+from penstock.distribute.strategy import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    TPUStrategy,
+)
+from penstock.distribute.strategy_options import (
     InputContext,
     InputOptions,
     InputReplicationMode,
     ReduceOp,
     RunOptions,
 )
-from penstock.distribute.single import OneDeviceStrategy
-from penstock.distribute.strategy import (
-    MirroredStrategy,
-    Strategy,
-    TPUStrategy,
-)
 from penstock.distribute.values.per_replica import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    PerReplicaSpec,
     SyncOnRead,
 )
-from penstock.distribute.values.specs import PerReplicaSpec
 
 __all__ = [
     "DistributedDataset",

@@ -5,8 +5,8 @@ from penstock.distribute.multiworker import (
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
 )
-from penstock.distribute.options import ValueContext
 from penstock.distribute.strategy import TPUStrategy
+from penstock.distribute.strategy_options import ValueContext
 
 __all__ = [
     "CommunicationImplementation",

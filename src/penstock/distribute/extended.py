@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.distribute import reduce
-from penstock.distribute.context import arguments, require_own_scope
+from penstock.distribute.replica_context import arguments, require_own_scope
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import (
     DistributedValues,

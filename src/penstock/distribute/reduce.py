@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.options import ReduceOp
 from penstock.distribute.replicas import Replicas
+from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.storage import refuse_foreign

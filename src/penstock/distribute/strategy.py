@@ -1,4 +1,7 @@
-"""Strategies: which replicas there are, and every call that speaks to all of them."""
+"""Strategies: which replicas there are, and every call that addresses all of them.
+
+Importing this module makes `DefaultStrategy` the strategy outside of every scope.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
-from penstock.distribute import context, reduce
-from penstock.distribute.context import Standpoint
-from penstock.distribute.devices import LogicalCpus, backend_named, resolve
+from penstock.distribute import reduce, replica_context
+from penstock.distribute.backends import load
+from penstock.distribute.devices import Device, LogicalCpus, backend_named, resolve
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
-from penstock.distribute.options import InputContext, InputOptions, RunOptions, ValueContext
+from penstock.distribute.replica_context import DefaultStandpoint, ReplicaContext, Standpoint
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.run import each_replica
+from penstock.distribute.strategy_options import (
+    InputContext,
+    InputOptions,
+    RunOptions,
+    ValueContext,
+)
 from penstock.distribute.values import per_replica
 from penstock.distribute.values.mirrored import MirroredVariable, SyncOnReadVariable
 from penstock.distribute.values.trees import map_leaves
@@ -45,13 +54,13 @@ class Strategy:
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Under it, variables have a copy on every replica, and this is `get_strategy()`."""
-        context.require_own_scope(self, "Strategy.scope")
+        replica_context.require_own_scope(self, "Strategy.scope")
         return self._scope()
 
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
-        context.require_own_scope(self, "Strategy.scope")
-        with context.entered(Standpoint(self, None)):
+        replica_context.require_own_scope(self, "Strategy.scope")
+        with replica_context.entered(Standpoint(self, None)):
             yield self
 
     def run(
@@ -77,8 +86,10 @@ class Strategy:
             What `fn` returned, with a `PerReplica` at every leaf that is not the same object for
             all replicas; with one replica, what it returned.
 
-        >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> strategy.run(lambda: context.get_replica_context().replica_id_in_sync_group).values
+        >>> import penstock as tf
+        >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> context = tf.distribute.get_replica_context
+        >>> strategy.run(lambda: context().replica_id_in_sync_group).values
         (0, 1)
         """
         positional, named = self._run_arguments(fn, args, kwargs, options)
@@ -89,13 +100,13 @@ class Strategy:
     def _run_arguments(
         self, fn: Any, args: Any, kwargs: Any, options: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        context.require_own_scope(self, "Strategy.run")
+        replica_context.require_own_scope(self, "Strategy.run")
         if not isinstance(options, RunOptions | None):
             raise InvalidTypeError(
                 f"Strategy.run: options must be a RunOptions or None, got {options!r:.60}; "
                 "arguments of the function go into args=(...) and kwargs={...}"
             )
-        return context.arguments("Strategy.run", fn, args, kwargs)
+        return replica_context.arguments("Strategy.run", fn, args, kwargs)
 
     def _run_compiled(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -124,7 +135,7 @@ class Strategy:
         np.float64(4.0)
         """
         call = "Strategy.reduce"
-        context.require_own_scope(self, call)
+        replica_context.require_own_scope(self, call)
         op = reduce.reduce_op(reduce_op, call)
         if isinstance(axis, list):
             raise InvalidTypeError(f"{call}: axis must be a tuple, got the list {axis}")
@@ -133,7 +144,7 @@ class Strategy:
     def gather(self, value: Any, axis: int) -> Any:
         """Every replica's values, one after the other along `axis`; of each leaf of a tree."""
         call = "Strategy.gather"
-        context.require_own_scope(self, call)
+        replica_context.require_own_scope(self, call)
         return map_leaves(lambda leaf: reduce.gathered(self._replicas, leaf, axis, call), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -145,7 +156,7 @@ class Strategy:
     ) -> Any:
         """What `value_fn` gives for each replica, on that replica's device."""
         call = "Strategy.experimental_distribute_values_from_function"
-        context.require_own_scope(self, call)
+        replica_context.require_own_scope(self, call)
         if not callable(value_fn):
             raise InvalidTypeError(f"{call}: needs a function to call, got {value_fn!r}")
         here = range(self._replicas.here)
@@ -240,3 +251,77 @@ class TPUStrategy(Strategy):
         count = len(chosen.handles("TPU")) or LogicalCpus.count or len(chosen.handles("CPU"))
         names = [f"TPU:{index}" for index in range(count)]
         super().__init__(Replicas(*resolve(names, chosen.name, "TPUStrategy")))
+
+
+class Alone(Strategy):
+    """One replica, whose values and variables are not wrapped."""
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """What `value_fn` gives, on the device."""
+        return per_replica.select(0, super().experimental_distribute_values_from_function(value_fn))
+
+    def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable] | None:
+        return None
+
+
+class OneDeviceStrategy(Alone):
+    """One replica on one device: code for many replicas, without them.
+
+    >>> OneDeviceStrategy("CPU:0").run(lambda x: x + 1, args=(1,))
+    2
+    """
+
+    def __init__(self, device: Any, backend: str | None = None) -> None:
+        super().__init__(Replicas(*resolve([device], backend, "OneDeviceStrategy")))
+
+
+class DefaultStrategy(Alone):
+    """What `get_strategy()` gives where no other strategy is in force: one replica, no wrapping."""
+
+    def __init__(self) -> None:
+        super().__init__(Replicas(load("numpy"), (Device("CPU", 0),)))
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+        *,
+        jit: bool = False,
+    ) -> Any:
+        """Calls the function, as it stands."""
+        positional, named = self._run_arguments(fn, args, kwargs, options)
+        if jit:
+            return self._run_compiled(fn, positional, named)
+        return fn(*positional, **named)
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """The dataset itself."""
+        return dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """The dataset that the function makes."""
+        return dataset_fn(InputContext())
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+
+def _merged_alone(
+    merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """merge_call where there is nobody to wait for."""
+    strategy = DefaultStandpoint.standpoint.strategy
+    with replica_context.entered(Standpoint(strategy, None)):
+        merged = merge_fn(strategy, *args, **kwargs)
+    return per_replica.select(0, merged)
+
+
+_default = DefaultStrategy()
+DefaultStandpoint.standpoint = Standpoint(_default, ReplicaContext(_default, 0, _merged_alone))

@@ -12,21 +12,23 @@ from typing import Any
 import numpy as np
 
 from penstock.data.dataset import Dataset
-from penstock.distribute import context
+from penstock.distribute import replica_context
 from penstock.distribute.input import batches
-from penstock.distribute.input.dataset import (
+from penstock.distribute.input.distributed import (
     Built,
     DistributedDataset,
     DistributedDatasetsFromFunction,
+    Face,
+    bare,
+    wrapped,
 )
 from penstock.distribute.input.fills import Fill
-from penstock.distribute.input.iterator import Face, bare, wrapped
 from penstock.distribute.input.numbered import NUMBERS
 from penstock.distribute.input.portions import EvenPortions, SizedPortions, WholePortions
 from penstock.distribute.input.steps import Pipeline
-from penstock.distribute.options import InputContext, InputOptions, InputReplicationMode
 from penstock.distribute.replicas import Replicas
-from penstock.distribute.values.specs import PerReplicaSpec
+from penstock.distribute.strategy_options import InputContext, InputOptions, InputReplicationMode
+from penstock.distribute.values.per_replica import PerReplicaSpec
 from penstock.element import nest
 from penstock.element.spec import relax
 from penstock.element.values import zeros
@@ -147,7 +149,7 @@ def _common_spec(plans: list[Node], call: str) -> Any:
 
 
 def _checked(strategy: Any, options: InputOptions | None, call: str) -> InputOptions:
-    context.require_cross_replica(strategy, call)
+    replica_context.require_cross_replica(strategy, call)
     if options is not None and not isinstance(options, InputOptions):
         raise InvalidTypeError(f"{call}: options must be InputOptions, got {options!r:.60}")
     return InputOptions() if options is None else options

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute import context
-from penstock.distribute.options import ReduceOp
+from penstock.distribute import replica_context
 from penstock.distribute.reduce import parts, reduced
 from penstock.distribute.replicas import Replicas
+from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import acting
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.trees import container_of
@@ -52,8 +52,8 @@ class DistributedVariable(DistributedValues, Variable):
 
     def _here(self) -> int | None:
         """The replica that asks; None where all are seen."""
-        index = context.local_index()
-        if index is not None and context.get_strategy() is not self._strategy:
+        index = replica_context.local_index()
+        if index is not None and replica_context.get_strategy() is not self._strategy:
             raise FailedPreconditionError(
                 f"{type(self).__name__}: {self.name!r} is used inside the run of another strategy, "
                 "and mixing strategies is impossible; make it under that strategy's scope, or pass "
@@ -81,7 +81,7 @@ class DistributedVariable(DistributedValues, Variable):
 
     def _change_each(self, how: str, value: Any) -> None:
         """Changes every copy; by its own value, if there is one for each."""
-        context.require_own_scope(self._strategy, f"{type(self).__name__}.{how}")
+        replica_context.require_own_scope(self._strategy, f"{type(self).__name__}.{how}")
         per_replica = isinstance(value, DistributedValues)
         if per_replica:
             check_count(value, self._replicas.here, f"{type(self).__name__}.{how}")
@@ -116,7 +116,7 @@ class MirroredVariable(DistributedVariable):
             return self._change_all(how, value)[0]
         if self._aggregation is NONE:
             return self._values[index]._changed(how, value)
-        replica, own = context.get_replica_context(), acting(value)
+        replica, own = replica_context.get_replica_context(), acting(value)
         assert replica is not None
         if not isinstance(value, Variable) or isinstance(value, SyncOnReadVariable):
             value = own  # Other variables are the same for all replicas, and no sum.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute import context
+from penstock.distribute import replica_context
 from penstock.distribute.devices import FRAMEWORKS, resolve
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
@@ -116,7 +116,7 @@ def framework_of(value: Any) -> str | None:
 
 def home(value: Any, strategy: Any) -> Replicas:
     """Where a variable lives that is not distributed: with its strategy, or where its value is."""
-    if framework_of(value) is None or context.has_strategy():
+    if framework_of(value) is None or replica_context.has_strategy():
         replicas: Replicas = strategy._replicas
         return replicas
     return Replicas(*resolve([value.device], None, "Variable"))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.distribute import context
+from penstock.distribute import replica_context
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import ActsAsValue, acting
@@ -127,7 +127,7 @@ class Variable(ActsAsValue):
         synchronization: VariableSynchronization,
         aggregation: VariableAggregation,
     ) -> None:
-        self._strategy = context.get_strategy()
+        self._strategy = replica_context.get_strategy()
         self._trainable = synchronization is not ON_READ if trainable is None else trainable
         self._name = name or "Variable"
         self._synchronization = synchronization
@@ -305,8 +305,8 @@ class VariableCopy(Variable):
 
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
     """The class of a variable that is made here."""
-    strategy, replica = context.here()
-    if replica is not None and context.has_strategy():
+    strategy, replica = replica_context.here()
+    if replica is not None and replica_context.has_strategy():
         raise FailedPreconditionError(
             f"Variable: made inside Strategy.run, as replica {replica._id}; "
             "make it before, under strategy.scope()"

@@ -20,8 +20,7 @@ import numpy as np
 
 from penstock.distribute.backends import Tensor
 from penstock.distribute.workers.cluster import Membership
-from penstock.distribute.workers.collectives import Peers, not_there
-from penstock.distribute.workers.parcels import ROOM, Array
+from penstock.distribute.workers.collectives import ROOM, Array, Peers, not_there
 from penstock.errors import DisagreementError, FailedPreconditionError, InvalidArgumentError
 
 Result = TypeVar("Result")
