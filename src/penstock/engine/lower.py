@@ -6,18 +6,15 @@ states that its operators saved. Prefetching and parallel calls leave no trace i
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from penstock.element.chunk import Chunk
 from penstock.engine.access import access, key_of, round_length
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
 from penstock.engine.gather import Gather
 from penstock.engine.logs import Sequels
-from penstock.engine.meters import Meter
+from penstock.engine.meters import Tap
 from penstock.engine.parallel import ParallelMapStream
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.stream import State, Stream, discard
@@ -39,7 +36,6 @@ from penstock.errors import FailedPreconditionError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.pieces import pieces_of
-from penstock.plan.seeds import numbers_from
 
 _INNER_AHEAD = 16
 """How many elements each inner dataset is read ahead, if they are read in parallel."""
@@ -47,64 +43,6 @@ _INNER_AHEAD = 16
 
 _GATHER_THREADS = 16
 """Measured on 16 cores: one thread gathers 3.5 GB/s, 8 gather 19, 12 and 16 gather 24."""
-
-
-class Tap(Stream):
-    """Stands behind every operator: counts, times, and knows the position on random access.
-
-    There it numbers the elements, from `first` at position 0, if it is told to.
-    """
-
-    def __init__(
-        self,
-        stream: Stream,
-        meter: Meter | None,
-        position: int | None = None,
-        first: int | None = None,
-    ) -> None:
-        self.inputs = (stream,)
-        self._stream = stream
-        self._meter = meter
-        self._position = position
-        self._first = first
-        self._ended = False
-
-    def pull(self, limit: int) -> Chunk:
-        if self._ended:
-            raise StopIteration
-        started = time.perf_counter()
-        try:
-            chunk = self._stream.pull(limit)
-        except StopIteration:
-            self._ended = True
-            self._stream.finish()
-            raise
-        except Exception:
-            if self._position is not None:
-                self._position += 1
-            raise
-        if self._position is not None:
-            if self._first is not None:
-                chunk = chunk.numbered(numbers_from(self._first + self._position, len(chunk)))
-            self._position += len(chunk)
-        if self._meter is not None:
-            self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)
-        return chunk
-
-    def save(self) -> State:
-        return self._stream.save() if self._position is None else self._position
-
-    def sure(self, limit: int) -> int:
-        return self._stream.sure(limit)
-
-    def commit(self, unused: int = 0) -> None:
-        self._stream.commit(unused)
-
-    def unused(self, count: int) -> None:
-        self._stream.unused(count)
-
-    def warm(self) -> None:
-        self._stream.warm()
 
 
 def open_plan(node: Node, state: State, context: Context) -> Stream:
@@ -125,62 +63,19 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
         return merging.PartStream(opened, node.number) if context.numbered else opened
     meter = context.meters.of(node)
     if node.blocked is None and not isinstance(state, dict):
-        first = _first(node) if context.numbered else None
-        opened = _at(node, state or 0, replace(context, numbered=False))
-        return Tap(opened, meter, state or 0, first)
+        position, first = state or 0, None
+        if context.numbered:
+            first, context = _first(node), replace(context, numbered=False)
+        return Tap(_open_operator(node, position, context), meter, position, first)
     # Whether a map without order has random access depends on its parallel calls, and those may
-    # have changed since the state was saved: the state says what it was, and so it goes on.
-    if isinstance(state, int):
-        return Tap(_at(node, state, replace(context, in_order=True)), meter)
-    return Tap(_from(node, state, context), meter)
+    # have changed since the state was saved. A position was saved in order, so it resumes in order.
+    context = replace(context, in_order=True) if isinstance(state, int) else context
+    return Tap(_open_operator(node, state, context), meter)
 
 
-def _at(node: Node, start: int, context: Context) -> Stream:
-    """A plan with random access, from a position on."""
+def _open_operator(node: Node, state: State, context: Context) -> Stream:
+    """One operator and what is below it; a state that is a position came from random access."""
     match node:
-        case nodes.Prefetch(source, size):
-            return _prefetch(open_plan(source, start, context), size, context)
-        case _ if node.pure:
-            return _accessed(node, start, context)
-        case nodes.Map(source):
-            return _map(node, open_plan(source, start, context), start, context)
-        case nodes.Batch(source, size):
-            return _batch(node, open_plan(source, start * size, context), context)
-        case nodes.Take(source, count):
-            return counting.TakeStream(open_plan(source, start, context), count - start)
-        case nodes.Skip(source, count):
-            return counting.SkipStream(open_plan(source, start + count, context), 0)
-        case nodes.Repeat(source, count):
-            number, within = divmod(start, round_length(source))
-            opens, sequels = _rounds(node, context), Sequels(loose=_is_loose(source))
-            return ordering.RepeatStream(opens, count, number, within, True, sequels)
-        case nodes.Tail(source, first):
-            return open_plan(source, start + first, context)
-        case nodes.Round(source, number):
-            return open_plan(source, start, context.repetition(number))
-        case nodes.Enumerate(source, first):
-            return counting.EnumerateStream(open_plan(source, start, context), first + start)
-        case nodes.Zip(parts, tree):
-            opened = tuple(open_plan(part, start, context) for part in parts)
-            return merging.ZipStream(opened, tree)
-        case nodes.Concatenate(first, second):
-            opens = [partial(_open, part, context) for part in (first, second)]
-            late = 0 <= first.cardinality <= start
-            position = start - first.cardinality if late else start
-            sequels = Sequels(loose=_is_loose(second))
-            return merging.ConcatenateStream(opens, int(late), position, sequels)
-        case nodes.AssertCardinality(source, count):
-            opened_source = open_plan(source, start, context)
-            return counting.AssertCardinalityStream(opened_source, count, start)
-        case _:
-            return _accessed(node, start, context)
-
-
-def _from(node: Node, state: State, context: Context) -> Stream:
-    """Any other plan, from what its operators saved."""
-    match node:
-        case nodes.Prefetch(source, size):
-            return _prefetch(open_plan(source, state, context), size, context)
         case nodes.Cache(source, ""):
             return buffering.CacheStream(node, partial(_open, source, context), state)
         case nodes.Cache(source):
@@ -189,26 +84,71 @@ def _from(node: Node, state: State, context: Context) -> Stream:
             return files.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():
             return context.environment.connect(node, state, context)
-    own, inputs = _begin(node) if state is None else (state["own"], state["inputs"])
+    if isinstance(state, int) and _is_accessed(node):
+        return _access_stream(node, state, context)
+    own, inputs = _states(node, state)
     match node:
-        case nodes.Repeat(source, count):
-            number, produced, done, *known = own or (0, False, False)
-            number = count if done and count >= 0 else number
-            sequels, context = _sequels(source, state, known, context)
-            opens = _rounds(node, context)
-            return ordering.RepeatStream(opens, count, number, inputs[0], produced, sequels)
-        case nodes.Concatenate(first, second):
-            which, *known = own or (0,)
-            sequels, context = _sequels(second, state, known, context)
-            opens = [partial(_open, part, context) for part in (first, nodes.Part(second, 1))]
-            return merging.ConcatenateStream(opens, which, inputs[0], sequels)
-        case nodes.Unbatch(source):
-            return batching.UnbatchStream("unbatch", open_plan(source, inputs[0], context), own)
-    below = replace(context, numbered=True) if _draws_by_numbers(node) else context
+        case nodes.Repeat():
+            return _repeat(node, own, inputs[0], context)
+        case nodes.Concatenate():
+            return _concatenate(node, own, inputs[0], context)
+    below = _context_below(node, state, context)
     streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
     if state is None and isinstance(node, nodes.Inputs):
         discard(streams[0], node.first)
     return _over(node, streams, own, context)
+
+
+def _is_accessed(node: Node) -> bool:
+    """Whether a plan with random access is read by index as a whole, and not by streams."""
+    if isinstance(node, nodes.Prefetch):
+        return False
+    return node.pure or isinstance(node, nodes.Shuffle | nodes.Shard)
+
+
+def _states(node: Node, state: State) -> tuple[State, list[State]]:
+    """What an operator's own state is, and the states of its inputs."""
+    if isinstance(node, nodes.Prefetch):
+        return None, [state]
+    if isinstance(state, int):
+        return _state_at(node, state)
+    return _begin(node) if state is None else (state["own"], state["inputs"])
+
+
+def _state_at(node: Node, position: int) -> tuple[State, list[State]]:
+    """The states of an operator with random access and of its inputs, at a position."""
+    match node:
+        case nodes.Map() | nodes.AssertCardinality():
+            return position, [position]
+        case nodes.Batch(_, size):
+            return None, [position * size]
+        case nodes.Take(_, count):
+            return count - position, [position]
+        case nodes.Skip(_, count):
+            return 0, [position + count]
+        case nodes.Tail(_, start):
+            return None, [position + start]
+        case nodes.Enumerate(_, start):
+            return start + position, [position]
+        case nodes.Repeat(source):
+            number, within = divmod(position, round_length(source))
+            return [number, True, False, []], [within]
+        case nodes.Concatenate(first):
+            behind = 0 <= first.cardinality <= position
+            within = position - first.cardinality if behind else position
+            return [int(behind), []], [within]
+        case nodes.Zip() | nodes.Round():
+            return None, [position] * len(node.inputs)
+    raise AssertionError(f"{node.label} has no random access: {node.blocked}")
+
+
+def _context_below(node: Node, state: State, context: Context) -> Context:
+    """The context in which the inputs of an operator are opened."""
+    if isinstance(node, nodes.Round):
+        return context.repetition(node.number)
+    if not isinstance(state, int) and _draws_by_numbers(node):
+        return replace(context, numbered=True)
+    return context
 
 
 def _draws_by_numbers(node: Node) -> bool:
@@ -241,8 +181,12 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return elementwise.ScanStream(node, streams[0], own)
         case nodes.IgnoreErrors(_, log_warning):
             return elementwise.IgnoreErrorsStream(streams[0], log_warning)
+        case nodes.Prefetch(_, size):
+            return _prefetch(streams[0], size, context)
         case nodes.Batch():
             return _batch(node, streams[0], context)
+        case nodes.Unbatch():
+            return batching.UnbatchStream("unbatch", streams[0], own)
         case nodes.Rebatch():
             return batching.RebatchStream(node, streams[0], own)
         case nodes.Window():
@@ -265,6 +209,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return counting.UniqueStream(streams[0], own)
         case nodes.AssertCardinality(_, count):
             return counting.AssertCardinalityStream(streams[0], count, own)
+        case nodes.Tail() | nodes.Round():
+            return streams[0]
         case nodes.Zip(_, tree):
             return merging.ZipStream(streams, tree)
         case nodes.Choose():
@@ -277,16 +223,33 @@ def _open(node: Node, context: Context, state: State) -> Stream:
     return open_plan(node, state, context)
 
 
-def _rounds(node: nodes.Repeat, context: Context) -> Any:
+def _repeat(node: nodes.Repeat, own: State, state: State, context: Context) -> Stream:
+    number, produced, done, *known = own
+    sequels, context = _sequels(node.input, known, context)
     endless = node.count == nodes.INFINITE
-    return lambda number, state: open_plan(node.input, state, context.repetition(number, endless))
+    return ordering.RepeatStream(
+        lambda number, state: open_plan(node.input, state, context.repetition(number, endless)),
+        node.count,
+        number=node.count if done and not endless else number,
+        state=state,
+        produced=produced,
+        sequels=sequels,
+    )
 
 
-def _sequels(
-    node: Node, state: State, known: list[list[State]], context: Context
-) -> tuple[Sequels, Context]:
-    """For those that are opened later, and the context to open them in."""
-    if state is not None and not known:
+def _concatenate(node: nodes.Concatenate, own: State, state: State, context: Context) -> Stream:
+    which, *known = own
+    sequels, context = _sequels(node.second, known, context)
+    opens = [partial(_open, part, context) for part in (node.first, nodes.Part(node.second, 1))]
+    return merging.ConcatenateStream(opens, which, state, sequels)
+
+
+def _sequels(node: Node, known: list[list[State]], context: Context) -> tuple[Sequels, Context]:
+    """What opens the plans that come later, and the context to open them in.
+
+    A state without a log was saved where everything came in order, so it resumes in order.
+    """
+    if not known:
         context = replace(context, in_order=True)
     return Sequels(*known[:1], loose=_is_loose(node)), context
 
@@ -301,14 +264,25 @@ def _is_loose(node: Node) -> bool:
 
 
 def _begin(node: Node) -> tuple[State, list[State]]:
-    """The states at the start; what numbers its elements goes on from the number of the first."""
-    inputs: list[State] = [None] * len(node.inputs)
-    first = _first(node) if isinstance(node, nodes.Map | nodes.Filter | nodes.Interleave) else 0
-    if first and isinstance(node, nodes.Interleave):
-        return {"at": [0, 0, first], "slots": []}, inputs
-    if isinstance(node, nodes.Map):
-        return [first, [], []], inputs
-    return first or None, inputs
+    """The states at the start of an operator without random access, and of its inputs.
+
+    Operators that number their elements begin with the number of the first one.
+    """
+    own: State = None
+    match node:
+        case nodes.Repeat():
+            own = [0, False, False, []]
+        case nodes.Concatenate():
+            own = [0, []]
+        case nodes.Map():
+            own = [_first(node), [], []]
+        case nodes.Filter():
+            own = _first(node) or None
+        case nodes.Interleave() if first := _first(node):
+            own = {"at": [0, 0, first], "slots": []}
+        case nodes.Tail() | nodes.Round():
+            raise AssertionError(f"{node.label} needs random access: {node.blocked}")
+    return own, [None] * len(node.inputs)
 
 
 def _first(node: Node) -> int:
@@ -319,7 +293,7 @@ def _first(node: Node) -> int:
     return skipped + (node.start if isinstance(node, nodes.Tail) else 0)
 
 
-def _accessed(node: Node, start: int, context: Context) -> Stream:
+def _access_stream(node: Node, start: int, context: Context) -> Stream:
     stop = node.cardinality if node.cardinality >= 0 else None
     gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
     read = access(node, context.environment.spec, gather)

@@ -1,6 +1,6 @@
-"""Meters: what each operator of a running plan has done, and which one is in the way.
+"""Meters: what each operator of a running plan has done, and which one is the bottleneck.
 
-Meters are fed from outside, by the taps between streams; streams know nothing of them.
+Meters are fed from outside, by the taps between streams; no stream imports this module.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from penstock.element.chunk import Chunk
+from penstock.engine.stream import State, Stream
 from penstock.plan.nodes import Node, Prefetch
+from penstock.plan.seeds import numbers_from
 
 
 @dataclass
@@ -66,6 +69,65 @@ class Meters:
         )
         rows.insert(at, row)
         return meter.seconds
+
+
+class Tap(Stream):
+    """Wraps the stream of every operator: feeds its meter and makes its end sticky.
+
+    With random access it counts the `position`, which is then the whole state; if `first` is
+    given, it also numbers the elements, from `first` at position 0.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        meter: Meter | None,
+        position: int | None = None,
+        first: int | None = None,
+    ) -> None:
+        self.inputs = (stream,)
+        self._stream = stream
+        self._meter = meter
+        self._position = position
+        self._first = first
+        self._ended = False
+
+    def pull(self, limit: int) -> Chunk:
+        if self._ended:
+            raise StopIteration
+        started = time.perf_counter()
+        try:
+            chunk = self._stream.pull(limit)
+        except StopIteration:
+            self._ended = True
+            self._stream.finish()
+            raise
+        except Exception:
+            if self._position is not None:
+                self._position += 1
+            raise
+        if self._position is not None:
+            if self._first is not None:
+                chunk = chunk.numbered(numbers_from(self._first + self._position, len(chunk)))
+            self._position += len(chunk)
+        if self._meter is not None:
+            self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)
+        return chunk
+
+    def save(self) -> State:
+        return self._stream.save() if self._position is None else self._position
+
+    def sure(self, limit: int) -> int:
+        return self._stream.sure(limit)
+
+    def commit(self, unused: int = 0) -> None:
+        self._stream.commit(unused)
+
+    def unused(self, count: int) -> None:
+        self._stream.unused(count)
+
+    def warm(self) -> None:
+        self._stream.warm()
 
 
 @dataclass(frozen=True)
