@@ -133,7 +133,7 @@ def comes_from_one(plan: n.Node) -> bool:
         return True
     if isinstance(plan, n.Concatenate) and plan.inputs[0].cardinality == n.INFINITE:
         return comes_from_one(plan.inputs[0])
-    alone = isinstance(plan, ELEMENTWISE) and not isinstance(plan, n.TakeWhile)
+    alone = isinstance(plan, ELEMENTWISE)
     once = isinstance(plan, n.Concatenate) or (isinstance(plan, n.Interleave) and plan.cycle > 1)
     if once and any(map(in_turns, plan.inputs)):
         return False

@@ -199,7 +199,9 @@ def test_workers_are_numbered_from_zero(policy, workers, index, message):
 
 @n.node
 class FromElsewhere(n.Range):
-    """Elements that somebody else has divided already."""
+    """Elements that were divided between workers before this plan reads them."""
+
+    traits = n.Trait.NONE
 
     @property
     def sharded_elsewhere(self):

@@ -256,11 +256,7 @@ def _sequels(node: Node, known: list[list[State]], context: Context) -> tuple[Se
 
 def _is_loose(node: Node) -> bool:
     """Whether elements may come as they are ready."""
-    if isinstance(node, nodes.Map | nodes.Interleave):
-        own = node.loose
-    else:
-        own = isinstance(node, nodes.Distribute)
-    return own or any(map(_is_loose, node.inputs))
+    return node.loose or any(map(_is_loose, node.inputs))
 
 
 def _begin(node: Node) -> tuple[State, list[State]]:

@@ -184,8 +184,8 @@ class _Probe:
                 return self._light(source)
             case nodes.Snapshot(source) | nodes.WithOptions(source):
                 return self._light(source)
-            case nodes.Filter(source, function):
-                return type(node)(nodes.Take(self._light(source), _TRIED), function)
+            case nodes.Filter(source) | nodes.TakeWhile(source):
+                return node.with_inputs((nodes.Take(self._light(source), _TRIED),))
             case _:
                 return node.with_inputs(tuple(map(self._light, node.inputs)))
 

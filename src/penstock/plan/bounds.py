@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
+from penstock.plan.traits import Trait
 
 
 def bounded(node: Node, stop: int) -> Node:
@@ -12,8 +13,8 @@ def bounded(node: Node, stop: int) -> Node:
     So whoever makes elements up to there calls no function for others. Give it a plan that is
     prepared: there is nothing to optimise in what comes out.
     """
-    if isinstance(node, nodes.Prefetch | nodes.WithOptions):
-        return bounded(node.input, stop)
+    if Trait.ADVISORY in node.traits:
+        return bounded(node.inputs[0], stop)
     if 0 <= node.cardinality <= stop:
         return node
     made = nodes.Take(node, stop) if node.pure else _bounded(node, stop)

@@ -21,7 +21,6 @@ from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import functions
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, Node, Repetitions, Store
-from penstock.plan.resume import SEEDS
 
 VERSION = 1
 _HEADER = b"penstock plan %d\n"
@@ -71,7 +70,7 @@ def fingerprint(node: Node) -> int:
 
 def _drawn(node: Node) -> tuple[str, ...]:
     """The fields of a seed that nobody gave: it is another one each time a plan is written."""
-    return (SEEDS[type(node)],) if getattr(node, "drawn", False) else ()
+    return (node.seed_field,) if node.seed_field and node.has_drawn_seed else ()
 
 
 def _digest(value: Any) -> bytes:

@@ -12,6 +12,7 @@ from penstock.plan.nodes import OPAQUE, Node, options_of
 from penstock.plan.options import Options
 from penstock.plan.pieces import pieces_of
 from penstock.plan.shard import in_order
+from penstock.plan.traits import Trait
 
 
 def cut(plan: Node, remote: Callable[[Node], Node]) -> tuple[Node, str | None]:
@@ -69,7 +70,7 @@ def _works(node: Node) -> bool:
     """Whether a function is called or a file read; what others run is not looked at."""
     if node.sealed:
         return False
-    works = bool(node.functions) or isinstance(node, nodes.Records | nodes.Saved)
+    works = bool(node.functions) or Trait.READS_FILES in node.traits
     return works or any(map(_works, node.inputs))
 
 

@@ -32,6 +32,7 @@ from penstock.element.spec import (
 from penstock.element.values import spec_of_leaf
 from penstock.plan.functions import Function
 from penstock.plan.options import Options
+from penstock.plan.traits import Trait
 
 INFINITE = -1
 UNKNOWN = -2
@@ -54,6 +55,15 @@ class Node:
 
     __leaf__ = True
 
+    traits: ClassVar[Trait]
+    """What other modules may assume of it; every class of an operator declares its own."""
+
+    free_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that may differ between the plan that saved a state and the plan that loads it."""
+
+    seed_field: ClassVar[str | None] = None
+    """The field that holds a seed, if there is one. Such a node also has the field `drawn`."""
+
     counted: ClassVar[bool] = True
     """Whether the number of elements can be known before they are made."""
 
@@ -62,6 +72,10 @@ class Node:
 
     sealed: ClassVar[bool] = False
     """Whether somebody else runs what is below: it has its own options and is left as written."""
+
+    def __init_subclass__(cls) -> None:
+        if "traits" not in vars(cls):
+            raise TypeError(f"{cls.__name__} declares no traits; see penstock.plan.traits.Trait")
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -153,6 +167,16 @@ class Node:
         return any(node.by_epoch for node in self.inputs)
 
     @property
+    def has_drawn_seed(self) -> bool:
+        """Whether its seed was drawn, because the user gave none."""
+        return self.seed_field is not None and bool(getattr(self, "drawn"))  # noqa: B009
+
+    @property
+    def loose(self) -> bool:
+        """Whether elements may come as they are ready, in no certain order."""
+        return False
+
+    @property
     def sharded_elsewhere(self) -> bool:
         """Whether each worker of a strategy gets its own elements from here without our doing."""
         return False
@@ -232,6 +256,8 @@ class Slices(Node):
 
     data: Data
 
+    traits = Trait.NONE
+
     def spec_from(self, *inputs: Any) -> Any:
         return self.data.spec
 
@@ -248,6 +274,8 @@ class Slices(Node):
 class Tensors(Slices):
     """One element in memory."""
 
+    traits = Trait.NONE
+
     @property
     def label(self) -> str:
         return "from_tensors"
@@ -256,6 +284,8 @@ class Tensors(Slices):
 @node
 class FileNames(Slices):
     """The names that a file pattern matched."""
+
+    traits = Trait.NONE
 
     @property
     def label(self) -> str:
@@ -270,6 +300,8 @@ class Range(Node):
     stop: int
     step: int
     dtype: DType
+
+    traits = Trait.NONE
 
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), self.dtype)
@@ -286,6 +318,8 @@ class Counter(Node):
     start: Any
     step: Any
     dtype: DType
+
+    traits = Trait.NONE
 
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), self.dtype)
@@ -305,6 +339,10 @@ class Random(Node):
     seed: int
     rerandomize: bool = False
     drawn: bool = False
+
+    traits = Trait.DRAWS_ORDER
+    seed_field = "seed"
+    free_fields = ("drawn", "seed")
 
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
@@ -327,6 +365,10 @@ class Choices(Node):
     rerandomize: bool = False
     drawn: bool = False
 
+    traits = Trait.DRAWS_ORDER
+    seed_field = "seed"
+    free_fields = ("drawn", "seed")
+
     def spec_from(self, *inputs: Any) -> Any:
         return TensorSpec((), int64_dtype)
 
@@ -346,6 +388,8 @@ class Generator(Node):
     function: Function
     arguments: tuple[Any, ...]
     signature: Any
+
+    traits = Trait.NONE
 
     def spec_from(self, *inputs: Any) -> Any:
         return self.signature
@@ -374,6 +418,8 @@ class Records(Node):
     format: str
     options: tuple[tuple[str, Any], ...] = ()
 
+    traits = Trait.ELEMENTWISE | Trait.READS_FILES
+
     def spec_from(self, *inputs: Any) -> Any:
         """A record is a string; a row of a CSV file is the strings of its fields."""
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
@@ -395,6 +441,9 @@ class Saved(Node):
     spec: Any
     count: int
     compression: str | None = None
+
+    traits = Trait.READS_FILES
+    free_fields = ("compression", "path")
 
     def spec_from(self, *inputs: Any) -> Any:
         return self.spec
@@ -426,6 +475,10 @@ class Map(Node):
     signature: Any = None
     drawn: bool = False
 
+    traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES | Trait.SHARD_PASSES
+    seed_field = "random"
+    free_fields = ("deterministic", "drawn", "parallel", "random")
+
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE if self.signature is None else self.signature
 
@@ -439,7 +492,6 @@ class Map(Node):
 
     @property
     def loose(self) -> bool:
-        """Whether elements may come as they are ready."""
         return self.parallel is not None and self.deterministic is False
 
 
@@ -450,13 +502,29 @@ class Filter(Node):
     input: Node
     function: Function
 
+    traits = (
+        Trait.ELEMENTWISE
+        | Trait.SAMPLED_BY_INPUT
+        | Trait.KEEPS_BATCH_SIZE
+        | Trait.SAME_ON_FILES
+        | Trait.SHARD_PASSES
+    )
+
     counted = False
     reason = "how many elements pass is not known before all are tried"
 
 
 @node
-class TakeWhile(Filter):
+class TakeWhile(Node):
     """The elements before the first for which a predicate does not hold."""
+
+    input: Node
+    function: Function
+
+    traits = Trait.SAMPLED_BY_INPUT
+
+    counted = False
+    reason = "how many elements pass is not known before all are tried"
 
 
 @node
@@ -469,6 +537,9 @@ class Interleave(Node):
     block: int
     parallel: int | None = None
     deterministic: bool | None = None
+
+    traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES | Trait.MAKES_DATASETS
+    free_fields = ("deterministic", "parallel")
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
@@ -489,7 +560,6 @@ class Interleave(Node):
 
     @property
     def loose(self) -> bool:
-        """Whether elements may come as they are ready."""
         return self.parallel is not None and self.deterministic is False and self.cycle > 1
 
 
@@ -500,6 +570,8 @@ class FlatMap(Interleave):
     cycle: int = 1
     block: int = 1
 
+    traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES | Trait.MAKES_DATASETS
+
 
 @node
 class Inputs(FlatMap):
@@ -509,6 +581,8 @@ class Inputs(FlatMap):
 
     first: int = 0
     count: int = 1
+
+    traits = Trait.ELEMENTWISE | Trait.MAKES_DATASETS
 
     @property
     def label(self) -> str:
@@ -523,6 +597,8 @@ class Scan(Node):
     initial: Data
     function: Function
 
+    traits = Trait.NONE
+
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
 
@@ -535,6 +611,9 @@ class IgnoreErrors(Node):
 
     input: Node
     log_warning: bool = False
+
+    traits = Trait.ELEMENTWISE
+    free_fields = ("log_warning",)
 
     counted = False
     reason = "which elements fail is not known before all are tried"
@@ -553,6 +632,9 @@ class Batch(Node):
     parallel: int | None = None
     deterministic: bool | None = None
 
+    traits = Trait.BY_POSITION | Trait.SAME_ON_FILES
+    free_fields = ("deterministic", "parallel")
+
     @property
     def rows(self) -> int | None:
         return self.size if self.drop_remainder else None
@@ -568,6 +650,13 @@ class Batch(Node):
         return count // self.size if self.drop_remainder else -(-count // self.size)
 
 
+Unordered = Map | Interleave
+"""Operators that hand out elements as they are ready, if `deterministic` is False."""
+
+Parallel = Unordered | Batch
+"""Operators that take `parallel` and `deterministic`. Batching keeps the order in any case."""
+
+
 @node
 class PaddedBatch(Batch):
     """Consecutive elements padded to a common shape and stacked.
@@ -577,6 +666,8 @@ class PaddedBatch(Batch):
 
     shapes: tuple[TensorShape, ...] | None = None
     values: tuple[Any, ...] | None = None
+
+    traits = Trait.SAME_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
         leaves, tree = nest.flatten(inputs[0])
@@ -597,6 +688,8 @@ class RaggedBatch(Batch):
     """Consecutive elements stacked; leaves of unknown shape become `Ragged`."""
 
     row_splits: DType = int64_dtype
+
+    traits = Trait.SAME_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(self._batched, inputs[0])
@@ -632,6 +725,8 @@ class Unbatch(Node):
     input: Node
     rows: int | None = None
 
+    traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES
+
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(lambda leaf: leaf.unbatch(), inputs[0])
 
@@ -654,6 +749,8 @@ class Rebatch(Node):
     drop_remainder: bool = False
     static: bool = False
 
+    traits = Trait.SAME_ON_FILES
+
     def spec_from(self, *inputs: Any) -> Any:
         one_size = len(set(self.sizes)) == 1 and (self.drop_remainder or self.static)
         rows = self.sizes[0] if one_size else None
@@ -672,6 +769,8 @@ class Window(Node):
     shift: int
     stride: int = 1
     drop_remainder: bool = False
+
+    traits = Trait.COUNTS_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
         return nest.map_structure(DatasetSpec, inputs[0])
@@ -699,6 +798,8 @@ class GroupByWindow(Node):
     size: int | Function
     keys: tuple[int, ...] = ()
     """All keys that there can be, where that is known: each may give batches of its own shape."""
+
+    traits = Trait.MAKES_DATASETS
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE
@@ -730,6 +831,17 @@ class Shuffle(Node):
     reshuffle: bool = True
     drawn: bool = False
 
+    traits = (
+        Trait.BY_POSITION
+        | Trait.SAMPLED_BY_INPUT
+        | Trait.KEEPS_BATCH_SIZE
+        | Trait.SAME_ON_FILES
+        | Trait.SHARD_PASSES
+        | Trait.DRAWS_ORDER
+    )
+    seed_field = "seed"
+    free_fields = ("drawn", "seed")
+
     @cached_property
     def by_epoch(self) -> bool:
         return self.reshuffle or self.input.by_epoch
@@ -741,6 +853,14 @@ class Repeat(Node):
 
     input: Node
     count: int = INFINITE
+
+    traits = (
+        Trait.BY_POSITION
+        | Trait.SAMPLED_BY_INPUT
+        | Trait.KEEPS_BATCH_SIZE
+        | Trait.SAME_ON_FILES
+        | Trait.SHARD_PASSES
+    )
 
     @cached_property
     def cardinality(self) -> int:
@@ -762,6 +882,10 @@ class Take(Node):
     input: Node
     count: int
 
+    traits = (
+        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
+    )
+
     @cached_property
     def cardinality(self) -> int:
         inner = self.input.cardinality
@@ -777,6 +901,10 @@ class Skip(Node):
     input: Node
     count: int
 
+    traits = (
+        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
+    )
+
     @cached_property
     def cardinality(self) -> int:
         inner = self.input.cardinality
@@ -790,6 +918,10 @@ class Shard(Node):
     input: Node
     shards: int
     index: int
+
+    traits = (
+        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
+    )
 
     @cached_property
     def cardinality(self) -> int:
@@ -810,6 +942,8 @@ class Enumerate(Node):
     input: Node
     start: int = 0
 
+    traits = Trait.NONE
+
     def spec_from(self, *inputs: Any) -> Any:
         return (TensorSpec((), int64_dtype), inputs[0])
 
@@ -819,6 +953,8 @@ class Unique(Node):
     """Every value once, where it comes first."""
 
     input: Node
+
+    traits = Trait.NONE
 
     counted = False
     reason = "whether a value was there before depends on all before it"
@@ -830,6 +966,8 @@ class AssertCardinality(Node):
 
     input: Node
     count: int
+
+    traits = Trait.BY_POSITION | Trait.KEEPS_BATCH_SIZE
 
     @cached_property
     def cardinality(self) -> int:
@@ -851,6 +989,8 @@ class Zip(Node):
     parts: tuple[Node, ...]
     tree: Any
 
+    traits = Trait.COUNTS_ON_FILES
+
     def spec_from(self, *inputs: Any) -> Any:
         return nest.unflatten(self.tree, inputs)
 
@@ -870,6 +1010,8 @@ class Concatenate(Node):
 
     first: Node
     second: Node
+
+    traits = Trait.SAMPLED_BY_INPUT | Trait.SAME_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
         return relax(inputs[0], inputs[1], "Dataset.concatenate")
@@ -895,6 +1037,8 @@ class Choose(Node):
     parts: tuple[Node, ...]
     stop_on_empty: bool = True
 
+    traits = Trait.NONE
+
     def spec_from(self, *inputs: Any) -> Any:
         spec = inputs[1]
         for other in inputs[2:]:
@@ -919,6 +1063,16 @@ class Prefetch(Node):
 
     input: Node
     size: int
+
+    traits = (
+        Trait.ADVISORY
+        | Trait.ELEMENTWISE
+        | Trait.BY_POSITION
+        | Trait.SAMPLED_BY_INPUT
+        | Trait.KEEPS_BATCH_SIZE
+        | Trait.SAME_ON_FILES
+        | Trait.SHARD_PASSES
+    )
 
 
 class Store:
@@ -952,6 +1106,9 @@ class Cache(Node):
     filename: str
     store: Store
 
+    traits = Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.SAME_ON_FILES
+    free_fields = ("filename",)
+
     reason = "a cache is filled by one pass from the start to the end"
 
 
@@ -965,6 +1122,9 @@ class Snapshot(Node):
     reader: Function | None = None
     shard: Function | None = None
 
+    traits = Trait.SAME_ON_FILES
+    free_fields = ("compression", "path")
+
     reason = "a snapshot is filled by one pass from the start to the end"
 
 
@@ -974,6 +1134,16 @@ class WithOptions(Node):
 
     input: Node
     options: Options
+
+    traits = (
+        Trait.ADVISORY
+        | Trait.ELEMENTWISE
+        | Trait.BY_POSITION
+        | Trait.SAMPLED_BY_INPUT
+        | Trait.KEEPS_BATCH_SIZE
+        | Trait.SAME_ON_FILES
+        | Trait.SHARD_PASSES
+    )
 
 
 def options_of(node: Node) -> Options:
@@ -1011,6 +1181,8 @@ class Tail(Node):
     input: Node
     start: int
 
+    traits = Trait.NONE
+
     @cached_property
     def cardinality(self) -> int:
         inner = self.input.cardinality
@@ -1024,6 +1196,8 @@ class Round(Node):
     input: Node
     number: int
 
+    traits = Trait.NONE
+
 
 @node
 class Part(Node):
@@ -1031,6 +1205,8 @@ class Part(Node):
 
     input: Node
     number: int
+
+    traits = Trait.ELEMENTWISE
 
     reason = "it is one of several parts"
 
@@ -1086,6 +1262,19 @@ class Distribute(Node):
     known: int = UNKNOWN
     repetitions: Repetitions = dataclasses.field(default_factory=Repetitions)
 
+    traits = Trait.NONE
+    free_fields = (
+        "compression",
+        "consumer_index",
+        "dataset_id",
+        "job_name",
+        "max_outstanding",
+        "service",
+        "target",
+        "trainer",
+        "transfer",
+    )
+
     def spec_from(self, *inputs: Any) -> Any:
         return inputs[0] if inputs else self.element
 
@@ -1096,6 +1285,10 @@ class Distribute(Node):
 
     reason = "the service decides who computes what"
     sealed = True
+
+    @property
+    def loose(self) -> bool:
+        return True
 
     @property
     def sharded_elsewhere(self) -> bool:

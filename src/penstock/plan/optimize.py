@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.plan.nodes import (
-    Interleave,
     Map,
     Node,
     Prefetch,
@@ -19,6 +18,7 @@ from penstock.plan.nodes import (
     Shuffle,
     Skip,
     Take,
+    Unordered,
     WithOptions,
     options_of,
 )
@@ -144,7 +144,7 @@ def loosened(node: Node) -> Node:
     if node.sealed:
         return node
     node = node.with_inputs(tuple(loosened(part) for part in node.inputs))
-    if isinstance(node, Interleave | Map):
+    if isinstance(node, Unordered):
         if node.parallel is not None and node.deterministic is None:
             return replace(node, deterministic=False)
     return node

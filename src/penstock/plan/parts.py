@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from penstock.plan import nodes
 from penstock.plan.bounds import bounded
 from penstock.plan.nodes import Node
+from penstock.plan.traits import Trait
 
 PART_BYTES = 8 << 20
 """So large is a part: some for each of many workers fit into what a client holds."""
@@ -104,9 +105,9 @@ def _is_divisible(reader: nodes.Records) -> bool:
 def _names(node: Node) -> tuple[list[Any], bool]:
     """The names of files, where they stand in the plan; whether their order is drawn."""
     drawn = False
-    while isinstance(node, nodes.Shuffle | nodes.Prefetch | nodes.WithOptions):
+    while Trait.ADVISORY in node.traits or isinstance(node, nodes.Shuffle):
         drawn = drawn or isinstance(node, nodes.Shuffle)
-        node = node.input
+        node = node.inputs[0]
     return (node.data.chunk.elements() if isinstance(node, nodes.Slices) else []), drawn
 
 

@@ -13,6 +13,7 @@ from penstock.plan import nodes
 from penstock.plan.bounds import bounded
 from penstock.plan.nodes import INFINITE, UNKNOWN, Node
 from penstock.plan.parts import divided_files
+from penstock.plan.traits import Trait
 
 ENDLESS = -1
 """The number of pieces of a plan that has infinitely many."""
@@ -20,12 +21,6 @@ ENDLESS = -1
 _PIECES = 1024
 _LONGEST = 1024
 _ENDLESS_LENGTH = 256
-
-_ELEMENTWISE = (
-    *(nodes.Map, nodes.Interleave, nodes.Unbatch, nodes.IgnoreErrors, nodes.Records),
-    *(nodes.Prefetch, nodes.WithOptions, nodes.Part),
-)
-"""What does with each element what it would do with that element alone."""
 
 
 class Turns(NamedTuple):
@@ -62,7 +57,7 @@ def pieces_of(node: Node) -> Pieces | None:
             return Pieces(files.streams, files.make)
         case nodes.Concatenate(first, second):
             return _both(pieces_of(first), pieces_of(second))
-        case _ if _is_elementwise(node):
+        case _ if Trait.ELEMENTWISE in node.traits:
             return _over(node, pieces_of(node.inputs[0]))
     return None
 
@@ -81,11 +76,6 @@ def _over(node: Node, inner: Pieces | None) -> Pieces | None:
 def takes_turns(node: Node) -> bool:
     """Whether an operator gives elements of several inputs in turn."""
     return isinstance(node, nodes.Interleave) and node.cycle > 1
-
-
-def _is_elementwise(node: Node) -> bool:
-    """Whether each element is treated for itself."""
-    return isinstance(node, _ELEMENTWISE) or type(node) is nodes.Filter
 
 
 def _ranges(node: Node) -> Pieces:

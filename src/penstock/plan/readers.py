@@ -14,15 +14,10 @@ from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.plan.seeds import scoped
+from penstock.plan.traits import Trait
 
 _FORMATS = ("text", "tfrecord", "fixed")
 """The formats whose files TensorFlow divides between workers; others it divides by element."""
-
-_PICKING = (
-    *(nodes.Shuffle, nodes.Repeat, nodes.Take, nodes.Skip, nodes.Shard, nodes.Filter),
-    *(nodes.Prefetch, nodes.Cache, nodes.WithOptions, nodes.Concatenate),
-)
-"""What gives elements of its first input as they are."""
 
 
 def is_reader(node: Node) -> bool:
@@ -61,6 +56,6 @@ def _sample(node: Node) -> Any:
             return as_element(_called(function, _sample(source)))
         case nodes.Zip(parts, tree):
             return nest.unflatten(tree, [_sample(part) for part in parts])
-        case _ if isinstance(node, _PICKING):
+        case _ if Trait.SAMPLED_BY_INPUT in node.traits:
             return _sample(node.inputs[0])
     raise LookupError(f"{node.label} has no sample")

@@ -7,30 +7,8 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import (
-    Cache,
-    Choices,
-    GroupByWindow,
-    Interleave,
-    Map,
-    Node,
-    Prefetch,
-    Random,
-    Shard,
-    Shuffle,
-    Snapshot,
-    WithOptions,
-)
-
-_FREE = {
-    *("parallel", "deterministic", "seed", "random", "drawn", "log_warning", "filename", "path"),
-    *("service", "job_name", "consumer_index", "max_outstanding", "transfer", "compression"),
-    *("trainer", "target", "dataset_id"),
-}
-"""Settings that may differ between the plan that saved a state and the one that loads it."""
-
-SEEDS = {Shuffle: "seed", Random: "seed", Choices: "seed", Map: "random"}
-"""The operators that have a seed, and the field that it is in."""
+from penstock.plan.nodes import Cache, Node, Shard, Snapshot
+from penstock.plan.traits import Trait
 
 
 def structure(node: Node) -> str:
@@ -40,7 +18,7 @@ def structure(node: Node) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    if not isinstance(node, Prefetch | WithOptions):
+    if Trait.ADVISORY not in node.traits:
         yield node.label
         yield ",".join(_settings(node))
     for part in node.inputs:
@@ -54,15 +32,14 @@ def _settings(node: Node) -> Iterator[str]:
     for field in fields(node):
         value = getattr(node, field.name)
         plain = isinstance(value, int | str | DType) or value is None
-        if plain and field.name not in _FREE:
+        if plain and field.name not in node.free_fields:
             yield f"{field.name}={value}"
 
 
 def seeds_of(node: Node) -> list[int]:
     """The seeds in a plan, inputs first."""
     found = [seed for part in node.inputs for seed in seeds_of(part)]
-    name = SEEDS.get(type(node))
-    seed = None if name is None else getattr(node, name)
+    seed = None if node.seed_field is None else getattr(node, node.seed_field)
     return found if seed is None else [*found, seed]
 
 
@@ -71,7 +48,7 @@ def draws_order(node: Node) -> bool:
 
     What a service makes, and what is read from files once they are filled, is the same for all.
     """
-    if isinstance(node, Shuffle | Random | Choices) and node.drawn:
+    if Trait.DRAWS_ORDER in node.traits and node.has_drawn_seed:
         return True
     shared = (
         node.sealed or isinstance(node, Snapshot) or (isinstance(node, Cache) and node.filename)
@@ -90,7 +67,7 @@ def draws_inside(node: Node) -> bool:
 
 
 def _makes_datasets(node: Node) -> bool:
-    own = isinstance(node, Interleave | GroupByWindow)
+    own = Trait.MAKES_DATASETS in node.traits
     return own or (not node.sealed and any(map(_makes_datasets, node.inputs)))
 
 
@@ -101,7 +78,7 @@ def reseeded(node: Node, seeds: list[int]) -> Node:
 
 def _reseeded(node: Node, waiting: list[int]) -> Node:
     node = node.with_inputs(tuple(_reseeded(part, waiting) for part in node.inputs))
-    name = SEEDS.get(type(node))
+    name = node.seed_field
     if name is None or getattr(node, name) is None or not waiting:
         return node
     seed = waiting.pop(0)

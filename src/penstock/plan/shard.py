@@ -15,20 +15,7 @@ from penstock.plan.nodes import UNKNOWN, Node, Store, options_of
 from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
 from penstock.plan.readers import is_reader
 from penstock.plan.seeds import derive
-
-_ANYWHERE = {
-    *(nodes.Map, nodes.Filter, nodes.Interleave, nodes.FlatMap),
-    *(nodes.Batch, nodes.PaddedBatch, nodes.RaggedBatch, nodes.Unbatch, nodes.Rebatch),
-    *(nodes.Shuffle, nodes.Repeat, nodes.Concatenate),
-    *(nodes.Prefetch, nodes.Cache, nodes.Snapshot, nodes.WithOptions),
-}
-"""What does the same to the elements of some files as to those of all."""
-
-_COUNTING = {nodes.Take, nodes.Skip, nodes.Shard, nodes.Window, nodes.Zip}
-"""What can be done to the elements of some files, but then gives others in all."""
-
-_PASSING = {nodes.Shuffle, nodes.Map, nodes.Filter, nodes.Repeat, nodes.Prefetch, nodes.WithOptions}
-"""What a shard of file names may move below without losing a name."""
+from penstock.plan.traits import Trait
 
 
 @dataclass(frozen=True)
@@ -161,7 +148,7 @@ def in_order(node: Node) -> Node:
     if node.sealed:
         return _asking_for_order(node)
     node = node.with_inputs(tuple(map(in_order, node.inputs)))
-    if isinstance(node, nodes.Map | nodes.Interleave | nodes.Batch):
+    if isinstance(node, nodes.Parallel):
         if node.parallel is not None and node.deterministic is not True:
             return replace(node, deterministic=True)
     return node
@@ -208,9 +195,8 @@ def _by_data(plan: Node, share: _Share, why: str) -> Sharding:
 
 def _at_end(node: Node, share: _Share) -> Node:
     """The last operator is a shard, except that nothing is prefetched for other workers."""
-    match node:
-        case nodes.Prefetch(source) | nodes.WithOptions(source):
-            return node.with_inputs((_at_end(source, share),))
+    if Trait.ADVISORY in node.traits:
+        return node.with_inputs((_at_end(node.inputs[0], share),))
     return share.of(node)
 
 
@@ -255,11 +241,10 @@ class _Files:
         """The plan over this worker's files; of no use if it turns out `unfit`."""
         if is_reader(node):
             return self._share.above(node, (self._names(node.label, node.inputs[0]),))
-        kind = type(node)
-        if kind in _COUNTING:
+        if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
-        elif kind not in _ANYWHERE:
+        elif Trait.SAME_ON_FILES not in node.traits:
             self.unfit = self.unfit or f"{node.label} {_unfit(node)}"
             return node
         return self._share.above(node, tuple(map(self.divide, node.inputs)))
@@ -267,7 +252,7 @@ class _Files:
     def _names(self, label: str, node: Node) -> Node:
         """This worker's part of the names; below a shuffle, so that its files stay its own."""
         random = isinstance(node, nodes.Map) and node.random is not None
-        if type(node) in _PASSING and not random and _is_shuffled(node):
+        if Trait.SHARD_PASSES in node.traits and not random and _is_shuffled(node):
             return node.with_inputs((self._names(label, node.inputs[0]),))
         count, workers = node.cardinality, self._share.workers
         if 0 < count < workers:
@@ -281,6 +266,6 @@ def _is_shuffled(node: Node) -> bool:
 
 
 def _unfit(node: Node) -> str:
-    if isinstance(node, nodes.Records | nodes.Saved):
+    if Trait.READS_FILES in node.traits:
         return "is not divided by files"
     return "needs the elements of all files in one place" if node.inputs else "does not read files"

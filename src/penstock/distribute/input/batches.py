@@ -25,19 +25,7 @@ from penstock.errors import InvalidArgumentError, UnbatchedError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.options import AutoShardPolicy
-
-_TRANSPARENT = (
-    nodes.AssertCardinality,
-    nodes.Cache,
-    nodes.Filter,
-    nodes.Prefetch,
-    nodes.Repeat,
-    nodes.Shard,
-    nodes.Shuffle,
-    nodes.Skip,
-    nodes.Take,
-    nodes.WithOptions,
-)
+from penstock.plan.traits import Trait
 
 
 @dataclass(frozen=True)
@@ -111,7 +99,7 @@ def _made_by(plan: Node) -> int | None:
     if isinstance(plan, nodes.Concatenate | nodes.Zip):
         sizes = {_made_by(part) for part in plan.inputs}
         return sizes.pop() if len(sizes) == 1 else None
-    if isinstance(plan, _TRANSPARENT) and not isinstance(plan, nodes.TakeWhile):
+    if Trait.KEEPS_BATCH_SIZE in plan.traits:
         return _made_by(plan.inputs[0])
     return None
 
@@ -119,9 +107,12 @@ def _made_by(plan: Node) -> int | None:
 def probable_batch_size(plan: Node, spec: Any) -> int | None:
     """The same, looking through functions, which seldom change the number of rows."""
     size = batch_size(plan, spec)
-    while size is None and isinstance(plan, (*_TRANSPARENT, nodes.Map, nodes.Batch)):
+    while size is None:
         if isinstance(plan, nodes.Batch):
             return plan.size
+        calls = isinstance(plan, nodes.Map | nodes.TakeWhile)
+        if not calls and Trait.KEEPS_BATCH_SIZE not in plan.traits:
+            return None
         plan = plan.inputs[0]
         size = _made_by(plan)
     return size
@@ -129,7 +120,7 @@ def probable_batch_size(plan: Node, spec: Any) -> int | None:
 
 def _culprit(plan: Node) -> Node:
     """The operator that hides the batch size."""
-    while isinstance(plan, _TRANSPARENT) and not isinstance(plan, nodes.TakeWhile):
+    while Trait.KEEPS_BATCH_SIZE in plan.traits:
         plan = plan.inputs[0]
     return plan
 

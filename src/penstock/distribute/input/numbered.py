@@ -14,22 +14,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.spec import TensorSpec
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
-
-_MOVING = frozenset(
-    {
-        nodes.AssertCardinality,
-        nodes.Batch,
-        nodes.Prefetch,
-        nodes.Repeat,
-        nodes.Shard,
-        nodes.Shuffle,
-        nodes.Skip,
-        nodes.Take,
-        nodes.WithOptions,
-    }
-)
-"""Operators that decide by number alone. Subclasses of Batch look at shapes."""
-
+from penstock.plan.traits import Trait
 
 NUMBERS = TensorSpec([None], "int64")
 """What a batch of such a plan, or a part of one, looks like."""
@@ -55,7 +40,7 @@ def _numbered(plan: Node) -> tuple[Numbered | None, int]:
         if not all(isinstance(c, np.ndarray) and c.dtype.isnative for c in rows.columns):
             return None, 0
         return Numbered(nodes.Range(0, len(rows), 1, NUMBERS.dtype), rows), 0
-    if type(plan) not in _MOVING:
+    if Trait.BY_POSITION not in plan.traits:
         return None, 0
     inner, batches = _numbered(plan.inputs[0])
     if inner is None:

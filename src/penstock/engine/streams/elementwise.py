@@ -19,7 +19,7 @@ from penstock.engine.results import Results
 from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.engine.trail import drawn, put_place
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
-from penstock.plan.nodes import Filter, Map, Scan
+from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
 from penstock.plan.seeds import generator, numbers_from
 
 log = logging.getLogger("penstock")
@@ -120,7 +120,7 @@ class Seeded:
 class FilterStream(Stream):
     """The elements for which a predicate holds."""
 
-    def __init__(self, node: Filter, source: Stream, ordinal: State) -> None:
+    def __init__(self, node: Filter | TakeWhile, source: Stream, ordinal: State) -> None:
         self.inputs = (source,)
         self._feed = Inlet(source)
         self._calls = Calls(node.label, node.function)
@@ -192,7 +192,7 @@ def _is_flag(value: Any) -> bool:
 class TakeWhileStream(FilterStream):
     """The elements before the first for which the predicate does not hold."""
 
-    def __init__(self, node: Filter, source: Stream, state: State) -> None:
+    def __init__(self, node: TakeWhile, source: Stream, state: State) -> None:
         super().__init__(node, source, None if state is None else state[0])
         self._ended: bool = state is not None and state[1]
 
