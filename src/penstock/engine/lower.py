@@ -13,6 +13,7 @@ from penstock.engine.access import access, key_of, round_length
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
 from penstock.engine.gather import Gather
+from penstock.engine.heap import keep_freed_memory
 from penstock.engine.logs import Sequels
 from penstock.engine.meters import Tap
 from penstock.engine.parallel import ParallelMapStream
@@ -47,6 +48,7 @@ _GATHER_THREADS = 16
 
 def open_plan(node: Node, state: State, context: Context) -> Stream:
     """The streams of a plan, from a state (None: the start)."""
+    keep_freed_memory()
     if isinstance(state, dict) and "skip" in state:
         stream = open_plan(node, state["from"], context)
         discard(stream, state["skip"])
