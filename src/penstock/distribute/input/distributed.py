@@ -1,64 +1,88 @@
-"""`DistributedIterator`: step by step, what every replica of this process gets.
+"""`DistributedDataset` and its iterator: in each step, one portion for every replica.
 
-Workers agree on the end: a worker whose data has run out goes on with portions without rows until
-all have. They agree once, before the first step, where every worker knows how many it has.
+All workers make the same number of steps. A worker whose data has ended delivers portions without
+rows until every worker's data has ended. Workers compare the number of their steps once, before the
+first step, if all know it; else they compare in each step whether they have data.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from penstock.distribute import replica_context
-from penstock.distribute.input.steps import Pipeline, Steps
+from penstock.distribute.input.delivery_plan import DeliveryPlan
+from penstock.distribute.input.steps import StepIterator
 from penstock.distribute.replicas import Replicas
-from penstock.distribute.values.per_replica import PerReplica
-from penstock.element import nest
 from penstock.element.optional import Optional
 from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan import show
 from penstock.plan.nodes import Repetitions
-from penstock.plan.seeds import derive
 
 _ENDED, _READY, _FAILED = 0, 1, 2
 
 
-@dataclass(frozen=True)
-class Face:
-    """What a dataset's steps look like from outside; the same for all of its iterators.
+class DistributedDataset:
+    """A dataset that delivers its elements to the replicas of a strategy; made by the strategy.
 
-    `value` makes a step's value of its leaves (replica by replica), `blank` the leaves of the
-    portions of some replicas (the first, how many) without data. `steps` is how many there are, -1
-    if unknown; `drops` says that incomplete ones are left out.
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(5).batch(4))
+    >>> for value in dataset:
+    ...     print(strategy.experimental_local_results(value))
+    (array([0, 1]), array([2, 3]))
+    (array([4]), array([], dtype=int64))
     """
 
-    spec: Any
-    value: Callable[[Sequence[Any]], Any]
-    blank: Callable[[int, int], list[Any]]
-    steps: int
-    endless: bool
-    drops: bool
-    last_batch: str
+    def __init__(self, strategy: Any, plan: DeliveryPlan) -> None:
+        self._strategy = strategy
+        self._plan = plan
+        self._iterations = [Repetitions() for _ in plan.inputs]
+
+    def __iter__(self) -> DistributedIterator:
+        replica_context.require_cross_replica(self._strategy, "iter(DistributedDataset)")
+        steps = [
+            StepIterator(self._plan, number, iterations)
+            for number, iterations in enumerate(self._iterations)
+        ]
+        return DistributedIterator(self._strategy, self._plan, steps)
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of each step: a structure of `PerReplicaSpec`."""
+        return self._plan.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """How many global batches there are; -1 for endless, -2 for unknown."""
+        return self._plan.cardinality
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """`reduce_func(state, step)` over all steps; returns the last state."""
+        state = initial_state
+        for step in self:
+            state = reduce_func(state, step)
+        return state
+
+    def explain(self) -> str:
+        """What this worker reads, and how it is cut: the policy, the rule and the reasons."""
+        trees = [line for plan in self._plan.inputs for line in show.tree(plan)]
+        return "\n".join([*self._plan.reasons, "", "this worker reads:", *trees])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise InvalidTypeError(
+            "DistributedDataset: cannot be pickled; pickle the dataset and distribute it again"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} element_spec={self.element_spec}>"
 
 
-def wrapped(tree: nest.Tree) -> Callable[[Sequence[Any]], Any]:
-    """Makes a structure of `PerReplica` of the leaves of all replicas."""
-    count = tree.num_leaves
-    if tree.is_leaf():
-        return PerReplica
-    if tree.type is tuple and tree.num_nodes == count + 1:
-        return lambda leaves: tuple([PerReplica(leaves[i::count]) for i in range(count)])
-    return lambda leaves: nest.unflatten(tree, [PerReplica(leaves[i::count]) for i in range(count)])
-
-
-def bare(tree: nest.Tree) -> Callable[[Sequence[Any]], Any]:
-    """The value of the only replica, as it is."""
-    return lambda leaves: nest.unflatten(tree, leaves)
+class DistributedDatasetsFromFunction(DistributedDataset):
+    """Whole elements of datasets that a function made, one for each worker or replica."""
 
 
 class DistributedIterator:
@@ -78,16 +102,21 @@ class DistributedIterator:
     array([4, 5, 6, 7])
     """
 
-    def __init__(self, strategy: Any, replicas: Replicas, steps: list[Steps], face: Face) -> None:
+    def __init__(self, strategy: Any, plan: DeliveryPlan, steps: list[StepIterator]) -> None:
         self._strategy = strategy
-        self._replicas = replicas
+        self._plan = plan
+        self._replicas: Replicas = plan.replicas
         self._steps = steps
-        self._face = face
-        self._over = False
-        self._agreed: int | None = None
+        """One for each input of the plan."""
+        self._make_value = plan.make_value
+        self._lock = threading.Lock()
+        """Guards the fields below, which only `_next_of_many` and `load_state_dict` use."""
+        self._is_over = False
+        self._agreed_steps: int | None = None
+        """The number of steps of all workers, -1 if some worker does not know; None at first."""
         self._taken = 0
         self._latest: list[list[Any]] = []
-        self._lock = threading.Lock()
+        """The leaves of the latest step, for each input."""
 
     def __iter__(self) -> DistributedIterator:
         return self
@@ -99,13 +128,13 @@ class DistributedIterator:
         return value
 
     def _drops(self, present: int) -> bool:
-        """Whether a step is left out because not all replicas have a portion of one shape."""
-        if present >= self._replicas.here or not self._face.drops:
+        """Whether a step is left out because some replica has no portion of the usual shape."""
+        if present >= self._replicas.here or not self._plan.drops_incomplete:
             return False
-        return not any(steps.surprised for steps in self._steps)
+        return not any(steps.is_surprised for steps in self._steps)
 
     def get_next(self) -> Any:
-        """What every replica gets in the next step; `OutOfRangeError` at the end."""
+        """The next step: one value per replica; `OutOfRangeError` at the end."""
         try:
             present, value = self._next("get_next")
         except StopIteration:
@@ -124,76 +153,80 @@ class DistributedIterator:
 
     @property
     def element_spec(self) -> Any:
-        return self._face.spec
+        return self._plan.element_spec
 
     def _next(self, call: str) -> tuple[int, Any]:
+        """The number of portions with data in the next step, and its value."""
         replica_context.require_cross_replica(self._strategy, f"DistributedIterator.{call}")
         if self._replicas.collectives is None and len(self._steps) == 1:
             present, leaves = next(self._steps[0])
-            return present, self._face.value(self._steps[0].receive(leaves))
+            return present, self._make_value(self._steps[0].receive(leaves))
         with self._lock:
             return self._next_of_many()
 
     def _next_of_many(self) -> tuple[int, Any]:
-        """A step of several pipelines, here or in other processes."""
-        if self._over:
+        """A step of several inputs, in this process or in several."""
+        if self._is_over:
             raise StopIteration
         try:
-            found = [_step(steps) for steps in self._steps]
+            found = [_pull_step(steps) for steps in self._steps]
         except Exception:
-            self._agree(_FAILED)
+            self._agree_on_step(_FAILED)
             raise
-        here = any(found) and not (self._face.last_batch == "drop" and not all(found))
-        if not self._agree(_READY if here else _ENDED):
-            self._over = True
+        if not self._agree_on_step(_READY if self._has_step(found) else _ENDED):
+            self._is_over = True
             raise StopIteration
         self._taken += 1
-        each = [step or (0, self._stand_in(i)) for i, step in enumerate(found)]
+        each = [step or (0, self._blank_step(i)) for i, step in enumerate(found)]
         self._latest = [leaves for _, leaves in each]
         present = sum(count for count, _ in each)
         leaves = [leaf for _, part in each for leaf in part]
         # A worker without data takes part all the same: for it the step is complete.
         counted = self._replicas.here if self._replicas.collectives is not None else present
-        return counted, self._face.value(leaves)
+        return counted, self._make_value(leaves)
 
-    def _stand_in(self, pipeline: int) -> list[Any]:
-        """What the replicas of a pipeline without data get."""
-        if self._face.last_batch == "repeat" and self._latest:
-            return self._latest[pipeline]
-        each = self._replicas.here // len(self._steps)
-        return self._face.blank(pipeline * each, each)
+    def _has_step(self, found: list[Any]) -> bool:
+        """Whether enough inputs of this process have data for a step."""
+        return all(found) if self._plan.options.last_batch == "drop" else any(found)
 
-    def _agree(self, flag: int) -> bool:
-        """Whether there is a step, for all workers."""
+    def _blank_step(self, number: int) -> list[Any]:
+        """The leaves for the replicas of an input that has no data left."""
+        if self._plan.options.last_batch == "repeat" and self._latest:
+            return self._latest[number]
+        each = self._plan.replicas_per_input
+        return self._plan.blank_leaves(number * each, each)
+
+    def _agree_on_step(self, flag: int) -> bool:
+        """Whether all workers make another step; every worker must call this equally often."""
         collectives = self._replicas.collectives
-        if collectives is None or self._face.endless:
+        if collectives is None or self._plan.is_endless:
             return flag == _READY
-        if self._agreed is None:
-            counts = collectives.gather(np.array([self._face.steps]))
-            known = [int(count[0]) for count in counts]
-            dropped = min if self._face.last_batch == "drop" else max
-            self._agreed = dropped(known) if min(known) >= 0 else -1
-        if self._agreed >= 0:
-            return flag == _READY or self._taken < self._agreed
+        # With "drop" the first worker without data ends the iteration, else the last one does.
+        combine = min if self._plan.options.last_batch == "drop" else max
+        if self._agreed_steps is None:
+            counts = [int(one[0]) for one in collectives.gather(np.array([self._plan.steps]))]
+            self._agreed_steps = combine(counts) if min(counts) >= 0 else -1
+        if self._agreed_steps >= 0:
+            return flag == _READY or self._taken < self._agreed_steps
         flags = [int(one[0]) for one in collectives.gather(np.array([flag]))]
         if _FAILED in flags and flag != _FAILED:
             raise AbortedError(
                 f"DistributedIterator.next: worker {flags.index(_FAILED)} of {len(flags)} could "
                 "not make its next element; see its own error"
             )
-        return (min if self._face.last_batch == "drop" else max)(flags) == _READY
+        return combine(flags) == _READY
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iteration is; small. It fits any number of replicas with these batches.
 
-        With several workers each saves, and is given back, its own.
+        With several workers, each worker saves and restores its own state.
         """
         if len(self._steps) == 1:
             return self._steps[0].state_dict()
         return {"replicas": [steps.state_dict() for steps in self._steps]}
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from `state`, exactly: the same rest of the sequence of batches."""
+        """Continues from `state` with exactly the rest of the sequence of batches."""
         states = state.get("replicas") if isinstance(state, dict) else None
         states = states if isinstance(states, list) else [state]
         if len(states) != len(self._steps):
@@ -205,10 +238,10 @@ class DistributedIterator:
             steps.check(one)
         for steps, one in zip(self._steps, states, strict=True):
             steps.load_state_dict(one)
-        self._over, self._agreed, self._taken = False, None, self._steps[0].taken
+        self._is_over, self._agreed_steps, self._taken = False, None, self._steps[0].taken
 
     def close(self) -> None:
-        """Ends the iteration and its threads; twice is fine."""
+        """Ends the iteration and its threads; calling it again does nothing."""
         for steps in self._steps:
             steps.close()
 
@@ -225,93 +258,10 @@ class DistributedIterator:
         )
 
 
-def _step(steps: Steps) -> tuple[int, list[Any]] | None:
+def _pull_step(steps: StepIterator) -> tuple[int, list[Any]] | None:
+    """The next step of one input: the number of portions with data, and the leaves."""
     try:
         present, leaves = next(steps)
     except StopIteration:
         return None
-    return present, list(steps.receive(leaves))
-
-
-class DistributedDataset:
-    """A dataset whose elements stand on the replicas of a strategy; made by the strategy.
-
-    >>> import penstock as tf
-    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    >>> dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(5).batch(4))
-    >>> for value in dataset:
-    ...     print(strategy.experimental_local_results(value))
-    (array([0, 1]), array([2, 3]))
-    (array([4]), array([], dtype=int64))
-    """
-
-    def __init__(self, strategy: Any, pipelines: list[Pipeline], face: Face, built: Built) -> None:
-        self._strategy = strategy
-        self._replicas: Replicas = strategy._replicas
-        self._pipelines = pipelines
-        self._face = face
-        self._built = built
-        self._iterations = [Repetitions() for _ in pipelines]
-
-    def __iter__(self) -> DistributedIterator:
-        replica_context.require_cross_replica(self._strategy, "iter(DistributedDataset)")
-        key = partial(derive, self._built.key)
-        each = self._replicas.here // len(self._pipelines)
-        pairs = zip(self._pipelines, self._iterations, strict=True)
-        steps = [
-            Steps(pipeline, iterations, key, partial(self._delivery, i * each, each))
-            for i, (pipeline, iterations) in enumerate(pairs)
-        ]
-        return DistributedIterator(self._strategy, self._replicas, steps, self._face)
-
-    def _delivery(self, first: int, count: int) -> Any:
-        handles = self._built.handles[first : first + count]
-        owners = [-1, *(i for i in range(count) for _ in range(self._built.leaves))]
-        return self._replicas.backend.delivery(handles, owners, self._pipelines[0].ahead)
-
-    @property
-    def element_spec(self) -> Any:
-        """What stands on the replicas in each step: a structure of `PerReplicaSpec`."""
-        return self._face.spec
-
-    @property
-    def cardinality(self) -> int:
-        """How many global batches there are; -1 for endless, -2 for unknown."""
-        return self._built.cardinality
-
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """`reduce_func(state, step)` over all steps; gives the last state."""
-        state = initial_state
-        for step in self:
-            state = reduce_func(state, step)
-        return state
-
-    def explain(self) -> str:
-        """What this worker reads, and how it is cut: the policy, the rule and the reasons."""
-        return "\n".join([*self._built.story, "", "this worker reads:", *self._trees()])
-
-    def _trees(self) -> list[str]:
-        return [line for pipeline in self._pipelines for line in show.tree(pipeline.plan)]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise InvalidTypeError(
-            "DistributedDataset: cannot be pickled; pickle the dataset and distribute it again"
-        )
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} element_spec={self.element_spec}>"
-
-
-class DistributedDatasetsFromFunction(DistributedDataset):
-    """Whole elements of datasets that a function made, one for each worker or replica."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """What was decided when a dataset was distributed."""
-
-    story: tuple[str, ...]
-    cardinality: int
-    leaves: int
-    handles: tuple[Any, ...]
-    key: int
+    return present, steps.receive(leaves)

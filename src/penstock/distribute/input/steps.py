@@ -1,15 +1,14 @@
-"""Steps: the iterator of one input pipeline, which gives what its replicas get in each step.
+"""Steps: iterates over one input of a `DeliveryPlan`, step by step.
 
-The pipeline is opened, cut into portions, moved to the devices and pulled ahead by a thread; what
-the user has been given counts in a state, never what was made ahead.
+A thread reads the input ahead, cuts it into portions and moves them to the devices. A state counts
+the steps that the caller has received, never those that were prepared ahead.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Iterator as PythonIterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
 from penstock.distribute.backends import Delivery
-from penstock.distribute.input.numbered import numbered
-from penstock.distribute.input.portions import PortionsStream, Position
+from penstock.distribute.input.delivery_plan import DeliveryPlan
+from penstock.distribute.input.numbered import NUMBERS, numbered
+from penstock.distribute.input.portions import Position
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.spec import TensorShape
@@ -31,50 +31,35 @@ from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Node, Repetitions
 from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.seeds import derive
 
-Cuts = Mapping[str, Callable[[Stream, Position], PortionsStream]]
-"""How the elements of a plan are cut into portions, by the names of the rules."""
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A plan, how it is cut, and how far ahead of its use.
-
-    `rule` is how it is cut from the start; an iterator that goes on from a state may have to go on
-    cutting as that one did, so `cuts` may know other rules. `numbers` are the same for batches of
-    row numbers; None if rows cannot travel as numbers. `shapes` are those of a portion's leaves, if
-    samples say that they are always the same.
-    """
-
-    plan: Node
-    rule: str
-    cuts: Cuts
-    ahead: int
-    numbers: Cuts | None = None
-    shapes: tuple[TensorShape | None, ...] = ()
+_CALL = "DistributedIterator.load_state_dict"
+_FIELDS = {"at", "row", "more", "step", "told", "odd"}
 
 
 class DeliveryStream(Stream):
     """Chunks of steps on their way to the devices."""
 
-    def __init__(self, source: Stream, delivery: Delivery, shapes: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, source: Stream, delivery: Delivery, shapes: Sequence[Any], is_surprised: bool
+    ) -> None:
         self.inputs = (source,)
         self._source = source
         self._delivery = delivery
         self._shapes = shapes
-        self.surprised = False
+        self.is_surprised = is_surprised
         """Whether a leaf had another shape than all samples."""
 
     def pull(self, limit: int) -> Chunk:
         chunk = self._source.pull(limit)
-        if self._shapes and not self.surprised:
+        if self._shapes and not self.is_surprised:
             present, *leaves = chunk.columns
             there = leaves[: int(present[0]) * len(self._shapes)]
-            self.surprised = not all(map(_has_shape, there, itertools.cycle(self._shapes)))
+            self.is_surprised = not all(map(_has_shape, there, itertools.cycle(self._shapes)))
         return self._delivery.send(chunk)
 
     def save(self) -> State:
-        return {**self._source.save(), "odd": self.surprised}
+        return {**self._source.save(), "odd": self.is_surprised}
 
     def close(self) -> None:
         super().close()
@@ -87,115 +72,121 @@ def _has_shape(column: Column, shape: TensorShape | None) -> bool:
     return isinstance(column, np.ndarray) and column.shape[1:] == shape.dims
 
 
-class Steps(Iterator):
-    """Iterates over the steps of a pipeline: pairs of `present` and the leaves of all portions."""
+class StepIterator(Iterator):
+    """An `Iterator` whose elements are steps: pairs of `present` and the leaves of all portions.
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        iterations: Repetitions,
-        key: Callable[[int], int],
-        delivery: Callable[[], Delivery],
-    ) -> None:
-        super().__init__(pipeline.plan, ENVIRONMENT, iterations)
-        self._key = key(self._iteration)
-        self._pipeline = pipeline
-        self._rule = pipeline.rule
-        self._deliver = delivery
+    It replaces the two hooks of `Iterator` that open streams and make elements of a chunk. Its
+    states also name the rule by which batches are cut.
+    """
+
+    def __init__(self, delivery_plan: DeliveryPlan, number: int, iterations: Repetitions) -> None:
+        super().__init__(delivery_plan.inputs[number], ENVIRONMENT, iterations)
+        self._delivery_plan = delivery_plan
+        self._number = number
+        self._key = derive(delivery_plan.key, self._iteration)
+        self._rule = delivery_plan.rule.name
 
     def _streams(self, context: Context) -> Stream:
-        mark, skipped = _parts(self._at)
-        odd = mark.get("odd", False)
-        position = Position(**{name: mark[name] for name in mark if name != "odd"})
-        plan, cuts, delivery = self._route()
-        self._delivery = delivery
+        saved, skipped = _split_place(self._at)
+        position = Position(**{name: saved[name] for name in saved if name != "odd"})
+        plan, portion, self._delivery = self._choose_delivery()
         source = open_plan(plan, position.at, context)
-        portions = cuts[self._rule](source, position)
-        stream = self._sent = DeliveryStream(portions, delivery, self._pipeline.shapes)
-        stream.surprised = odd
+        portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
+        stream = self._delivered = DeliveryStream(
+            portions,
+            self._delivery,
+            shapes=self._delivery_plan.sampled_shapes,
+            is_surprised=saved.get("odd", False),
+        )
         discard(stream, skipped)
-        if not self._pipeline.ahead or context.inline:
+        ahead = self._delivery_plan.options.ahead
+        if not ahead or context.inline:
             return stream
-        return PrefetchStream(stream, Depth(self._pipeline.ahead, Budget.of(context.options)))
+        return PrefetchStream(stream, Depth(ahead, Budget.of(context.options)))
 
-    def _route(self) -> tuple[Node, Cuts, Delivery]:
-        """What is read, how it is cut, and who moves it: rows, or their numbers if that is less."""
-        delivery, by_number = self._deliver(), self._pipeline.numbers
-        late = numbered(self._plan) if by_number is not None else None
-        fetching = delivery.of_rows(late.rows) if late is not None else None
-        if late is None or fetching is None or by_number is None:
-            return self._plan, self._pipeline.cuts, delivery
-        delivery.close()
-        return late.plan, by_number, fetching
+    def _choose_delivery(self) -> tuple[Node, Any, Delivery]:
+        """The plan to read, the spec of its portions, and the delivery that moves them.
+
+        A plan of rows in memory is read as row numbers if the backend can fetch rows by number.
+        """
+        delivery = self._delivery_plan.open_delivery(self._number)
+        if self._delivery_plan.allows_row_numbers and (late := numbered(self._plan)) is not None:
+            by_number = delivery.of_rows(late.rows)
+            if by_number is not None:
+                delivery.close()
+                return late.plan, NUMBERS, by_number
+        return self._plan, self._delivery_plan.portion, delivery
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
         present, *leaves = chunk.columns
-        # A list: how much of it was taken tells where the iteration is.
+        # A list iterator has a length hint, from which `Iterator` derives how many were taken.
         return iter(list(zip(present, zip(*leaves, strict=True), strict=True)))
 
     @property
-    def surprised(self) -> bool:
-        """Whether shapes were not what samples had shown, so that none of them is certain."""
-        return self._sent.surprised
+    def is_surprised(self) -> bool:
+        """Whether a shape differed from all samples, so that no shape is certain."""
+        return self._delivered.is_surprised
 
-    def receive(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Leaves of a step, fit for use by the calling thread."""
+    def receive(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves of a step, ready for use by the calling thread."""
         return self._delivery.receive(list(leaves))
 
     @property
     def taken(self) -> int:
-        """How many steps lie before where the iteration was begun."""
-        mark, skipped = _parts(self._at)
-        return int(mark.get("step", 0)) + skipped
+        """The number of steps before the place that this iterator was restored to."""
+        saved, skipped = _split_place(self._at)
+        return int(saved.get("step", 0)) + skipped
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "rule": self._rule}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         rule = self.check(state)
+        at = state["at"] if state["rule"] == rule else _move_to_batch_border(state["at"])
         self.close()
         self._written = reseeded(self._written, state["seeds"])
         self._rule = rule
-        self._go_on(state, state["at"] if state["rule"] == rule else _at_a_border(state["at"]))
+        self._go_on(state, at)
 
     def check(self, state: Any) -> str:
-        """The rule to go on with; InvalidArgumentError unless the state fits this pipeline."""
+        """The rule to continue with; InvalidArgumentError unless the state fits this input."""
         if not isinstance(state, dict) or "rule" not in state:
-            raise _wrong(f"not a state of a distributed iterator: {state!r:.80}")
-        at = state.get("at")
-        mark = at["from"] if isinstance(at, dict) and set(at) == {"from", "skip"} else at
-        known = mark is None or (isinstance(mark, dict) and set(mark) == _FIELDS)
-        where = mark["at"] if mark is not None and known else None if known else "?"
-        plain = {**state, "at": where}
-        check_state(plain, self._plan, len(seeds_of(self._written)), _CALL)
-        saved = state["rule"]
-        if saved in self._pipeline.cuts:
-            return self._pipeline.rule if saved == "none" else saved
-        raise _wrong(
-            f"the state was saved by a dataset that is cut by the {saved} rule, this one is cut by "
-            f"the {self._pipeline.rule} rule; distribute the dataset as it was distributed then"
-        )
+            raise _state_error(f"not a state of a distributed iterator: {state!r:.80}")
+        of_input = {**state, "at": _input_place(state.get("at"))}
+        check_state(of_input, self._plan, len(seeds_of(self._written)), _CALL)
+        saved, own = state["rule"], self._delivery_plan.rule.name
+        if saved not in self._delivery_plan.rules:
+            raise _state_error(
+                f"the state was saved by a dataset that is cut by the {saved} rule, this one is "
+                f"cut by the {own} rule; distribute the dataset as it was distributed then"
+            )
+        return own if saved == "none" else saved
 
 
-_CALL = "DistributedIterator.load_state_dict"
-_FIELDS = {"at", "row", "more", "step", "told", "odd"}
-
-
-def _parts(at: State) -> tuple[dict[str, Any], int]:
-    """The state of the portions, and how many steps were taken since."""
+def _split_place(at: State) -> tuple[dict[str, Any], int]:
+    """The saved state of the portions, and how many steps were taken since it was saved."""
     if at is None:
         return {}, 0
     return (at["from"], int(at["skip"])) if "skip" in at else (at, 0)
 
 
-def _at_a_border(at: State) -> State:
-    """The same place, of batches that were handed on whole: every step was one element."""
+def _input_place(at: Any) -> Any:
+    """Where the input is, for `check_state`; "?", which that refuses, for an unknown form."""
+    if isinstance(at, dict) and set(at) == {"from", "skip"}:
+        at = at["from"]
     if at is None:
         return None
-    mark, skipped = _parts(at)
-    moved = Place(mark["at"], skipped).state
-    return {**mark, "at": moved, "row": 0, "more": 0, "step": mark["step"] + skipped}
+    return at["at"] if isinstance(at, dict) and set(at) == _FIELDS else "?"
 
 
-def _wrong(what: str) -> InvalidArgumentError:
+def _move_to_batch_border(at: State) -> State:
+    """The same place for another rule, if batches were not cut: each step was one batch."""
+    if at is None:
+        return None
+    saved, skipped = _split_place(at)
+    moved = Place(saved["at"], skipped).state
+    return {**saved, "at": moved, "row": 0, "more": 0, "step": saved["step"] + skipped}
+
+
+def _state_error(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(f"{_CALL}: {what}")

@@ -1,0 +1,170 @@
+"""`DeliveryPlan`: how one dataset reaches the replicas of this process.
+
+`planning` makes one when a dataset is distributed. Iterators carry it out and decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from penstock.distribute.backends import Delivery
+from penstock.distribute.input import batches
+from penstock.distribute.input.fills import Fill
+from penstock.distribute.input.portions import (
+    EvenPortions,
+    PortionsStream,
+    Position,
+    SizedPortions,
+    WholePortions,
+)
+from penstock.distribute.replicas import Replicas
+from penstock.distribute.strategy_options import InputOptions
+from penstock.distribute.values.per_replica import PerReplica, PerReplicaSpec
+from penstock.element import nest
+from penstock.element.spec import TensorShape
+from penstock.element.values import zeros
+from penstock.engine.stream import Stream
+from penstock.plan.nodes import INFINITE, Node
+
+Leaves = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class DeliveryPlan:
+    """What this process reads, how batches are cut, and what each replica receives in a step."""
+
+    replicas: Replicas
+    options: InputOptions
+    inputs: tuple[Node, ...]
+    """The plans that this process reads: one for all of its replicas, or one for each replica."""
+    rule: batches.Rule
+    """How batches are cut, unless a state was saved under another of `rules`."""
+    portion: Any
+    """The spec of what one replica receives."""
+    is_sampled: bool
+    """Whether the shapes in `portion` are known from samples only."""
+    shares_batches: bool
+    """Whether every worker takes its portions from the same batches (sharding by DATA)."""
+    cardinality: int
+    """The number of global batches."""
+    steps: int
+    """The number of steps in this process; -1 if it is not known beforehand."""
+    reasons: tuple[str, ...]
+    """Why the dataset is sharded and cut in this way, for `explain()`."""
+    key: int
+    """The random number that iterations derive theirs from; the same in every worker."""
+
+    @property
+    def replicas_per_input(self) -> int:
+        return self.replicas.here // len(self.inputs)
+
+    @property
+    def is_endless(self) -> bool:
+        return self.cardinality == INFINITE
+
+    @cached_property
+    def drops_incomplete(self) -> bool:
+        """Whether a step is left out if some replica has no portion of the expected shape."""
+        return self.is_endless or (batches.is_static(self.portion) and self.replicas.workers == 1)
+
+    @cached_property
+    def sampled_shapes(self) -> tuple[TensorShape | None, ...]:
+        """The shapes of a portion's leaves, if all are known but only from samples; else none."""
+        if not self.is_sampled or not batches.is_static(self.portion):
+            return ()
+        return tuple(getattr(leaf, "shape", None) for leaf in nest.flatten(self.portion)[0])
+
+    @cached_property
+    def element_spec(self) -> Any:
+        """The spec of what `next()` of the distributed iterator returns."""
+        if self.replicas.total == 1:
+            return self.portion
+        here = self.replicas.here
+        return nest.map_structure(lambda leaf: PerReplicaSpec(*[leaf] * here), self.portion)
+
+    @cached_property
+    def make_value(self) -> Callable[[Leaves], Any]:
+        """Makes a step's value from its leaves, which are ordered by replica."""
+        tree = nest.flatten(self.portion)[1]
+        if self.replicas.total == 1:
+            return partial(nest.unflatten, tree)
+        return _wrap_leaves(tree)
+
+    def blank_leaves(self, first: int, count: int) -> list[Any]:
+        """The leaves of portions without data, for `count` replicas from replica `first` on."""
+        leaves = nest.flatten(self.portion)[0]
+        is_filled = self.options.last_batch != "short"
+        one = [zeros(leaf, 0) for leaf in leaves] if is_filled else batches.blank(self.portion)
+        handles = self._handles()[first : first + count]
+        return [self.replicas.backend.put(leaf, handle) for handle in handles for leaf in one]
+
+    def open_delivery(self, number: int) -> Delivery:
+        """The delivery to the devices of the replicas that read input `number`."""
+        each = self.replicas_per_input
+        handles = self._handles()[number * each : (number + 1) * each]
+        leaves = len(nest.flatten(self.portion)[0])
+        # The first column of a step counts the portions, and stays on the host.
+        owners = [-1, *(replica for replica in range(each) for _ in range(leaves))]
+        return self.replicas.backend.delivery(handles, owners, self.options.ahead)
+
+    def _handles(self) -> tuple[Any, ...]:
+        """The device of each replica of this process, or the host if nothing is fetched to it."""
+        if self.options.experimental_fetch_to_device:
+            return tuple(device.handle for device in self.replicas.devices)
+        return (self.replicas.backend.handles("CPU")[0],) * self.replicas.here
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules by which a state may go on: that of this plan, and those that fit as well."""
+        if self.rule.name == "whole":
+            return ("whole",)
+        if self.rule.size is None or self.options.last_batch != "short":
+            return ("batch", "none")
+        return ("batch", "none", "stream")
+
+    @property
+    def allows_row_numbers(self) -> bool:
+        """Whether rows may be replaced by their numbers until the backend fetches them."""
+        return self.options.last_batch != "pad"
+
+    def open_portions(
+        self, rule: str, portion: Any, source: Stream, position: Position
+    ) -> PortionsStream:
+        """Opens the stream that cuts the elements of `source` into portions with that spec."""
+        replicas, blank = self.replicas, partial(batches.blank, portion)
+        if rule == "whole":
+            return WholePortions(source, self.replicas_per_input, blank, position)
+        if rule == "stream":
+            tree = nest.flatten(portion)[1]
+            return SizedPortions(source, self._stream_sizes(), blank, tree, position)
+        if self._fill() is None and replicas.total == 1:
+            return WholePortions(source, 1, blank, position)
+        turns = batches.batch_turns(
+            replicas.workers, replicas.here, replicas.worker, self.shares_batches
+        )
+        return EvenPortions(source, replicas.total, turns, self._fill(), position)
+
+    def _stream_sizes(self) -> tuple[tuple[int, ...], ...]:
+        replicas, size = self.replicas, self.rule.size
+        assert size is not None
+        return batches.stream_sizes(size, replicas.workers, replicas.here, replicas.worker)
+
+    def _fill(self) -> Fill | None:
+        if self.options.last_batch == "short":
+            return None
+        total, size = self.replicas.total, self.rule.size
+        assert size is not None
+        return Fill(self.options.last_batch, size, -(-size // total) * total)
+
+
+def _wrap_leaves(tree: nest.Tree) -> Callable[[Leaves], Any]:
+    """A function that makes a structure of `PerReplica` from the leaves of all replicas."""
+    count = tree.num_leaves
+    if tree.is_leaf():
+        return PerReplica
+    if tree.type is tuple and tree.num_nodes == count + 1:
+        return lambda leaves: tuple([PerReplica(leaves[i::count]) for i in range(count)])
+    return lambda leaves: nest.unflatten(tree, [PerReplica(leaves[i::count]) for i in range(count)])
