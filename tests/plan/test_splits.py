@@ -550,7 +550,7 @@ def test_bounds_keep_what_is_known_of_specs():
     plan = Dataset.range(9).map(lambda x: np.zeros(x)).ragged_batch(2)
     assert plan.element_spec is not None
     made = bounded(plan.__plan__, 2)
-    assert made.input.__dict__["_spec"] == plan.__plan__.input.__dict__["_spec"]
+    assert made.input.found_spec == plan.__plan__.input.found_spec
 
 
 # Cuts

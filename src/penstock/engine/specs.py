@@ -42,33 +42,33 @@ def known_spec(node: Node) -> Any:
 
     Else None: only such a spec may decide anything.
     """
-    if "_spec" not in node.__dict__:
-        inputs = [known_spec(part) for part in node.inputs]
-        told = getattr(node, "signature", None) or getattr(node, "spec", None)
-        if told is None and any(spec is None for spec in inputs):
-            return None
-        spec = node.spec_from(*inputs)
-        if spec is OPAQUE:
-            return None
-        node.__dict__["_spec"] = spec
-    return None if node.__dict__.get("_sampled") else node.__dict__["_spec"]
+    if node.found_spec is not None:
+        return None if node.found_spec.sampled else node.found_spec.spec
+    inputs = [known_spec(part) for part in node.inputs]
+    if node.declared_spec is None and any(spec is None for spec in inputs):
+        return None
+    spec = node.spec_from(*inputs)
+    if spec is OPAQUE:
+        return None
+    node.keep_spec(spec)
+    return spec
 
 
 def spec_of(node: Node, environment: Environment) -> Any:
     """The spec; calls the user's functions on samples if it must."""
-    spec = known_spec(node)
-    if spec is None and "_spec" not in node.__dict__:
-        inputs = [spec_of(part, environment) for part in node.inputs]
-        spec = node.spec_from_samples(*inputs)
-        if spec is OPAQUE:
-            spec = _Probe(environment).spec(node, inputs[0])
-        node.__dict__.update(_spec=spec, _sampled=True)
-    return node.__dict__["_spec"]
+    if (spec := _spec_so_far(node)) is not None:
+        return spec
+    inputs = [spec_of(part, environment) for part in node.inputs]
+    spec = node.spec_from_samples(*inputs)
+    if spec is OPAQUE:
+        spec = _Probe(environment).spec(node, inputs[0])
+    node.keep_spec(spec, sampled=True)
+    return spec
 
 
 def is_certain(node: Node) -> bool:
     """Whether the spec holds for every element, because no function was asked for it."""
-    if getattr(node, "signature", None) is not None or getattr(node, "spec", None) is not None:
+    if node.declared_spec is not None:
         return True
     if not all(map(is_certain, node.inputs)):
         return False
@@ -82,14 +82,20 @@ def is_steady(node: Node) -> bool:
     seldom does. Of shapes that differ, samples do not show all. Batching says how many rows it
     gives, whatever it is given.
     """
-    if getattr(node, "signature", None) is not None or getattr(node, "spec", None) is not None:
+    if node.declared_spec is not None:
         return True
     if isinstance(node, nodes.Batch | nodes.Rebatch):
         return True
     if not all(map(is_steady, node.inputs)):
         return False
-    given = [known_spec(part) or part.__dict__.get("_spec") for part in node.inputs]
+    given = [_spec_so_far(part) for part in node.inputs]
     return node.spec_from(*given) is not OPAQUE or not any(map(_has_unknown, given))
+
+
+def _spec_so_far(node: Node) -> Any:
+    """The spec, if it is known or was found on samples before; else None."""
+    known_spec(node)
+    return None if node.found_spec is None else node.found_spec.spec
 
 
 def trace(node: Node, function: Function) -> tuple[bool, Any]:
@@ -143,7 +149,7 @@ class _Probe:
     def _rows(self, element: Any, spec: Any) -> Node:
         """A plan of one element that stands for many, whose spec is `spec`."""
         rows = nodes.Slices(nodes.Data(Chunk.of([element])))
-        rows.__dict__["_spec"] = spec
+        rows.keep_spec(spec)
         return rows
 
     def _window(self, element: Any, spec: Any, certain: bool) -> Node:
@@ -152,7 +158,7 @@ class _Probe:
         if certain:
             return rows
         seen = nodes.Map(rows, Function(_unchanged))
-        seen.__dict__.update(_spec=spec, _sampled=True)
+        seen.keep_spec(spec, sampled=True)
         return seen
 
     def _samples(self, node: Node) -> list[Any]:

@@ -18,9 +18,8 @@ def bounded(node: Node, stop: int) -> Node:
     if 0 <= node.cardinality <= stop:
         return node
     made = nodes.Take(node, stop) if node.pure else _bounded(node, stop)
-    for found in ("_spec", "_sampled"):
-        if found in node.__dict__:
-            made.__dict__[found] = node.__dict__[found]
+    if node.found_spec is not None:
+        made.keep_spec(node.found_spec.spec, sampled=node.found_spec.sampled)
     return made
 
 

@@ -94,11 +94,12 @@ def _gives_datasets(node: Node) -> bool:
 
 def _spec(node: Node) -> Any:
     """The spec, or OPAQUE where only a call would tell it."""
-    if "_spec" in node.__dict__:
-        return node.__dict__["_spec"]
+    if node.found_spec is not None:
+        return node.found_spec.spec
     inputs = list(map(_spec, node.inputs))
-    told = getattr(node, "signature", None) is not None
-    return OPAQUE if OPAQUE in inputs and not told else node.spec_from(*inputs)
+    if OPAQUE in inputs and node.declared_spec is None:
+        return OPAQUE
+    return node.spec_from(*inputs)
 
 
 def _words(node: Node) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -41,6 +41,14 @@ Kind = TypeVar("Kind")
 
 OPAQUE: Any = object()
 """Stands for a spec that only a call of the user's function can tell."""
+
+
+class FoundSpec(NamedTuple):
+    """What a node remembers of its spec."""
+
+    spec: Any
+    sampled: bool
+    """Whether functions were called on samples to find it, so that some elements may not fit it."""
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -128,6 +136,23 @@ class Node:
         """The same where an input's spec was found on samples: a dimension may be an accident."""
         return self.spec_from(*inputs)
 
+    @property
+    def declared_spec(self) -> Any:
+        """The spec, if the user or a file states it; then it does not depend on the inputs."""
+        return None
+
+    @property
+    def found_spec(self) -> FoundSpec | None:
+        """What `keep_spec` was last given."""
+        return self.__dict__.get("_found_spec")
+
+    def keep_spec(self, spec: Any, *, sampled: bool = False) -> None:
+        """Remembers the spec, here and in other processes that the plan is sent to.
+
+        No other code may store it: a node is a value, and this does not change what it equals.
+        """
+        self.__dict__["_found_spec"] = FoundSpec(spec, sampled)
+
     @cached_property
     def cardinality(self) -> int:
         """How many elements: a number, INFINITE or UNKNOWN."""
@@ -147,7 +172,7 @@ class Node:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields, and the spec if it is known: what else was found out holds here only."""
-        names = {field.name for field in dataclasses.fields(self)} | {"_spec", "_sampled"}
+        names = {field.name for field in dataclasses.fields(self)} | {"_found_spec"}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
     @property
@@ -394,6 +419,10 @@ class Generator(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return self.signature
 
+    @property
+    def declared_spec(self) -> Any:
+        return self.signature
+
     counted = False
     reason = "a generator can only be run from its start"
 
@@ -448,6 +477,10 @@ class Saved(Node):
     def spec_from(self, *inputs: Any) -> Any:
         return self.spec
 
+    @property
+    def declared_spec(self) -> Any:
+        return self.spec
+
     @cached_property
     def cardinality(self) -> int:
         return self.count
@@ -481,6 +514,10 @@ class Map(Node):
 
     def spec_from(self, *inputs: Any) -> Any:
         return OPAQUE if self.signature is None else self.signature
+
+    @property
+    def declared_spec(self) -> Any:
+        return self.signature
 
     @cached_property
     def by_epoch(self) -> bool:
