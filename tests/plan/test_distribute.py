@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.data.dataset import Dataset
-from penstock.data.readers import TextLineDataset
+from penstock.data.file_datasets import TextLineDataset
 from penstock.element.spec import TensorSpec
 from penstock.errors import NotFoundError
 from penstock.plan import nodes as n

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.data.dataset import ENVIRONMENT, SHARD_HINT, Dataset
-from penstock.data.experimental.csv import CsvDataset
+from penstock.data.experimental.csv_files import CsvDataset
+from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator
-from penstock.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data.dataset import SHARD_HINT, Dataset
-from penstock.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n

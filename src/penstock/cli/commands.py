@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cli import guide, overview, serving
+from penstock.cli import overview, server_processes
 from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "penstock", description=guide.ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        "penstock", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"penstock {VERSION}")
     commands = parser.add_subparsers(title="commands", dest="name")
@@ -58,11 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(command=command)
         return made
 
-    _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", guide.DISPATCHER))
-    _worker_arguments(add("worker", worker, "start a worker", guide.WORKER))
-    _status_arguments(add("status", status, "show what a service does", guide.STATUS))
-    _forget_arguments(add("forget", forget, "forget jobs that nobody reads", guide.FORGET))
-    _certs_arguments(add("certs", certs, "make certificates and a token", guide.CERTS))
+    _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", _DISPATCHER))
+    _worker_arguments(add("worker", worker, "start a worker", _WORKER))
+    _status_arguments(add("status", status, "show what a service does", _STATUS))
+    _forget_arguments(add("forget", forget, "forget jobs that nobody reads", _FORGET))
+    _certs_arguments(add("certs", certs, "make certificates and a token", _CERTS))
     return parser
 
 
@@ -182,7 +182,7 @@ def _certs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def dispatcher(given: argparse.Namespace) -> int:
-    serving.allow_files()
+    server_processes.allow_files()
     config = DispatcherConfig(
         work_dir=given.work_dir,
         fault_tolerant_mode=given.work_dir is not None,
@@ -191,7 +191,7 @@ def dispatcher(given: argparse.Namespace) -> int:
         forget_after_ms=_milliseconds(given.forget_after),
         **_of_server(given),
     )
-    return serving.run_dispatcher(DispatchServer(config, start=False))
+    return server_processes.run_dispatcher(DispatchServer(config, start=False))
 
 
 def worker(given: argparse.Namespace) -> int:
@@ -203,7 +203,9 @@ def worker(given: argparse.Namespace) -> int:
         modules=tuple(name for names in given.modules for name in names.split(",")),
         **_of_server(given),
     )
-    return serving.run_worker(WorkerServer(config, start=False), given.quiet, given.stop_with_stdin)
+    return server_processes.run_worker(
+        WorkerServer(config, start=False), given.quiet, given.stop_with_stdin
+    )
 
 
 def _milliseconds(seconds: float | None) -> int | None:
@@ -214,7 +216,7 @@ def _of_server(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "port": given.port,
         "host": given.host,
-        "token": None if given.token_file is None else serving.token_in(given.token_file),
+        "token": None if given.token_file is None else server_processes.token_in(given.token_file),
         "certificates": given.certificates,
         "functions": given.functions,
     }
@@ -241,4 +243,85 @@ def _use_secrets(given: argparse.Namespace) -> None:
 
 
 def certs(given: argparse.Namespace) -> int:
-    return serving.make_certificates(given.folder, given.host, given.days)
+    return server_processes.make_certificates(given.folder, given.host, given.days)
+
+
+_ABOUT = """\
+Input for model training, prepared by other processes and machines.
+
+One dispatcher knows the datasets, any number of workers make the elements, and a training program
+reads them with penstock.data.experimental.service.distribute.
+
+on one machine:
+  penstock dispatcher --port 5050 --work-dir ~/penstock
+  penstock worker --dispatcher localhost:5050
+  penstock status grpc://localhost:5050
+
+and in the program that trains:
+  dataset = dataset.apply(distribute("distributed_epoch", "grpc://localhost:5050"))
+
+Nothing else is needed between programs of one user on one machine. Between machines, everybody
+needs the same secret: see penstock certs --help.
+"""
+
+_DISPATCHER = """\
+Starts a dispatcher and prints its address. It runs until Ctrl-C or SIGTERM.
+
+With --work-dir it keeps a journal there: killed and started again with the same --port and
+--work-dir, it goes on where it was, and so does everybody who was reading.
+
+example:
+  penstock dispatcher --port 5050 --work-dir ~/penstock
+
+for other machines:
+  penstock certs ~/certs --host data1.example.org
+  penstock dispatcher --port 5050 --host data1.example.org --certificates ~/certs
+"""
+
+_WORKER = """\
+Starts a worker, which makes elements for whoever reads from its dispatcher. Workers may come and
+go at any time; start as many as there is work for.
+
+Ctrl-C or SIGTERM lets it finish what others wait for, and then leave. A second one stops it at
+once: what it had begun, another worker makes again.
+
+Every plan runs in a process of its own, on Linux. One that a function ends is replaced, and costs
+readers of other plans nothing; penstock status counts them as restarts.
+
+Functions of your own modules are imported by their names, so start a worker where they can be
+imported: in the folder of your program, or with PYTHONPATH.
+
+example:
+  penstock worker --dispatcher localhost:5050
+"""
+
+_STATUS = """\
+Shows the workers and jobs of a service, and how many workers its readers could use.
+
+examples:
+  penstock status grpc://localhost:5050 --watch
+  penstock status grpc://localhost:5050 --json
+"""
+
+_FORGET = """\
+Makes a dispatcher forget a job that was read, or all of them, so that the name can be used again.
+Saved states of its readers can still be restored, but what other readers have read is not known
+any more. A job that somebody reads is not forgotten.
+
+A dispatcher forgets jobs by itself an hour after they were read to their end (penstock dispatcher
+--forget-after SECONDS), and jobs without a name at once.
+
+examples:
+  penstock forget grpc://localhost:5050 training
+  penstock forget grpc://localhost:5050
+"""
+
+_CERTS = """\
+Makes a folder with all that the machines of a service need to trust each other, and nobody else:
+certificates and keys for servers and for clients, and a token. Copy the folder to every machine,
+over a secure connection, and name it there: with --certificates, with the environment variable
+PENSTOCK_CERTIFICATES (which programs that read need), or in the config of a server.
+
+example:
+  penstock certs ~/certs --host data1.example.org --host 10.0.0.7
+"""

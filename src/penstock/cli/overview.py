@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.data.experimental.service.reading import status
+from penstock.data.experimental.service.remote_datasets import status
 
 Show = Callable[[dict[str, Any]], None]
 

@@ -3,8 +3,8 @@
 from penstock.data import experimental
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import Dataset
+from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator, NumpyIterator
-from penstock.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.element.spec import DatasetSpec, IteratorSpec
 from penstock.plan.nodes import INFINITE as INFINITE_CARDINALITY
 from penstock.plan.nodes import UNKNOWN as UNKNOWN_CARDINALITY

@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data import adapters, padding, resampling, structures, tracing
+from penstock.data import adapters, element_specs, padding, sampling, tracing
 from penstock.data import arguments as check
 from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.arguments import AUTOTUNE
-from penstock.data.buckets import Buckets, filled
 from penstock.data.iterator import Iterator, NumpyIterator
-from penstock.data.weights import checked_weights, pick
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
@@ -150,7 +148,7 @@ class Dataset:
         where = "Dataset.from_generator"
         if not callable(generator):
             raise InvalidTypeError(f"{where}: needs a function, got {check.typed(generator)}")
-        signature = structures.generator_signature(
+        signature = element_specs.generator_signature(
             where, output_types, output_shapes, output_signature
         )
         if not isinstance(args, list | tuple | None):
@@ -469,23 +467,23 @@ class Dataset:
         np.True_
         """
         where = "Dataset.rejection_resample"
-        target = resampling.distribution(where, "target_dist", target_dist)
-        resampling.check_whole(where, "target_dist", target_dist)
+        target = sampling.distribution(where, "target_dist", target_dist)
+        sampling.check_whole(where, "target_dist", target_dist)
         labelled = self._labelled(checked(where, class_func))
         if initial_dist is None:
-            estimate = resampling.Estimate(target)
+            estimate = sampling.Estimate(target)
             weighed = labelled.scan(estimate.initial, estimate)
         else:
-            initial = resampling.distribution(where, "initial_dist", initial_dist)
+            initial = sampling.distribution(where, "initial_dist", initial_dist)
             if len(initial) != len(target):
                 raise InvalidArgumentError(
                     f"{where}: target_dist has {len(target)} classes, initial_dist {len(initial)}"
                 )
-            chances = resampling.acceptance(target, initial)
-            weighed = labelled.map(functools.partial(resampling.weigh, chances))
+            chances = sampling.acceptance(target, initial)
+            weighed = labelled.map(functools.partial(sampling.weigh, chances))
         words = nodes.Random(check.seed(where, seed), rerandomize=True, drawn=seed is None)
-        drawn = Dataset.zip(weighed, Dataset(words)).filter(resampling.accepted)
-        result = drawn.map(resampling.unweighed)
+        drawn = Dataset.zip(weighed, Dataset(words)).filter(sampling.is_kept)
+        result = drawn.map(sampling.drop_chance)
         if self._plan.cardinality == INFINITE:
             return Dataset(nodes.AssertCardinality(result._plan, INFINITE))
         return result
@@ -727,7 +725,7 @@ class Dataset:
          [2 2]], [[3 3 3 0]
          [4 4 4 4]]
         """
-        buckets = Buckets.checked(bucket_boundaries, bucket_batch_sizes)
+        buckets = padding.make_buckets(bucket_boundaries, bucket_batch_sizes)
         length = checked("Dataset.bucket_by_sequence_length", element_length_func)
         plan, told = self._plan, known_spec(self._plan) is not None
 
@@ -742,7 +740,7 @@ class Dataset:
             shapes = padded_shapes
             if pad_to_bucket_boundary:
                 longest = buckets.longest(number)
-                shapes = filled(shapes, _spec_of(plan), told, longest)
+                shapes = padding.fill_unknown(shapes, _spec_of(plan), told, longest)
             return window.padded_batch(size, shapes, padding_values, drop_remainder)
 
         made = self.group_by_window(bucket, batches, window_size_func=buckets.size_of)._plan
@@ -859,7 +857,7 @@ class Dataset:
         """
         spec = known_spec(self._plan)
         if spec is not None:
-            structures.check_unique("Dataset.unique", spec)
+            element_specs.check_unique("Dataset.unique", spec)
         return Dataset(nodes.Unique(self._plan))
 
     # Merging
@@ -896,7 +894,7 @@ class Dataset:
                 f"{where}: name must be a str, got a Dataset; concatenate one dataset at a time"
             )
         other = check.plan_of(where, "dataset", dataset)
-        structures.check_alike(where, [self._plan, other])
+        element_specs.check_alike(where, [self._plan, other])
         return Dataset(nodes.Concatenate(self._plan, other))
 
     @staticmethod
@@ -920,8 +918,8 @@ class Dataset:
         choice = check.plan_of(where, "choice_dataset", choice_dataset)
         spec = known_spec(choice)
         if spec is not None:
-            structures.check_choice(where, spec)
-        structures.check_alike(where, parts)
+            element_specs.check_choice(where, spec)
+        element_specs.check_alike(where, parts)
         stop = check.boolean(where, "stop_on_empty_dataset", stop_on_empty_dataset)
         return Dataset(nodes.Choose(choice, tuple(parts), stop))
 
@@ -954,9 +952,9 @@ class Dataset:
         choice: Node
         if check.is_dataset(weights):
             words = Dataset(nodes.Random(key, again, drawn=seed is None))
-            choice = Dataset.zip(weights, words).map(pick)._plan
+            choice = Dataset.zip(weights, words).map(sampling.pick)._plan
         else:
-            shares = checked_weights(where, weights, len(parts))
+            shares = sampling.check_weights(where, weights, len(parts))
             parts = [part for part, share in zip(parts, shares, strict=True) if share > 0] or [
                 nodes.Take(parts[0], 0)
             ]
@@ -964,7 +962,7 @@ class Dataset:
                 return Dataset(parts[0])
             shares = [share for share in shares if share > 0]
             choice = nodes.Choices(tuple(shares), key, again, drawn=seed is None)
-        structures.check_alike(where, parts)
+        element_specs.check_alike(where, parts)
         return Dataset(nodes.Choose(choice, tuple(parts), stop))
 
     # Buffering
@@ -1061,8 +1059,8 @@ class Dataset:
         >>> list(Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
         [b'a', b'b']
         """
-        structures.check_numpy("Dataset.as_numpy_iterator", known_spec(self._plan))
-        return NumpyIterator(iter(self), structures.plain)
+        element_specs.check_numpy("Dataset.as_numpy_iterator", known_spec(self._plan))
+        return NumpyIterator(iter(self), element_specs.plain)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -1365,4 +1363,4 @@ ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
 
 def _leading_dimension(where: str, plan: Node) -> int | None:
     spec = known_spec(plan)
-    return None if spec is None else structures.leading_dimension(where, spec)
+    return None if spec is None else element_specs.leading_dimension(where, spec)

@@ -1,16 +1,23 @@
-"""What padded_batch is told, flat and checked: the shape and the value to pad every leaf with."""
+"""Batches of unequal elements: checked arguments of `padded_batch` and of length buckets.
+
+`padded_batch` gets one shape and one value per leaf. Bucket i holds the lengths from
+`boundaries[i - 1]` up to and without `boundaries[i]`.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from penstock.data.arguments import element, typed
+from penstock.data.arguments import element, integer, typed
 from penstock.element import nest
-from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec
+from penstock.element.spec import DatasetSpec, Dims, TensorShape, TensorSpec
 from penstock.element.values import spec_of
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
 
 
 def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
@@ -109,3 +116,78 @@ def _value(where: str, given: Any, leaf: TensorSpec) -> Any:
             f"got {given!r} ({spec.dtype.name})"
         )
     return value
+
+
+_BUCKETS = "Dataset.bucket_by_sequence_length"
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The limits of the buckets and the batch size of each."""
+
+    boundaries: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    __leaf__ = True
+
+    def number(self, length: Any) -> int:
+        """The bucket of a length."""
+        return bisect_right(self.boundaries, int(length))
+
+    def size_of(self, bucket: Any) -> int:
+        return self.sizes[int(bucket)]
+
+    def longest(self, bucket: Any) -> int:
+        """The greatest length in a bucket; the last one has none."""
+        if bucket >= len(self.boundaries):
+            raise InternalError(
+                f"{_BUCKETS}: with pad_to_bucket_boundary, lengths must be below the last of "
+                f"bucket_boundaries, {self.boundaries[-1] if self.boundaries else 'none given'}"
+            )
+        return self.boundaries[int(bucket)] - 1
+
+
+def make_buckets(boundaries: Any, sizes: Any) -> Buckets:
+    limits = tuple(integer(_BUCKETS, "bucket_boundaries", one) for one in boundaries)
+    counts = tuple(integer(_BUCKETS, "bucket_batch_sizes", one) for one in sizes)
+    if any(one >= following for one, following in pairwise(limits)):
+        raise InvalidArgumentError(
+            f"{_BUCKETS}: bucket_boundaries must rise, got {list(limits)}; sort them, each once"
+        )
+    if len(counts) != len(limits) + 1:
+        raise InvalidArgumentError(
+            f"{_BUCKETS}: bucket_batch_sizes must be one more than bucket_boundaries "
+            f"({len(limits)}), got {len(counts)}"
+        )
+    return Buckets(limits, counts)
+
+
+def fill_unknown(shapes: Any, spec: Any, told: bool, length: int) -> Any:
+    """`shapes` (those of `spec` if None) with `length` for every unknown dimension.
+
+    Where `spec` was inferred from samples (not `told`), a dimension may look known by chance. Such
+    dimensions are left to the batch, and if none is unknown, the leading one is the sequence's.
+    """
+    leaves, tree = nest.flatten(spec)
+    if shapes is not None:
+        given = [TensorShape(shape).dims for shape in nest.flatten_up_to(tree, shapes)]
+    else:
+        given = [leaf.shape.dims for leaf in leaves]
+        if not told and not any(None in (dims or ()) for dims in given):
+            given = [dims and (None, *dims[1:]) for dims in given]
+    known_by_chance = shapes is None and not told
+    return nest.unflatten(
+        tree, [TensorShape(_fill_dims(dims, length, known_by_chance)) for dims in given]
+    )
+
+
+def _fill_dims(dims: Dims | None, length: int, known_by_chance: bool) -> Dims | None:
+    if dims is None:
+        return None
+    filled: list[int | None] = []
+    for size in dims:
+        if size is None:
+            filled.append(length)
+        else:
+            filled.append(None if known_by_chance else size)
+    return tuple(filled)

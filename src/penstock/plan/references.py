@@ -29,7 +29,7 @@ from penstock.plan.typed import Json, Read, Written
 _HEADER = b"penstock references 1\n"
 _SPEC_HEADER = b"penstock spec 1\n"
 
-_OWN = frozenset({"penstock.data.readers:one_file"})
+_OWN = frozenset({"penstock.data.file_datasets:one_file"})
 """Functions that datasets put into plans themselves; everybody may call them."""
 
 _NODES = {

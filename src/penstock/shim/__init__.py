@@ -5,7 +5,7 @@ bytes). No more than that: inside a pipeline users write NumPy, torch or jax. Ar
 steer TensorFlow (`name`, `jit_compile`, ...) are accepted and change nothing.
 """
 
-from penstock.shim import nest
+from penstock.shim import tf_nest as nest
 from penstock.shim.arrays import (
     cast,
     constant,

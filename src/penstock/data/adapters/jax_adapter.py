@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from penstock.data import structures
+from penstock.data import element_specs
 from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.adapters.leaves import Array, convert, owned
 from penstock.data.arguments import typed
@@ -30,7 +30,7 @@ def adapt(dataset: Dataset, sharding: Any) -> AdaptedIterator:
             f"{WHERE}: sharding must be a jax.sharding.Sharding or a jax.Device, "
             f"got {typed(sharding)}"
         )
-    structures.check_numpy(WHERE, known_spec(dataset.__plan__))
+    element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
     return AdaptedIterator(iter(dataset), JaxTransfer(sharding))
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator as PythonIterator
 from typing import Any
 
-from penstock.data import structures
+from penstock.data import element_specs
 from penstock.data.adapters import missing
 from penstock.data.adapters.leaves import Make, convert, owned
 from penstock.data.arguments import integer
@@ -61,7 +61,7 @@ def _check_spec(spec: Any) -> None:
             f"{WHERE}: an element has {len(spec)} components; map it to x, (x, y) or "
             "(x, y, sample_weight)"
         )
-    structures.leading_dimension(WHERE, spec)
+    element_specs.leading_dimension(WHERE, spec)
     for leaf in nest.flatten(spec)[0]:
         if isinstance(leaf, RaggedTensorSpec):
             raise InvalidTypeError(f"{WHERE}: a component is ragged, {leaf}; use padded_batch")

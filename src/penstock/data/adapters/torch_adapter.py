@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.data import structures
+from penstock.data import element_specs
 from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.adapters.leaves import Array, convert, owned
 from penstock.data.arguments import flag, typed
@@ -31,7 +31,7 @@ WHERE = "Dataset.as_torch"
 
 def adapt(dataset: Dataset, device: Any, pin_memory: bool | None) -> TorchDataset:
     """What `Dataset.as_torch` gives."""
-    structures.check_numpy(WHERE, known_spec(dataset.__plan__))
+    element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
     place = None if device is None else _device(device)
     on_gpu = place is not None and place.type == "cuda"
     pinned = on_gpu if pin_memory is None else flag(WHERE, "pin_memory", pin_memory)

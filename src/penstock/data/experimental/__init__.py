@@ -3,7 +3,7 @@
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT
 from penstock.data.experimental import service
-from penstock.data.experimental.csv import CsvDataset, make_csv_dataset
+from penstock.data.experimental.csv_files import CsvDataset, make_csv_dataset
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.transformations import (
     Counter,

@@ -14,9 +14,9 @@ them. What runs all this loads when it is first needed.
 0 1 4 9 16
 """
 
-from penstock.data.experimental.service.asking import CrossTrainerCache
 from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
-from penstock.data.experimental.service.reading import (
+from penstock.data.experimental.service.read_options import CrossTrainerCache
+from penstock.data.experimental.service.remote_datasets import (
     distribute,
     from_dataset_id,
     merge_states,

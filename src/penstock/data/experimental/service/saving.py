@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.data import arguments as check
 from penstock.data.dataset import ENVIRONMENT, Dataset
-from penstock.data.experimental.service.reading import distribute
+from penstock.data.experimental.service.remote_datasets import distribute
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import int64
 from penstock.element.spec import TensorSpec

@@ -1,7 +1,7 @@
-"""Drawing elements such that their classes come in given proportions.
+"""Random choices: which dataset to sample from, and which elements a resampling keeps.
 
-An element of class c is kept with a probability proportional to `target[c] / initial[c]`, so that
-the most wanted class is always kept.
+`sample_from_datasets` picks a dataset by weights. `rejection_resample` keeps an element of class c
+with a probability proportional to `target[c] / initial[c]`; the most wanted class is always kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 Array = np.ndarray[Any, Any]
 
@@ -18,6 +18,35 @@ _ROUNDED = 0.02
 
 SMOOTHING = 10
 """How many elements of every class count as seen before the first one."""
+
+
+def check_weights(where: str, value: Any, count: int) -> list[float]:
+    """One weight per dataset; without any they are equal."""
+    if value is None:
+        return [1.0] * count
+    weights = np.asarray(value)
+    if weights.shape != (count,):
+        raise InvalidArgumentError(
+            f"{where}: weights must be one number for each of the {count} datasets, got {value!r}"
+        )
+    if weights.dtype.kind != "f":
+        raise InvalidTypeError(
+            f"{where}: weights must be floats, got {value!r} ({weights.dtype}); write 1.0 for 1"
+        )
+    if not np.all(np.isfinite(weights)):
+        raise InvalidArgumentError(f"{where}: weights must be finite, got {value!r}")
+    return [float(weight) for weight in weights]
+
+
+def pick(weights: Any, word: Any) -> np.int64:
+    """The number of a dataset, by weights and a random number below 2**32.
+
+    >>> pick((0.25, 0.75), 2**30), pick((0.25, 0.75), 2**30 - 1)
+    (np.int64(1), np.int64(0))
+    """
+    edges = np.cumsum(np.ravel(weights), dtype=np.float64)
+    point = int(word) / 2**32 * edges[-1]
+    return np.int64(min(np.searchsorted(edges, point, side="right"), len(edges) - 1))
 
 
 def distribution(where: str, name: str, value: Any) -> Array:
@@ -73,13 +102,13 @@ def weigh(chances: Array, number: Any, element: Any) -> tuple[Any, ...]:
     return chances[class_number(number, len(chances))], number, element
 
 
-def accepted(weighed: tuple[Any, ...], word: Any) -> bool:
+def is_kept(weighed: tuple[Any, ...], word: Any) -> bool:
     """Whether an element is kept, by its chance and a random number below 2**32."""
     return bool(word < weighed[0] * 2**32)
 
 
-def unweighed(weighed: tuple[Any, ...], word: Any) -> tuple[Any, ...]:
-    """(class, element) again."""
+def drop_chance(weighed: tuple[Any, ...], word: Any) -> tuple[Any, ...]:
+    """(class, element) of (chance, class, element)."""
     return weighed[1:]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
-from penstock.data.experimental.service.asking import Asked, CrossTrainerCache
+from penstock.data.experimental.service.read_options import Asked, CrossTrainerCache
 from penstock.element.spec import relax
 from penstock.errors import (
     FailedPreconditionError,
