@@ -111,7 +111,7 @@ def test_all_else_is_as_with_bytes() -> None:
     assert strict.partition(b"\0") == plain.partition(b"\0")
     assert (strict + b"e")[-3:-1] == b"d\0"
     assert strict[0] == 97
-    assert strict == np.bytes_(plain)
+    assert (strict == np.bytes_(plain)) == (plain == np.bytes_(plain))
     assert (strict == np.array([b"ab\0cd", b"q"])).tolist() == [True, False]
 
 
