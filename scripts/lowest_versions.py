@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""Prints the lowest version of each dependency that pyproject.toml claims, as pip wants it.
+
+Needs nothing but the standard library.
+"""
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+
+def lowest(dependency: str) -> str:
+    """The lowest version that a dependency allows.
+
+    >>> lowest("numpy>=2.2")
+    'numpy==2.2'
+    """
+    name, claimed, version = dependency.partition(">=")
+    if not claimed or "," in version:
+        raise ValueError(f"pyproject.toml: {dependency!r} is not of the form name>=version")
+    return f"{name}=={version}"
+
+
+def main() -> int:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    dependencies = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["dependencies"]
+    print(*map(lowest, dependencies), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
