@@ -16,10 +16,14 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFo
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n
 from penstock.plan import parts, pieces
+from penstock.plan.bounds import bounded
+from penstock.plan.cuts import cut
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.splits import ENDLESS, GUESS, bounded, cut, piece, shape_of, with_parts
+from penstock.plan.parts import GUESS, with_parts
+from penstock.plan.shape import ENDLESS
+from penstock.plan.splits import piece, shape_of
 from tests.conformance.random_plans import plans
 from tests.effort import examples
 from tests.engine.driving import MOST, drained, model, opened

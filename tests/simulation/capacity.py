@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
@@ -21,7 +22,6 @@ from penstock.service.protocol.messages import (
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
-    Shape,
     WorkerBeat,
     WorkerInfo,
     WorkStatus,

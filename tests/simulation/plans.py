@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from penstock.service.protocol.messages import ENDLESS, Shape
+from penstock.plan.shape import ENDLESS, Shape
 
 BLOCK = 32
 UNKNOWN = -2

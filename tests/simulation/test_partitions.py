@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.logic.reader import Limits
-from penstock.service.protocol.messages import JobOptions, Shape
+from penstock.service.protocol.messages import JobOptions
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import World

@@ -13,26 +13,12 @@ from penstock.plan import nodes
 from penstock.plan.bounds import bounded
 from penstock.plan.nodes import INFINITE, UNKNOWN, Node
 from penstock.plan.parts import divided_files
+from penstock.plan.shape import ENDLESS, Turns
 from penstock.plan.traits import Trait
-
-ENDLESS = -1
-"""The number of pieces of a plan that has infinitely many."""
 
 _PIECES = 1024
 _LONGEST = 1024
 _ENDLESS_LENGTH = 256
-
-
-class Turns(NamedTuple):
-    """How an `interleave` takes turns: `cycle` inputs at once, `block` elements of each.
-
-    `inputs` is how many it has, if each of them can be had by its number; INFINITE and UNKNOWN as
-    in a cardinality.
-    """
-
-    cycle: int
-    block: int
-    inputs: int
 
 
 class Pieces(NamedTuple):

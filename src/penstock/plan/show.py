@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.element.spec import TypeSpec
+from penstock.plan.cuts import cut
 from penstock.plan.functions import Function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Distribute, Node, Store, options_of
 from penstock.plan.optimize import prepare, without_options
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.splits import ENDLESS, Splits, cut, shape_of
+from penstock.plan.shape import ENDLESS, Shape
+from penstock.plan.splits import shape_of
 
 
 def explain(node: Node) -> str:
@@ -97,7 +99,7 @@ def _divided(node: Distribute) -> Iterator[str]:
     yield words
 
 
-def _pieces(shape: Splits) -> str:
+def _pieces(shape: Shape) -> str:
     if shape.kind == "random":
         return "random access: any worker computes any range of the elements"
     if shape.kind == "single":

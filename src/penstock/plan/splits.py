@@ -6,55 +6,25 @@ result. What of a plan workers cannot do at all is a matter of `cuts`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes
-from penstock.plan.bounds import bounded
-from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
-from penstock.plan.parts import GUESS, WHOLE, begun_at, with_parts
-from penstock.plan.pieces import ENDLESS, Turns, inputs_of, pieces_of
+from penstock.plan.parts import WHOLE, begun_at, with_parts
+from penstock.plan.pieces import inputs_of, pieces_of
+from penstock.plan.shape import Shape
 from penstock.plan.shard import in_order, service_shard, share_plan
 
-__all__ = [
-    "ENDLESS",
-    "GUESS",
-    "WHOLE",
-    "Splits",
-    "bounded",
-    "cut",
-    "piece",
-    "shape_of",
-    "with_parts",
-]
 
-
-class Splits(NamedTuple):
-    """How a plan is divided.
-
-    `random`: any worker computes any range of its elements. `split`: it has `streams` pieces (or
-    is ENDLESS), which are the whole plan, one after the other; unless it takes `turns`: then that
-    is how elements of several inputs follow each other. `single`: one worker computes it all.
-    `length` is the cardinality of the plan.
-    """
-
-    kind: str
-    streams: int
-    length: int
-    turns: Turns | None = None
-
-
-def shape_of(plan: Node) -> Splits:
+def shape_of(plan: Node) -> Shape:
     """How the workers of a service divide a plan."""
     plan = in_order(with_parts(plan))
     if plan.blocked is None:
-        return Splits("random", 1, plan.cardinality)
+        return Shape("random", 1, plan.cardinality)
     pieces = pieces_of(plan)
     if pieces is None:
-        return Splits("single", 1, plan.cardinality)
-    return Splits("split", pieces.streams, plan.cardinality, pieces.turns)
+        return Shape("single", 1, plan.cardinality)
+    return Shape("split", pieces.streams, plan.cardinality, pieces.turns)
 
 
 def piece(

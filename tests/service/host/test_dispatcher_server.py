@@ -24,6 +24,7 @@ from penstock.errors import (
     UnfitServerError,
     UnknownError,
 )
+from penstock.plan.shape import Shape
 from penstock.service.host import ledger
 from penstock.service.host.control import ControlClient
 from penstock.service.host.dispatcher import Dispatcher
@@ -43,7 +44,6 @@ from penstock.service.protocol.messages import (
     PutPlan,
     RegisterDataset,
     RegisterWorker,
-    Shape,
     Status,
     Welcome,
     WorkerInfo,

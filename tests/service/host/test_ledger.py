@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from penstock.errors import NotFoundError, UnavailableError
+from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
 from penstock.service.host.ledger import Ledger
 from penstock.service.logic.dispatcher import Settings, snapshot
@@ -17,7 +18,6 @@ from penstock.service.protocol.messages import (
     Lease,
     OpenIteration,
     RegisterDataset,
-    Shape,
 )
 from tests.integration.clusters import until
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings, snapshot
 from penstock.service.logic.ranges import Ranges
 from penstock.service.protocol.messages import (
@@ -21,7 +22,6 @@ from penstock.service.protocol.messages import (
     Lease,
     Leave,
     LeaveWorker,
-    Shape,
     WorkerBeat,
 )
 from tests.service.logic.world import DYNAMIC, OFF, World

@@ -3,15 +3,14 @@
 import pytest
 
 from penstock.errors import AbortedError, DataLossError
+from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.granting import MOST_GRANTS, RETRY
 from penstock.service.protocol.messages import (
-    ENDLESS,
     Address,
     ClientBeaten,
     Lease,
     Leased,
     Leave,
-    Shape,
     WorkerBeat,
 )
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World

@@ -9,16 +9,15 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.protocol.messages import (
-    ENDLESS,
     Address,
     ClientBeaten,
     Hello,
     Leave,
     Ok,
     RegisterDataset,
-    Shape,
 )
 from tests.service.logic.world import DATA, DYNAMIC, FILE, OFF, SINGLE, SPLIT, World
 

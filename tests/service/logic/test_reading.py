@@ -17,6 +17,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan.parts import GUESS
+from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed
 from penstock.service.logic.merging import merge_states
 from penstock.service.logic.orders import InSequence
@@ -27,7 +28,6 @@ from penstock.service.protocol.messages import (
     Grant,
     IterationOpened,
     Leased,
-    Shape,
     StreamInfo,
     Work,
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
@@ -11,7 +12,6 @@ from penstock.service.protocol.messages import (
     Ok,
     RegisterDataset,
     RegisterWorker,
-    Shape,
     WorkerBeat,
     WorkerBeaten,
     WorkerInfo,

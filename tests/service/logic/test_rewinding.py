@@ -9,7 +9,8 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from penstock.service.protocol.messages import ENDLESS, Address, Leave, Shape
+from penstock.plan.shape import ENDLESS, Shape
+from penstock.service.protocol.messages import Address, Leave
 from tests.service.logic.world import OFF, SINGLE, World
 
 SAVED = (Address(0, 0, 10),)

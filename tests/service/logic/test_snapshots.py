@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from penstock.errors import InternalError
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings, State, check, snapshot
 from penstock.service.logic.facts import RangesClaimed
-from penstock.service.protocol.messages import Address, Leave, Shape
+from penstock.service.protocol.messages import Address, Leave
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World
 
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.engine.trail import WIDTH
 from penstock.errors import NotFoundError
+from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import Failure
 from penstock.service.logic.reader import Ask, Limits, Reader
 from penstock.service.logic.reading import Reading
 from penstock.service.logic.turns import InputFeed, Placed
-from penstock.service.protocol.messages import IterationOpened, Shape, Work
+from penstock.service.protocol.messages import IterationOpened, Work
 
 Input = list[list[str]] | None
 """What became of each place of an input; None for one that cannot be opened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import (
     Settings,
     State,
@@ -26,7 +27,6 @@ from penstock.service.protocol.messages import (
     RegisterWorker,
     Reply,
     Request,
-    Shape,
     WorkerInfo,
 )
 

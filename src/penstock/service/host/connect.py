@@ -23,13 +23,13 @@ from penstock.engine.lower import open_plan
 from penstock.engine.stream import State, Stream, settled
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
+from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import reseeded, seeds_of
 from penstock.plan.shard import in_order
-from penstock.plan.splits import cut
 from penstock.service.host.connections import Connection, connect_data
 from penstock.service.host.services import HOME, borrow, parse, register_scheme
 from penstock.service.host.session import Session, session

@@ -16,9 +16,10 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.stream import State, Stream
 from penstock.engine.trail import Trail
+from penstock.plan.bounds import bounded
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.splits import bounded, piece
+from penstock.plan.splits import piece
 from penstock.service.protocol.messages import Work
 
 MOST_STATE = 16 << 10

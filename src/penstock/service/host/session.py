@@ -15,9 +15,10 @@ from penstock.engine.endings import Ending
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
+from penstock.plan.parts import with_parts
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
-from penstock.plan.splits import shape_of, with_parts
+from penstock.plan.splits import shape_of
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.security import Security
@@ -33,7 +34,6 @@ from penstock.service.protocol.messages import (
     RegisterDataset,
     Reply,
     Request,
-    Shape,
     Status,
     Welcome,
 )
@@ -111,7 +111,7 @@ class Session:
             digest,
             structure(plan),
             encode_spec(spec),
-            Shape(*shape_of(divided)),
+            shape_of(divided),
             plan.cardinality,
             dataset_id or None,
             request=uuid.uuid4().hex if again else digest,

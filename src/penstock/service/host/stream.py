@@ -28,6 +28,7 @@ from penstock.errors import (
     OpError,
     UnavailableError,
 )
+from penstock.plan.shape import Shape
 from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Connect, Link, Links
@@ -47,7 +48,6 @@ from penstock.service.protocol.messages import (
     IterationOpened,
     Leased,
     OpenIteration,
-    Shape,
     Work,
 )
 

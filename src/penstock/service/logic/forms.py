@@ -5,17 +5,16 @@ The first reader of an iteration decides; those who come later find it decided.
 
 from __future__ import annotations
 
+from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.agreement import streams_resumed
 from penstock.service.logic.facts import IterationBegun, StreamPlace
 from penstock.service.logic.iterations import IterationRecord, is_local
 from penstock.service.logic.placing import candidates, first_places, listed_places, settle
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
-    ENDLESS,
     DatasetInfo,
     JobOptions,
     OpenIteration,
-    Shape,
     Work,
     WorkerInfo,
 )

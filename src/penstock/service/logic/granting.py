@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
+from penstock.plan.shape import ENDLESS
 from penstock.service.logic.agreement import check_ends, gone_for_good
 from penstock.service.logic.facts import (
     ClientHeard,
@@ -24,7 +25,7 @@ from penstock.service.logic.iterations import HERE, LOST, ClientRecord, Iteratio
 from penstock.service.logic.leases import Group
 from penstock.service.logic.roster import least_loaded
 from penstock.service.logic.state import Decision, State
-from penstock.service.protocol.messages import ENDLESS, Address, Grant, Lease, Leased
+from penstock.service.protocol.messages import Address, Grant, Lease, Leased
 
 RETRY = 0.2
 """Seconds after which a client may ask again when nothing is free."""

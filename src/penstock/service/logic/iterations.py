@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.plan.shape import ENDLESS
 from penstock.service.logic.consumption import Consumed, Lengths
 from penstock.service.logic.facts import ClientJoined, IterationBegun
 from penstock.service.logic.leases import Group
@@ -14,7 +15,6 @@ from penstock.service.logic.places import Places
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.throughput import Throughput
 from penstock.service.protocol.messages import (
-    ENDLESS,
     Address,
     DatasetInfo,
     JobOptions,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import Feed, Piece, spans
 from penstock.service.logic.orders import AsLeased, InSequence, InTurns
 from penstock.service.logic.ranges import Ranges
@@ -20,7 +21,6 @@ from penstock.service.protocol.messages import (
     Grant,
     IterationOpened,
     Leased,
-    Shape,
     StreamInfo,
     Work,
 )

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.plan.shape import Shape
+
 PROTOCOL = 1
 """Peers of another protocol are refused."""
-
-ENDLESS = -1
-"""The number of streams of a plan that has infinitely many splits."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
@@ -39,23 +38,6 @@ class LastFact(Plain, frozen=True):
     life: str
     """The start of the dispatcher that gave the answer: numbers are given again after a loss."""
     number: int
-
-
-class Shape(Plain, frozen=True):
-    """How the elements of a plan are addressed when workers divide them.
-
-    `random`: one stream of which any worker computes any part. `split`: `streams` pieces, each
-    computed from its start (ENDLESS: as many as are asked for); read one after the other, they
-    are in the local order. `single`: one piece.
-    """
-
-    kind: str
-    streams: int = 1
-    length: int = -2
-    """Of the whole plan: a number, -1 for infinite, -2 for unknown."""
-    turns: tuple[int, int, int] | None = None
-    """Where elements of several inputs follow each other in turn: of how many, how many of each,
-    and how many inputs there are, if each can be had by its number (-1 infinitely, -2 unknown)."""
 
 
 class WorkerInfo(Plain, frozen=True):

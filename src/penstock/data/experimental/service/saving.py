@@ -31,7 +31,8 @@ from penstock.errors import AbortedError, InvalidArgumentError
 from penstock.plan import codec, nodes, seeds
 from penstock.plan.nodes import INFINITE, Node, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.splits import ENDLESS, Splits, piece, shape_of
+from penstock.plan.shape import ENDLESS, Shape
+from penstock.plan.splits import piece, shape_of
 
 _WHERE = "distributed_save"
 _SHARDS = 128
@@ -113,7 +114,7 @@ class Share:
 
 
 def _shares(plan: Node) -> tuple[Share, ...]:
-    shape: Splits = shape_of(plan)
+    shape: Shape = shape_of(plan)
     if plan.cardinality == INFINITE or shape.streams == ENDLESS:
         raise InvalidArgumentError(
             f"{_WHERE}: the dataset has no end, so it is never saved; take() some of it"
