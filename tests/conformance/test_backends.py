@@ -1,7 +1,8 @@
 """What replicas are given, asked of the other backends: the same programs, the same values.
 
 Only the values of replicas are compared. Texts, types and specs are those of the numpy backend, and
-numbers may be narrower (jax has no int64 unless it is told to).
+numbers may be narrower (jax has no int64 unless jax_enable_x64 is set). The programs expect logical
+CPUs, so the backends show them no other devices.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.distribute.backends import load as load_backend
 from tests.conformance import oracle_helpers
 from tests.conformance.cases import Case, load
 from tests.conformance.compare import Difference, differences
@@ -59,9 +61,29 @@ def encoded(original: Any, value: Any) -> Any:
     return original(np.asarray(value) if is_jax else value)
 
 
+def hide_accelerators(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a backend report only CPUs, also on a machine with GPUs."""
+    kind: Any = type(load_backend(backend))
+    handles = kind.handles
+    monkeypatch.setattr(
+        kind, "handles", lambda self, kind: handles(self, kind) if kind == "CPU" else ()
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_programs_see_no_accelerators(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: Any = type(load_backend(backend))
+    cpus = load_backend(backend).handles("CPU")
+    monkeypatch.setattr(kind, "handles", lambda self, kind: cpus)  # As if each were a GPU, too.
+    assert "GPU" in penstock.distribute.MirroredStrategy(backend=backend).extended.worker_devices[0]
+    hide_accelerators(backend, monkeypatch)
+    assert "CPU" in penstock.distribute.MirroredStrategy(backend=backend).extended.worker_devices[0]
+
+
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
 def test_gives_the_same_values(case: Case, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_accelerators(backend, monkeypatch)
     made = partial(penstock.distribute.MirroredStrategy, backend=backend)
     monkeypatch.setattr(penstock.distribute, "MirroredStrategy", made)
     monkeypatch.setattr(oracle_helpers, "J", partial(encoded, oracle_helpers.J))

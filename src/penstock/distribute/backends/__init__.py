@@ -1,7 +1,7 @@
 """Backends: the few things that a strategy asks of the framework whose tensors it hands out.
 
 `Backend` is the whole of it; `load` gives one by name and imports a framework only when it is asked
-for. What is here in words, `tests/distribute/test_backends.py` asks of all of them alike.
+for. What is here in words, `tests/distribute/backends/test_backends.py` asks of all of them alike.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
-from tests.distribute import team_programs
+from tests.distribute.workers import team_programs
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from penstock.errors import (
     InvalidTypeError,
     UnimplementedError,
 )
-from tests.distribute.team import addresses, run_processes
+from tests.distribute.workers.team import addresses, run_processes
 
 COUNT = 4
 
@@ -340,7 +340,7 @@ import numpy as np
 from penstock.distribute import PerReplica, get_replica_context
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
-from tests.distribute.team import say
+from tests.distribute.workers.team import say
 
 index, where = json.loads(sys.argv[1])
 strategy = MultiWorkerMirroredStrategy(

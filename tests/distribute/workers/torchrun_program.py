@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
-from tests.distribute.team import say
+from tests.distribute.workers.team import say
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ from penstock.distribute.backends.moving import overlapping
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
-from tests.distribute.test_backends import aligned, places
+from tests.distribute.backends.test_backends import FRAMEWORKS, aligned, places
+
+WITH_GPU = [name for name in NAMES if load(name).handles("GPU")]
 
 
 @pytest.fixture(params=NAMES)
@@ -101,9 +103,8 @@ def test_what_the_engine_made_is_not_copied_again(backend):
     assert address(first[0]) == address(made)
 
 
-def test_what_somebody_else_has_is_copied(backend):
-    if backend.name == "numpy":
-        return
+@pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
+def test_arrays_that_must_not_change_are_copied(backend):
     made = aligned(np.arange(4096, dtype=np.float32).reshape(2, 2048))
     seen = made.view()
     seen.flags.writeable = False
@@ -112,9 +113,8 @@ def test_what_somebody_else_has_is_copied(backend):
     np.testing.assert_array_equal(backend.numpy(first[0]), np.arange(2048, dtype=np.float32))
 
 
+@pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_a_leaf_that_is_there_twice_becomes_two_tensors(backend):
-    if backend.name == "numpy":
-        return
     made = aligned(np.arange(4096, dtype=np.float32).reshape(2, 2048))
     (first, second), _ = steps(backend, chunk_of(made, made[:, 16:]), [0, 1])
     assert address(first) != address(made)
@@ -135,19 +135,29 @@ def test_portions_of_one_batch_do_not_overlap_but_nested_parts_do():
     assert overlapping([whole[:, ::-1], np.zeros(3), whole[:, 6:]]) == {0, 2}
 
 
-@pytest.mark.parametrize("uneven", [False, True])
-def test_rows_can_be_sent_as_numbers_to_gpus_alone(backend, uneven):
+def some_rows() -> Chunk:
     large = np.arange(40 * 9000, dtype=np.float32).reshape(40, 9000)
     words = np.array([b"%d" % i for i in range(40)], object)
     small = np.arange(40, dtype=np.int32)
     flags = large[:, :8200] > 100000
-    rows = Chunk(nest.tuple_of(4), [large, words, small, flags], 40)
+    return Chunk(nest.tuple_of(4), [large, words, small, flags], 40)
+
+
+def delivery_by_number(backend: Backend, rows: Chunk) -> Delivery | None:
     handles = places(backend)
-    delivery = backend.delivery([handles[0], handles[-1]], [-1, *[0] * 4, *[1] * 4], 2)
-    by_number = delivery.of_rows(rows)
+    owners = [-1, *[0] * 4, *[1] * 4]
+    return backend.delivery([handles[0], handles[-1]], owners, 2).of_rows(rows)
+
+
+def test_only_gpus_fetch_rows_by_number(backend):
+    by_number = delivery_by_number(backend, some_rows())
     assert (by_number is not None) == bool(backend.handles("GPU"))
-    if by_number is None:
-        return
+
+
+def check_rows_by_number(backend: Backend, uneven: bool) -> None:
+    rows = some_rows()
+    by_number = delivery_by_number(backend, rows)
+    assert by_number is not None
     first: Any = np.array([[3, 4, 5, 39], [7, 1, 1, 0]])
     second: Any = [np.array([8, 2]), np.array([], int)] if uneven else first + 0
     chunk = Chunk(nest.tuple_of(3), [np.full(2, 2), first, second], 2)
@@ -157,6 +167,16 @@ def test_rows_can_be_sent_as_numbers_to_gpus_alone(backend, uneven):
             numbers = (first, second)[j // 4][i]
             np.testing.assert_array_equal(backend.numpy(leaf), rows.columns[j % 4][numbers])
             assert backend.is_tensor(leaf) == (j % 4 != 1)
+
+
+# Exists only on machines with a GPU: an empty list of parameters would be a skipped test.
+# tests/distribute/backends/test_fetching.py covers the same code with a simulated driver.
+if WITH_GPU:
+
+    @pytest.mark.parametrize("uneven", [False, True])
+    @pytest.mark.parametrize("backend", WITH_GPU, indirect=True)
+    def test_rows_sent_as_numbers_arrive_as_rows(backend, uneven):
+        check_rows_by_number(backend, uneven)
 
 
 def address(tensor: Any) -> int:

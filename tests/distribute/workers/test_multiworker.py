@@ -31,8 +31,8 @@ from penstock.errors import (
     InvalidTypeError,
     UnavailableError,
 )
-from tests.distribute import team_programs
-from tests.distribute.team import Said, addresses, run_processes, run_team
+from tests.distribute.workers import team_programs
+from tests.distribute.workers.team import Said, addresses, run_processes, run_team
 
 PROGRAMS = "place train portions reductions variables arrays disagreements again".split()
 PAIR = Membership((Member("worker 0", "localhost:1"), Member("worker 1", "")), 1)

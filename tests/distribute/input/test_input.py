@@ -18,7 +18,6 @@ import penstock as tf
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnbatchedError
 
 POLICIES = tf.data.experimental.AutoShardPolicy
-MODES = ("short", "drop", "pad", "repeat")
 
 
 def mirrored(replicas: int) -> Any:
@@ -105,33 +104,55 @@ def test_the_two_rules(count: int, batch: int, replicas: int, rounds: int, polic
     )
 
 
-@given(counts, sizes, st.integers(1, 5), st.sampled_from(MODES), st.sampled_from(["AUTO", "OFF"]))
+class Delivered:
+    """A shuffled dataset, and what its replicas were given of it."""
+
+    def __init__(self, count: int, batch: int, replicas: int, mode: str, policy: str) -> None:
+        strategy = mirrored(replicas)
+        dataset = with_policy(tf.data.Dataset.range(count).shuffle(7, seed=3).batch(batch), policy)
+        options = tf.distribute.InputOptions(last_batch=mode)
+        self.batches = [one.tolist() for one in dataset]
+        self.rows: list[int] = []
+        self.shapes = set()
+        for value in strategy.experimental_distribute_dataset(dataset, options):
+            for one in strategy.experimental_local_results(value):
+                rows, mask = one if mode == "pad" else (one, np.ones(len(one), bool))
+                self.shapes.add(rows.shape)
+                self.rows += rows[mask].tolist()
+
+
+policies = st.sampled_from(["AUTO", "OFF"])
+
+
+@given(counts, sizes, st.integers(1, 5), st.sampled_from(["short", "pad"]), policies)
 def test_portions_are_the_dataset(
     count: int, batch: int, replicas: int, mode: str, policy: str
 ) -> None:
-    if mode == "drop":
-        batch *= replicas
-    strategy = mirrored(replicas)
-    dataset = with_policy(tf.data.Dataset.range(count).shuffle(7, seed=3).batch(batch), policy)
-    options = tf.distribute.InputOptions(last_batch=mode)
-    distributed = strategy.experimental_distribute_dataset(dataset, options)
-    expected = [int(x) for b in dataset for x in b]
-    got, shapes = [], set()
-    for value in distributed:
-        for one in strategy.experimental_local_results(value):
-            rows, mask = one if mode == "pad" else (one, np.ones(len(one), bool))
-            shapes.add(rows.shape)
-            got += rows[mask].tolist()
-    if mode == "drop":
-        expected = expected[: count // batch * batch]
-    if mode == "repeat":
-        short = count % batch
-        kept = got[: count // batch * (-(-batch // replicas) * replicas)]
-        assert set(got) == set(expected)
-        assert short or len(kept) == len(got)
-        return
-    assert got == expected
-    assert mode == "short" or len(shapes) <= 1
+    delivered = Delivered(count, batch, replicas, mode, policy)
+    assert delivered.rows == list(itertools.chain(*delivered.batches))
+    assert mode == "short" or len(delivered.shapes) <= 1
+
+
+@given(counts, sizes, st.integers(1, 5), policies)
+def test_dropping_leaves_out_the_short_batch(
+    count: int, each: int, replicas: int, policy: str
+) -> None:
+    batch = each * replicas
+    delivered = Delivered(count, batch, replicas, "drop", policy)
+    whole = [one for one in delivered.batches if len(one) == batch]
+    assert delivered.rows == list(itertools.chain(*whole))
+    assert len(delivered.shapes) <= 1
+
+
+@given(counts, sizes, st.integers(1, 5), policies)
+def test_repeating_fills_every_batch_with_its_own_rows(
+    count: int, batch: int, replicas: int, policy: str
+) -> None:
+    delivered = Delivered(count, batch, replicas, "repeat", policy)
+    rows = -(-batch // replicas) * replicas
+    filled = [np.resize(one, rows).tolist() for one in delivered.batches]
+    assert delivered.rows == list(itertools.chain(*filled))
+    assert len(delivered.shapes) <= 1
 
 
 def test_repeat_fills_with_the_batch_itself() -> None:

@@ -18,6 +18,7 @@ from penstock.errors import InvalidArgumentError, UnavailableError
 
 NUMBERS = "bool int8 int16 int32 uint8 uint16 uint32 float16 float32 complex64".split()
 WIDE = "int64 uint64 float64 complex128".split()
+FRAMEWORKS = [name for name in NAMES if name != "numpy"]
 
 
 @pytest.fixture(params=NAMES)
@@ -127,10 +128,13 @@ def test_arrays_of_any_layout_go_there_and_back(backend, place):
         np.testing.assert_array_equal(found, array)
 
 
+def test_numpy_leaves_pythons_numbers_alone():
+    value = 3
+    assert load("numpy").put(value, None) is value
+
+
+@pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_pythons_numbers_are_small_ones(backend, place):
-    if backend.name == "numpy":
-        assert backend.put(3, place) == 3
-        return
     found = [backend.numpy(backend.put(value, place)).dtype for value in (True, 3, 2.5)]
     assert found == [np.bool_, np.int32, np.float32]
 
@@ -144,11 +148,11 @@ def test_a_tensor_stays_one_and_can_go_elsewhere(backend, place):
         assert moved.devices() == {place}
 
 
-def test_tensors_of_other_frameworks_are_taken(place, backend):
-    for other in NAMES:
-        given = load(other).put(np.arange(3, dtype=np.int32), load(other).handles("CPU")[0])
-        if backend.name != "numpy":
-            assert backend.is_tensor(backend.put(given, place))
+@pytest.mark.parametrize("other", NAMES)
+@pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
+def test_tensors_of_other_frameworks_are_taken(place, backend, other):
+    given = load(other).put(np.arange(3, dtype=np.int32), load(other).handles("CPU")[0])
+    assert backend.is_tensor(backend.put(given, place))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +166,8 @@ def test_what_a_framework_lacks_stays_as_it_is(backend, place, value):
     assert backend.numpy(value) is value
 
 
+@pytest.mark.parametrize("backend", FRAMEWORKS, indirect=True)
 def test_a_tensor_shares_no_memory_with_the_array_it_was_made_of(backend, place):
-    if backend.name == "numpy":
-        return
     array = aligned(np.arange(4096, dtype=np.float32))
     tensor = backend.put(array, place)
     array[:] = -1
