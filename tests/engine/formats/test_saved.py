@@ -228,7 +228,7 @@ def test_damaged_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"version": 2}, "another version"),
+        ({"version": 1}, "another version: format 1, not 2"),
         ({"run": "../.."}, "a run is a number"),
         ({"replaced": "a/b"}, "a run is a number"),
         ({"spec": 3}, "is damaged"),

@@ -19,7 +19,7 @@ from penstock.service.host.connections import Connection
 from penstock.service.host.segments import MappedSlabs
 from penstock.service.host.wires import Channel, DescriptorChannel
 from penstock.service.protocol import frames
-from penstock.service.protocol.columns import pack_columns
+from penstock.service.protocol.bodies import pack_columns
 from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
 from penstock.service.protocol.frames import MESSAGE, SLAB, Slab
 from tests.effort import examples

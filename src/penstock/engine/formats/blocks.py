@@ -1,6 +1,6 @@
 """Block files: JSON and raw bytes in blocks, each with its checksums.
 
-    magic   32 bytes: "penstock chunks 1 GZIP", filled up with spaces and a line end
+    magic   32 bytes: "penstock chunks 2 GZIP", filled up with spaces and a line end
     block   head   kind, rows, bytes of the description, of the body and of what is stored of it,
                    CRC32C of what is stored, CRC32C of the head itself
             body   the description (JSON), then raw bytes; compressed as the magic says
@@ -16,12 +16,14 @@ import contextlib
 import errno
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
+from penstock.element.buffers import ALIGN, MALFORMED
 from penstock.engine.formats.files import create_bytes, open_bytes, reported
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.errors import (
@@ -31,8 +33,8 @@ from penstock.errors import (
     ResourceExhaustedError,
 )
 
-ALIGN = 16
-"""Raw bytes begin at a multiple of it."""
+VERSION = 2
+"""Of the files: readers refuse every other version."""
 
 _HEAD = struct.Struct("<4sIIQQII")
 _MAGIC = 32
@@ -65,7 +67,7 @@ def check_packing(compression: str | None, call: str) -> str:
 
 
 def _magic(packing: str) -> bytes:
-    return f"penstock chunks 1 {packing}".encode().ljust(_MAGIC - 1) + b"\n"
+    return f"penstock chunks {VERSION} {packing}".encode().ljust(_MAGIC - 1) + b"\n"
 
 
 @cache
@@ -172,6 +174,11 @@ class BlocksIn:
                     f"{self._call}: {self._path!r} was written with compression {other!r}, not "
                     f"{self._packing!r}; read it with the compression that it was written with"
                 )
+        if version := re.match(rb"penstock chunks (\d+) ", found):
+            raise DataLossError(
+                f"{self._call}: {self._path!r} was written by another version of penstock (format "
+                f"{int(version[1])}, this one reads {VERSION}); delete it and write it anew"
+            )
         raise self.damage("it does not begin as a file of this kind does")
 
     def head(self) -> Head:
@@ -223,7 +230,7 @@ class BlocksIn:
         except FailedPreconditionError as error:
             text = f"{self._call}: {self._path!r} cannot be read: {error.message}"
             raise FailedPreconditionError(text) from None
-        except (ValueError, TypeError, LookupError, RecursionError) as error:
+        except MALFORMED as error:
             raise self.damage(f"it makes no sense ({error})") from error
 
     def _read(self, size: int) -> bytes:

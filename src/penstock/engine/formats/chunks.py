@@ -1,7 +1,7 @@
 """Chunk files: elements on disk, column by column, in the blocks of `blocks`.
 
 A `TREE` block tells the structure of the elements in the `ROWS` blocks behind it; the description
-of a `ROWS` block is that of `buffers`; the `DONE` block counts the elements.
+of a `ROWS` block is that of `element.buffers`; the `DONE` block counts the elements.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.element.buffers import Packing, measure, unpack
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.columns import Column
 from penstock.element.descriptions import structure_from_json, structure_to_json
@@ -18,11 +19,15 @@ from penstock.element.nest import Tree
 from penstock.element.ragged import Ragged
 from penstock.element.values import is_opaque
 from penstock.engine.formats.blocks import DONE, BlocksIn, BlocksOut, Head
-from penstock.engine.formats.buffers import MAX_ROWS, Packed, Unpacked
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 BLOCK_ROWS, BLOCK_BYTES = 1 << 16, 4 << 20
 _TREE, _ROWS = b"TREE", b"ROWS"
+
+_MAX_ROWS = 1 << 20
+"""The most elements of a block: elements without leaves take no bytes that could be counted."""
+
+_USE = "written to a file"
 
 
 class ChunkWriter:
@@ -81,13 +86,13 @@ class ChunkWriter:
             self._block(whole.rows(start, start + step))
 
     def _block(self, chunk: Chunk) -> None:
-        packed = Packed()
+        packing = Packing(_USE)
         with self._located():
             if chunk.tree != self._tree:
                 self._blocks.add(_TREE, 0, structure_to_json(chunk.tree))
                 self._tree = chunk.tree
-            descriptions = [packed.column(column) for column in chunk.columns]
-        self._blocks.add(_ROWS, len(chunk), descriptions, packed.parts)
+            descriptions = [packing.column(column) for column in chunk.columns]
+        self._blocks.add(_ROWS, len(chunk), descriptions, packing.parts)
         self.count += len(chunk)
 
     @contextlib.contextmanager
@@ -107,7 +112,7 @@ def _kind(column: Column) -> Any:
         return str(column.dtype)
     if is_opaque(column[0]):
         raise InvalidArgumentError(
-            f"a {type(column[0]).__name__} inside an element cannot be written to a file"
+            f"a {type(column[0]).__name__} inside an element cannot be {_USE}"
         )
     return str(leaf_kind(column[0]))
 
@@ -158,9 +163,11 @@ def _chunk(blocks: BlocksIn, head: Head, tree: Tree | None) -> Chunk:
     with blocks.understood():
         if tree is None or len(descriptions) != tree.num_leaves:
             raise ValueError("the columns do not fit the structure")
-        buffers = Unpacked(body, head.description)
-        columns = [buffers.column(description) for description in descriptions]
+        size = sum(map(measure, descriptions))
+        if size != len(body) - head.description:
+            raise ValueError(f"{len(body) - head.description} bytes, described as {size}")
+        columns = unpack(descriptions, body, head.description)
         lengths = {len(column) for column in columns} | {head.rows}
-        if len(lengths) > 1 or not 0 < head.rows <= MAX_ROWS:
+        if len(lengths) > 1 or not 0 < head.rows <= _MAX_ROWS:
             raise ValueError(f"columns of {sorted(lengths)} rows")
     return Chunk(tree, columns, head.rows)

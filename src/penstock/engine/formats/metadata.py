@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.element.descriptions import spec_from_json, spec_to_json
-from penstock.engine.formats.blocks import crc32c
+from penstock.engine.formats.blocks import VERSION, crc32c
 from penstock.engine.formats.folders import join, read_small
 from penstock.errors import DataLossError, FailedPreconditionError
 
 METADATA = "snapshot.metadata"
-VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,8 @@ def _from_bytes(data: bytes) -> SavedInfo:
     if b"%08x " % crc32c(text) != crc:
         raise ValueError("its checksum is wrong")
     found = json.loads(text)
-    if found.pop("version") != VERSION:
-        raise ValueError("it is of another version")
+    if (version := found.pop("version")) != VERSION:
+        raise ValueError(f"it is of another version: format {version}, not {VERSION}")
     if not all(re.fullmatch(r"\d*", found[run]) for run in ("run", "replaced")):
         raise ValueError("a run is a number")
     spec = found["spec"] if found["spec"] is None else spec_from_json(found["spec"])

@@ -37,7 +37,7 @@ from penstock.service.host.handshake import News
 from penstock.service.host.incoming import Incoming, Received
 from penstock.service.host.segments import MappedSlabs, SlabPool
 from penstock.service.host.wires import Channel, Part
-from penstock.service.protocol.columns import pack_columns
+from penstock.service.protocol.bodies import pack_columns
 from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import SLAB, checksum, frame
 

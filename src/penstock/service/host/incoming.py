@@ -12,7 +12,7 @@ from penstock.service.host.memory import BUFFERS
 from penstock.service.host.reading import FrameReader
 from penstock.service.host.segments import MappedSlabs, SlabPool
 from penstock.service.host.wires import Channel
-from penstock.service.protocol.columns import body_size, unpack_columns
+from penstock.service.protocol.bodies import body_size, unpack_columns
 from penstock.service.protocol.fetches import Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import (
     SLAB,

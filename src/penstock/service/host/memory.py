@@ -13,8 +13,8 @@ import weakref
 
 import numpy as np
 
+from penstock.element.buffers import ALIGN
 from penstock.element.columns import Array
-from penstock.service.protocol.descriptions import ALIGN
 
 _SMALL = 96 << 10  # Below that, the allocator has memory that was used before.
 _HUGE = 4 << 20

@@ -3,7 +3,7 @@
     head     24 bytes: two that never change, the kind, the sizes of the two parts that follow,
              the checksum of the message, and that of the head up to here
     message  msgpack; of the kind that the head says
-    body     the bytes of columns (see `columns`), if the message is `Rows`, which has its checksum
+    body     the bytes of columns (see `bodies`), if the message is `Rows`, which has its checksum
 
 A receiver checks the head before it uses a size, and the message before it decodes it: behind a
 damaged one it cannot tell where the next frame begins or what was lost, so the connection ends.
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from penstock.errors import DataLossError, InvalidArgumentError
-from penstock.service.protocol.columns import body_size, pack_columns, unpack_columns
+from penstock.service.protocol.bodies import body_size, pack_columns, unpack_columns
 from penstock.service.protocol.fetches import ToClient, ToWorker
 from penstock.service.protocol.messages import Plain
 
