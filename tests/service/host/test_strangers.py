@@ -25,8 +25,9 @@ TOKEN = "a token that strangers do not have"
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from penstock.service.host.configs import DispatcherConfig
 from penstock.service.host.dispatcher import Dispatcher
-dispatcher = Dispatcher(token={TOKEN!r})
+dispatcher = Dispatcher(DispatcherConfig(token={TOKEN!r}))
 dispatcher.start()
 print(dispatcher.port, flush=True)
 sys.stdin.read()

@@ -24,6 +24,7 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host.certificates import make_certificates
+from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 from penstock.service.host.connections import Connection, connect_data, here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.dispatcher import Dispatcher
@@ -44,7 +45,7 @@ from penstock.service.protocol.fetches import (
 from penstock.service.protocol.messages import GetStatus, PutPlan, Status, Work, WorkerInfo
 
 TOKEN = "a token of these tests"
-BEAT = 0.02
+BEAT_MS = 20
 
 
 def numbers(stop: int) -> Node:
@@ -64,7 +65,7 @@ class Service:
 
     def __init__(self, **settings: Any) -> None:
         self.certificates = settings.get("certificates")
-        self.dispatcher = Dispatcher(token=TOKEN, certificates=self.certificates)
+        self.dispatcher = Dispatcher(DispatcherConfig(token=TOKEN, certificates=self.certificates))
         self.dispatcher.start()
         self.worker = worker_of(self.dispatcher.address, **settings)
         self.worker.start()
@@ -100,8 +101,8 @@ class Service:
 
 
 def worker_of(address: str, **settings: Any) -> Worker:
-    settings = {"heartbeat_interval": BEAT, "token": TOKEN, **settings}
-    return Worker(address, lambda: ENVIRONMENT, **settings)
+    settings = {"heartbeat_interval_ms": BEAT_MS, "token": TOKEN, **settings}
+    return Worker(WorkerConfig(address, **settings), lambda: ENVIRONMENT)
 
 
 @contextlib.contextmanager
@@ -419,7 +420,7 @@ def test_the_dispatcher_knows_what_it_does(service):
 def test_registers_again_with_a_dispatcher_that_came_back(service):
     port = service.dispatcher.port
     service.dispatcher.stop()
-    service.dispatcher = Dispatcher(port=port, token=TOKEN)
+    service.dispatcher = Dispatcher(DispatcherConfig(port, token=TOKEN))
     service.dispatcher.start()
     until(lambda: [worker["address"] for worker in service.workers] == [service.worker.address])
 
@@ -428,10 +429,10 @@ def test_registers_again_with_a_dispatcher_that_came_back(service):
     ("settings", "address", "transfers"),
     [
         ({"worker_address": "127.0.0.1:%port%"}, "127.0.0.1:PORT", ["shm", "tcp"]),
-        ({"transfer": "tcp"}, "localhost:PORT", ["tcp"]),
-        ({"transfer": "shm"}, "localhost:PORT", ["shm"]),
-        ({"transfer_address": "127.0.0.1:%dts_port%"}, "localhost:PORT", ["shm", "tcp"]),
-        ({"tags": ["a", "b"]}, "localhost:PORT", ["shm", "tcp"]),
+        ({"data_transfer_protocol": "tcp"}, "localhost:PORT", ["tcp"]),
+        ({"data_transfer_protocol": "shm"}, "localhost:PORT", ["shm"]),
+        ({"data_transfer_address": "127.0.0.1:%dts_port%"}, "localhost:PORT", ["shm", "tcp"]),
+        ({"worker_tags": ["a", "b"]}, "localhost:PORT", ["shm", "tcp"]),
     ],
     ids=["address", "tcp", "shm", "transfer", "tags"],
 )
@@ -440,13 +441,13 @@ def test_says_where_it_is_and_what_it_offers(settings, address, transfers):
         info, port = service.info(), str(service.worker.port)
         assert info.address == address.replace("PORT", port)
         assert sorted(info.transfers) == transfers
-        given = settings.get("transfer_address", info.address).replace("%dts_port%", port)
+        given = settings.get("data_transfer_address", info.address).replace("%dts_port%", port)
         assert info.transfers.get("tcp", given) == given
-        assert info.tags == tuple(settings.get("tags", ()))
+        assert info.tags == tuple(settings.get("worker_tags", ()))
 
 
 def test_without_a_dispatcher_it_says_so():
-    worker = worker_of("localhost:1", dispatcher_timeout=0.1)
+    worker = worker_of("localhost:1", dispatcher_timeout_ms=100)
     with pytest.raises(UnavailableError, match="dispatcher localhost:1 has not answered for 0.1 s"):
         worker.start()
     worker.stop()
@@ -466,7 +467,10 @@ def test_a_port_in_use_is_named(service):
             {"functions": "by_hand"},
             'functions must be "by_value" or "by_reference", got \'by_hand\'',
         ),
-        ({"transfer": "grpc"}, 'transfer must be "tcp", "shm" or None, got \'grpc\''),
+        (
+            {"data_transfer_protocol": "pigeon"},
+            'data_transfer_protocol must be "tcp", "shm" or None, got \'pigeon\'',
+        ),
     ],
     ids=["functions", "transfer"],
 )
@@ -477,19 +481,22 @@ def test_wrong_settings_are_refused(settings, message):
 
 def test_where_no_memory_is_shared_it_says_so(service, monkeypatch):
     monkeypatch.setattr("penstock.service.host.listener.can_share", lambda: False)
-    worker = worker_of(service.dispatcher.address, transfer="shm")
+    worker = worker_of(service.dispatcher.address, data_transfer_protocol="shm")
     with pytest.raises(FailedPreconditionError, match="memory cannot be shared on this machine"):
         worker.start()
 
 
 def test_it_starts_once(service):
-    with pytest.raises(FailedPreconditionError, match="Worker.start: it was started before"):
-        service.worker.start()
+    address = service.worker.address
+    service.worker.start()
+    assert service.worker.address == address
     fresh = worker_of(service.dispatcher.address)
-    with pytest.raises(FailedPreconditionError, match="Worker.address: it does not run"):
+    with pytest.raises(FailedPreconditionError, match="WorkerServer.address: it does not run"):
         _ = fresh.address
     fresh.stop()
-    with pytest.raises(FailedPreconditionError, match="Worker.start: it was started before"):
+    with pytest.raises(
+        FailedPreconditionError, match="WorkerServer.start: this server was stopped"
+    ):
         fresh.start()
 
 

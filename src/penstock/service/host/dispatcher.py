@@ -11,14 +11,15 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from penstock.engine.endings import Ending
 from penstock.engine.formats.files import reported
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError
+from penstock.service.host.configs import DispatcherConfig, check_dispatcher, seconds
 from penstock.service.host.control import ControlServer
 from penstock.service.host.ledger import Ledger
+from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.plans import Plans
 from penstock.service.host.ports import joined
 from penstock.service.host.privacy import check_folder
@@ -40,61 +41,35 @@ from penstock.service.protocol.messages import (
 from penstock.version import VERSION
 
 _TICK = 0.5
-_FUNCTIONS = ("by_value", "by_reference")
 _PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 _LOG = logging.getLogger("penstock.service")
 
 
-class Dispatcher:
-    """A dispatcher; it stops when nobody holds it. Times are in seconds.
+class Dispatcher(Lifecycle):
+    """A dispatcher; it stops when it is garbage-collected."""
 
-    Args:
-        port: Where it listens; 0 for a free port.
-        host: What it listens on; other machines can reach it only if this is not loopback.
-        work_dir: Where its journal and the plans are; it is made if it does not exist.
-        fault_tolerant: Insists on a `work_dir`.
-        worker_addresses: The only workers there may be.
-        job_gc_check_interval: How often it looks for jobs that nobody reads.
-        job_gc_timeout: How long such a job is kept.
-        forget_after: How long a job is kept that was read to its end; by default an hour.
-        worker_timeout: How long a worker may be silent.
-        token: The secret of the service; by default that of this user.
-        certificates: A folder of certificates, for TLS.
-        functions: How functions travel, "by_value" or "by_reference".
-    """
+    public_name = "DispatchServer"
 
-    def __init__(
-        self,
-        port: int = 0,
-        host: str = "localhost",
-        work_dir: str | None = None,
-        fault_tolerant: bool = False,
-        worker_addresses: Sequence[str] | None = None,
-        job_gc_check_interval: float | None = None,
-        job_gc_timeout: float | None = None,
-        forget_after: float | None = None,
-        worker_timeout: float | None = None,
-        token: str | bytes | None = None,
-        certificates: str | None = None,
-        functions: str = "by_value",
-    ) -> None:
-        _check(fault_tolerant, work_dir, functions)
-        self.security = Security.of_server(host, port, token, certificates)
-        settings = _settings(worker_addresses, job_gc_timeout, forget_after, worker_timeout)
-        self._desk = desk = _Desk(settings, work_dir, functions)
+    def __init__(self, config: DispatcherConfig) -> None:
+        check_dispatcher(config)
+        self.security = Security.of_server(
+            config.host, config.port, config.token, config.certificates
+        )
+        self._desk = desk = _Desk(_settings(config), config.work_dir, config.functions)
+        super().__init__(desk.closed)
         try:
-            self._server = ControlServer(desk.handle, host, port, self.security)
+            self._server = ControlServer(desk.handle, config.host, config.port, self.security)
         except BaseException:
             desk.close()
             raise
-        self.port, self._host = self._server.port, host
+        self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread knows this object, so that it can be dropped.
-        interval = min(job_gc_check_interval or _TICK, _TICK)
+        interval = min(seconds(config.job_gc_check_interval_ms, _TICK), _TICK)
         self._ticking = threading.Thread(
             target=desk.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._end = Ending(self, _stop, self._server, desk)
+        self._ending = Ending(self, _stop, self._server, desk)
 
     @property
     def address(self) -> str:
@@ -102,25 +77,14 @@ class Dispatcher:
         anywhere = self._host in ("", "0.0.0.0", "::")
         return joined(platform.node() if anywhere else self._host, self.port)
 
-    def start(self) -> None:
-        """Begins to answer; a second time does nothing."""
-        if self._desk.closed.is_set():
-            raise FailedPreconditionError(
-                f"dispatcher {self.address} was stopped and cannot be started again; make a new one"
-            )
-        if not self._ticking.is_alive():
-            self._ticking.start()
-            self._server.start()
+    def _begin(self) -> None:
+        self._ticking.start()
+        self._server.start()
 
-    def stop(self) -> None:
-        """Answers no more, and gives back its port and its files; twice is fine."""
-        self._end()
+    def _end(self) -> None:
+        self._ending()
         if self._ticking.is_alive():
             self._ticking.join(10.0)
-
-    def join(self) -> None:
-        """Waits until it is stopped."""
-        self._desk.closed.wait()
 
     def handle(self, request: Request) -> Reply:
         """Answers a request of this process, or raises what is wrong with it."""
@@ -131,32 +95,15 @@ class Dispatcher:
         return self._desk.ledger.status()
 
 
-def _check(fault_tolerant: bool, work_dir: str | None, functions: str) -> None:
-    if fault_tolerant and not work_dir:
-        raise InvalidArgumentError(
-            "dispatcher: fault_tolerant_mode needs a work_dir; name a folder that stays when the "
-            "dispatcher is started again"
-        )
-    if functions not in _FUNCTIONS:
-        raise InvalidArgumentError(
-            f'dispatcher: functions must be "by_value" or "by_reference", got {functions!r}'
-        )
-
-
-def _settings(
-    worker_addresses: Sequence[str] | None,
-    job_gc_timeout: float | None,
-    forget_after: float | None,
-    worker_timeout: float | None,
-) -> Settings:
+def _settings(config: DispatcherConfig) -> Settings:
     return Settings(
         dispatcher=uuid.uuid4().hex,
         python=_PYTHON,
         version=VERSION,
-        worker_addresses=tuple(worker_addresses or ()),
-        worker_timeout=worker_timeout or Settings.worker_timeout,
-        job_gc_timeout=job_gc_timeout or None,
-        forget_after=forget_after or Settings.forget_after,
+        worker_addresses=tuple(config.worker_addresses or ()),
+        worker_timeout=seconds(config.worker_timeout_ms, Settings.worker_timeout),
+        job_gc_timeout=seconds(config.job_gc_timeout_ms, 0) or None,
+        forget_after=seconds(config.forget_after_ms, Settings.forget_after),
     )
 
 

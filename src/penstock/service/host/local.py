@@ -17,6 +17,7 @@ import threading
 import time
 
 from penstock.errors import InternalError, InvalidArgumentError
+from penstock.service.host.configs import DispatcherConfig
 from penstock.service.host.dispatcher import Dispatcher
 from penstock.service.host.session import Session
 
@@ -37,7 +38,7 @@ class LocalService:
     def __init__(self, rest: str) -> None:
         count = _count(rest)
         token = secrets.token_hex(16)
-        self._dispatcher = dispatcher = Dispatcher(port=0, token=token)
+        self._dispatcher = dispatcher = Dispatcher(DispatcherConfig(token=token))
         dispatcher.start()
         self.session = Session(
             dispatcher.address, dispatcher.security, lambda request, _=0: dispatcher.handle(request)

@@ -7,6 +7,7 @@ dropped stops.
 
 from __future__ import annotations
 
+import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from functools import partial
 
 from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
-from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.errors import FailedPreconditionError
 from penstock.service.host import nursery, plan_process
+from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.connections import here
 from penstock.service.host.control import ControlClient
 from penstock.service.host.decoding import Decode, DecodedPlans, decoder
+from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
 from penstock.service.host.nursery import Nursery
 from penstock.service.host.ports import joined
@@ -34,63 +37,25 @@ from penstock.service.protocol.messages import Welcome, WorkerInfo
 HEARTBEAT = 1.0
 DISPATCHER_TIMEOUT = 30.0
 
-FUNCTIONS = ("by_value", "by_reference")
-TRANSFERS = (None, "tcp", "shm")
 
+class Worker(Lifecycle):
+    """A worker; `environment` makes the environment that plans run in."""
 
-class Worker:
-    """A worker of the dispatcher at `dispatcher_address`.
+    public_name = "WorkerServer"
 
-    Args:
-        dispatcher_address: `host:port` of the dispatcher.
-        environment: Gives the world that plans run in.
-        worker_address: Under which clients reach it; `%port%` stands for the port it got.
-        port: Of the data; 0 for a free one.
-        host: The address that it listens at.
-        heartbeat_interval: Seconds between two signs of life.
-        dispatcher_timeout: Seconds to wait for the dispatcher at the start.
-        transfer: The only protocol in which it hands out data, "tcp" or "shm"; None for all.
-        transfer_address: Where the data is, if that is not `worker_address`.
-        tags: Words that clients may choose workers by.
-        token: The secret that all of a service share; None: it is looked for.
-        certificates: A folder of certificates for TLS.
-        functions: "by_value", or "by_reference" to run nothing but functions of `modules`.
-        modules: See `functions`.
-    """
-
-    def __init__(
-        self,
-        dispatcher_address: str,
-        environment: Callable[[], Environment],
-        *,
-        worker_address: str = "localhost:%port%",
-        port: int = 0,
-        host: str = "localhost",
-        heartbeat_interval: float | None = None,
-        dispatcher_timeout: float | None = None,
-        transfer: str | None = None,
-        transfer_address: str | None = None,
-        tags: tuple[str, ...] = (),
-        token: str | bytes | None = None,
-        certificates: str | None = None,
-        functions: str = "by_value",
-        modules: tuple[str, ...] = (),
-    ) -> None:
-        _check(functions, transfer)
-        self._timeout = DISPATCHER_TIMEOUT if dispatcher_timeout is None else dispatcher_timeout
-        self._interval = HEARTBEAT if heartbeat_interval is None else heartbeat_interval
-        self._security = Security.of_client(dispatcher_address, token, certificates)
-        self._security.check_exposure(host, port)
-        self._security.warn_of_exposure(f"worker at {joined(host, port)}", host)
-        self._dispatcher = dispatcher_address.rpartition("://")[2]
+    def __init__(self, config: WorkerConfig, environment: Callable[[], Environment]) -> None:
+        check_worker(config)
+        super().__init__(threading.Event())
+        self._config = config
+        address = config.dispatcher_address
+        self._security = Security.of_client(address, config.token, config.certificates)
+        self._security.check_exposure(config.host, config.port)
+        self._security.warn_of_exposure(
+            f"worker at {joined(config.host, config.port)}", config.host
+        )
+        self._dispatcher = address.rpartition("://")[2]
         self._environment = environment
-        self._listens = (host, port)
-        self._addresses = (worker_address, transfer_address)
-        self._transfer = transfer
-        self._tags = tuple(tags)
-        self._functions = functions
-        self._decode = decoder(functions, tuple(modules))
-        self._stopped = threading.Event()
+        self._decode = decoder(config.functions, tuple(config.modules))
         self._running: Running | None = None
         self._nursery: Nursery | None = None
 
@@ -104,11 +69,9 @@ class Worker:
             make_tasks = partial(_make_tasks, self._control(), *self._world())
             self._nursery = Nursery(partial(plan_process.run, make_tasks))
 
-    def start(self) -> None:
-        """Begins to serve; UnavailableError if the dispatcher does not answer in time."""
-        if self._running is not None or self._stopped.is_set():
-            raise FailedPreconditionError("Worker.start: it was started before; make a new one")
-        running = Running(self._stopped, self._interval)
+    def _begin(self) -> None:
+        """Registers and serves; UnavailableError if the dispatcher does not answer in time."""
+        running = Running(self._stopped, seconds(self._config.heartbeat_interval_ms, HEARTBEAT))
         try:
             self._open(running)
             self._agree(running)
@@ -119,13 +82,13 @@ class Worker:
         running.beat_on()
         self._running = running
         # At the program's end, what is left ends with the process.
-        self._end = Ending(self, running.stop, atexit=False)
+        self._ending = Ending(self, running.stop, atexit=False)
 
     def _agree(self, running: Running) -> None:
         """A dispatcher that takes no pickles must not have workers that would run them."""
         welcome = running.control.call(greeting())
         assert isinstance(welcome, Welcome)
-        if welcome.functions == "by_reference" != self._functions:
+        if welcome.functions == "by_reference" and self._config.functions != "by_reference":
             raise FailedPreconditionError(
                 f"worker: dispatcher {self._dispatcher} sends functions by reference only; start "
                 'the worker with functions="by_reference" and the modules that it may run'
@@ -137,7 +100,11 @@ class Worker:
         if self._nursery is not None:
             processes = running.tasks = PlanProcesses(self._nursery, running.hurry, running.fail)
         listener = running.listener = DataListener(
-            running.serve, self._security, *self._listens, client_host=processes
+            running.serve,
+            self._security,
+            self._config.host,
+            self._config.port,
+            client_host=processes,
         )
         running.info = self._info(listener.transfers)
         if processes is None:
@@ -147,28 +114,28 @@ class Worker:
         listener.start()
 
     def _control(self) -> ControlClient:
-        return ControlClient(self._dispatcher, self._security, self._timeout)
+        timeout = seconds(self._config.dispatcher_timeout_ms, DISPATCHER_TIMEOUT)
+        return ControlClient(self._dispatcher, self._security, timeout)
 
     def _world(self) -> tuple[Security, Decode, Callable[[], Environment]]:
         """What plans are decoded and run with."""
         return self._security, self._decode, self._environment
 
     def _info(self, transfers: dict[str, str]) -> WorkerInfo:
-        port = str(split_address(transfers["tcp"])[1])
-        address, data = (
-            (text or "").replace("%port%", port).replace("%dts_port%", port)
-            for text in self._addresses
-        )
-        offered = {**transfers, "tcp": data or address}
-        if self._transfer is not None:
-            offered = {name: at for name, at in offered.items() if name == self._transfer}
+        config, port = self._config, str(split_address(transfers["tcp"])[1])
+        address = (config.worker_address or _reached_by(config.host)).replace("%port%", port)
+        data = (config.data_transfer_address or "").replace("%port%", port)
+        offered = {**transfers, "tcp": data.replace("%dts_port%", port) or address}
+        if config.data_transfer_protocol in ("tcp", "shm"):  # "grpc" leaves the choice to clients.
+            only = config.data_transfer_protocol
+            offered = {name: at for name, at in offered.items() if name == only}
         if not offered:
             raise FailedPreconditionError(
-                'Worker: memory cannot be shared on this machine; use transfer="tcp"'
+                "WorkerServer: memory cannot be shared on this machine; "
+                'use data_transfer_protocol="tcp"'
             )
-        return WorkerInfo(
-            f"{address}/{uuid.uuid4().hex[:12]}", address, here(), offered, self._tags
-        )
+        name = f"{address}/{uuid.uuid4().hex[:12]}"
+        return WorkerInfo(name, address, here(), offered, tuple(config.worker_tags or ()))
 
     @property
     def address(self) -> str:
@@ -189,16 +156,11 @@ class Worker:
         """How many streams it holds."""
         return len(self._started("tasks").tasks)
 
-    def join(self) -> None:
-        """Waits until it is stopped."""
-        self._stopped.wait()
-
-    def stop(self) -> None:
-        """Stops at once; twice is fine."""
+    def _end(self) -> None:
         if self._running is None:
             self._stopped.set()
         else:
-            self._end()
+            self._ending()
 
     def drain(self, timeout: float | None = None) -> None:
         """Answers the fetches that it has, for at most `timeout` seconds, and stops."""
@@ -208,15 +170,10 @@ class Worker:
 
     def _started(self, call: str) -> Running:
         if self._running is None:
-            raise FailedPreconditionError(f"Worker.{call}: it does not run; call start() first")
+            raise FailedPreconditionError(
+                f"WorkerServer.{call}: it does not run; call start() first"
+            )
         return self._running
-
-    def __enter__(self) -> Worker:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
 
 def _make_tasks(
@@ -237,12 +194,8 @@ def _at_home(environment: Callable[[], Environment], home: Session) -> Environme
     return replace(environment(), connect=partial(connect, home=home))
 
 
-def _check(functions: str, transfer: str | None) -> None:
-    if functions not in FUNCTIONS:
-        raise InvalidArgumentError(
-            f'Worker: functions must be "by_value" or "by_reference", got {functions!r}'
-        )
-    if transfer not in TRANSFERS:
-        raise InvalidArgumentError(
-            f'Worker: transfer must be "tcp", "shm" or None, got {transfer!r}'
-        )
+def _reached_by(host: str) -> str:
+    """The address under which clients reach a worker that listens on `host`."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"[{host}]:%port%" if ":" in host else f"{host}:%port%"

@@ -14,7 +14,6 @@ them. What runs all this loads when it is first needed.
 0 1 4 9 16
 """
 
-from penstock.data.experimental.service.configs import DispatcherConfig, WorkerConfig
 from penstock.data.experimental.service.read_options import CrossTrainerCache
 from penstock.data.experimental.service.remote_datasets import (
     distribute,
@@ -27,6 +26,7 @@ from penstock.data.experimental.service.remote_datasets import (
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.plan.options import ShardingPolicy
+from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 
 __all__ = [
     "DispatcherConfig",

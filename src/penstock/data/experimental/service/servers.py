@@ -1,74 +1,41 @@
 """Servers of the data service in this process: a dispatcher, and workers.
 
-What really serves loads when the first server is made. A server that is dropped stops by itself.
+The modules that serve load when the first server is made. A server that is dropped stops.
 """
 
 from __future__ import annotations
 
-import socket
-import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from penstock.data.dataset import ENVIRONMENT
-from penstock.data.experimental.service.configs import (
-    DispatcherConfig,
-    WorkerConfig,
-    check_dispatcher,
-    check_worker,
-    config_of,
-    seconds,
-)
-from penstock.errors import FailedPreconditionError
+from penstock.service.host.configs import DispatcherConfig, WorkerConfig
+from penstock.service.host.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from penstock.service.host.dispatcher import Dispatcher
     from penstock.service.host.worker import Worker
 
 
-class Hosted(Protocol):
-    """What really serves."""
+class _Server:
+    """What users hold of a server; the server itself decides what a call means."""
 
-    def start(self) -> None: ...
-
-    def join(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-SomeHosted = TypeVar("SomeHosted", bound=Hosted)
-
-
-class _Server(Generic[SomeHosted]):
-    """Starts once, and may be asked to stop as often as anybody likes."""
-
-    def __init__(self, hosted: SomeHosted, start: bool) -> None:
+    def __init__(self, hosted: Lifecycle, start: bool) -> None:
         self._hosted = hosted
-        self._lock = threading.Lock()
-        self._started = self._stopped = False
         if start:
             self.start()
 
     def start(self) -> None:
         """Starts the server, unless it runs already."""
-        with self._lock:
-            if self._stopped:
-                raise FailedPreconditionError(
-                    f"{type(self).__name__}.start: this server was stopped; make a new one"
-                )
-            if not self._started:
-                self._hosted.start()
-                self._started = True
+        self._hosted.start()
 
     def join(self) -> None:
-        """Waits until the server is stopped."""
+        """Blocks until the server has stopped."""
         self._hosted.join()
 
     def stop(self) -> None:
-        """Stops the server; it can not be started again."""
-        with self._lock:
-            self._stopped = True
-            self._hosted.stop()
+        """Stops the server; it cannot be started again."""
+        self._hosted.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -83,8 +50,8 @@ class _Server(Generic[SomeHosted]):
         self.stop()
 
 
-class DispatchServer(_Server["Dispatcher"]):
-    """The dispatcher of a data service: it knows the datasets, the workers, and who reads what.
+class DispatchServer(_Server):
+    """The dispatcher of a data service: it registers datasets, jobs and workers.
 
     Args:
         config: A `DispatcherConfig`; without one, it listens on a free port of this machine.
@@ -95,59 +62,40 @@ class DispatchServer(_Server["Dispatcher"]):
     grpc://localhost
     """
 
+    _hosted: Dispatcher
+
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
-        given = DispatcherConfig() if config is None else config
-        checked = config_of("DispatchServer", given, DispatcherConfig)
-        check_dispatcher(checked)
-        super().__init__(_dispatcher(checked), start)
+        from penstock.service.host.dispatcher import Dispatcher
+
+        super().__init__(Dispatcher(DispatcherConfig() if config is None else config), start)
 
     @property
     def target(self) -> str:
-        """What `distribute` calls `service`: "grpc://host:port"."""
+        """The `service` argument of `distribute`: "grpc://host:port"."""
         return f"grpc://{self._hosted.address}"
 
     def _num_workers(self) -> int:
         return len(self._hosted.status()["workers"])
 
 
-def _dispatcher(config: DispatcherConfig) -> Dispatcher:
-    from penstock.service.host.dispatcher import Dispatcher
-
-    where = "DispatcherConfig"
-    return Dispatcher(
-        port=config.port,
-        host=config.host,
-        work_dir=config.work_dir,
-        fault_tolerant=config.fault_tolerant_mode,
-        worker_addresses=config.worker_addresses,
-        job_gc_check_interval=seconds(
-            where, "job_gc_check_interval_ms", config.job_gc_check_interval_ms
-        ),
-        job_gc_timeout=seconds(where, "job_gc_timeout_ms", config.job_gc_timeout_ms),
-        forget_after=seconds(where, "forget_after_ms", config.forget_after_ms),
-        worker_timeout=seconds(where, "worker_timeout_ms", config.worker_timeout_ms),
-        token=config.token,
-        certificates=config.certificates,
-        functions=config.functions,
-    )
-
-
-class WorkerServer(_Server["Worker"]):
-    """A worker of a data service: it makes elements for whoever reads them.
+class WorkerServer(_Server):
+    """A worker of a data service: it computes the elements that clients request.
 
     Args:
         config: A `WorkerConfig`, which names the dispatcher.
         start: Whether it starts at once.
     """
 
+    _hosted: Worker
+
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
-        checked = config_of("WorkerServer", config, WorkerConfig)
-        check_worker(checked)
-        super().__init__(_worker(checked), start)
+        from penstock.service.host.worker import Worker
+
+        super().__init__(Worker(config, lambda: ENVIRONMENT), start)
 
     @property
     def address(self) -> str:
-        """What clients reach it by: "host:port"."""
+        """The address that clients use: "host:port"."""
         return self._hosted.address
 
     def isolate(self) -> None:
@@ -159,42 +107,12 @@ class WorkerServer(_Server["Worker"]):
 
     @property
     def failed(self) -> bool:
-        """Whether it has stopped because it could not go on."""
+        """Whether it stopped because of an error."""
         return self._hosted.failed
 
     def drain(self, timeout: float | None = None) -> None:
-        """Stops as soon as what others wait for is made; nothing new is begun."""
+        """Computes what clients have requested, for at most `timeout` seconds, and stops."""
         self._hosted.drain(timeout)
-        self.stop()
 
     def _num_tasks(self) -> int:
         return self._hosted.tasks()
-
-
-def _worker(config: WorkerConfig) -> Worker:
-    from penstock.service.host.worker import Worker
-
-    where, transfer = "WorkerConfig", config.data_transfer_protocol
-    return Worker(
-        config.dispatcher_address,
-        lambda: ENVIRONMENT,
-        worker_address=config.worker_address or f"{_reached(config.host)}:%port%",
-        port=config.port,
-        host=config.host,
-        heartbeat_interval=seconds(where, "heartbeat_interval_ms", config.heartbeat_interval_ms),
-        dispatcher_timeout=seconds(where, "dispatcher_timeout_ms", config.dispatcher_timeout_ms),
-        transfer=None if transfer == "grpc" else transfer,
-        transfer_address=config.data_transfer_address,
-        tags=tuple(config.worker_tags or ()),
-        token=config.token,
-        certificates=config.certificates,
-        functions=config.functions,
-        modules=tuple(config.modules),
-    )
-
-
-def _reached(host: str) -> str:
-    """How others call a server that listens on `host`."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,179 @@
+"""The configuration of a dispatcher and of a worker: one object from the caller to the server.
+
+Users make these named tuples; the servers read them as they are. `check_dispatcher` and
+`check_worker` are the only checks. The first fields are TensorFlow's, in its order; the last ones
+are penstock's own. This module must stay light: `import penstock` loads it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotAConfigError,
+    UnfitServerError,
+)
+
+_FUNCTIONS = ("by_value", "by_reference")
+
+
+class DispatcherConfig(NamedTuple):
+    """How a dispatcher runs.
+
+    Args:
+        port: The port to listen on; 0 for a free one.
+        protocol: "grpc".
+        work_dir: A folder for the journal, made if it does not exist. A dispatcher that restarts
+            with it continues where it was; without one, it forgets everything.
+        fault_tolerant_mode: Requires a `work_dir`.
+        worker_addresses: The only workers that may join, one per part, for policies that divide
+            a dataset beforehand. A host without a port means any worker of that host.
+        job_gc_check_interval_ms: How often to look for jobs without readers.
+        job_gc_timeout_ms: How long a job without readers is kept; by default without limit.
+        worker_timeout_ms: How long a worker may send no heartbeat before it counts as lost.
+        worker_max_concurrent_snapshots: Accepted and ignored.
+        host: The name or address to listen on, under which clients and workers reach it.
+        token: The secret of this service; by default that of this user, from a private file.
+        certificates: A folder made by `penstock certs`, for TLS.
+        functions: "by_value", or "by_reference" to refuse pickles: functions then travel as
+            module and name.
+        forget_after_ms: How long a named job is kept after it was read to its end; by default an
+            hour.
+    """
+
+    port: int = 0
+    protocol: str | None = "grpc"
+    work_dir: str | None = None
+    fault_tolerant_mode: bool = False
+    worker_addresses: Sequence[str] | None = None
+    job_gc_check_interval_ms: int | None = None
+    job_gc_timeout_ms: int | None = None
+    worker_timeout_ms: int | None = None
+    worker_max_concurrent_snapshots: int = 0
+    host: str = "localhost"
+    token: str | bytes | None = None
+    certificates: str | None = None
+    functions: str = "by_value"
+    forget_after_ms: int | None = None
+
+
+class WorkerConfig(NamedTuple):
+    """How a worker runs.
+
+    Args:
+        dispatcher_address: Where its dispatcher listens, "host:port".
+        worker_address: The address that clients use; "%port%" is replaced by its port.
+        port: The port to listen on; 0 for a free one.
+        protocol: "grpc".
+        heartbeat_interval_ms: The time between two heartbeats to the dispatcher.
+        dispatcher_timeout_ms: How long it tries to reach the dispatcher when it starts.
+        data_transfer_protocol: "tcp" or "shm" to offer only that one; by default both.
+        data_transfer_address: As `worker_address`, for data; "%dts_port%" is replaced as well.
+        worker_tags: Words about this worker, shown by `status`.
+        host: The name or address to listen on.
+        token: The secret of the service; by default that of this user, from a private file.
+        certificates: A folder made by `penstock certs`, for TLS.
+        functions: "by_value", or "by_reference" to run only functions of `modules`.
+        modules: The modules whose functions may be run by reference.
+    """
+
+    dispatcher_address: str
+    worker_address: str | None = None
+    port: int = 0
+    protocol: str | None = "grpc"
+    heartbeat_interval_ms: int | None = None
+    dispatcher_timeout_ms: int | None = None
+    data_transfer_protocol: str | None = None
+    data_transfer_address: str | None = None
+    worker_tags: Sequence[str] | None = None
+    host: str = "localhost"
+    token: str | bytes | None = None
+    certificates: str | None = None
+    functions: str = "by_value"
+    modules: Sequence[str] = ()
+
+
+def check_dispatcher(config: Any) -> None:
+    """Raises if no dispatcher can be started with `config`."""
+    where = "DispatcherConfig"
+    if not isinstance(config, DispatcherConfig):
+        raise _wrong_config("DispatchServer", where, config)
+    _check_server(where, config)
+    if config.fault_tolerant_mode and not config.work_dir:
+        raise InvalidArgumentError(
+            f"{where}: fault_tolerant_mode needs a work_dir, got {config.work_dir!r}; "
+            "name a folder that outlives the process"
+        )
+    times = ("job_gc_check_interval_ms", "job_gc_timeout_ms", "forget_after_ms")
+    for name in (*times, "worker_timeout_ms"):
+        _check_time(where, name, getattr(config, name))
+
+
+def check_worker(config: Any) -> None:
+    """Raises if no worker can be started with `config`."""
+    where = "WorkerConfig"
+    if not isinstance(config, WorkerConfig):
+        raise _wrong_config("WorkerServer", where, config)
+    _check_server(where, config)
+    if config.dispatcher_address is None:
+        raise InvalidArgumentError(f"{where}: dispatcher_address must be given, got None")
+    if not config.dispatcher_address:
+        raise UnfitServerError(
+            f"{where}: dispatcher_address must be host:port, got ''; "
+            'it is what follows "://" in the target of the dispatcher'
+        )
+    if config.data_transfer_protocol not in (None, "grpc", "tcp", "shm"):
+        raise UnfitServerError(
+            f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '
+            f"got {config.data_transfer_protocol!r}"
+        )
+    for name in ("heartbeat_interval_ms", "dispatcher_timeout_ms"):
+        _check_time(where, name, getattr(config, name))
+
+
+def seconds(milliseconds: int | None, default: float) -> float:
+    """A time of a config in seconds; 0 and None stand for the default."""
+    return milliseconds / 1000 if milliseconds else default
+
+
+def _wrong_config(call: str, kind: str, value: Any) -> NotAConfigError:
+    return NotAConfigError(
+        f"{call}: config must be a {kind}, got {value!r} ({type(value).__name__})"
+    )
+
+
+def _check_server(where: str, config: DispatcherConfig | WorkerConfig) -> None:
+    if config.protocol not in (None, "grpc"):
+        raise UnfitServerError(f'{where}: protocol must be "grpc", got {config.protocol!r}')
+    _check_integer(where, "port", config.port)
+    if not 0 <= config.port <= 65535:
+        raise UnfitServerError(
+            f"{where}: port must be from 1 to 65535, or 0 for a free one, got {config.port}"
+        )
+    if config.functions not in _FUNCTIONS:
+        raise InvalidArgumentError(
+            f'{where}: functions must be "by_value" or "by_reference", got {config.functions!r}'
+        )
+
+
+def _check_time(where: str, name: str, milliseconds: Any) -> None:
+    if milliseconds is None:
+        return
+    _check_integer(where, name, milliseconds)
+    if milliseconds < 0:
+        raise InvalidArgumentError(f"{where}: {name} must be at least 0, got {milliseconds}")
+
+
+def _check_integer(where: str, name: str, value: Any) -> None:
+    if value is None:
+        raise InvalidArgumentError(f"{where}: {name} must be an integer, got None")
+    try:
+        operator.index(value)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{where}: {name} must be an integer, got {value!r} ({type(value).__name__})"
+        ) from None
