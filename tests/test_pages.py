@@ -1,0 +1,45 @@
+"""The pages agree with the repository: links and paths lead somewhere, the index is complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "penstock"
+DECISIONS = ROOT / "docs" / "decisions"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# tests/test_readme.py checks the links of the others.
+LINKING = [page for page in PAGES if page.parent == DECISIONS or page.parent == ROOT]
+MAP = "<!-- map: begin"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", LINKING, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_of_ours_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").partition(MAP)[0]
+    paths = re.findall(r"`((?:\w+/)+\w+\.py)`", text)
+    missing = [path for path in paths if not any((top / path).is_file() for top in (PACKAGE, ROOT))]
+    assert missing == []
+
+
+def test_the_index_lists_every_decision_by_its_title() -> None:
+    index = (DECISIONS / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^- \[(.+)\]\((.+)\)$", index, re.MULTILINE)
+    pages = sorted(DECISIONS.glob("[0-9]*.md"))
+    titles = [page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for page in pages]
+    assert listed == list(zip(titles, [page.name for page in pages], strict=True))
+
+
+def test_decisions_are_numbered_in_a_row() -> None:
+    numbers = [int(page.name[:4]) for page in sorted(DECISIONS.glob("[0-9]*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
