@@ -14,7 +14,7 @@ from penstock import Ragged
 from penstock.data import Dataset, Options, TextLineDataset
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.plan import codec
-from penstock.plan.resume import reseeded
+from penstock.plan.resume import with_seeds
 
 
 @dataclass
@@ -134,4 +134,4 @@ def test_fingerprints_see_a_seed_only_where_it_was_given(make: Any) -> None:
     first, again = make(), make()
     assert first.fingerprint() == again.fingerprint() != make(seed=1).fingerprint()
     assert make(seed=1).fingerprint() != make(seed=2).fingerprint()
-    assert codec.fingerprint(reseeded(first._plan, [1])) == first.fingerprint()
+    assert codec.fingerprint(with_seeds(first._plan, [1])) == first.fingerprint()

@@ -15,7 +15,7 @@ from penstock.plan.codec import decode, encode, fingerprint
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
 from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
-from penstock.plan.resume import reseeded, seeds_of, structure
+from penstock.plan.resume import seeds_of, structure, with_seeds
 from penstock.plan.shard import shard_plan
 from penstock.plan.show import explain
 
@@ -135,7 +135,7 @@ def test_states_do_not_fit_where_elements_differ(fields):
 def test_seeds_inside_belong_to_the_state():
     node = distributed(TEN.shuffle(10, seed=3))
     assert seeds_of(node) == seeds_of(node.input)
-    again = reseeded(node, [9])
+    again = with_seeds(node, [9])
     assert again.input.seed == 9
     assert again.repetitions is node.repetitions
 

@@ -18,7 +18,7 @@ from penstock.plan import nodes as n
 from penstock.plan.codec import decode, encode
 from penstock.plan.optimize import prepare
 from penstock.plan.options import AutoShardPolicy, Options
-from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import draw, set_seed
 from penstock.plan.shard import Sharding, shard_plan
 from tests.conformance.random_plans import plans
@@ -307,9 +307,7 @@ def test_hints_are_filled_in():
     found = sharding(dataset, HINT, 3, 1)
     assert found.plan.input == Dataset.range(12).shard(3, 1).batch(2).__plan__
     assert found.policy is HINT
-    assert found.reason == (
-        "HINT: each worker takes its part where shard(SHARD_HINT, SHARD_HINT) stands"
-    )
+    assert found.reason == ("HINT: shard(SHARD_HINT, SHARD_HINT) gives each worker its part")
     assert sharding(dataset, HINT, 1).plan.input == Dataset.range(12).batch(2).__plan__
 
 
@@ -536,7 +534,7 @@ def lines_read(plan, workers):
     dice = itertools.count(7)
     found = Counter()
     for index in range(workers):
-        own = reseeded(fresh(plan), [next(dice) for _ in seeds_of(plan)])
+        own = with_seeds(fresh(plan), [next(dice) for _ in seeds_of(plan)])
         found.update(taken(Iterator(shard_plan(own, workers, index).plan, ENVIRONMENT)))
     return found
 

@@ -16,7 +16,7 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFo
 from penstock.io import TFRecordWriter
 from penstock.plan import nodes as n
 from penstock.plan import parts, pieces
-from penstock.plan.bounds import bounded
+from penstock.plan.bounds import bound_plan
 from penstock.plan.cuts import cut
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
@@ -126,7 +126,8 @@ def test_turns(make, turns):
     ],
 )
 def test_shapes(make, kind, streams, length):
-    assert shape_of(make(Dataset).__plan__)[:3] == (kind, streams, length)
+    shape = shape_of(make(Dataset).__plan__)
+    assert (shape.kind, shape.streams, shape.length) == (kind, streams, length)
 
 
 def test_nested_services_are_one_stream():
@@ -256,7 +257,7 @@ def test_small_files_are_not_read_by_as_many_parts_as_large_ones(lines, tmp_path
     drawn = with_parts(TextLineDataset(Dataset.from_tensor_slices(names).shuffle(9)).__plan__)
     assert sum(counts) < shape_of(drawn).streams <= 4 * sum(counts)
     assert joined(parts_of(drawn)) == run(drawn)
-    monkeypatch.setattr(parts, "_LOOKED_AT", 5)
+    monkeypatch.setattr(parts, "_MOST_SIZES", 5)
     many = with_parts(TextLineDataset(names).__plan__)
     assert shape_of(many).streams % len(names) == 0
     assert joined(parts_of(many)) == run(many)
@@ -322,7 +323,8 @@ def test_saved_datasets_are_read_by_shard(tmp_path):
     path = str(tmp_path / "saved")
     Dataset.range(20).save(path, shard_func=lambda x: x % 4)
     plan = Dataset.load(path).filter(lambda x: x != 7).__plan__
-    assert shape_of(plan)[:3] == ("split", 4, -2)
+    shape = shape_of(plan)
+    assert (shape.kind, shape.streams, shape.length) == ("split", 4, -2)
     found = parts_of(plan)
     assert joined(found) == run(plan)
     assert bare(found[1]) == [1, 5, 9, 13, 17]
@@ -501,7 +503,7 @@ def test_bounded_plans_are_the_first_elements(operator, source):
         return
     expected = model(plan)
     for start, stop in ((0, 1), (0, 3), (2, 5), (7, 30), (12, 13)):
-        stream = opened(bounded(plan, stop), min(start, len(expected)))
+        stream = opened(bound_plan(plan, stop), min(start, len(expected)))
         assert drained(stream, 7) == expected[start:stop]
 
 
@@ -511,7 +513,7 @@ def test_bounded_random_plans(plan, start, count):
     plan = prepare(piece(plan, "random", 0, 1))
     if plan.blocked is None:
         expected = model(plan)
-        stream = opened(bounded(plan, start + count), min(start, len(expected)))
+        stream = opened(bound_plan(plan, start + count), min(start, len(expected)))
         assert drained(stream, 5) == expected[start : start + count]
 
 
@@ -545,7 +547,7 @@ def test_bounded_plans_call_no_function_for_others(make, calls, start, stop):
     called.clear()
     if plan.cardinality >= 0:
         start, stop = min(start, plan.cardinality), min(stop, plan.cardinality)
-    found = drained(opened(bounded(plan, max(stop, 1)), start), 9)
+    found = drained(opened(bound_plan(plan, max(stop, 1)), start), 9)
     assert len(found) == stop - start
     assert len(called) == calls * len(found)
 
@@ -553,7 +555,7 @@ def test_bounded_plans_call_no_function_for_others(make, calls, start, stop):
 def test_bounds_keep_what_is_known_of_specs():
     plan = Dataset.range(9).map(lambda x: np.zeros(x)).ragged_batch(2)
     assert plan.element_spec is not None
-    made = bounded(plan.__plan__, 2)
+    made = bound_plan(plan.__plan__, 2)
     assert made.input.found_spec == plan.__plan__.input.found_spec
 
 

@@ -27,7 +27,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeEr
 from penstock.plan import seeds
 from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.resume import draws_inside, reseeded, seeds_of, structure
+from penstock.plan.resume import draws_inside, seeds_of, structure, with_seeds
 from penstock.plan.seeds import derive
 
 _NO_ROW = object()
@@ -225,7 +225,7 @@ class Iterator:
             )
         check_state(state, self._plan, len(seeds_of(self._written)))
         self.close()
-        self._written = reseeded(self._written, state["seeds"])
+        self._written = with_seeds(self._written, state["seeds"])
         self._go_on(state, state["at"])
 
     def _go_on(self, state: dict[str, Any], at: State) -> None:

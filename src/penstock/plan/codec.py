@@ -1,7 +1,7 @@
-"""Plans as bytes and as numbers: what another process runs, and how two plans are told apart.
+"""Plans as bytes, for another process, and as fingerprints, to compare plans.
 
-Bytes hold code: `decode` only what comes from somebody who may run code here. A fingerprint is a
-function of the plan alone, never of the process, of addresses in memory or of the hash seed.
+The bytes contain code: `decode` them only if their sender may run code in this process. A
+fingerprint depends on the plan alone, not on the process, memory addresses or the hash seed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode(node: Node) -> bytes:
 
 
 def decode(data: bytes) -> Node:
-    """The plan that `encode` was given."""
+    """Decodes what `encode` returned."""
     header, line, body = data.partition(b"\n")
     if header + line != _HEADER % VERSION:
         raise InvalidArgumentError(
@@ -59,7 +59,7 @@ def decode(data: bytes) -> Node:
 def fingerprint(node: Node) -> int:
     """64 bits that are equal for equal plans, in every process.
 
-    Seeds count only where the user gave them.
+    Seeds that the user did not choose are left out: they differ each time the plan is built.
 
     >>> from penstock.plan.nodes import Random
     >>> fingerprint(Random(1)) == fingerprint(Random(1)) != fingerprint(Random(2))
@@ -68,13 +68,11 @@ def fingerprint(node: Node) -> int:
     return int.from_bytes(_digest(node), "big")
 
 
-def _drawn(node: Node) -> tuple[str, ...]:
-    """The fields of a seed that nobody gave: it is another one each time a plan is written."""
-    return (node.seed_field,) if node.seed_field and node.has_drawn_seed else ()
-
-
 def _digest(value: Any) -> bytes:
-    """The kind of a value and what it consists of; parts go in as digests, so none can run over."""
+    """A digest of a value's type and parts.
+
+    Parts enter as digests of a fixed size, so that it matters where one part ends.
+    """
     digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=8)
     for part in _parts(value):
         digest.update(part if isinstance(part, bytes) else _digest(part))
@@ -84,8 +82,9 @@ def _digest(value: Any) -> bytes:
 def _parts(value: Any) -> list[Any]:
     match value:
         case Node():
+            drawn = value.seed_field if value.has_drawn_seed else None
             names = [field.name for field in dataclasses.fields(value)]
-            return [getattr(value, name) for name in names if name not in _drawn(value)]
+            return [getattr(value, name) for name in names if name != drawn]
         case Data(chunk=chunk):
             return [chunk]
         case Chunk():

@@ -1,4 +1,4 @@
-"""Cuts: what workers do of a plan that cannot be divided, and what stays with the client."""
+"""Cuts: which parts of a plan that cannot be divided run on workers, and which in the client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penstock.plan.traits import Trait
 
 
 def cut(plan: Node, remote: Callable[[Node], Node]) -> tuple[Node, str | None]:
-    """A plan that is neither random nor split, what workers can do of it replaced by `remote(it)`.
+    """Replaces the parts of a plan that workers can compute by `remote(part)`.
 
-    Also says in words what stays with the client, why, and how to change that; None if workers do
-    it all. What needs all elements in one place stays, with everything behind it, and so does
-    what neither calls a function nor reads a file.
+    The plan is one whose shape is `single`. An operator that needs all elements in one place stays
+    in the client, with all operators after it. So do parts that neither call a function nor read
+    a file. Also returns why an operator stays and how to change that; None if none does.
     """
     cutter = _Cutter(plan, remote)
     made = cutter.cut(plan)
@@ -32,7 +32,7 @@ def cut(plan: Node, remote: Callable[[Node], Node]) -> tuple[Node, str | None]:
 
 
 class _Cutter:
-    """One walk from the end of a plan; notes the operators that stay directly above a cut."""
+    """Walks from the end of a plan to its sources; collects the operators just above a cut."""
 
     def __init__(self, plan: Node, remote: Callable[[Node], Node]) -> None:
         self._plan = plan
@@ -41,9 +41,9 @@ class _Cutter:
         self.above: list[Node] = []
 
     def cut(self, node: Node) -> Node:
-        if not _works(node):
+        if not _has_work(node):
             return node
-        if not _gives_datasets(node) and (_divides(node) or not _haspieces_of(node)):
+        if not _gives_datasets(node) and (_is_divisible(node) or not _contains_divisible(node)):
             self.made += 1
             return self._remote(self._with_options(node))
         before = self.made
@@ -53,7 +53,7 @@ class _Cutter:
         return node.with_inputs(inputs)
 
     def _with_options(self, node: Node) -> Node:
-        """A part has the options of the whole plan, wherever they stood."""
+        """A part gets all options of the plan, also those that were set after it."""
         options = options_of(self._plan)
         if node is self._plan or options == Options():
             return node
@@ -63,47 +63,50 @@ class _Cutter:
     def words(self) -> str:
         if not self.above:
             return "nothing in it can be computed elsewhere, so the client does it all"
-        return _words(self.above[0])
+        return _explain(self.above[0])
 
 
-def _works(node: Node) -> bool:
-    """Whether a function is called or a file read; what others run is not looked at."""
+def _has_work(node: Node) -> bool:
+    """Whether a plan calls a function or reads a file, outside of plans that a service computes."""
     if node.sealed:
         return False
-    works = bool(node.functions) or Trait.READS_FILES in node.traits
-    return works or any(map(_works, node.inputs))
+    own = bool(node.functions) or Trait.READS_FILES in node.traits
+    return own or any(map(_has_work, node.inputs))
 
 
-def _divides(node: Node) -> bool:
+def _is_divisible(node: Node) -> bool:
     return pieces_of(in_order(node)) is not None
 
 
-def _haspieces_of(node: Node) -> bool:
-    """Whether something below is worth to be divided."""
-    return any((_works(part) and _divides(part)) or _haspieces_of(part) for part in _below(node))
+def _contains_divisible(node: Node) -> bool:
+    """Whether an input, at any depth, can be divided and has work worth dividing."""
+    return any(
+        (_has_work(part) and _is_divisible(part)) or _contains_divisible(part)
+        for part in _inputs_run_here(node)
+    )
 
 
-def _below(node: Node) -> tuple[Node, ...]:
+def _inputs_run_here(node: Node) -> tuple[Node, ...]:
     return () if node.sealed else node.inputs
 
 
 def _gives_datasets(node: Node) -> bool:
-    """Whether elements hold datasets, as far as the plan tells: those do not travel."""
-    return any(isinstance(leaf, DatasetSpec) for leaf in nest.flatten(_spec(node))[0])
+    """Whether elements are known to contain datasets, which cannot be sent."""
+    return any(isinstance(leaf, DatasetSpec) for leaf in nest.flatten(_static_spec(node))[0])
 
 
-def _spec(node: Node) -> Any:
-    """The spec, or OPAQUE where only a call would tell it."""
+def _static_spec(node: Node) -> Any:
+    """The spec, as far as it is known without a call of a function; else OPAQUE."""
     if node.found_spec is not None:
         return node.found_spec.spec
-    inputs = list(map(_spec, node.inputs))
+    inputs = list(map(_static_spec, node.inputs))
     if OPAQUE in inputs and node.declared_spec is None:
         return OPAQUE
     return node.spec_from(*inputs)
 
 
-def _words(node: Node) -> str:
-    """Why an operator stays with the client, and what to do about it."""
+def _explain(node: Node) -> str:
+    """Why an operator stays in the client, and how to change that."""
     blocker = next(_blockers(node), None)
     per_worker = 'Options.service.stateful = "per_worker" lets each worker do it with its own share'
     advice = per_worker
@@ -121,8 +124,8 @@ def _why(node: Node) -> str:
 
 
 def _blockers(node: Node) -> Iterator[Node]:
-    """The operators below that keep a plan from random access."""
-    for part in _below(node):
+    """The operators before this one that keep its input from random access."""
+    for part in _inputs_run_here(node):
         if part.obstacle is not None:
             yield part
         yield from _blockers(part)

@@ -1,4 +1,4 @@
-"""Users' functions inside plans: Python, opaque, and always located by file and line."""
+"""Functions in plans: opaque Python callables, named in messages by file and line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 @dataclass(frozen=True)
 class Function:
-    """A callable that knows where it was written; equal if it is the same callable.
+    """A user's callable, printed with its place in the source; equal if the callables are equal.
 
     >>> print(Function(len))
     len
@@ -26,21 +26,21 @@ class Function:
 
     call: Callable[..., Any]
     returns: tuple[int, str] | None = field(default=None, compare=False)
-    """The number of an element and the structure that the function returned for it, in words.
+    """The number of an element and the structure that the function returned for it, as text.
 
-    Only functions of plans that were sent here have it: no process sees all elements of such a
-    plan, so all of them compare with the element that the sender has tried.
+    It is set in plans that were received from another process. No process sees all elements of
+    such a plan, so each compares its results with the element that the sender tried.
     """
 
     __leaf__ = True
 
     @property
     def tried(self) -> tuple[int, str] | None:
-        """What `returns` is once this function was sent to another process."""
+        """The value of `returns` after this function is sent to another process."""
         return self.__dict__.get("_tried", self.returns)
 
     def note_trial(self, number: int, structure: str) -> None:
-        """The function was called on element `number` to learn what it returns."""
+        """Remembers the structure, as text, that a call on element `number` returned."""
         self.__dict__["_tried"] = (number, structure)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -48,11 +48,11 @@ class Function:
 
     @property
     def name(self) -> str:
-        inner = _unwrapped(self.call)
+        inner = _unwrap(self.call)
         return getattr(inner, "__name__", type(inner).__name__)
 
     def __str__(self) -> str:
-        code = getattr(_unwrapped(self.call), "__code__", None)
+        code = getattr(_unwrap(self.call), "__code__", None)
         if code is None:
             return self.name
         return f"{self.name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
@@ -60,7 +60,8 @@ class Function:
     __repr__ = __str__
 
 
-def _unwrapped(call: Any) -> Any:
+def _unwrap(call: Any) -> Any:
+    """The function inside partials, decorators and bound methods."""
     while isinstance(call, functools.partial):
         call = call.func
     inner = inspect.unwrap(call)
@@ -68,7 +69,7 @@ def _unwrapped(call: Any) -> Any:
 
 
 def checked(where: str, call: Any, arguments: int | None = None) -> Function:
-    """`call` as a `Function`; an error at once if it cannot be called (with `arguments` values)."""
+    """`call` as a `Function`; raises if it cannot be called, or not with `arguments` values."""
     if not callable(call):
         raise InvalidArgumentError(f"{where}: needs a function, got {call!r}")
     if arguments is not None:
@@ -91,15 +92,18 @@ def _check_arity(where: str, call: Callable[..., Any], arguments: int) -> None:
 
 
 def fingerprint(call: Callable[..., Any]) -> str:
-    """The same for the same code and the same captured values, in every process where possible."""
-    inner = _unwrapped(call)
+    """A digest of a function's code, captured values and defaults.
+
+    It is equal in every process, except where a captured value has no text of its own.
+    """
+    inner = _unwrap(call)
     digest = hashlib.sha256()
     code = getattr(inner, "__code__", None)
-    digest.update(_code_text(code).encode() if code else _stable(inner).encode())
+    digest.update(_code_text(code).encode() if code else _stable_text(inner).encode())
     for cell in getattr(inner, "__closure__", None) or ():
-        digest.update(_stable(cell.cell_contents).encode())
+        digest.update(_stable_text(cell.cell_contents).encode())
     for name in ("__defaults__", "__kwdefaults__"):
-        digest.update(_stable(getattr(inner, name, None)).encode())
+        digest.update(_stable_text(getattr(inner, name, None)).encode())
     return digest.hexdigest()
 
 
@@ -108,17 +112,19 @@ def _code_text(code: CodeType) -> str:
     return repr((code.co_code, code.co_names, code.co_varnames, constants))
 
 
-def _stable(value: Any) -> str:
-    """A text that does not hold an address, and holds all of an array."""
+def _stable_text(value: Any) -> str:
+    """A text of a value without memory addresses, and with every element of an array."""
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value))}"
     if isinstance(value, list | tuple):
-        return f"{type(value).__qualname__}({', '.join(map(_stable, value))})"
+        return f"{type(value).__qualname__}({', '.join(map(_stable_text, value))})"
     if isinstance(value, dict):
-        return f"{type(value).__qualname__}({', '.join(map(_stable, value.items()))})"
+        return f"{type(value).__qualname__}({', '.join(map(_stable_text, value.items()))})"
     if isinstance(value, np.ndarray):
         kind, text = value.dtype, value.dtype.kind == "O"
-        held = _stable(value.tolist()).encode() if text else np.ascontiguousarray(value).tobytes()
+        held = (
+            _stable_text(value.tolist()).encode() if text else np.ascontiguousarray(value).tobytes()
+        )
         return f"array({value.shape}, {kind}, {hashlib.sha256(held).hexdigest()})"
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text

@@ -596,8 +596,13 @@ class Interleave(Node):
     reason = "the lengths of the inner datasets are not known in advance"
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether elements of several inner datasets alternate."""
+        return self.cycle > 1
+
+    @property
     def loose(self) -> bool:
-        return self.parallel is not None and self.deterministic is False and self.cycle > 1
+        return self.parallel is not None and self.deterministic is False and self.takes_turns
 
 
 @node

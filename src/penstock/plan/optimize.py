@@ -1,7 +1,7 @@
 """Rewrite rules: functions from plans to plans that keep every element and every call.
 
-A rule looks at one node and gives a better one, or None. Index arithmetic moves below functions,
-so that a shuffle, a shard or a skip touches numbers and not elements.
+A rule gets one node and returns a better one, or None. Operators that pick elements move before
+functions, so that a shuffle, a shard or a skip is arithmetic on indices.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Rule = Callable[[Node], Node | None]
 
 
 def no_operation(node: Node) -> Node | None:
-    """Operators that change nothing.
+    """Removes operators that change nothing.
 
-    Over a stream they stay: workers cannot divide it behind them, and its elements are numbered
-    here as they are there.
+    After a stream they stay: removing one would let workers divide the plan there, and elements
+    of a divided plan have other numbers.
     """
     if not node.inputs or node.inputs[0].blocked is not None:
         return None
@@ -46,10 +46,10 @@ def no_operation(node: Node) -> Node | None:
 
 
 def index_before_map(node: Node) -> Node | None:
-    """Picks elements before the function is called, not after; only where picking is arithmetic.
+    """Picks elements before the function is called, not after; only with random access.
 
-    A function that gets random numbers by the element's index must stay where the index is. One
-    without order stays as well, so that a state fits whatever the number of its parallel calls.
+    A function that gets random numbers stays, because those depend on the element's index. A map
+    without order stays, so that its states fit any number of parallel calls.
     """
     match node:
         case Take() | Skip() | Shard() | Shuffle() if isinstance(node.input, Map):
@@ -61,7 +61,7 @@ def index_before_map(node: Node) -> Node | None:
 
 
 def prefetch_last(node: Node) -> Node | None:
-    """Prefetching happens behind what only picks elements."""
+    """Moves a prefetch after operators that only pick elements."""
     match node:
         case Take(Prefetch(source, size)) | Skip(Prefetch(source, size)):
             return Prefetch(node.with_inputs((source,)), size)
@@ -71,7 +71,7 @@ def prefetch_last(node: Node) -> Node | None:
 
 
 def shuffle_ahead(node: Node) -> Node | None:
-    """A shuffle of indices asks for elements out of order, so prefetching below it is in vain."""
+    """Moves a prefetch after a shuffle of indices, which asks for elements out of order."""
     match node:
         case Shuffle(Prefetch(source, size)) if source.blocked is None:
             return Prefetch(node.with_inputs((source,)), size)
@@ -79,10 +79,10 @@ def shuffle_ahead(node: Node) -> Node | None:
 
 
 def joined_counts(node: Node) -> Node | None:
-    """Two counts in a row are one.
+    """Makes one count of two in a row.
 
-    Repetitions of a stream are not joined: a prefetch between them would keep them apart, and
-    the states of plans that differ in their prefetches must fit each other.
+    Two repetitions stay: with a prefetch between them they could not be joined, and plans that
+    differ in their prefetches must have the same states.
     """
     match node:
         case Take(Take(source, inner), outer):
@@ -123,28 +123,27 @@ def rules_for(options: Options) -> tuple[Rule, ...]:
 
 
 def prepare(node: Node) -> Node:
-    """The plan that is really run: options settled and taken out of it, then optimised."""
+    """The plan that is run: its options are applied and removed, then it is optimised."""
     options = options_of(node)
     node = without_options(node)
     if options.deterministic is False:
-        node = loosened(node)
+        node = give_up_order(node)
     return optimize(node, rules_for(options))
 
 
 def without_options(node: Node) -> Node:
-    """The plan itself: rules must not see a difference where somebody sets an option."""
+    """The plan without `WithOptions`, so that rules match across places where options are set."""
     if node.sealed:
         return node
     node = node.with_inputs(tuple(without_options(part) for part in node.inputs))
     return node.input if isinstance(node, WithOptions) else node
 
 
-def loosened(node: Node) -> Node:
-    """Order given up wherever calls are made in parallel and nobody asked to keep it."""
+def give_up_order(node: Node) -> Node:
+    """Sets `deterministic=False` for parallel calls, unless the user set it."""
     if node.sealed:
         return node
-    node = node.with_inputs(tuple(loosened(part) for part in node.inputs))
-    if isinstance(node, Unordered):
-        if node.parallel is not None and node.deterministic is None:
-            return replace(node, deterministic=False)
-    return node
+    node = node.with_inputs(tuple(give_up_order(part) for part in node.inputs))
+    if not isinstance(node, Unordered) or node.parallel is None:
+        return node
+    return replace(node, deterministic=False) if node.deterministic is None else node

@@ -1,7 +1,7 @@
 """`Options`: how a dataset is run, never what it contains.
 
-Every option is declared once, as an `Option` (or an `_alias` of one). A plan keeps only frozen
-options: `frozen()` gives an immutable, hashable copy.
+Every option is declared once, as an `Option` (or an `_alias` of one). A plan contains only frozen
+options: `frozen()` returns an immutable, hashable copy.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class AutoShardPolicy(enum.IntEnum):
 class ShardingPolicy(enum.IntEnum):
     """How the workers of a service divide a dataset.
 
-    OFF gives every worker all of it, DYNAMIC hands out pieces of the source on demand; the others
-    divide it beforehand, by files, by elements, by whichever is possible, or as `shard` hints.
+    OFF gives every worker the whole dataset. DYNAMIC hands out pieces of the source on demand. The
+    static policies give each worker a fixed part: of the files, of the elements, of the files if
+    possible and else of the elements, or as `shard(SHARD_HINT, SHARD_HINT)` says.
     """
 
     OFF = 0
@@ -64,9 +65,10 @@ class AutotuneAlgorithm(enum.Enum):
 
 
 class Option(property, Generic[T, D]):
-    """One option: reads its default until it is set, checks what it is set to.
+    """One option: has its default until it is set, and checks the values that it is set to.
 
-    Who sets a `weak` one to its default has not set it, as in TensorFlow: it overrides nothing.
+    Setting a `weak` option to its default counts as not setting it, as in TensorFlow: such a value
+    overrides nothing in `merge`.
     """
 
     def __init__(
@@ -105,10 +107,12 @@ class Option(property, Generic[T, D]):
         if self.choices and value is None:
             return
         if not isinstance(value, self.kind):
-            raise InvalidTypeError(f"{call}: must be {_a(self.kind)}, got {_typed(value)}")
+            raise InvalidTypeError(
+                f"{call}: must be {_with_article(self.kind)}, got {_show_with_type(value)}"
+            )
         if self.choices and value not in self.choices:
-            allowed = ", ".join(_shown(choice) for choice in self.choices)
-            raise InvalidArgumentError(f"{call}: must be {allowed} or None, got {_shown(value)}")
+            allowed = ", ".join(_show(choice) for choice in self.choices)
+            raise InvalidArgumentError(f"{call}: must be {allowed} or None, got {_show(value)}")
 
 
 def _optional(kind: type[T], doc: str) -> Option[T, None]:
@@ -116,12 +120,12 @@ def _optional(kind: type[T], doc: str) -> Option[T, None]:
 
 
 def _part(kind: type[SomeOptions], doc: str) -> Option[SomeOptions, SomeOptions]:
-    """A field that holds options again; each `Options` has its own."""
+    """A field that contains a group of options; each `Options` has its own."""
     return Option(kind, doc, cast(SomeOptions, None))
 
 
 def _alias(target: str) -> property:
-    """Another name of a field; not a field, so it is stored, printed and compared once."""
+    """Another name of a field. It is not a field: the value is stored and printed once."""
     return property(
         lambda options: getattr(options, target),
         lambda options, value: setattr(options, target, value),
@@ -129,29 +133,29 @@ def _alias(target: str) -> property:
     )
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _typed(value: Any) -> str:
-    return f"{_shown(value)} ({type(value).__name__})"
+def _show_with_type(value: Any) -> str:
+    return f"{_show(value)} ({type(value).__name__})"
 
 
-def _a(kind: type) -> str:
+def _with_article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'aeioAEIO' else 'a'} {kind.__name__}"
 
 
-def _counts(field: Option[Any, Any], value: Any) -> bool:
-    """Whether a field with this value is set."""
+def _is_set(field: Option[Any, Any], value: Any) -> bool:
+    """Whether `value` means that the user set the field."""
     if isinstance(value, OptionsBase):
         return bool(value._set())
     return value is not _UNSET and not (field.weak and value == field.default)
 
 
 class OptionsBase:
-    """What all options share: fields by name, values by equality, frozen or not."""
+    """The base of all groups of options: named fields, compared by value, frozen or not."""
 
     _values: dict[str, Any]
     _frozen: bool
@@ -172,16 +176,17 @@ class OptionsBase:
         return ((f.name, f.kind) for f in cls._fields() if issubclass(f.kind, OptionsBase))
 
     def _set(self) -> dict[str, Any]:
-        """What was set, by name, in the order of the fields; parts only if they hold something."""
+        """The fields that were set, in their order; groups only if a field of them was set."""
         values = [(field, self._values.get(field.name, _UNSET)) for field in self._fields()]
-        return {field.name: value for field, value in values if _counts(field, value)}
+        return {field.name: value for field, value in values if _is_set(field, value)}
 
     def merge(self: SomeOptions, options: SomeOptions) -> SomeOptions:
-        """New options: these, with every field that `options` sets taken from there."""
+        """New options: these, overridden by every field that `options` sets."""
         kind = type(self)
         if not isinstance(options, kind):
             raise InvalidTypeError(
-                f"{kind.__name__}.merge: options must be {_a(kind)}, got {_typed(options)}"
+                f"{kind.__name__}.merge: options must be {_with_article(kind)}, "
+                f"got {_show_with_type(options)}"
             )
         merged = kind()
         for field, value in (*self._set().items(), *options._set().items()):
@@ -190,7 +195,7 @@ class OptionsBase:
         return merged
 
     def frozen(self: SomeOptions) -> SomeOptions:
-        """An equal copy that cannot change and can be a key."""
+        """An equal copy that is immutable and hashable."""
         if self._frozen:
             return self
         frozen = copy.copy(self)
@@ -206,7 +211,7 @@ class OptionsBase:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(getattr(type(self), name, None), property):
-            self._unknown(name)
+            self._raise_unknown(name)
         if self._frozen:
             raise InvalidArgumentError(
                 f"{type(self).__name__}.{name}: these options belong to a dataset and cannot "
@@ -215,9 +220,9 @@ class OptionsBase:
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        self._unknown(name)
+        self._raise_unknown(name)
 
-    def _unknown(self, name: str) -> NoReturn:
+    def _raise_unknown(self, name: str) -> NoReturn:
         cls = type(self)
         names = [n for n in dir(cls) if isinstance(getattr(cls, n), property)]
         near = difflib.get_close_matches(name, names, 1)
@@ -225,7 +230,7 @@ class OptionsBase:
         raise AttributeError(f"{cls.__name__}.{name}: there is no such option; {hint}")
 
     def _key(self) -> tuple[Any, ...]:
-        """Every value, set or default: a field set to its default equals one left alone."""
+        """Every value, set or default: setting a field to its default changes nothing here."""
         return tuple(self._values.get(field.name, field.default) for field in self._fields())
 
     def __eq__(self, other: object) -> bool:
@@ -242,7 +247,7 @@ class OptionsBase:
         return hash((type(self), self._key()))
 
     def __repr__(self) -> str:
-        parts = (f"{name}={_shown(getattr(self, name))}" for name in self._set())
+        parts = (f"{name}={_show(getattr(self, name))}" for name in self._set())
         return f"{type(self).__name__}({', '.join(parts)})"
 
 

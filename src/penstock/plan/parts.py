@@ -1,7 +1,7 @@
-"""Parts of files: large files are divided, so that all workers read what comes next.
+"""Parts of files: large files are divided, so that all workers can read the next elements.
 
-Where a file is divided is written into the plan (`with_parts`) by the process that makes it known
-to a service, because that one looks at the disk. Whoever has the plan then knows all parts.
+`with_parts` reads the sizes of files and writes into the plan how they are divided. The client
+calls it once, when it registers the plan; every process then derives the same parts from the plan.
 """
 
 from __future__ import annotations
@@ -13,37 +13,41 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from penstock.plan import nodes
-from penstock.plan.bounds import bounded
+from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Node
 from penstock.plan.traits import Trait
 
 PART_BYTES = 8 << 20
-"""So large is a part: some for each of many workers fit into what a client holds."""
+"""The size of a part: small enough that a client can hold several parts per worker."""
 
-_LOOKED_AT = 4096
-"""Files whose size is asked for, at most; the others are thought to be like them."""
+_MOST_SIZES = 4096
+"""The number of files whose size is read, at most; the rest are assumed to be like these."""
 
 _FORMATS = ("text", "fixed", "tfrecord")
 DIVISION = "division"
 """The option of a reader that says how its files are divided."""
 
 GUESS, WHOLE = -1, -2
-"""How a part of a TFRecord file begins, instead of at a byte: where a record is found; or not at
-all, because the first part is the whole file: where nobody compares what parts found."""
+"""Where a part of a TFRecord file begins, instead of a byte.
+
+GUESS: at the first position that looks like a record; the client compares where neighbouring parts
+began and ended. WHOLE: the first part is the whole file, for readers that do not compare.
+"""
 
 NOWHERE = 1 << 62
-"""A place that is behind the end of every file."""
+"""A position after the end of every file."""
 
 
 class Division(NamedTuple):
-    """Every file is read by parts of `size` bytes. `ends` counts the parts of all files up to each
-    one; or it is one number, of the parts of every file, where the order of the files is drawn."""
+    """How the files of a reader are divided into parts of `size` bytes."""
 
     size: int
     ends: tuple[int, ...] | int
+    """The number of parts up to and including each file; if the files are shuffled, one number:
+    the parts of every file."""
 
     def find(self, number: int) -> tuple[int, int, bool]:
-        """The file of a part, which of its parts it is, and whether it is the last of them."""
+        """The file of part `number`, the part's index in it, and whether it is the file's last."""
         if isinstance(self.ends, int):
             file, part = divmod(number, self.ends)
             return file, part, part + 1 == self.ends
@@ -63,16 +67,16 @@ class Files:
         self.streams = ends * count if isinstance(ends, int) else ends[-1]
 
     def make(self, number: int) -> Node:
-        """Part `number` of all; behind the last one there is nothing."""
+        """A reader of part `number`; it is empty if there is no such part."""
         options = tuple(pair for pair in self._reader.options if pair[0] != DIVISION)
         if number >= self.streams:
             return replace(self._reader, input=nodes.Take(self._reader.input, 0), options=options)
         file, part, last = self._division.find(number)
-        name = nodes.Tail(bounded(self._reader.input, file + 1), file)
+        name = nodes.Tail(bound_plan(self._reader.input, file + 1), file)
         if part or not last:
             size = self._division.size
-            stretch = (part * size, None if last else (part + 1) * size)
-            options = (*options, ("part", stretch))
+            stop = None if last else (part + 1) * size
+            options = (*options, ("part", (part * size, stop)))
         return replace(self._reader, input=name, options=options)
 
 
@@ -83,14 +87,14 @@ def divided_files(reader: nodes.Records) -> Files | None:
 
 
 def with_parts(node: Node) -> Node:
-    """The plan, which says how files are divided as far as that can be seen from here."""
+    """Writes into the readers of a plan how their files are divided, if this process sees them."""
     if node.sealed:
         return node
     node = node.with_inputs(tuple(map(with_parts, node.inputs)))
     if not isinstance(node, nodes.Records) or not _is_divisible(node):
         return node
-    names, drawn = _names(node.input)
-    division = _division(names, drawn) if names else None
+    names, shuffled = _file_names(node.input)
+    division = _divide(names, shuffled) if names else None
     if division is None:
         return node
     return replace(node, options=(*node.options, (DIVISION, tuple(division))))
@@ -102,50 +106,49 @@ def _is_divisible(reader: nodes.Records) -> bool:
     return plain and reader.format in _FORMATS and reader.input.blocked is None
 
 
-def _names(node: Node) -> tuple[list[Any], bool]:
-    """The names of files, where they stand in the plan; whether their order is drawn."""
-    drawn = False
+def _file_names(node: Node) -> tuple[list[Any], bool]:
+    """The file names that the plan contains, and whether they are shuffled."""
+    shuffled = False
     while Trait.ADVISORY in node.traits or isinstance(node, nodes.Shuffle):
-        drawn = drawn or isinstance(node, nodes.Shuffle)
+        shuffled = shuffled or isinstance(node, nodes.Shuffle)
         node = node.inputs[0]
-    return (node.data.chunk.elements() if isinstance(node, nodes.Slices) else []), drawn
+    return (node.data.chunk.elements() if isinstance(node, nodes.Slices) else []), shuffled
 
 
-def _division(names: list[Any], drawn: bool) -> Division | None:
-    """None if no file is large."""
-    step = -(-len(names) // _LOOKED_AT)
-    sizes = [_size(name) for name in names[::step]]
+def _divide(names: list[Any], shuffled: bool) -> Division | None:
+    """None if no file is larger than a part."""
+    step = -(-len(names) // _MOST_SIZES)
+    sizes = [_file_size(name) for name in names[::step]]
     counts = [max(1, -(-size // PART_BYTES)) for size in sizes]
     if max(counts) == 1:
         return None
-    if not drawn and step == 1:
+    if not shuffled and step == 1:
         return Division(PART_BYTES, tuple(accumulate(counts)))
-    # Parts that turn out to be empty cost a request: not too many of them, where few are large.
+    # An empty part costs a request, so there must not be too many of them if few files are large.
     parts = max(1, min(max(counts), 4 * sum(counts) // len(counts)))
     return None if parts == 1 else Division(-(-max(sizes) // parts), parts)
 
 
-def _size(name: Any) -> int:
+def _file_size(name: Any) -> int:
     try:
         return os.path.getsize(name)
     except (OSError, ValueError, TypeError):
-        return 0  # Not here, or not on a disk: perhaps the workers see it.
+        return 0  # The file is not on a disk of this machine; workers may still find it.
 
 
-def begun_at(node: Node, begin: int) -> Node:
-    """A piece whose part of a TFRecord file, if it is one, begins at a byte, or as GUESS says.
+def begin_part(node: Node, begin: int) -> Node:
+    """Sets where the part of a file begins that a piece reads: at a byte, GUESS or WHOLE.
 
-    Of any file, a part that begins NOWHERE has nothing.
+    It matters for TFRecord files only, except that any part that begins NOWHERE is empty.
     """
     if isinstance(node, nodes.Records) and "part" in dict(node.options):
-        told = node.format == "tfrecord" or begin == NOWHERE
-        return _begun(node, begin) if told else node
-    return node.with_inputs(
-        tuple(begun_at(part, begin) for part in node.inputs[:1]) + node.inputs[1:]
-    )
+        matters = node.format == "tfrecord" or begin == NOWHERE
+        return _begin_reader(node, begin) if matters else node
+    first = tuple(begin_part(part, begin) for part in node.inputs[:1])
+    return node.with_inputs(first + node.inputs[1:])
 
 
-def _begun(reader: nodes.Records, begin: int) -> Node:
+def _begin_reader(reader: nodes.Records, begin: int) -> Node:
     options = dict(reader.options)
     start = options["part"][0]
     if begin == WHOLE:

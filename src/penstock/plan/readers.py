@@ -1,7 +1,7 @@
-"""Readers: the operators that read files, each named by an element of their first input.
+"""Readers: operators that read the files that their input names.
 
-What a function inside `interleave` does is found by calling it once, on a first element; no file
-is opened for that.
+To find out whether an `interleave` reads files, its function is called once, on a first element.
+Nothing else in `plan` calls a user's function, and no file is opened.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from penstock.plan.seeds import scoped
 from penstock.plan.traits import Trait
 
 _FORMATS = ("text", "tfrecord", "fixed")
-"""The formats whose files TensorFlow divides between workers; others it divides by element."""
+"""Formats that TensorFlow shards by file. It shards all other formats by element."""
 
 
 def is_reader(node: Node) -> bool:
-    """Whether this operator reads files; False where that cannot be seen."""
+    """Whether this operator reads files; False if that cannot be found out."""
     match node:
         case nodes.Records(format=format):
             return format in _FORMATS
         case nodes.Interleave(source, function):
             try:
                 with scoped(0):
-                    made = _called(function, _sample(source))
-            except Exception:  # If it is a fault, whoever iterates over the dataset is told.
+                    made = _call(function, _sample(source))
+            except Exception:  # Iterating over the dataset raises it again, with its context.
                 return False
             return _reads_files(getattr(made, "__plan__", None))
     return False
@@ -39,12 +39,12 @@ def _reads_files(plan: Node | None) -> bool:
     return plan is not None and (is_reader(plan) or any(map(_reads_files, plan.inputs)))
 
 
-def _called(function: Function, element: Any) -> Any:
+def _call(function: Function, element: Any) -> Any:
     return function.call(*element) if type(element) is tuple else function.call(element)
 
 
 def _sample(node: Node) -> Any:
-    """The first element, or one like it; LookupError where that takes more than a few calls."""
+    """The first element, or one like it; LookupError if finding it would need iteration."""
     match node:
         case nodes.Slices(data) if len(data) > 0:
             return data.chunk.rows(0, 1).elements()[0]
@@ -53,7 +53,7 @@ def _sample(node: Node) -> Any:
         case nodes.Range(start, dtype=dtype):
             return dtype.as_numpy_dtype(start)
         case nodes.Map(source, function):
-            return as_element(_called(function, _sample(source)))
+            return as_element(_call(function, _sample(source)))
         case nodes.Zip(parts, tree):
             return nest.unflatten(tree, [_sample(part) for part in parts])
         case _ if Trait.SAMPLED_BY_INPUT in node.traits:

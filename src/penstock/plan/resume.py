@@ -1,4 +1,4 @@
-"""What of a plan belongs into a saved state: its structure, to be recognised, and its seeds."""
+"""What a saved state records of its plan: the structure, to check that they fit, and the seeds."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from penstock.plan.traits import Trait
 
 
 def structure(node: Node) -> str:
-    """The same for plans whose states fit each other: prefetching and parallel calls leave none."""
-    names = list(_names(node))
-    return f"{names[0]}:{hashlib.sha256(','.join(names).encode()).hexdigest()[:12]}"
+    """A text that is equal for plans whose saved states are interchangeable.
+
+    Prefetching, parallel calls and seeds do not count.
+    """
+    texts = list(_operator_texts(node))
+    return f"{texts[0]}:{hashlib.sha256(','.join(texts).encode()).hexdigest()[:12]}"
 
 
-def _names(node: Node) -> Iterator[str]:
+def _operator_texts(node: Node) -> Iterator[str]:
     if Trait.ADVISORY not in node.traits:
         yield node.label
         yield ",".join(_settings(node))
     for part in node.inputs:
-        yield from _names(part)
+        yield from _operator_texts(part)
 
 
 def _settings(node: Node) -> Iterator[str]:
-    """What decides how many elements there are and which: counts and sizes, not functions."""
+    """The settings that decide which elements there are: counts and sizes, not functions."""
     if not node.inputs:
         yield f"elements={node.cardinality}"
     for field in fields(node):
@@ -38,28 +41,29 @@ def _settings(node: Node) -> Iterator[str]:
 
 def seeds_of(node: Node) -> list[int]:
     """The seeds in a plan, inputs first."""
-    found = [seed for part in node.inputs for seed in seeds_of(part)]
-    seed = None if node.seed_field is None else getattr(node, node.seed_field)
-    return found if seed is None else [*found, seed]
+    seeds = [seed for part in node.inputs for seed in seeds_of(part)]
+    own = None if node.seed_field is None else getattr(node, node.seed_field)
+    return seeds if own is None else [*seeds, own]
 
 
 def draws_order(node: Node) -> bool:
-    """Whether the order of the elements follows from a seed that was drawn in this process.
+    """Whether the order of the elements depends on a seed that was drawn in this process.
 
-    What a service makes, and what is read from files once they are filled, is the same for all.
+    It does not if all processes get the elements from one place: a service, or the files of a
+    cache or a snapshot.
     """
     if Trait.DRAWS_ORDER in node.traits and node.has_drawn_seed:
         return True
-    shared = (
-        node.sealed or isinstance(node, Snapshot) or (isinstance(node, Cache) and node.filename)
-    )
-    return not shared and any(map(draws_order, node.inputs))
+    in_files = isinstance(node, Snapshot) or (isinstance(node, Cache) and node.filename)
+    if node.sealed or in_files:
+        return False
+    return any(map(draws_order, node.inputs))
 
 
 def draws_inside(node: Node) -> bool:
-    """Whether functions below a `shard` make datasets, which may draw their order.
+    """Whether a function before a `shard` returns datasets, which may draw their own order.
 
-    The shards belong together only if all who read one draw alike.
+    Together the shards are the whole dataset only if all processes draw the same order.
     """
     if isinstance(node, Shard) and node.shards > 1:
         return _makes_datasets(node.input)
@@ -71,15 +75,15 @@ def _makes_datasets(node: Node) -> bool:
     return own or (not node.sealed and any(map(_makes_datasets, node.inputs)))
 
 
-def reseeded(node: Node, seeds: list[int]) -> Node:
+def with_seeds(node: Node, seeds: list[int]) -> Node:
     """The plan with other seeds, in the order of `seeds_of`."""
-    return _reseeded(node, list(seeds))
+    return _replace_seeds(node, list(seeds))
 
 
-def _reseeded(node: Node, waiting: list[int]) -> Node:
-    node = node.with_inputs(tuple(_reseeded(part, waiting) for part in node.inputs))
+def _replace_seeds(node: Node, remaining: list[int]) -> Node:
+    node = node.with_inputs(tuple(_replace_seeds(part, remaining) for part in node.inputs))
     name = node.seed_field
-    if name is None or getattr(node, name) is None or not waiting:
+    if name is None or getattr(node, name) is None or not remaining:
         return node
-    seed = waiting.pop(0)
+    seed = remaining.pop(0)
     return node if getattr(node, name) == seed else replace(node, **{name: seed})

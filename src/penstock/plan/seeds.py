@@ -1,7 +1,7 @@
-"""Seeds: where every random decision gets its number from.
+"""Seeds: the source of every random decision.
 
-Nothing random may depend on who computes, when, or on which thread: keys are derived, by mixing,
-from a seed and from positions (epoch, index), and a generator is made from a key when it is needed.
+No random decision may depend on the process, the thread or the time. Keys are derived from a seed
+and from positions (epoch, index), and a generator is made from a key when it is needed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _mix(z: int) -> int:
 
 
 def _scatter(key: int) -> int:
-    """A key as a starting point; 0 is a fixed point of `_mix`, so it must not go in as it is."""
+    """A key as the start of a sequence; changed first, because `_mix` maps 0 to 0."""
     return _mix(int(key) ^ _SECOND)
 
 
 def derive(key: int, *parts: int) -> int:
-    """A 64-bit key from others; `derive(a, b, c) == derive(derive(a, b), c)`.
+    """A 64-bit key from a key and numbers; `derive(a, b, c) == derive(derive(a, b), c)`.
 
     For one `key`, different `parts[0]` (modulo 2**64) give different results.
 
@@ -55,7 +55,7 @@ def derive(key: int, *parts: int) -> int:
 
 def derive_array(base: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """`derive(base, value)` for every value of an array of integers."""
-    if values.shape == (1,):  # Several times as fast as the long way.
+    if values.shape == (1,):  # Several times faster than the array operations.
         return np.array([derive(base, int(values[0]))], np.uint64)
     z = values.astype(np.uint64)
     z += np.uint64(1)
@@ -69,12 +69,12 @@ def derive_array(base: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.
 
 
 def numbers_from(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The numbers of `count` elements from number `first` on, to draw by."""
+    """The numbers `first` to `first + count`, from which keys of elements are derived."""
     return np.arange(first, first + count, dtype=np.uint64)
 
 
 class _Words(ISeedSequence):
-    """The seed words of a generator, straight from a key, which is well mixed already."""
+    """The seed words of a generator, derived from a key without NumPy's slower mixing."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -91,8 +91,8 @@ def generator(key: int, *parts: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(words))
 
 
-class _Numbered:
-    """A key and how many seeds were drawn from it; drawing is atomic."""
+class _SeedSequence:
+    """Seeds derived from a key and a count of draws; `draw` is thread-safe."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -102,8 +102,8 @@ class _Numbered:
         return derive(self.key, next(self._numbers)) >> 1
 
 
-_global: _Numbered | None = None
-_scope: ContextVar[_Numbered | None] = ContextVar("penstock_seed_scope", default=None)
+_global: _SeedSequence | None = None
+_scope: ContextVar[_SeedSequence | None] = ContextVar("penstock_seed_scope", default=None)
 
 
 def set_seed(seed: int | None) -> None:
@@ -124,28 +124,28 @@ def set_seed(seed: int | None) -> None:
         )
     if seed is not None and not -(1 << 63) <= seed < 1 << 64:
         raise InvalidArgumentError(f"random.set_seed: seed must fit into 64 bits, got {seed}")
-    _global = None if seed is None else _Numbered(derive(int(seed)))
+    _global = None if seed is None else _SeedSequence(derive(int(seed)))
 
 
 def draw() -> int:
-    """A new seed of 63 bits: from the scope, from the global seed, or from the system's entropy."""
+    """A new seed of 63 bits: from `scoped`, from `set_seed`, or from the operating system."""
     source = _scope.get() or _global
     return secrets.randbits(63) if source is None else source.draw()
 
 
 def is_shared() -> bool:
-    """Whether what is drawn now follows from a seed that was given."""
+    """Whether `draw` would return the same seeds in another process."""
     return (_scope.get() or _global) is not None
 
 
 @contextmanager
 def scoped(key: int) -> Iterator[None]:
-    """Inside, in this thread, `draw` depends on `key` and on how often it was called here only.
+    """In this context, `draw` depends only on `key` and on the number of draws before.
 
-    Whoever calls a function that builds datasets does it in here, so that building a dataset anew
-    gives it the same seeds.
+    Functions that build datasets are called in such a scope, so that a dataset that is built again
+    gets the same seeds.
     """
-    token = _scope.set(_Numbered(int(key)))
+    token = _scope.set(_SeedSequence(int(key)))
     try:
         yield
     finally:

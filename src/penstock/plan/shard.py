@@ -1,7 +1,7 @@
-"""Autosharding: what of a plan each of several workers reads.
+"""Autosharding: the part of a plan that each of several workers reads.
 
-Every worker rewrites the same plan on its own, seeds included. A `Shard` may stand only where all
-of them see the same elements in the same order: what one leaves out, another one must read.
+Every worker rewrites the same plan, with the same seeds, for itself. A `Shard` may be inserted only
+where all workers see the same elements in the same order: each element must be read by one worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.plan.traits import Trait
 
 @dataclass(frozen=True)
 class Sharding:
-    """The plan of one worker, the policy that was really applied (never AUTO), and why."""
+    """The plan of one worker, the policy that was applied (never AUTO), and the reason."""
 
     plan: Node
     policy: AutoShardPolicy
@@ -28,11 +28,11 @@ class Sharding:
 
 
 def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
-    """What worker `index` of `workers` reads, by the policy in the options of `plan`.
+    """The part of `plan` that worker `index` of `workers` reads, by the policy in its options.
 
-    AUTO divides the files where every element is then still read once, by one worker (a batch with
-    `drop_remainder` drops what remains on each); elsewhere it divides the elements. FILE divides
-    the files also where operators then count on each worker: `take(2)` gives two elements on each.
+    AUTO divides the files if every element is then still read once, by one worker (a batch with
+    `drop_remainder` drops a remainder on each worker); if not, it divides the elements. FILE also
+    divides the files if operators then count on each worker: `take(2)` gives two elements on each.
     """
     share = _Share.checked(workers, index)
     policy = options_of(plan).experimental_distribute.auto_shard_policy
@@ -55,7 +55,7 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
 
 
 def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) -> Node:
-    """What worker `index` of a service reads, by a policy that divides the data beforehand."""
+    """The part of `plan` that worker `index` of a service reads, by a static policy."""
     share = _Share.checked(workers, index)
     match policy:
         case ShardingPolicy.HINT:
@@ -75,28 +75,28 @@ def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) 
 
 
 def share_plan(plan: Node, workers: int, index: int) -> Node:
-    """All operators of a plan over one worker's share of its sources: each counts on its own."""
-    return in_order(_shared(plan, _Share.checked(workers, index)))
+    """The whole plan over one worker's share of its sources: operators count on each worker."""
+    return in_order(_share_sources(plan, _Share.checked(workers, index)))
 
 
-def _shared(node: Node, share: _Share) -> Node:
+def _share_sources(node: Node, share: _Share) -> Node:
     match node:
         case nodes.Saved(shards=shards):
             own = shards[share.index :: share.workers]
             return replace(node, shards=own, count=node.count if own == shards else UNKNOWN)
         case nodes.Choose(choice, parts):
-            own_parts = (_shared(part, share) for part in parts)
+            own_parts = (_share_sources(part, share) for part in parts)
             return share.above(node, (choice, *own_parts))
         case _ if node.sharded_elsewhere:
             return node
         case _ if node.inputs and not node.sealed:
-            return share.above(node, tuple(_shared(part, share) for part in node.inputs))
+            return share.above(node, tuple(_share_sources(part, share) for part in node.inputs))
     return share.of(node)
 
 
 @dataclass(frozen=True)
 class _Share:
-    """One worker's part of what all workers see alike."""
+    """One worker's share of elements that all workers see in the same order."""
 
     workers: int
     index: int
@@ -117,7 +117,7 @@ class _Share:
         return nodes.Shard(in_order(node), self.workers, self.index) if self.workers > 1 else node
 
     def above(self, node: Node, inputs: tuple[Node, ...]) -> Node:
-        """`node` over this worker's inputs: with a cache and random numbers of its own."""
+        """`node` over this worker's inputs, with its own cache and its own random numbers."""
         match own := node.with_inputs(inputs):
             case _ if own is node:
                 return node
@@ -130,32 +130,34 @@ class _Share:
 
     @property
     def keeps(self) -> str:
-        """How elements are divided, in words."""
+        """How elements are divided, for `Sharding.reason`."""
         if self.workers == 1:
             return "the one worker keeps every element"
         return f"each worker makes all elements and keeps one in {self.workers}"
 
     @property
     def reads(self) -> str:
-        """How files are divided, in words."""
+        """How files are divided, for `Sharding.reason`."""
         if self.workers == 1:
             return "the one worker reads them all"
         return "each worker reads its own files"
 
 
 def in_order(node: Node) -> Node:
-    """The plan, its order kept by parallel calls too: workers that count must count alike."""
+    """The plan with `deterministic=True` for all parallel calls.
+
+    Workers that count elements must see them in the same order.
+    """
     if node.sealed:
-        return _asking_for_order(node)
+        return _request_order(node)
     node = node.with_inputs(tuple(map(in_order, node.inputs)))
-    if isinstance(node, nodes.Parallel):
-        if node.parallel is not None and node.deterministic is not True:
-            return replace(node, deterministic=True)
-    return node
+    if not isinstance(node, nodes.Parallel) or node.parallel is None:
+        return node
+    return node if node.deterministic is True else replace(node, deterministic=True)
 
 
-def _asking_for_order(node: Node) -> Node:
-    """A plan that others run, which are asked to keep its order; those who share one have none."""
+def _request_order(node: Node) -> Node:
+    """Asks a service to keep the order. The readers of a named job share it, so there is none."""
     if node.sharded_elsewhere:
         return node
     ordered = Options(deterministic=True).frozen()
@@ -170,10 +172,10 @@ def _sharded_elsewhere(node: Node) -> Node | None:
 
 def _by_hint(plan: Node, share: _Share) -> Sharding:
     if _has_hint(plan):
-        reason = "HINT: each worker takes its part where shard(SHARD_HINT, SHARD_HINT) stands"
+        reason = "HINT: shard(SHARD_HINT, SHARD_HINT) gives each worker its part"
     else:
         reason = "HINT: there is no shard(SHARD_HINT, SHARD_HINT), so every worker reads it all"
-    return Sharding(_hinted(plan, share), AutoShardPolicy.HINT, reason)
+    return Sharding(_fill_hints(plan, share), AutoShardPolicy.HINT, reason)
 
 
 def _has_hint(node: Node) -> bool:
@@ -184,8 +186,9 @@ def _is_hint(node: Node) -> bool:
     return isinstance(node, nodes.Shard) and node.shards < 1
 
 
-def _hinted(node: Node, share: _Share) -> Node:
-    inputs = tuple(_hinted(part, share) for part in node.inputs)
+def _fill_hints(node: Node, share: _Share) -> Node:
+    """Replaces every `shard(SHARD_HINT, SHARD_HINT)` by this worker's shard."""
+    inputs = tuple(_fill_hints(part, share) for part in node.inputs)
     return share.of(inputs[0]) if _is_hint(node) else share.above(node, inputs)
 
 
@@ -194,7 +197,7 @@ def _by_data(plan: Node, share: _Share, why: str) -> Sharding:
 
 
 def _at_end(node: Node, share: _Share) -> Node:
-    """The last operator is a shard, except that nothing is prefetched for other workers."""
+    """Shards the end of a plan, but before a prefetch: no worker prefetches for another."""
     if Trait.ADVISORY in node.traits:
         return node.with_inputs((_at_end(node.inputs[0], share),))
     return share.of(node)
@@ -229,31 +232,37 @@ def _by_file_or_data(plan: Node, share: _Share) -> Sharding:
 
 
 class _Files:
-    """One walk from the end of a plan to its readers; notes what speaks against dividing files."""
+    """Walks from the end of a plan to its readers; collects reasons against dividing files."""
 
     def __init__(self, share: _Share) -> None:
         self._share = share
         self.unfit: str | None = None
+        """Which operator cannot run over some of the files."""
         self.counted: str | None = None
+        """Which operator would give other elements."""
         self.few: str | None = None
+        """Which reader has fewer files than there are workers."""
 
     def divide(self, node: Node) -> Node:
-        """The plan over this worker's files; of no use if it turns out `unfit`."""
+        """The plan over this worker's files; not to be used if `unfit` is set."""
         if is_reader(node):
-            return self._share.above(node, (self._names(node.label, node.inputs[0]),))
+            return self._share.above(node, (self._divide_names(node.label, node.inputs[0]),))
         if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
         elif Trait.SAME_ON_FILES not in node.traits:
-            self.unfit = self.unfit or f"{node.label} {_unfit(node)}"
+            self.unfit = self.unfit or f"{node.label} {_why_unfit(node)}"
             return node
         return self._share.above(node, tuple(map(self.divide, node.inputs)))
 
-    def _names(self, label: str, node: Node) -> Node:
-        """This worker's part of the names; below a shuffle, so that its files stay its own."""
+    def _divide_names(self, label: str, node: Node) -> Node:
+        """This worker's share of the file names, taken before a shuffle.
+
+        So a worker reads the same files in every epoch.
+        """
         random = isinstance(node, nodes.Map) and node.random is not None
-        if Trait.SHARD_PASSES in node.traits and not random and _is_shuffled(node):
-            return node.with_inputs((self._names(label, node.inputs[0]),))
+        if Trait.SHARD_PASSES in node.traits and not random and _has_shuffle(node):
+            return node.with_inputs((self._divide_names(label, node.inputs[0]),))
         count, workers = node.cardinality, self._share.workers
         if 0 < count < workers:
             files = "1 file" if count == 1 else f"{count} files"
@@ -261,11 +270,11 @@ class _Files:
         return self._share.of(node)
 
 
-def _is_shuffled(node: Node) -> bool:
-    return isinstance(node, nodes.Shuffle) or any(map(_is_shuffled, node.inputs))
+def _has_shuffle(node: Node) -> bool:
+    return isinstance(node, nodes.Shuffle) or any(map(_has_shuffle, node.inputs))
 
 
-def _unfit(node: Node) -> str:
+def _why_unfit(node: Node) -> str:
     if Trait.READS_FILES in node.traits:
         return "is not divided by files"
     return "needs the elements of all files in one place" if node.inputs else "does not read files"

@@ -1,4 +1,4 @@
-"""`explain()`: a plan in words: as written, as run, and what has random access and why."""
+"""`explain()`: a plan as text, as written and as run, and which operators have random access."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree(node: Node, depth: int = 0) -> Iterator[str]:
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
     yield f"  {'  ' * depth}{title(node)}  [{_count(node)}; {mode}{own}]"
     if isinstance(node, Distribute):
-        yield from (f"  {'  ' * depth}  - {line}" for line in _shared(node))
+        yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node))
     for part in node.inputs:
         yield from tree(part, depth + 1)
 
@@ -52,30 +52,30 @@ def title(node: Node) -> str:
     shown = []
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
-        if isinstance(node, Distribute) and field.name in _SAID_OTHERWISE:
+        if isinstance(node, Distribute) and field.name in _SHOWN_BY_SHARING:
             continue
         if _worth_showing(value, field.default):
             shown.append(f"{field.name}={value!r:.60}" if field.name != "function" else str(value))
     return f"{node.label}({', '.join(shown)})"
 
 
-_SAID_OTHERWISE = ("mode", "element", "known")
+_SHOWN_BY_SHARING = ("mode", "element", "known")
 
 
-def _shared(node: Distribute) -> Iterator[str]:
-    """How the workers of a service share the work, and the readers the elements."""
+def _sharing(node: Distribute) -> Iterator[str]:
+    """How workers of a service share the work, and how readers share the elements."""
     match ShardingPolicy(node.mode):
         case ShardingPolicy.OFF:
             yield "parallel_epochs: every worker makes all of it"
         case ShardingPolicy.DYNAMIC:
-            yield from _divided(node)
+            yield from _division(node)
         case policy:
             yield f"{policy.name}: each worker makes its own part, which is settled beforehand"
     if node.job_name is not None:
         yield f"all readers of the job {node.job_name!r} share the elements"
 
 
-def _divided(node: Distribute) -> Iterator[str]:
+def _division(node: Distribute) -> Iterator[str]:
     if node.input is None:
         yield "distributed_epoch: the dispatcher knows how it is divided"
         return
@@ -85,18 +85,18 @@ def _divided(node: Distribute) -> Iterator[str]:
         return
     parts: list[Node] = []
 
-    def noted(part: Node) -> Node:
+    def collect(part: Node) -> Node:
         parts.append(part)
         return part
 
-    words = cut(node.input, noted)[1]
-    if shape.kind != "single" or node.job_name is not None or words is None:
+    reason = cut(node.input, collect)[1]
+    if shape.kind != "single" or node.job_name is not None or reason is None:
         yield f"distributed_epoch, {_pieces(shape)}"
         return
     for part in parts:
         shown = without_options(part).label
         yield f"distributed_epoch of {shown} and all before it, {_pieces(shape_of(part))}"
-    yield words
+    yield reason
 
 
 def _pieces(shape: Shape) -> str:

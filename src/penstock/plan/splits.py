@@ -1,7 +1,7 @@
 """Splits: how the workers of a service divide a plan.
 
-All here are functions of plans: nothing is iterated over, and all processes must come to the same
-result. What of a plan workers cannot do at all is a matter of `cuts`.
+All processes must get the same result from the same plan, so nothing here may depend on the
+process; no element is computed. `cuts` decides which parts of a plan run in the client.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
-from penstock.plan.parts import WHOLE, begun_at, with_parts
+from penstock.plan.parts import WHOLE, begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
 from penstock.plan.shape import Shape
 from penstock.plan.shard import in_order, service_shard, share_plan
 
 
 def shape_of(plan: Node) -> Shape:
-    """How the workers of a service divide a plan."""
+    """How the workers of a service divide a plan.
+
+    The sizes of files are read, unless the plan contains the parts already (`with_parts`).
+    """
     plan = in_order(with_parts(plan))
     if plan.blocked is None:
         return Shape("random", 1, plan.cardinality)
@@ -36,16 +39,16 @@ def piece(
     begin: int = WHOLE,
     inputs: tuple[int, int] = (0, 1),
 ) -> Node:
-    """What a worker computes of a plan as stream `stream` of `streams`; see `messages.Work`.
+    """The plan of stream `stream` of `streams`, as a worker computes it; see `messages.Work`.
 
-    All elements of it are in one order, whoever computes them and however often. Of files, the
-    plan must say `with_parts` how they are divided.
+    The result depends on the arguments alone: any worker computes the same elements in the same
+    order, any number of times. `with_parts` must have been applied to the plan.
     """
     match form:
         case "random" | "single" | "whole":
             return in_order(plan)
         case "split":
-            return begun_at(_piece(in_order(plan), stream), begin)
+            return begin_part(_split_piece(in_order(plan), stream), begin)
         case "turns":
             return _with_options_of(plan, inputs_of(in_order(plan), stream, *inputs))
         case "shard":
@@ -58,7 +61,7 @@ def piece(
     )
 
 
-def _piece(plan: Node, stream: int) -> Node:
+def _split_piece(plan: Node, stream: int) -> Node:
     pieces = pieces_of(plan)
     if pieces is None:
         raise InvalidArgumentError(
@@ -69,6 +72,6 @@ def _piece(plan: Node, stream: int) -> Node:
 
 
 def _with_options_of(plan: Node, made: Node) -> Node:
-    """Options stay those of the whole plan, wherever in it they stood."""
+    """A piece gets all options of the plan, wherever they were set."""
     options = options_of(plan)
     return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.frozen())

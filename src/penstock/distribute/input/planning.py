@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.plan.nodes import INFINITE, Node
 from penstock.plan.options import AutoShardPolicy
-from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import draw
 from penstock.plan.shard import shard_plan
 
@@ -216,4 +216,4 @@ def _agree_on_seeds(replicas: Replicas, plan: Node, call: str) -> tuple[Node, in
             "process"
         )
     key, *seeds = (int(value) for value in everyone[0])
-    return reseeded(plan, seeds), key
+    return with_seeds(plan, seeds), key

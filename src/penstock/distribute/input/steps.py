@@ -30,7 +30,7 @@ from penstock.engine.stream import Place, State, Stream, discard
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Node, Repetitions
-from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import derive
 
 _CALL = "DistributedIterator.load_state_dict"
@@ -144,7 +144,7 @@ class StepIterator(Iterator):
         rule = self.check(state)
         at = state["at"] if state["rule"] == rule else _move_to_batch_border(state["at"])
         self.close()
-        self._written = reseeded(self._written, state["seeds"])
+        self._written = with_seeds(self._written, state["seeds"])
         self._rule = rule
         self._go_on(state, at)
 

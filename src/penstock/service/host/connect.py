@@ -28,7 +28,7 @@ from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.references import decode_spec
-from penstock.plan.resume import reseeded, seeds_of
+from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shard import in_order
 from penstock.service.host.connections import Connection, connect_data
 from penstock.service.host.services import HOME, borrow, parse, register_scheme
@@ -219,7 +219,7 @@ class _Opener:
 
     def _adopt_seeds(self, seeds: Sequence[int] | None) -> None:
         if self._input is not None and seeds is not None:
-            self._input = reseeded(self._input, list(seeds))
+            self._input = with_seeds(self._input, list(seeds))
 
     def _registered(self) -> DatasetInfo:
         registered = self._session.register(self._plan(), self._spec, again=False)

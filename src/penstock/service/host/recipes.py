@@ -16,7 +16,7 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.stream import State, Stream
 from penstock.engine.trail import Trail
-from penstock.plan.bounds import bounded
+from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.splits import piece
@@ -47,7 +47,7 @@ class Recipe:
 
         `trail` is told what the stream finds out.
         """
-        plan = self.plan if stop is None else bounded(self.plan, stop)
+        plan = self.plan if stop is None else bound_plan(self.plan, stop)
         return open_plan(plan, state, replace(self.context, trail=trail))
 
 
