@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from tests.simulation.capacity import measure
 from tests.simulation.histories import HistoryFailedError, run, run_many
@@ -21,8 +22,8 @@ def main() -> int:
         print(measure(options.workers, options.clients))
         return 0
     if options.seed is not None:
-        return _again(options.seed)
-    return _many(options.first, options.histories, options.processes)
+        return _again(options.seed, options.joining)
+    return _many(options)
 
 
 def _options() -> argparse.Namespace:
@@ -34,6 +35,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--histories", type=int, default=100_000, help="how many (100000)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--seed", type=int, help="only this one, with its story")
+    parser.add_argument(
+        "--joining", action="store_true", help="coordinated reads that workers join"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="all cores")
     parser.add_argument(
         "--capacity", action="store_true", help="measure what one dispatcher carries"
@@ -43,9 +47,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _again(seed: int) -> int:
+def _again(seed: int, joining: bool) -> int:
     try:
-        outcome = run(seed, story=True)
+        outcome = run(seed, story=True, joining=joining)
     except HistoryFailedError as error:
         print(error)
         return 1
@@ -53,13 +57,15 @@ def _again(seed: int) -> int:
     return 0
 
 
-def _many(first: int, count: int, processes: int) -> int:
+def _many(options: argparse.Namespace) -> int:
     """Every history that fails is told as soon as it has; Ctrl-C tells how far it came."""
     done = failed = answered = 0
-    started = time.monotonic()
+    started, count = time.monotonic(), options.histories
+    live = partial(run_many, joining=options.joining)
+    pieces = _pieces(options.first, count)
     try:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            for size, requests, stories in pool.imap_unordered(run_many, _pieces(first, count)):
+        with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+            for size, requests, stories in pool.imap_unordered(live, pieces):
                 done, answered = done + size, answered + requests
                 failed += len(stories)
                 for story in stories:

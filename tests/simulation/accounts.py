@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.service.logic.iterations import HERE, IterationRecord
+from penstock.service.protocol.messages import UNDECIDED
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation
 from tests.simulation.plans import (
     BLOCK,
     address,
     element,
+    in_laps,
     in_sequence,
     in_turns,
     interleaved,
@@ -29,7 +31,7 @@ def settle(dispatcher: Dispatcher, trainers: Iterable[Trainer]) -> None:
         _require(trainer, trainer.status != READING, "has not come to its end")
         job = trainer.job
         if job.name is None or job.options.consumers:
-            _alone(trainer)
+            _alone(trainer, _laps(dispatcher, trainer))
         else:
             shared.setdefault((job.name, job.repetition, trainer.group), []).append(trainer)
     for (name, repetition, group), members in shared.items():
@@ -46,7 +48,16 @@ def _require(who: Trainer | str, holds: bool, what: str) -> None:
 # One reader that gets everything
 
 
-def _alone(trainer: Trainer) -> None:
+def _laps(dispatcher: Dispatcher, trainer: Trainer) -> list[int]:
+    """The laps in which the streams of a coordinated read begin, the same for all consumers."""
+    job = trainer.job
+    record = None if job.name is None else _record(dispatcher, job.name, job.repetition)
+    if record is None:
+        return [0] * max(trainer.streams, 0)
+    return [info.begins for info in record.streams() if info.begins != UNDECIDED]
+
+
+def _alone(trainer: Trainer, laps: list[int]) -> None:
     if not trainer.form:
         _require(trainer, trainer.status == DEAD and not trainer.history, "has opened nothing")
         return
@@ -55,13 +66,13 @@ def _alone(trainer: Trainer) -> None:
     if trainer.form == "whole" and not trainer.job.options.consumers:
         _whole(trainer)
     elif ordered:
-        expected = list(islice(_order(trainer), len(history) + 1))
+        expected = list(islice(_order(trainer, laps), len(history) + 1))
         _require(trainer, history == expected[: len(history)], _difference(history, expected))
         _require(trainer, trainer.status != ENDED or len(expected) == len(history), "ended early")
     else:
         _require(trainer, len(set(history)) == len(history), "got elements twice")
         if trainer.status == ENDED:
-            expected = list(_order(trainer))
+            expected = list(_order(trainer, laps))
             _require(trainer, sorted(history) == sorted(expected), "got other elements")
 
 
@@ -72,11 +83,15 @@ def _difference(history: list[int], expected: list[int]) -> str:
     return f"got {len(history)} elements, more than there are"
 
 
-def _order(trainer: Trainer) -> Iterator[int]:
+def _order(trainer: Trainer, laps: list[int]) -> Iterator[int]:
     """The elements of an undisturbed reading."""
     plan, options, streams = trainer.job.plan, trainer.job.options, trainer.streams
     count, me = options.consumers, trainer.consumer
-    if trainer.form in ("whole", "shard", "share"):
+    if trainer.form == "whole" and count:
+        turns = in_laps(
+            [(begins, share_of(plan.length(s), count, me)) for s, begins in enumerate(laps)]
+        )
+    elif trainer.form in ("whole", "shard", "share"):
         lengths = ((s, share_of(n, count, me)) for s, n in lengths_of(plan, streams))
         turns = in_turns(lengths, streams, 1 if count else BLOCK)
     elif count:

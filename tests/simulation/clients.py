@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.service.host.session import Session
 from penstock.service.host.stream import Opening
-from penstock.service.logic.reading import claimed
+from penstock.service.logic.reading import claimed, known_streams
 from penstock.service.protocol.messages import (
     Address,
     IterationOpened,
@@ -239,6 +239,6 @@ class Client(Peer):
             *(name, job.name, job.repetition, dataset_id, job.options, key, (1,), self.host),
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
             program=self.name,
-            streams=len(state["order"].get("open", ())) if state and "order" in state else 0,
+            **known_streams(state),
             **(claimed(state) if state and "held" in state else {}),
         )

@@ -26,7 +26,7 @@ from tests.simulation.kernel import Process, Violation, World
 from tests.simulation.network import Network, Weather
 from tests.simulation.plans import Dataset, dataset
 from tests.simulation.trainers import DEAD, ENDED, READING, Job, Trainer
-from tests.simulation.trouble import Trouble
+from tests.simulation.trouble import TROUBLE, Trouble
 from tests.simulation.workers import Worker
 
 PATIENCE = 900.0
@@ -52,9 +52,12 @@ class Outcome:
     seconds: float
 
 
-def run(seed: int, story: bool = False) -> Outcome:
-    """Lives through a history; raises HistoryFailedError with its story if it is a bad one."""
-    history = History(seed)
+def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
+    """Lives through a history; raises HistoryFailedError with its story if it is a bad one.
+
+    `joining`: one with coordinated reads that workers join.
+    """
+    history = JoiningHistory(seed) if joining else History(seed)
     try:
         with _tuned(), _bounded(history.world):
             outcome = history.run()
@@ -97,13 +100,13 @@ def _bounded(world: World) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run_many(seeds: range) -> tuple[int, int, list[str]]:
+def run_many(seeds: range, joining: bool = False) -> tuple[int, int, list[str]]:
     """Lives through several; gives how many, the requests in them, and what went wrong."""
     answered, stories = 0, []
     with suppress(KeyboardInterrupt):
         for seed in seeds:
             try:
-                answered += run(seed).answered
+                answered += run(seed, joining=joining).answered
             except HistoryFailedError as error:
                 stories.append("\n".join(str(error).splitlines()[-60:]))
     return len(seeds), answered, stories
@@ -117,13 +120,16 @@ def _told(history: History, error: Exception | None) -> str:
         *(f"{t.name}: {t.status}, {len(t.history)} elements, {t.errors}" for t in history.trainers),
         f"{history.dispatcher.settings}, keeps={history.dispatcher.keeps}",
         f"seed {history.seed}: {type(error).__name__}: {error}" if error else "all is well",
-        f"again with: scripts/simulate --seed {history.seed}",
+        f"again with: scripts/simulate --seed {history.seed}{history.option}",
     ]
     return "\n".join(lines)
 
 
 class History(Trouble):
     """One service, from its start to its end."""
+
+    option = ""
+    """How `scripts/simulate` is told to make one like it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -284,3 +290,21 @@ class History(Trouble):
             or (trainer.status == ENDED and trainer.then)
             for trainer in self.trainers
         )
+
+
+class JoiningHistory(History):
+    """One in which workers join coordinated reads, again and again."""
+
+    option = " --joining"
+
+    def _job(self, number: int) -> Job:
+        random, job = self.world.random, super()._job(number)
+        self.fixed, self.keeps = False, True
+        options = JobOptions(0, random.choice((1, 2, 2, 3)))
+        return replace(job, name=f"job{number}", options=options)
+
+    def _plan_trouble(self) -> None:
+        super()._plan_trouble()
+        random = self.world.random
+        for _ in range(random.choice((1, 2, 4))):
+            self._later(random.random() * random.choice((1.0, 4.0, TROUBLE)), f"c{random.random()}")

@@ -157,6 +157,15 @@ def in_turns(lengths: Iterator[tuple[int, int]], cycle: int, block: int) -> Iter
             turn, left = (turn + 1) % len(slots), block
 
 
+def in_laps(streams: list[tuple[int, int]]) -> Iterator[int]:
+    """One element of each stream in every lap; `streams` are the laps in which they begin, and how
+    many elements they have."""
+    for lap in range(max((begins + length for begins, length in streams), default=0)):
+        for stream, (begins, length) in enumerate(streams):
+            if begins <= lap < begins + length:
+                yield element(stream, lap - begins)
+
+
 def interleaved(plan: Dataset) -> Iterator[int]:
     """The elements of inputs in turn, as the local dataset has them; failures do not count."""
     assert plan.shape.turns is not None

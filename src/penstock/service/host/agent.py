@@ -17,6 +17,7 @@ from typing import Any
 from penstock.errors import InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.session import Session
+from penstock.service.logic.laps import Laps
 from penstock.service.protocol.messages import (
     Address,
     ClientBeat,
@@ -74,8 +75,9 @@ class Agent:
         opening: OpenIteration,
         opened: IterationOpened,
         wake: Callable[[Any], None],
-        reopen: Callable[[], IterationOpened],
+        reopen: Callable[[tuple[int, ...]], IterationOpened],
         outside: Outside = MACHINE,
+        lap: int | None = None,
     ) -> None:
         self.events: deque[ClientBeaten | Leased | IterationOpened | Forgotten | OpError] = deque()
         self._now = outside.now
@@ -102,13 +104,46 @@ class Agent:
         self._waits = False
         """Whether leases were asked for in vain."""
         self._beaten = self._now()
+        self._laps = None if lap is None else Laps(opened, lap)
+        """Of coordinated reads that streams may join; guarded by `_changed`."""
         self._thread = outside.start(self._run, "penstock-agent")
 
     @property
     def _interval(self) -> float:
-        """Seconds between two beats: less while all wait for a consumer, or for any worker."""
-        waits = not (self._complete[0] and self._served)
+        """Seconds between two beats: less while all wait for a consumer, for any worker, or for an
+        agreement."""
+        waits = not (self._complete[0] and self._served) or self._is_joining
         return 0.1 * BEAT_SECONDS if waits else BEAT_SECONDS
+
+    @property
+    def _is_joining(self) -> bool:
+        return self._laps is not None and self._laps.joining
+
+    @property
+    def _limit(self) -> int | None:
+        return None if self._laps is None else self._laps.limit
+
+    def may_enter(self, lap: int) -> bool:
+        """Whether a consumer of a coordinated read may hand out elements of a lap."""
+        laps = self._laps
+        if laps is None or laps.lap == lap:
+            return True
+        with self._changed:
+            return laps.enter(lap)
+
+    def may_end(self) -> bool:
+        """Whether a consumer of a coordinated read may end; no stream joins from then on."""
+        if self._laps is None:
+            return True
+        with self._changed:
+            return self._laps.end()
+
+    def release(self) -> None:
+        """The reader knows of all events: it may go beyond its limit, unless more streams join."""
+        if self._limit is not None and self._laps is not None:
+            with self._changed:
+                if not self.events:
+                    self._laps.release()
 
     @property
     def client(self) -> str:
@@ -283,13 +318,18 @@ class Agent:
                 *(self.client, self._version, tuple(sorted(self._told.lost)), consumed, ended),
                 *(self._told.elements, self._told.waited, now - self._beaten),
                 last=self._last,
+                limit=self._limit,
             )
             self._told, self._beaten = Told(want=self._told.want), now
+            if self._laps is not None:
+                self._laps.beat()
         beaten = self._say(beat)
         self._happened(beaten)
         if beaten.version != beat.version and beaten.workers is None:
             # Others wait for a sign of life: who says the new version has lived since.
-            self._happened(self._patiently(ClientBeat(self.client, self._version)))
+            with self._changed:
+                sign = ClientBeat(self.client, self._version, limit=self._limit)
+            self._happened(self._patiently(sign))
 
     def _patiently(self, request: Any) -> Any:
         """A request may be repeated, so a dispatcher that is away is waited for."""
@@ -317,7 +357,7 @@ class Agent:
         """
         try:
             if not self._leased:
-                self._happened(self._reopen())
+                self._happened(self._reopen(() if self._laps is None else self._laps.begins))
                 return
             same = self._session.dispatcher() == self.dispatcher
             if name == self.client:
@@ -327,14 +367,26 @@ class Agent:
             self._happened(failure)
 
     def _happened(self, event: Any) -> None:
-        if isinstance(event, ClientBeaten | IterationOpened):
-            self._version = event.version
-            if event.workers is not None:
-                self._served = bool(event.workers)
-        if isinstance(event, ClientBeaten):
-            # A consumer may have come and gone meanwhile: as many are missing, and all were there.
-            before, self._complete = self._complete, (event.ready, event.missing)
-            if event.workers is None and event.streams is None and before == self._complete:
-                return
-        self.events.append(event)
-        self._wake(event)
+        with self._changed:
+            noted = self._note(event)
+            if noted:
+                self.events.append(event)
+        if noted:
+            self._wake(event)
+
+    def _note(self, event: Any) -> bool:
+        """Takes notice of what the dispatcher said; gives whether the reader must know of it."""
+        if not isinstance(event, ClientBeaten | IterationOpened):
+            return True
+        before = (*self._complete, self._is_joining)
+        self._version = event.version
+        if self._laps is not None:
+            self._laps.hear(event)
+        if event.workers is not None:
+            self._served = bool(event.workers)
+        if isinstance(event, IterationOpened):
+            return True
+        # A consumer may have come and gone meanwhile: as many are missing, and all were there.
+        self._complete = (event.ready, event.missing)
+        now = (*self._complete, self._is_joining)
+        return event.workers is not None or event.streams is not None or before != now

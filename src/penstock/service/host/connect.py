@@ -36,7 +36,7 @@ from penstock.service.host.session import Session, session
 from penstock.service.host.stream import Opening, RemoteStream
 from penstock.service.logic.merging import merge_states
 from penstock.service.logic.reader import Limits
-from penstock.service.logic.reading import claimed
+from penstock.service.logic.reading import claimed, known_streams
 from penstock.service.protocol.messages import (
     DatasetInfo,
     Forget,
@@ -273,7 +273,7 @@ class _Opener:
             program=f"{_PROGRAM}-{os.getpid()}",
             by_id=node.input is None,
             endless=context.endless,
-            streams=_streams_of(state),
+            **known_streams(state),
             **(claimed(state) if state and "held" in state else {}),
         )
 
@@ -331,11 +331,6 @@ _LOG = logging.getLogger("penstock.service")
 
 _PROGRAM = uuid.uuid4().hex
 """With the process id, which differs in forked children, the name of this process."""
-
-
-def _streams_of(state: dict[str, Any] | None) -> int:
-    """How many streams a state knows; where turns are taken, nobody asks."""
-    return len(state["order"].get("open", ())) if state and "order" in state else 0
 
 
 def _most(most: int | None) -> int | None:

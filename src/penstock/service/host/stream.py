@@ -112,7 +112,8 @@ class RemoteStream(Stream):
         wake = partial(_wake, self._links, self._bell)
         self._agent = Agent(
             *(opening.session, opening.request, opening.opened, wake),
-            *(partial(opening.again, opening.request), opening.outside),
+            *(partial(_reopen, opening), opening.outside),
+            lap=self._reading.lap if self._reading.extendable else None,
         )
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
@@ -147,6 +148,8 @@ class RemoteStream(Stream):
         """Elements that are here, and still this reader's."""
         now = self._now()
         if not self._ready or not self._agent.entitled(now):
+            return None
+        if self._reading.extendable and not self._agent.may_enter(self._reading.lap):
             return None
         if not self._reading.takes_turns:
             return self._reading.take(limit, now)
@@ -205,6 +208,7 @@ class RemoteStream(Stream):
         """Takes notice of what happened, and asks for what is needed."""
         while self._agent.events:
             self._notice(self._agent.events.popleft())
+        self._agent.release()
         for worker in self._links.connected():
             self._reading.reader.join(worker)
             self._hear(worker)
@@ -479,7 +483,7 @@ class RemoteStream(Stream):
         if self._reading.leased:
             return self._is_settled()
         if self._work.form != "whole" or self._work.consumers:
-            return True
+            return self._agent.may_end()
         # A worker that joined meanwhile has a share of its own; none at all: one is waited for.
         if not self._sure:
             self._sure = True
@@ -530,6 +534,8 @@ class RemoteStream(Stream):
 
     def _what_is_awaited(self) -> str:
         """The element that comes next, who makes it, and which function it is in."""
+        if not self._agent.may_enter(self._reading.lap):
+            return "all consumers to agree on the round from which on new workers take part"
         ask = self._reading.reader.owed_next()
         if ask is None:
             return "elements that this reader may read: " + (
@@ -567,6 +573,13 @@ class RemoteStream(Stream):
                 self._rejoin()
                 self._agent.leave()
         self._end()
+
+
+def _reopen(opening: Opening, begins: tuple[int, ...]) -> IterationOpened:
+    """Opens once more; `begins` are the laps in which the streams of coordinated reads begin."""
+    request = opening.request
+    streams = max(request.streams, len(begins))
+    return opening.again(msgspec.structs.replace(request, streams=streams, begins=begins))
 
 
 def _wake(links: Links, bell: Bell, event: Any) -> None:

@@ -23,6 +23,7 @@ from penstock.service.logic.iterations import (
 )
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
+    UNDECIDED,
     Address,
     DatasetInfo,
     OpenIteration,
@@ -175,6 +176,18 @@ def streams_resumed(request: OpenIteration) -> int:
             f"at most {_MOST_OWNED} are possible"
         )
     return streams
+
+
+def check_laps(record: IterationRecord, request: OpenIteration) -> None:
+    """The streams of a coordinated read begin in the same laps for all consumers."""
+    for stream, begins in enumerate(request.begins):
+        known = record.places.begins(stream)
+        if known not in (UNDECIDED, begins):
+            raise FailedPreconditionError(
+                f"load_state_dict: stream {stream} of the saved state begins in lap {begins}, and "
+                f"in lap {known} for the other consumers of job {request.job!r}; restore states of "
+                "one run, or use another job_name"
+            )
 
 
 def check_ends(record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:

@@ -21,7 +21,7 @@ from penstock.service.logic.forgetting import forget_idle, forget_jobs
 from penstock.service.logic.granting import lease, reader, reported
 from penstock.service.logic.iterations import HERE, LEFT, LOST
 from penstock.service.logic.opening import depart, offered, open_iteration
-from penstock.service.logic.placing import relieve
+from penstock.service.logic.placing import extend, relieve
 from penstock.service.logic.registering import (
     beat_worker,
     leave_worker,
@@ -103,16 +103,23 @@ def _beat_client(state: State, request: ClientBeat) -> Decision:
     record = state.iterations[client.job]
     facts: list[Fact] = [
         ClientHeard(
-            *(request.client, request.elements, request.waited, request.seconds, request.version)
+            *(request.client, request.elements, request.waited, request.seconds, request.version),
+            limit=request.limit,
         ),
         *reported(state, client, request.consumed, request.ended),
+        *extend(state, record, request),
         *_suspected(state, request.lost),
     ]
-    version, missing = state.version(record), record.missing()
-    if not state.lists_since(record, request.version):
-        return Decision(tuple(facts), ClientBeaten(version, None, None, record.ready, missing))
-    lists = (offered(state, record, client.host), record.streams())
-    return Decision(tuple(facts), ClientBeaten(version, *lists, record.ready, missing))
+    changed = state.lists_since(record, request.version)
+    beaten = ClientBeaten(
+        version=state.version(record),
+        workers=offered(state, record, client.host) if changed else None,
+        streams=record.streams() if changed else None,
+        ready=record.ready,
+        missing=record.missing(),
+        joining=record.asked_since is not None,
+    )
+    return Decision(tuple(facts), beaten)
 
 
 def _suspected(state: State, lost: tuple[str, ...]) -> list[Fact]:

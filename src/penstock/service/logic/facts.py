@@ -39,6 +39,8 @@ class StreamPlace(Plain, frozen=True):
     stream: int
     worker: str | None = None
     home: str = ""
+    begins: int | None = None
+    """The lap in which it has its first turn, or UNDECIDED; None: as before, at first 0."""
 
 
 class DispatcherStarted(Event, frozen=True):
@@ -244,6 +246,8 @@ class ClientHeard(FleetingEvent, frozen=True):
     seconds: float = 0.0
     version: int = 0
     """What it knew when it said so: it lived after that version was made."""
+    limit: int | None = None
+    """As in `ClientBeat`."""
 
 
 class ClientWaits(FleetingEvent, frozen=True):

@@ -5,8 +5,10 @@ The first reader of an iteration decides; those who come later find it decided.
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.plan.shape import ENDLESS, Shape
-from penstock.service.logic.agreement import streams_resumed
+from penstock.service.logic.agreement import check_laps, streams_resumed
 from penstock.service.logic.facts import IterationBegun, StreamPlace
 from penstock.service.logic.iterations import IterationRecord, is_local
 from penstock.service.logic.placing import candidates, first_places, listed_places, settle
@@ -93,7 +95,10 @@ def opening_places(
         loads = {info.worker: len(state.roster.workers[info.worker].streams) for info in workers}
         return tuple(first_places(1, sorted(workers, key=lambda info: loads[info.worker])))
     streams = max(len(workers), streams_resumed(request)) if record.elastic else record.work.streams
-    return tuple(first_places(streams, workers))
+    places = first_places(streams, workers)
+    for stream, begins in enumerate(request.begins[:streams]):
+        places[stream] = msgspec.structs.replace(places[stream], begins=begins)
+    return tuple(places)
 
 
 def joining_places(
@@ -107,7 +112,31 @@ def joining_places(
     places = settle(record, workers) if new_here or not record.clients else []
     if record.elastic:
         places += _resumed_places(record, request, places, workers)
+    places += _agreed_places(record, request, places, workers)
     return tuple(places)
+
+
+def _agreed_places(
+    record: IterationRecord,
+    request: OpenIteration,
+    places: list[StreamPlace],
+    workers: list[WorkerInfo],
+) -> list[StreamPlace]:
+    """Streams of a coordinated read that this dispatcher, which was told less than the consumers
+    were, does not know where to begin."""
+    makers = {place.stream: place.worker for place in (*record.places, *places)}
+    names: list[str | None] = [*(info.worker for info in workers)] or [None]
+    check_laps(record, request)
+    return [
+        StreamPlace(
+            stream,
+            worker=makers.get(stream, names[stream % len(names)]),
+            home=record.places.home(stream),
+            begins=begins,
+        )
+        for stream, begins in enumerate(request.begins)
+        if record.places.begins(stream) != begins
+    ]
 
 
 def _resumed_places(

@@ -15,6 +15,7 @@ from penstock.service.logic.places import Places
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.throughput import Throughput
 from penstock.service.protocol.messages import (
+    AT_END,
     Address,
     DatasetInfo,
     JobOptions,
@@ -57,6 +58,8 @@ class ClientRecord:
     """The latest one that it has shown to know."""
     waits_since: int | None = None
     """The version that was made when it began to wait for others."""
+    limit: int | None = None
+    """What it promised when it showed to know `version`; see `ClientBeat`."""
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod
@@ -86,6 +89,8 @@ class IterationRecord:
         self.calls = 0
         """How often somebody began to wait for a sign of life of the others."""
         self.making = Throughput()
+        self.asked_since: int | None = None
+        """The version since which consumers are asked for a limit; None if they are not."""
 
     @property
     def work(self) -> Work:
@@ -112,6 +117,18 @@ class IterationRecord:
         return self.work.form == "whole" and self.work.streams == ENDLESS
 
     @property
+    def extendable(self) -> bool:
+        """Whether a worker that joins brings a stream, from a lap that all consumers agree on."""
+        return self.work.form == "whole" and self.work.consumers > 0
+
+    @property
+    def can_extend(self) -> bool:
+        """Whether streams wait for an agreement, and every consumer is here to take part in it."""
+        if not self.places.undecided or self.missing():
+            return False
+        return all(self.members[name].limit != AT_END for name in self.consumers.values())
+
+    @property
     def waiting(self) -> bool:
         """Whether there are no streams because there are no workers."""
         return self.elastic and not len(self.places)
@@ -119,7 +136,7 @@ class IterationRecord:
     @property
     def total(self) -> int:
         """The number of streams; ENDLESS if there is no last one."""
-        return len(self.places) if self.elastic else self.work.streams
+        return len(self.places) if self.elastic or self.extendable else self.work.streams
 
     @property
     def finished(self) -> bool:
@@ -155,7 +172,7 @@ class IterationRecord:
 
     def streams(self) -> tuple[StreamInfo, ...]:
         places = sorted(self.places, key=lambda place: place.stream)
-        return tuple(StreamInfo(place.stream, place.worker) for place in places)
+        return tuple(StreamInfo(p.stream, p.worker, p.begins or 0) for p in places)
 
     def missing(self, besides: int = -1) -> tuple[int, ...]:
         """The consumers of coordinated reads that are not here."""

@@ -140,7 +140,12 @@ def _opened(
     twice: tuple[Address, ...],
 ) -> IterationOpened:
     streams = {info.stream: info for info in record.streams()}
-    streams |= {place.stream: StreamInfo(place.stream, place.worker) for place in places}
+    for place in places:
+        before = streams.get(place.stream)
+        begins = place.begins
+        if begins is None:
+            begins = before.begins if before is not None else 0
+        streams[place.stream] = StreamInfo(place.stream, place.worker, begins)
     missing = record.missing(besides=request.consumer)
     return IterationOpened(
         work=record.work,
@@ -157,6 +162,7 @@ def _opened(
         seeds=state.datasets[record.begun.dataset_id].seeds,
         repetition=record.begun.repetition,
         repeated=twice if record.begun.leased else (),
+        joining=record.asked_since is not None,
     )
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.errors import DataLossError
 from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.logic.feeds import NOWHERE, Feed
 
@@ -127,11 +128,11 @@ class InTurns:
     """Streams that belong to workers, `block` elements of each in turn.
 
     Every stream has a slot of its own, and `add` tells how many there are. Where the order is
-    `free`, a turn is whatever is there.
+    `free`, a turn is whatever is there. A lap is one turn of every slot; a stream that was added
+    later has none before the lap in which it begins.
     """
 
     def __init__(self, block: int, state: dict[str, Any] | None = None, free: bool = False) -> None:
-        self._streams = 0
         self._free = free
         self._block = block
         state = state or {"open": [], "next": 0, "turn": 0, "left": block}
@@ -139,26 +140,63 @@ class InTurns:
         self._turn: int = state["turn"]
         self._left: int = state["left"]
         self._slots = [Feed.of(feed) for feed in state["open"]]
+        self.lap: int = state.get("lap", 0)
+        laps: list[int] = state.get("begins", [0] * len(self._slots))
+        self._begins = laps[: len(self._slots)]
+        for begins in laps[len(self._slots) :]:
+            self._append(begins)
+
+    def _append(self, begins: int) -> None:
+        self._slots.append(Feed(self._next))
+        self._begins.append(begins)
+        self._next += 1
 
     def add(self, streams: int, homes: dict[int, str | None]) -> None:
         """There are now `streams` of them, each with a slot; `homes` says whom to ask."""
-        self._streams = max(self._streams, streams)
-        while self._next < self._streams:
-            self._slots.append(Feed(self._next))
-            self._next += 1
+        while self._next < streams:
+            self._append(0)
         for feed in self._slots:
             feed.home = homes.get(feed.stream, feed.home)
 
+    def extend(self, laps: tuple[int, ...]) -> None:
+        """The consumers of a coordinated read have agreed on the laps in which streams begin."""
+        known, more = list(laps[: self._next]), laps[self._next :]
+        if known != self._begins or min(more, default=self.lap) < self.lap:
+            raise DataLossError(
+                f"service: streams of this coordinated read begin in laps {list(laps)}, but this "
+                f"consumer has come to lap {self.lap} with streams that begin in laps "
+                f"{self._begins}; the dispatcher has lost what the consumers agreed on"
+            )
+        for begins in more:
+            self._append(begins)
+
+    @property
+    def begins(self) -> list[int]:
+        """The laps in which the streams begin."""
+        return list(self._begins)
+
+    def is_early(self, feed: Feed) -> bool:
+        """Whether a stream has no turn in this lap yet."""
+        return self._begins[feed.stream] > self.lap
+
     def turn(self) -> Feed | None:
-        for _ in self._slots:
-            if not self._slots[self._turn].over:
-                return self._slots[self._turn]
-            self._pass_on()
-        return None
+        while True:
+            lap = self.lap
+            for _ in self._slots:
+                feed = self._slots[self._turn]
+                if not feed.over and not self.is_early(feed):
+                    return feed
+                self._pass_on()
+            later = [begins for begins in self._begins if begins > lap]
+            self.lap = min(later, default=lap)
+            if not later:
+                return None
+            self._turn = 0
 
     def _pass_on(self) -> None:
         self._turn = (self._turn + 1) % len(self._slots)
         self._left = self._block
+        self.lap += self._turn == 0
 
     def dropped(self) -> list[Feed]:
         return []
@@ -172,7 +210,7 @@ class InTurns:
     def upcoming(self) -> Iterator[Feed]:
         self.turn()
         order = self._slots[self._turn :] + self._slots[: self._turn]
-        yield from order
+        yield from sorted(order, key=self.is_early)
 
     def took(self, feed: Feed, count: int) -> None:
         if self._free:
@@ -192,6 +230,7 @@ class InTurns:
             "next": self._next,
             "turn": self._turn,
             "left": self._left,
+            "lap": self.lap,
         }
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from penstock.service.logic.facts import StreamPlace
 from penstock.service.logic.roster import Roster
+from penstock.service.protocol.messages import UNDECIDED
 
 
 class Places:
@@ -20,6 +23,8 @@ class Places:
         """The streams that belong to an address."""
         self.guests: dict[int, None] = {}
         """Streams that are not made by the worker they belong to."""
+        self.undecided: dict[int, None] = {}
+        """Streams that have no turns before all consumers know in which lap they begin."""
         self._job = job
         self._owned = owned
         self._places: dict[int, StreamPlace] = {}
@@ -41,9 +46,21 @@ class Places:
         place = self._places.get(stream)
         return place.home if place is not None else ""
 
+    def begins(self, stream: int) -> int:
+        """The lap in which a stream has its first turn; UNDECIDED if it is not known."""
+        place = self._places.get(stream)
+        return UNDECIDED if place is None or place.begins is None else place.begins
+
     def put(self, place: StreamPlace, roster: Roster) -> None:
         """A stream has another place."""
         before = self._leave(place.stream, roster)
+        if place.begins is None:
+            begins = before.begins if before is not None else 0
+            place = msgspec.structs.replace(place, begins=begins)
+        if place.begins == UNDECIDED:
+            self.undecided[place.stream] = None
+        else:
+            self.undecided.pop(place.stream, None)
         if self._owned or (before is not None and place.worker is not None):
             self.version += 1
         self._places[place.stream] = place

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from itertools import cycle
 
 from penstock.service.logic.facts import Fact, StreamPlace, StreamsPlaced
-from penstock.service.logic.iterations import IterationRecord
+from penstock.service.logic.iterations import ClientRecord, IterationRecord
 from penstock.service.logic.roster import WorkerRecord
 from penstock.service.logic.state import State
-from penstock.service.protocol.messages import WorkerInfo
+from penstock.service.protocol.messages import AT_END, UNDECIDED, ClientBeat, WorkerInfo
 
 
 def candidates(state: State, local: str | None) -> list[WorkerInfo]:
@@ -92,14 +92,18 @@ def _adopt(
     changes: dict[int, StreamPlace],
 ) -> None:
     new = len(record.places)
+    # A state that is restored goes on with the streams that it knows, on however many workers.
+    extendable = record.extendable and bool(record.clients)
     for info in strangers:
+        begins = None
         if guests:
             stream = guests.pop(0)
-        elif record.elastic and not record.finished:
+        elif extendable or (record.elastic and not record.finished):
             stream, new = new, new + 1
+            begins = UNDECIDED if extendable else None
         else:
             return
-        changes[stream] = StreamPlace(stream, info.worker, info.address)
+        changes[stream] = StreamPlace(stream, info.worker, info.address, begins)
 
 
 def _shelter(
@@ -123,6 +127,28 @@ def welcome(state: State, info: WorkerInfo) -> list[Fact]:
         if record.owned and record.near(info) and (places := settle(record, (info,))):
             placed.append(StreamsPlaced(job, tuple(places)))
     return placed
+
+
+def extend(state: State, record: IterationRecord, request: ClientBeat) -> list[Fact]:
+    """Streams of newcomers begin in a coordinated read, once all consumers promised a limit.
+
+    No consumer has entered the lap in which they begin, and none will before it knows of them.
+    """
+    limits = [_limit(state.clients[name], record, request) for name in record.consumers.values()]
+    known = [limit for limit in limits if limit is not None]
+    if record.asked_since is None or len(known) < len(limits) or AT_END in known:
+        return []
+    waiting = [place for place in record.places if place.stream in record.places.undecided]
+    begin = [StreamPlace(p.stream, p.worker, p.home, max(known)) for p in waiting]
+    return [StreamsPlaced(record.work.job, tuple(begin))]
+
+
+def _limit(client: ClientRecord, record: IterationRecord, request: ClientBeat) -> int | None:
+    """The limit of a consumer, with what it says just now; None if it did not promise any yet."""
+    version, limit = client.version, client.limit
+    if client.client == request.client and request.version >= version:
+        version, limit = request.version, request.limit
+    return limit if record.asked_since is not None and version >= record.asked_since else None
 
 
 def inherit(state: State, old: WorkerRecord, worker: str) -> list[Fact]:

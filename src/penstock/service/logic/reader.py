@@ -250,6 +250,8 @@ class Reader:
     def _ask(self, feed: Feed) -> Ask | None:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
+        if self._is_early(feed) and feed.home not in self._workers:
+            return None  # It has no turn yet, and its own worker may come until then.
         if feed.doubtful(self._usual):
             return None  # The next stream is asked for meanwhile: many streams are short.
         worker = self._worker_for(feed)
@@ -282,6 +284,10 @@ class Reader:
     def _usual(self) -> int | None:
         """How long streams are that are read one after the other, if that was seen."""
         return self.sizes.usual if isinstance(self.order, InSequence) else None
+
+    def _is_early(self, feed: Feed) -> bool:
+        """Whether a feed has a turn in a later lap only."""
+        return isinstance(self.order, InTurns) and self.order.is_early(feed)
 
     def _is_ahead(self, feed: Feed) -> bool:
         """Whether a feed is not in turn, and there is no room for it nor for any behind it."""

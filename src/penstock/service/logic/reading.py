@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import Feed, Piece, spans
+from penstock.service.logic.laps import agreed_laps
 from penstock.service.logic.orders import AsLeased, InSequence, InTurns
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.reader import Limits, Order, Reader
@@ -58,6 +59,8 @@ class Reading:
         self.shared_end = False
         """Whether the dispatcher said at the end that there were elements, whoever got them."""
         self.form = work.form
+        self.extendable = work.form == "whole" and work.consumers > 0
+        """Whether streams may be added to those of a coordinated read."""
         self._elements = limits.elements
         bound = work.form != "random"
         # Copies come as they come. A state of leases tells what a client holds in the order in
@@ -112,13 +115,27 @@ class Reading:
         """Whether elements of several inputs follow each other in turn."""
         return self._turns is not None
 
-    def streams(self, streams: Iterable[StreamInfo]) -> None:
+    def streams(self, streams: tuple[StreamInfo, ...]) -> None:
         """The streams that belong to workers, as far as they are known now."""
         homes = {info.stream: info.worker for info in streams}
         order = self.reader.order
         if isinstance(order, InTurns) and self.form in _OWNED and homes:
-            self._streams = max(self._streams, max(homes) + 1)
+            if self.extendable:
+                laps = agreed_laps(streams)
+                order.extend(laps)
+                self._streams = len(laps)
+            else:
+                self._streams = max(self._streams, max(homes) + 1)
             order.add(self._streams, homes)
+
+    @property
+    def lap(self) -> int:
+        """Coordinated reads: the lap of the element that is handed out next."""
+        order = self.reader.order
+        if not isinstance(order, InTurns):
+            return 0
+        order.turn()
+        return order.lap
 
     # Leases
 
@@ -279,6 +296,9 @@ class Reading:
         """
         order = self.reader.order
         if not isinstance(order, AsLeased):
+            if isinstance(order, InTurns) and self.extendable:
+                # As known when somebody keeps the state: it may count elements behind this one.
+                return {"order": {**order.state(False), "begins": later(lambda: order.begins)}}
             if self.reader.ordered:
                 return {"order": order.state(False)}
             pledge = self.reader.pledge()
@@ -314,6 +334,13 @@ def _consumed(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str,
 
 def _named(ends: dict[int, int]) -> dict[str, int]:
     return {str(stream): length for stream, length in ends.items()}
+
+
+def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
+    """What a state says of the streams of workers, as `OpenIteration` takes it."""
+    order = (state or {}).get("order", {})
+    begins = tuple(order.get("begins", ()))
+    return {"streams": max(len(order.get("open", ())), len(begins)), "begins": begins}
 
 
 def claimed(state: dict[str, Any]) -> dict[str, Any]:

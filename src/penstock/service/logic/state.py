@@ -250,8 +250,20 @@ class State:
         job.programs.update(dict.fromkeys(fact.programs))
 
     def _streams_placed(self, fact: facts.StreamsPlaced, now: float) -> None:
+        record = self.iterations[fact.job]
         for place in fact.places:
-            self.iterations[fact.job].places.put(place, self.roster)
+            record.places.put(place, self.roster)
+        self._ask_for_limits(record)
+
+    def _ask_for_limits(self, record: IterationRecord) -> None:
+        """Begins or ceases to ask the consumers of a coordinated read for limits.
+
+        A limit counts if its consumer had learned of `asked_since` when it promised it: one that
+        was promised before is void, as is each one once the dispatcher has ceased to ask.
+        """
+        if record.can_extend != (record.asked_since is not None):
+            record.calls += 1
+            record.asked_since = self.version(record) if record.can_extend else None
 
     def _streams_ended(self, fact: facts.StreamsEnded, now: float) -> None:
         self._end(self.iterations[fact.job], fact.ended)
@@ -288,6 +300,7 @@ class State:
         if fact.program and (job := self.job_of(record)) is not None:
             job.programs[fact.program] = None
         record.ready = record.ready or not record.missing()
+        self._ask_for_limits(record)
         self._hear(client, now)
         self._set_active(fact.job, True)
 
@@ -307,6 +320,7 @@ class State:
             del record.hosts[client.host]
         if record.consumers.get(client.consumer) == client.client:
             del record.consumers[client.consumer]
+            self._ask_for_limits(record)
         if not record.clients:
             record.idle_since = now
             self._set_active(client.job, False)
@@ -330,7 +344,9 @@ class State:
         client = self.clients.get(fact.client)
         if client is not None and client.standing == HERE:
             client.pace.add(fact.elements, fact.seconds, fact.waited)
-            client.version = max(client.version, fact.version)
+            if fact.version >= client.version:
+                client.version, client.limit = fact.version, fact.limit
+            self._ask_for_limits(self.iterations[client.job])
             self._hear(client, now)
 
     def _hear(self, client: ClientRecord, now: float) -> None:

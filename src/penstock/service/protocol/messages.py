@@ -15,6 +15,12 @@ from penstock.plan.shape import Shape
 PROTOCOL = 1
 """Peers of another protocol are refused."""
 
+UNDECIDED = -1
+"""Where a stream of a coordinated read begins before its consumers have agreed on a lap."""
+
+AT_END = -1
+"""The limit of a consumer that has handed out all: no stream may begin any more."""
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
     """A value on the wire; its class is its tag."""
@@ -58,6 +64,8 @@ class StreamInfo(Plain, frozen=True):
 
     stream: int
     worker: str | None = None
+    begins: int = 0
+    """Coordinated reads: the lap in which it has its first turn, or UNDECIDED."""
 
 
 # Requests of clients
@@ -152,6 +160,8 @@ class OpenIteration(Message, frozen=True):
     """Streams that those states knew the length of, with it."""
     streams: int = 0
     """How many streams those states knew, where workers have one each; 0 if there are none."""
+    begins: tuple[int, ...] = ()
+    """Coordinated reads: the laps in which those streams begin."""
     held: tuple[Address, ...] = ()
     """What those states had set aside to be handed out next: it is leased to this client."""
     merged: bool = False
@@ -201,6 +211,9 @@ class ClientBeat(Message, frozen=True):
     seconds: float = 0.0
     """Seconds since the last beat."""
     last: LastFact | None = None
+    limit: int | None = None
+    """Coordinated reads: this consumer enters neither this lap nor a later one before an answer
+    says that no stream is joining; AT_END if it has handed out all. None: it promises nothing."""
 
 
 class Leave(Message, frozen=True):
@@ -362,6 +375,8 @@ class IterationOpened(Message, frozen=True):
     repeated: tuple[Address, ...] = ()
     """Of what the client has consumed, what other readers have got, too: it comes twice."""
     last: LastFact | None = None
+    joining: bool = False
+    """As in `ClientBeaten`."""
 
 
 class Grant(Plain, frozen=True):
@@ -391,6 +406,9 @@ class ClientBeaten(Message, frozen=True):
     ready: bool = True
     missing: tuple[int, ...] = ()
     last: LastFact | None = None
+    joining: bool = False
+    """Coordinated reads: whether the dispatcher asks all consumers for a limit, to let streams
+    begin behind all limits."""
 
 
 class WorkerBeaten(Message, frozen=True):
