@@ -17,6 +17,13 @@ def test_every_element_once(batch: int) -> None:
         run(seed)
 
 
+@pytest.mark.parametrize("batch", range(times(2)))
+def test_all_consumers_of_a_round_get_elements_of_one_stream(batch: int) -> None:
+    """Also where workers join, and whoever is killed meanwhile."""
+    for seed in range(batch * 10, (batch + 1) * 10):
+        run(seed, joining=True)
+
+
 def test_a_seed_is_a_history() -> None:
     stories = []
     for _ in range(2):

@@ -414,14 +414,15 @@ def test_the_newer_of_two_equal_consumers_wins() -> None:
         world.lease("new")
 
 
-def test_coordinated_slots_do_not_change() -> None:
+def test_a_lost_consumer_does_not_come_back_behind_a_newer_one() -> None:
     world = World()
     data = world.dataset()
-    assert world.open("a", data, mode=OFF, consumer=0, consumers=1).work.streams == 1
-    assert world.places("a") == {0: None}
-    world.worker("v")
-    world.worker("w")
-    assert world.places("a") == {0: "v"}
+    world.open("old", data, consumer=0, consumers=2)
+    world.wait(11.0)
+    world.open("new", data, consumer=0, consumers=2)
+    world.ask(Leave("new"))
+    with pytest.raises(AbortedError, match="another reader has come as consumer 0; only one"):
+        world.open("old", data, consumer=0, consumers=2)
 
 
 def test_coordinated_readers_of_a_single_stream_ask_one_worker() -> None:

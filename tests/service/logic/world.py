@@ -114,6 +114,7 @@ class World:
         program: str = "",
         by_id: bool = False,
         endless: bool = False,
+        begins: tuple[int, ...] = (),
         **options: object,
     ) -> Reply:
         return self.ask(
@@ -124,6 +125,8 @@ class World:
                 program=program,
                 by_id=by_id,
                 endless=endless,
+                streams=len(begins),
+                begins=begins,
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from penstock.service.logic.agreement import (
@@ -26,6 +28,7 @@ from penstock.service.logic.forms import begin, joining_places, opening_places
 from penstock.service.logic.iterations import (
     HERE,
     LEFT,
+    LOST,
     SUPERSEDED,
     ClientRecord,
     IterationRecord,
@@ -105,12 +108,19 @@ def _joinable(
 
 def _overtaken(record: IterationRecord, request: OpenIteration) -> list[Fact]:
     """Whoever must give way to a client that joins."""
-    older = record.consumers.get(request.consumer) if record.options.consumers else None
-    if older is not None and older != request.client:
-        return [ClientGone(older, SUPERSEDED)]
+    if record.options.consumers:
+        return list(_replaced_consumers(record, request))
     if not record.begun.leased or not request.resumes:
         return []
     return list(rewound(record, request))
+
+
+def _replaced_consumers(record: IterationRecord, request: OpenIteration) -> Iterator[Fact]:
+    """Readers under the same index: one that was lost must not come back behind the newer one."""
+    for member in record.members.values():
+        same = member.consumer == request.consumer and member.client != request.client
+        if same and member.standing in (HERE, LOST):
+            yield ClientGone(member.client, SUPERSEDED)
 
 
 def _joined(
