@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings
 from penstock.service.logic.reader import Limits
-from penstock.service.protocol.messages import JobOptions, Shape, Work
+from penstock.service.protocol.messages import JobOptions, Work
 from tests.effort import times
 from tests.simulation.accounts import settle
 from tests.simulation.clients import Client

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import DataLossError, FailedPreconditionError
+from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import snapshot
 from penstock.service.logic.laps import Laps
 from penstock.service.logic.orders import InTurns
@@ -19,7 +20,6 @@ from penstock.service.protocol.messages import (
     ClientBeaten,
     IterationOpened,
     Leave,
-    Shape,
     StreamInfo,
     Work,
 )
