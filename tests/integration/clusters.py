@@ -1,9 +1,8 @@
 """Clusters in this process: a dispatcher and workers with real sockets, for tests that read.
 
-All that a test starts is stopped by `close`, and a test waits for conditions, never for a time.
+`close` stops all that a test has started. A test waits for a condition, never for a time.
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -75,15 +74,14 @@ class Calls:
 
 
 def until(condition: Callable[[], Any]) -> Any:
-    """Waits until something holds, and gives it; a test that waits for ever says for what."""
+    """Waits until `condition()` is true, and returns its value; fails after a minute."""
     deadline = time.monotonic() + _PATIENCE
-    pause = threading.Event()
-    for turn in itertools.count():
-        if found := condition():
-            return found
-        assert time.monotonic() < deadline, "waited in vain"
-        pause.wait(min(0.001 * 2**turn, 0.05))
-    raise AssertionError
+    pause = 0.001
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not true after {_PATIENCE:.0f} s: {condition}"
+        threading.Event().wait(pause)
+        pause = min(2 * pause, 0.05)
+    return found
 
 
 def settled(what: Callable[[], Any]) -> Any:
