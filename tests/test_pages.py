@@ -43,3 +43,16 @@ def test_the_index_lists_every_decision_by_its_title() -> None:
 def test_decisions_are_numbered_in_a_row() -> None:
     numbers = [int(page.name[:4]) for page in sorted(DECISIONS.glob("[0-9]*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_only_the_tests_that_the_page_names_may_be_skipped() -> None:
+    skipping = re.compile(r"\bmark\.skip|\bpytest\.skip\(|\bimportorskip\(|\bmark\.xfail")
+    files = [
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / "tests").rglob("*.py")
+        if skipping.search(file.read_text(encoding="utf-8")) and file.name != "test_pages.py"
+    ]
+    named = re.findall(
+        r"\(`(tests/.+?\.py)`\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    )
+    assert sorted(files) == sorted(named)
