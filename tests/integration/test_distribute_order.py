@@ -90,7 +90,7 @@ INTERLEAVED = {
     "expanded": lambda f: Dataset.range(40).interleave(some, 3).flat_map(some),
     "of expanded": lambda f: Dataset.range(7).flat_map(Dataset.range).interleave(some, 3, 2),
     "twice": lambda f: Dataset.range(30).interleave(some, 3).interleave(some, 2, 2),
-    "short": lambda f: Dataset.range(3000).interleave(some, 4, num_parallel_calls=2),
+    "short": lambda f: Dataset.range(700).interleave(some, 4, num_parallel_calls=2),
     "long": lambda f: Dataset.range(5).interleave(lambda x: Dataset.range(3000), 3, 7).filter(odd),
     "endless": lambda f: Dataset.counter().interleave(some, 5).take(200),
     "files": lambda f: Dataset.from_tensor_slices(names(f, "plain")).interleave(TFRecordDataset, 3),

@@ -502,6 +502,22 @@ def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> 
     assert reader.patience("a", 10.0) == 10.0
 
 
+def test_short_streams_are_asked_for_once_each() -> None:
+    lengths = [number % 4 for number in range(400)]
+    reading, crew = reading_of("split", lengths), Crew(lengths, 0)
+    requests = 0
+
+    def count(asks: list[Ask], ask: Any = crew.ask) -> None:
+        nonlocal requests
+        requests += len(asks)
+        ask(asks)
+
+    crew.ask = count  # type: ignore[method-assign]
+    got = read(reading, crew, deaths=False)
+    assert got == [(stream, at) for stream in range(400) for at in range(stream % 4)]
+    assert requests < 1.1 * len(lengths)
+
+
 def test_no_more_is_asked_for_than_streams_seem_to_have() -> None:
     lengths = [40] * 60
     reading, crew = reading_of("split", lengths), Crew(lengths, 0)

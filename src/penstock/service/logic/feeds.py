@@ -20,6 +20,9 @@ _SMALL = 512
 NOWHERE = 1 << 62
 """Where a stream stops whose end is not known."""
 
+FEW = 4
+"""So many elements more than usual a short stream is asked for."""
+
 
 class Piece(Protocol):
     """Consecutive elements; a chunk is one."""
@@ -140,7 +143,9 @@ class Feed:
         """
         if self._lost or self._asked <= self.next or self.limit != NOWHERE:
             return False
-        return not self._proven if usual is None else usual <= self._asked < 2 * usual
+        if usual is None:
+            return not self._proven
+        return self._arrived < self._asked and usual <= self._asked < 2 * usual + FEW
 
     def prove(self) -> None:
         """A request was answered, and the stream goes on behind it, for all that is known."""

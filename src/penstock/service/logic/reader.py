@@ -14,7 +14,7 @@ from itertools import chain
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.blame import Blame
-from penstock.service.logic.feeds import Failure, Feed, Piece
+from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
 from penstock.service.logic.orders import AsLeased, InSequence, InTurns
 from penstock.service.logic.turns import SHORT, InputFeed, Placed, TakingTurns
 from penstock.service.protocol.fetches import Mark
@@ -197,8 +197,10 @@ class Reader:
             return made
         refused = 0
         for feed in chain(self._promised, self._upcoming()):
+            if not feed.asks:
+                continue  # Many wait to be handed out; this loop runs for every answer.
             try:
-                while feed.asks and (ask := self._ask(feed)) is not None:
+                while (ask := self._ask(feed)) is not None:
                     made.append(ask)
             except OpError:
                 if made:
@@ -315,7 +317,10 @@ class Reader:
         if self._usual is not None and feed.length is None:
             # No more than there may be: what does not come would keep others from being asked for.
             left = max(self._usual - feed.asking, self._usual // 8 + 1)
-            count = left if left < 1.5 * count else count
+            if left + FEW <= min(self._little, 8 * FEW):
+                count = left + FEW  # Short streams are rarely all of one length.
+            elif left < 1.5 * count:
+                count = left
         if isinstance(self.order, TakingTurns):
             fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
             count = max(1, min(count, int(fits)))
@@ -325,6 +330,14 @@ class Reader:
             # Towards the end smaller pieces, so that all workers are done at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
         return self._block(feed, count) if self._in_blocks else count
+
+    @property
+    def _little(self) -> int:
+        """So many elements take so little room that a request may be for more than there are."""
+        if self._limits.elements is not None:
+            return 1
+        requests = 4 * DEPTH * len(self._workers)
+        return int(self._limits.nbytes / (requests * max(self.sizes.element_bytes, 1)))
 
     @property
     def _whole(self) -> int:
