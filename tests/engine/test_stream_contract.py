@@ -7,7 +7,7 @@ import pytest
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
-from penstock.engine.stream import Marked, Place
+from penstock.engine.stream import Marked
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
 from tests.engine.driving import (
@@ -46,10 +46,7 @@ every_plan = pytest.mark.parametrize("plan", CASES)
 @pytest.fixture(params=["near", "far"])
 def _marks(request, monkeypatch):
     """Places are counted from a mark just before them, or from the start of the stream."""
-    if request.param == "near":
-        monkeypatch.setattr(Marked, "place", lambda self: Place(self.stream.save()))
-    else:
-        monkeypatch.setattr(Marked, "place", lambda self: self._place)
+    monkeypatch.setattr(Marked, "_is_due", lambda self: request.param == "near")
 
 
 @every_plan

@@ -116,6 +116,31 @@ class Stream:
             stream.close()
 
 
+class Source(Protocol):
+    """What can be pulled."""
+
+    def pull(self, limit: int) -> Chunk: ...
+
+
+class Counted:
+    """Pulls from a stream and counts the elements that it handed on; a failure is one, too."""
+
+    def __init__(self, stream: Source, count: int = 0) -> None:
+        self._stream = stream
+        self.count = count
+
+    def pull(self, limit: int) -> Chunk:
+        try:
+            chunk = self._stream.pull(limit)
+        except StopIteration:
+            raise
+        except Exception:
+            self.count += 1
+            raise
+        self.count += len(chunk)
+        return chunk
+
+
 class Place:
     """A point in a stream: a saved state, and how many elements (or failures) follow it."""
 
@@ -146,45 +171,58 @@ class Marked:
     take at most a twentieth of the time; a place is then some elements behind the last mark.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, count: int = 0) -> None:
         self.stream = stream
-        self._place = Place(stream.save())
+        self._source = Counted(stream, count)
+        self._set_mark()
         self._cost = 0.0
+
+    def _set_mark(self) -> None:
+        started = time.perf_counter()
+        self._mark, self._mark_count = self.stream.save(), self._source.count
         self._marked = time.perf_counter()
+        self._cost = self._marked - started
+
+    @property
+    def count(self) -> int:
+        """How many elements it handed on, from `count` at the start; a failure is one, too."""
+        return self._source.count
 
     def place(self) -> Place:
         """The place of what the next pull will give."""
-        if isinstance(self._place.mark, int):
-            return self._place
-        started = time.perf_counter()
-        due = started - self._marked >= 20 * self._cost or not self.stream.replays
-        if self._place.count and due:
-            self._place = Place(self.stream.save())
-            self._marked = time.perf_counter()
-            self._cost = self._marked - started
-        return self._place
+        if self._is_due():
+            self._set_mark()
+        return Place(self._mark, self._source.count - self._mark_count)
+
+    def _is_due(self) -> bool:
+        """Whether to set a mark here."""
+        if self._source.count == self._mark_count or isinstance(self._mark, int):
+            return False
+        since = time.perf_counter() - self._marked
+        return since >= 20 * self._cost or not self.stream.replays
 
     def pull(self, limit: int) -> Chunk:
-        try:
-            chunk = self.stream.pull(self.stream.sure(limit))
-        except StopIteration:
-            raise
-        except Exception:
-            self._place = self._place.after(1)
-            raise
-        self._place = self._place.after(len(chunk))
-        return chunk
+        return self._source.pull(self.stream.sure(limit))
 
 
 class Inlet:
     """An operator's input that takes back what was not needed."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._marked = Marked(stream)
+    def __init__(self, stream: Stream, count: int = 0) -> None:
+        self._marked = Marked(stream, count)
         self._rest: Chunk | None = None
         self._error: Exception | None = None
         self.place = self._marked.place()
         """Where the chunk stood that was pulled last."""
+
+    @property
+    def count(self) -> int:
+        """How many elements it handed on, from `count` at the start, and did not take back.
+
+        An element that failed is one of them.
+        """
+        held = 0 if self._rest is None else len(self._rest)
+        return self._marked.count - held - (self._error is not None)
 
     @property
     def holds(self) -> bool:
@@ -249,12 +287,6 @@ class Demand:
             int(self.limit * BUDGET / max(seconds, 1e-7)),
         )
         self.limit = max(1, min(fits, 2 * self.limit))
-
-
-class Source(Protocol):
-    """What can be pulled."""
-
-    def pull(self, limit: int) -> Chunk: ...
 
 
 def discard(stream: Source, count: int) -> int:

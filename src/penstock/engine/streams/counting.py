@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import leaf, pair
-from penstock.engine.stream import State, Stream, discard
+from penstock.engine.stream import Counted, State, Stream, discard
 from penstock.errors import FailedPreconditionError, InvalidTypeError
 from penstock.plan.nodes import INFINITE
 
@@ -18,23 +18,17 @@ class TakeStream(Stream):
 
     def __init__(self, source: Stream, left: int) -> None:
         self.inputs = (source,)
-        self._left = left
+        self._feed = Counted(source)
+        self._count = left
 
     def pull(self, limit: int) -> Chunk:
-        if self._left <= 0:
+        left = self._count - self._feed.count
+        if left <= 0:
             raise StopIteration
-        try:
-            chunk = self.inputs[0].pull(min(limit, self._left))
-        except StopIteration:
-            raise
-        except Exception:
-            self._left -= 1
-            raise
-        self._left -= len(chunk)
-        return chunk
+        return self._feed.pull(min(limit, left))
 
     def state(self) -> State:
-        return self._left
+        return self._count - self._feed.count
 
 
 class SkipStream(Stream):
@@ -60,27 +54,25 @@ class ShardStream(Stream):
         self.inputs = (source,)
         self._shards = shards
         self._index = index
-        self._number = number or 0
+        self._feed = Counted(source, number or 0)
 
     def pull(self, limit: int) -> Chunk:
         while True:
-            start = (self._index - self._number) % self._shards
+            start = (self._index - self._feed.count) % self._shards
             want = start + (limit - 1) * self._shards + 1
             try:
-                rows = self.inputs[0].pull(want)
+                rows = self._feed.pull(want)
             except StopIteration:
                 raise
             except Exception:
-                self._number += 1
                 if start == 0:
                     raise
-                continue
-            self._number += len(rows)
+                continue  # An element of another shard failed.
             if len(rows) > start:
                 return rows.take(np.arange(start, len(rows), self._shards))
 
     def state(self) -> State:
-        return self._number
+        return self._feed.count
 
 
 class EnumerateStream(Stream):
@@ -88,22 +80,15 @@ class EnumerateStream(Stream):
 
     def __init__(self, source: Stream, number: int) -> None:
         self.inputs = (source,)
-        self._number = number
+        self._feed = Counted(source, number)
 
     def pull(self, limit: int) -> Chunk:
-        try:
-            rows = self.inputs[0].pull(limit)
-        except StopIteration:
-            raise
-        except Exception:
-            self._number += 1
-            raise
-        numbers = np.arange(self._number, self._number + len(rows))
-        self._number += len(rows)
-        return pair(leaf(numbers), rows)
+        rows = self._feed.pull(limit)
+        stop = self._feed.count
+        return pair(leaf(np.arange(stop - len(rows), stop)), rows)
 
     def state(self) -> State:
-        return self._number
+        return self._feed.count
 
 
 class UniqueStream(Stream):

@@ -31,29 +31,20 @@ class MapStream(Stream):
     def __init__(self, node: Map, source: Stream, epoch: Epoch, ordinal: State) -> None:
         self.inputs = (source,)
         self._node = node
-        self._feed = Inlet(source)
+        self._feed = Inlet(source, ordinal or 0)
         self._calls = map_calls(node, epoch)
-        self._results = Results(self._calls, ordinal or 0)
+        self._results = Results(self._calls)
         self._used = 0
 
     def pull(self, limit: int) -> Chunk:
         if self._node.vectorized:
             return self._columns(limit)
         if not len(self._results):
-            self._work(self._next(limit))
+            self._work(self._feed.pull(limit))
         return self._results.hand_on(limit)
 
-    def _next(self, limit: int) -> Chunk:
-        try:
-            return self._feed.pull(limit)
-        except StopIteration:
-            raise
-        except Exception:
-            self._results.ordinal += 1
-            raise
-
     def _work(self, rows: Chunk) -> None:
-        ordinal = self._results.ordinal
+        ordinal = self._results.ordinal = self._feed.count - len(rows)
         made, error = self._calls.many(arguments(self._node, rows, ordinal), ordinal)
         self._used = len(made) + (error is not None)
         if self._used < len(rows):
@@ -64,23 +55,20 @@ class MapStream(Stream):
             self._results.add(made, numbers=rows.numbers)
 
     def _columns(self, limit: int) -> Chunk:
-        rows = self._next(limit)
-        ordinal = self._results.ordinal
+        rows = self._feed.pull(limit)
         try:
-            made = vectorized(self._calls, rows, ordinal)
+            made = vectorized(self._calls, rows, self._feed.count - len(rows))
         except Exception as error:
             if len(rows) > 1:
                 # Half of them, until the one is found that the function fails on.
                 self._feed.unread(rows, 0)
                 return self._columns(len(rows) // 2)
-            self._results.ordinal += 1
             put_place(error, rows.numbers)
             raise
-        self._results.ordinal += len(rows)
         return made if rows.numbers is None else made.numbered(rows.numbers)
 
     def state(self) -> State:
-        return self._results.ordinal
+        return self._feed.count - len(self._results)
 
     def input_states(self) -> list[State]:
         if not len(self._results):
@@ -122,18 +110,16 @@ class FilterStream(Stream):
 
     def __init__(self, node: Filter | TakeWhile, source: Stream, ordinal: State) -> None:
         self.inputs = (source,)
-        self._feed = Inlet(source)
+        self._feed = Inlet(source, ordinal or 0)
         self._calls = Calls(node.label, node.function)
-        self._ordinal = ordinal or 0
         self._failed: OpError | None = None
 
     def pull(self, limit: int) -> Chunk:
         while True:
             if self._failed is not None:
                 error, self._failed = self._failed, None
-                self._ordinal += 1
                 raise error
-            rows = self._next(limit)
+            rows = self._feed.pull(limit)
             keep = self._decide(rows)
             if keep.all():
                 if len(keep):
@@ -141,19 +127,11 @@ class FilterStream(Stream):
             elif keep.any():
                 return rows.rows(0, len(keep)).take(np.flatnonzero(keep))
 
-    def _next(self, limit: int) -> Chunk:
-        try:
-            return self._feed.pull(limit)
-        except StopIteration:
-            raise
-        except Exception:
-            self._ordinal += 1
-            raise
-
     def _decide(self, rows: Chunk) -> Any:
         """Which of the first elements pass; the others are taken back."""
-        made, self._failed = self._calls.many(rows, self._ordinal)
-        keep, error = self._flags(made)
+        first = self._feed.count - len(rows)
+        made, self._failed = self._calls.many(rows, first)
+        keep, error = self._flags(made, first)
         if error is not None:
             self._failed = error
         used = len(keep) + (self._failed is not None)
@@ -162,23 +140,22 @@ class FilterStream(Stream):
         self._failed_at = self._feed.place.after(len(keep))
         if used < len(rows):
             self._feed.unread(rows, used)
-        self._ordinal += len(keep)
         return keep
 
-    def _flags(self, made: list[Any]) -> tuple[Any, OpError | None]:
+    def _flags(self, made: list[Any], first: int) -> tuple[Any, OpError | None]:
         if set(map(type, made)) <= {bool, np.bool_}:
             return np.array(made, bool), None
         for index, value in enumerate(made):
             if not isinstance(value, bool) and not _is_flag(value):
                 error = InvalidArgumentError(
                     f"{self._calls.where} returned {value!r:.60} for element "
-                    f"{self._ordinal + index}; a predicate must return a single bool"
+                    f"{first + index}; a predicate must return a single bool"
                 )
                 return np.array(made[:index], bool), error
         return np.array(made, bool), None
 
     def state(self) -> State:
-        return self._ordinal
+        return self._feed.count - (self._failed is not None)
 
     def input_states(self) -> list[State]:
         return [self._feed.save() if self._failed is None else self._failed_at.state]
@@ -201,9 +178,8 @@ class TakeWhileStream(FilterStream):
             raise StopIteration
         if self._failed is not None:
             error, self._failed = self._failed, None
-            self._ordinal += 1
             raise error
-        rows = self._next(limit)
+        rows = self._feed.pull(limit)
         keep = self._decide(rows)
         passed = int(np.argmin(keep)) if not keep.all() else len(keep)
         self._ended = passed < len(keep)
@@ -212,7 +188,7 @@ class TakeWhileStream(FilterStream):
         return rows.rows(0, passed)
 
     def state(self) -> State:
-        return [self._ordinal, self._ended]
+        return [super().state(), self._ended]
 
 
 class ScanStream(Stream):
@@ -220,32 +196,25 @@ class ScanStream(Stream):
 
     def __init__(self, node: Scan, source: Stream, state: State) -> None:
         self.inputs = (source,)
-        self._feed = Inlet(source)
-        self._calls = Calls("scan", node.function)
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
+        self._feed = Inlet(source, ordinal)
+        self._calls = Calls("scan", node.function)
         self._state = kept(begin)
-        self._results = Results(self._calls, ordinal)
-        self._begin = self.state()
+        self._results = Results(self._calls)
 
     def pull(self, limit: int) -> Chunk:
         if not len(self._results):
-            try:
-                rows = self._feed.pull(1 if self._calls.on_trial else limit)
-            except StopIteration:
-                raise
-            except Exception:
-                self._results.ordinal += 1
-                raise
-            self._work(rows)
+            self._work(self._feed.pull(1 if self._calls.on_trial else limit))
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
         """Calls the function until it fails, or the budget is used up; the rest is kept."""
-        self._begin = self.state()
+        ordinal = self._results.ordinal = self._feed.count - len(rows)
+        self._begin = [ordinal, kept(self._state)]
         made: list[Any] = []
         failed: list[Any] = []
         started = time.perf_counter()
-        for number, element in enumerate(rows.elements(), self._results.ordinal):
+        for number, element in enumerate(rows.elements(), ordinal):
             try:
                 made.append(self._step(element, number))
             except OpError as error:
@@ -264,7 +233,7 @@ class ScanStream(Stream):
         return output
 
     def state(self) -> State:
-        return [self._results.ordinal, kept(self._state)]
+        return [self._feed.count, kept(self._state)]
 
     def save(self) -> State:
         """Where results wait, counted from before them: the state has gone on to the last."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Inlet, State, Stream
+from penstock.engine.stream import Inlet, State, Stream, discard
 from penstock.plan.nodes import UNKNOWN, AssertCardinality, Distribute, Generator, Node, Store
 
 log = logging.getLogger("penstock")
@@ -64,19 +64,10 @@ class KeepingStream(Stream):
             self._read(open_input(None))
             if self._looks_ahead:
                 self._feed = Inlet(self.inputs[0])
-            self._skip_to(wanted)
+            discard(self, wanted)
         except BaseException:
             self.close()
             raise
-
-    def _skip_to(self, count: int) -> None:
-        while self._count < count:
-            try:
-                self.pull(count - self._count)
-            except StopIteration:
-                return
-            except Exception:
-                self._count += 1
 
     def pull(self, limit: int) -> Chunk:
         try:
@@ -85,6 +76,7 @@ class KeepingStream(Stream):
             self._end()
             raise
         except Exception:
+            self._count += 1
             self._abandon()
             raise
         self._count += len(chunk)

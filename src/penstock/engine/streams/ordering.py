@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.logs import Sequels
-from penstock.engine.stream import Inlet, State, Stream
+from penstock.engine.stream import Counted, Inlet, State, Stream
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
 
@@ -102,6 +102,7 @@ class RepeatStream(Stream):
         self._number = number
         self._produced = produced
         self._current: Stream | None = None
+        self._feed: Counted | None = None
         self.inputs = ()
         if self._more():
             self._start(self._open_round(number, state))
@@ -110,36 +111,36 @@ class RepeatStream(Stream):
         return self._count == INFINITE or self._number < self._count
 
     def _start(self, current: Stream) -> None:
-        self._current = current
+        self._current, self._feed = current, Counted(current)
         self.inputs = (current,)
 
     def pull(self, limit: int) -> Chunk:
-        while self._current is not None:
+        while self._feed is not None:
             try:
-                chunk = self._current.pull(limit)
+                return self._feed.pull(limit)
             except StopIteration:
                 self._next_round()
-                continue
-            except Exception:
-                self._produced = True
-                raise
-            self._produced = True
-            return chunk
         raise StopIteration
+
+    @property
+    def _has_produced(self) -> bool:
+        """Whether this round gave an element, also before a state from which it was opened."""
+        return self._produced or (self._feed is not None and self._feed.count > 0)
 
     def _next_round(self) -> None:
         """Starts over; for ever only if there was something in this round, for any reader."""
         assert self._current is not None
-        self._produced = self._produced or self._current.shared_end
+        produced = self._has_produced or self._current.shared_end
         self._current.close()
-        self._current, self.inputs = None, ()
+        self._current, self._feed, self.inputs = None, None, ()
         self._number += 1
-        if self._more() and (self._produced or self._count != INFINITE):
+        self._produced = produced
+        if self._more() and (produced or self._count != INFINITE):
             self._produced = False
             self._start(self._sequels.open(partial(self._open_round, self._number)))
 
     def state(self) -> State:
-        return [self._number, self._produced, self._current is None, *self._sequels.logs()]
+        return [self._number, self._has_produced, self._current is None, *self._sequels.logs()]
 
     def input_states(self) -> list[State]:
         return [None if self._current is None else self._current.save()]
