@@ -36,7 +36,7 @@ UNKNOWN = distributed(None, dataset_id="7", element=TensorSpec([3], np.int32))
 def test_what_it_knows():
     node = distributed(TEN)
     assert node.label == "distribute"
-    assert node.blocked == "distribute: the service decides who computes what"
+    assert node.blocked == "distribute: the service decides which worker computes which elements"
     assert node.cardinality == n.UNKNOWN
     assert distributed(TEN.repeat()).cardinality == n.INFINITE
     assert Dataset(node).element_spec == TEN.element_spec

@@ -53,7 +53,7 @@ class _Cutter:
         return node.with_inputs(inputs)
 
     def _with_options(self, node: Node) -> Node:
-        """A part gets all options of the plan, also those that were set after it."""
+        """A part gets all options of the plan, including options that were set after it."""
         options = options_of(self._plan)
         if node is self._plan or options == Options():
             return node
@@ -124,7 +124,7 @@ def _why(node: Node) -> str:
 
 
 def _blockers(node: Node) -> Iterator[Node]:
-    """The operators before this one that keep its input from random access."""
+    """The earlier operators that keep the input of this one from random access."""
     for part in _inputs_run_here(node):
         if part.obstacle is not None:
             yield part

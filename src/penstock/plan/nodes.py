@@ -1,7 +1,8 @@
-"""The catalogue of operators: what each one *is*. What is done to them lives elsewhere.
+"""The catalogue of operators: what each one *is*. Other modules define what is done to them.
 
-A node is an immutable value: its fields, its inputs, how its spec follows from theirs, how many
-elements it has, and what (if anything) keeps it from random access. Nodes never act.
+A node is an immutable value: its fields, its inputs, its traits, how its spec follows from theirs,
+how many elements it has, and what (if anything) keeps it from random access. A node never computes
+an element.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import DType
-from penstock.element.dtypes import bool as bool_dtype
 from penstock.element.dtypes import int64 as int64_dtype
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.ragged import Ragged
@@ -40,11 +40,11 @@ UNKNOWN = -2
 Kind = TypeVar("Kind")
 
 OPAQUE: Any = object()
-"""Stands for a spec that only a call of the user's function can tell."""
+"""The spec of an operator whose function must be called to find its spec."""
 
 
 class FoundSpec(NamedTuple):
-    """What a node remembers of its spec."""
+    """The spec of a node, as `keep_spec` got it."""
 
     spec: Any
     sampled: bool
@@ -53,7 +53,7 @@ class FoundSpec(NamedTuple):
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def node(kind: type[Kind]) -> type[Kind]:
-    """Declares an operator by its fields; comparing and printing are written once, in `Node`."""
+    """Makes a class of an operator a frozen dataclass; `Node` defines equality and printing."""
     return dataclass(frozen=True, eq=False, repr=False)(kind)
 
 
@@ -64,22 +64,22 @@ class Node:
     __leaf__ = True
 
     traits: ClassVar[Trait]
-    """What other modules may assume of it; every class of an operator declares its own."""
+    """What other modules may assume of the operator. Every class declares its own."""
 
     free_fields: ClassVar[tuple[str, ...]] = ()
     """Fields that may differ between the plan that saved a state and the plan that loads it."""
 
     seed_field: ClassVar[str | None] = None
-    """The field that holds a seed, if there is one. Such a node also has the field `drawn`."""
+    """The field that contains a seed, if there is one. Such a node also has the field `drawn`."""
 
     counted: ClassVar[bool] = True
-    """Whether the number of elements can be known before they are made."""
+    """Whether the number of elements can be known before they are computed."""
 
     reason: ClassVar[str | None] = None
-    """What keeps such an operator from random access, if something always does."""
+    """Why an operator of this class never has random access; None if it can have it."""
 
     sealed: ClassVar[bool] = False
-    """Whether somebody else runs what is below: it has its own options and is left as written."""
+    """Whether a service runs its input: that has its own options and is not rewritten here."""
 
     def __init_subclass__(cls) -> None:
         if "traits" not in vars(cls):
@@ -116,7 +116,7 @@ class Node:
         return tuple(found)
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
-        """The same operator over other inputs; itself if they are the same."""
+        """The operator over other inputs; the node itself if they are the same objects."""
         if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
             return self
         left, changes = list(inputs), {}
@@ -129,11 +129,11 @@ class Node:
         return dataclasses.replace(self, **changes)
 
     def spec_from(self, *inputs: Any) -> Any:
-        """The spec, given the inputs' specs; `OPAQUE` if a function decides it."""
+        """The spec, given the specs of the inputs; `OPAQUE` if a function decides it."""
         return inputs[0]
 
     def spec_from_samples(self, *inputs: Any) -> Any:
-        """The same where an input's spec was found on samples: a dimension may be an accident."""
+        """The spec, given specs that were found on samples: equal shapes may be chance."""
         return self.spec_from(*inputs)
 
     @property
@@ -143,52 +143,52 @@ class Node:
 
     @property
     def found_spec(self) -> FoundSpec | None:
-        """What `keep_spec` was last given."""
+        """The spec that was last passed to `keep_spec`, if any."""
         return self.__dict__.get("_found_spec")
 
     def keep_spec(self, spec: Any, *, sampled: bool = False) -> None:
-        """Remembers the spec, here and in other processes that the plan is sent to.
+        """Caches the spec, for this process and for every process that the plan is sent to.
 
-        No other code may store it: a node is a value, and this does not change what it equals.
+        It is the only place where a node changes; equality and hash do not depend on it.
         """
         self.__dict__["_found_spec"] = FoundSpec(spec, sampled)
 
     @cached_property
     def cardinality(self) -> int:
-        """How many elements: a number, INFINITE or UNKNOWN."""
+        """The number of elements, INFINITE or UNKNOWN."""
         return self.inputs[0].cardinality if self.counted else UNKNOWN
 
     @property
     def obstacle(self) -> str | None:
-        """What keeps this operator itself from random access; None if nothing does."""
+        """Why this operator has no random access, for any inputs; None if it can have it."""
         return self.reason
 
     @cached_property
     def blocked(self) -> str | None:
-        """What keeps the plan up to here from random access; None if it has it."""
+        """Why the plan up to this operator has no random access; None if it has it."""
         if self.obstacle is not None:
             return f"{self.label}: {self.obstacle}"
         return next((node.blocked for node in self.inputs if node.blocked), None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields, and the spec if it is known: what else was found out holds here only."""
+        """The fields and the found spec; other cached values are computed again."""
         names = {field.name for field in dataclasses.fields(self)} | {"_found_spec"}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """The user's functions that this operator itself calls."""
+        """The user's functions that this operator calls, without those of its inputs."""
         values = (getattr(self, field.name) for field in dataclasses.fields(self))
         return tuple(value for value in values if isinstance(value, Function))
 
     @cached_property
     def pure(self) -> bool:
-        """Whether no user's function is called anywhere in this plan."""
+        """Whether the plan calls no user's function."""
         return not self.functions and all(node.pure for node in self.inputs)
 
     @cached_property
     def by_epoch(self) -> bool:
-        """Whether another epoch gives other elements or another order."""
+        """Whether elements or their order may differ between epochs."""
         return any(node.by_epoch for node in self.inputs)
 
     @property
@@ -198,12 +198,12 @@ class Node:
 
     @property
     def loose(self) -> bool:
-        """Whether elements may come as they are ready, in no certain order."""
+        """Whether elements may come in the order in which they are ready."""
         return False
 
     @property
     def sharded_elsewhere(self) -> bool:
-        """Whether each worker of a strategy gets its own elements from here without our doing."""
+        """Whether each worker of a strategy gets its own elements from this operator already."""
         return False
 
     @property
@@ -220,7 +220,7 @@ def _snake(name: str) -> str:
 
 
 class Data:
-    """Rows in memory, as columns: equal if they hold equal rows."""
+    """Rows in memory, as a chunk; compared by value."""
 
     __leaf__ = True
 
@@ -241,7 +241,7 @@ class Data:
         return hash((self.chunk.tree, len(self.chunk)))
 
     def __setstate__(self, state: dict[str, Chunk]) -> None:
-        """Arrays forget on the way that they were read-only."""
+        """Makes the arrays read-only again: a pickle does not preserve that."""
         self.chunk = state["chunk"].frozen()
 
     def __repr__(self) -> str:
@@ -264,9 +264,7 @@ def _same_column(a: Any, b: Any) -> bool:
 
 
 def _row_spec(column: Any) -> Any:
-    if isinstance(column, np.ndarray):
-        return spec_of_leaf(column).unbatch()
-    if isinstance(column, Ragged):
+    if isinstance(column, np.ndarray | Ragged):
         return spec_of_leaf(column).unbatch()
     specs = [spec_of_leaf(leaf) for leaf in column]
     spec = specs[0]
@@ -308,7 +306,7 @@ class Tensors(Slices):
 
 @node
 class FileNames(Slices):
-    """The names that a file pattern matched."""
+    """The names of the files that matched a pattern."""
 
     traits = Trait.NONE
 
@@ -358,7 +356,7 @@ class Counter(Node):
 class Random(Node):
     """Random numbers in [0, 2**32), each a function of (seed, epoch, index).
 
-    Here and elsewhere, `drawn` says that the user gave no seed, so that this one was drawn.
+    Here and in other nodes, `drawn` is set if the user chose no seed and `seed` was drawn.
     """
 
     seed: int
@@ -383,7 +381,7 @@ class Random(Node):
 
 @node
 class Choices(Node):
-    """Random numbers of datasets, drawn by weight: the choice behind sample_from_datasets."""
+    """Random indices of datasets, drawn by weight, for `sample_from_datasets`."""
 
     weights: tuple[float, ...]
     seed: int
@@ -408,7 +406,7 @@ class Choices(Node):
 
 @node
 class Generator(Node):
-    """What a Python generator yields, started anew for every iteration."""
+    """The elements of a Python generator, which every iteration calls again."""
 
     function: Function
     arguments: tuple[Any, ...]
@@ -441,7 +439,7 @@ _READERS = {
 
 @node
 class Records(Node):
-    """The records of the files that the input names, file after file."""
+    """The records of the files that the input names, one file after the other."""
 
     input: Node
     format: str
@@ -450,7 +448,7 @@ class Records(Node):
     traits = Trait.ELEMENTWISE | Trait.READS_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        """A record is a string; a row of a CSV file is the strings of its fields."""
+        """A string; for a row of a CSV file, the strings of its fields."""
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
 
     counted = False
@@ -463,7 +461,7 @@ class Records(Node):
 
 @node
 class Saved(Node):
-    """Elements that `save` or `snapshot` wrote, shard after shard."""
+    """The elements that `save` or `snapshot` wrote, one shard after the other."""
 
     path: str
     shards: tuple[str, ...]
@@ -497,7 +495,7 @@ class Saved(Node):
 
 @node
 class Map(Node):
-    """A function of every element."""
+    """A function applied to every element."""
 
     input: Node
     function: Function
@@ -534,7 +532,7 @@ class Map(Node):
 
 @node
 class Filter(Node):
-    """The elements for which a predicate holds."""
+    """The elements for which a predicate is true."""
 
     input: Node
     function: Function
@@ -553,7 +551,7 @@ class Filter(Node):
 
 @node
 class TakeWhile(Node):
-    """The elements before the first for which a predicate does not hold."""
+    """The elements before the first one for which a predicate is false."""
 
     input: Node
     function: Function
@@ -566,7 +564,7 @@ class TakeWhile(Node):
 
 @node
 class Interleave(Node):
-    """Elements of the datasets that a function makes: `cycle` in turn, `block` at a time."""
+    """`block` elements at a time of each of `cycle` datasets that a function returns."""
 
     input: Node
     function: Function
@@ -590,7 +588,7 @@ class Interleave(Node):
 
     @cached_property
     def by_epoch(self) -> bool:
-        """What the function makes may be shuffled."""
+        """The datasets that the function returns may be shuffled."""
         return True
 
     reason = "the lengths of the inner datasets are not known in advance"
@@ -607,7 +605,7 @@ class Interleave(Node):
 
 @node
 class FlatMap(Interleave):
-    """Elements of the datasets that a function makes, one dataset after the other."""
+    """The elements of datasets that a function returns, one dataset after the other."""
 
     cycle: int = 1
     block: int = 1
@@ -617,8 +615,9 @@ class FlatMap(Interleave):
 
 @node
 class Inputs(FlatMap):
-    """Some inputs of an `interleave` that takes turns, one after the other: `count` of them from
-    number `first` on. Its elements know their places, so that a client can take the turns.
+    """Inputs `first` to `first + count` of an `interleave` that takes turns, one after the other.
+
+    A worker computes them. Their elements carry their positions, so that the client can merge them.
     """
 
     first: int = 0
@@ -633,7 +632,7 @@ class Inputs(FlatMap):
 
 @node
 class Scan(Node):
-    """A function of (state, element) that gives (state, element)."""
+    """A function of (state, element) that returns (state, element), applied in order."""
 
     input: Node
     initial: Data
@@ -649,7 +648,7 @@ class Scan(Node):
 
 @node
 class IgnoreErrors(Node):
-    """The elements that could be made."""
+    """The elements whose computation raised no error."""
 
     input: Node
     log_warning: bool = False
@@ -666,7 +665,7 @@ class IgnoreErrors(Node):
 
 @node
 class Batch(Node):
-    """Consecutive elements stacked, `size` at a time."""
+    """Groups of `size` consecutive elements, stacked."""
 
     input: Node
     size: int
@@ -701,9 +700,9 @@ Parallel = Unordered | Batch
 
 @node
 class PaddedBatch(Batch):
-    """Consecutive elements padded to a common shape and stacked.
+    """Groups of `size` consecutive elements, padded to a common shape and stacked.
 
-    `shapes` and `values` are flat, one per leaf; None where the elements decide.
+    `shapes` and `values` are flat, one per leaf; without them the elements decide.
     """
 
     shapes: tuple[TensorShape, ...] | None = None
@@ -721,22 +720,22 @@ class PaddedBatch(Batch):
         return nest.unflatten(tree, padded)
 
     def spec_from_samples(self, *inputs: Any) -> Any:
-        """Elements that were of one length so far may be followed by longer ones."""
-        return self.spec_from(_of_some_length(inputs[0]))
+        """The samples may have the same length by chance."""
+        return self.spec_from(_forget_first_dimension(inputs[0]))
 
 
 @node
 class RaggedBatch(Batch):
-    """Consecutive elements stacked; leaves of unknown shape become `Ragged`."""
+    """Groups of `size` consecutive elements, stacked; leaves of unknown shape become `Ragged`."""
 
     row_splits: DType = int64_dtype
 
     traits = Trait.SAME_ON_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        return nest.map_structure(self._batched, inputs[0])
+        return nest.map_structure(self._batch_leaf, inputs[0])
 
-    def _batched(self, leaf: Any) -> Any:
+    def _batch_leaf(self, leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec) or leaf.shape.known:
             return leaf.batch(self.rows)
         dims = leaf.shape.dims or (None,)
@@ -744,20 +743,20 @@ class RaggedBatch(Batch):
         return RaggedTensorSpec((self.rows, *dims), leaf.dtype, rank, self.row_splits)
 
     def spec_from_samples(self, *inputs: Any) -> Any:
-        """Elements that were alike so far are ragged all the same: others may follow."""
-        return self.spec_from(_of_some_length(inputs[0]))
+        """The samples may have the same length by chance."""
+        return self.spec_from(_forget_first_dimension(inputs[0]))
 
 
-def _of_some_length(spec: Any) -> Any:
-    """Specs that samples gave: where no dimension is unknown, the first may be so by accident."""
+def _forget_first_dimension(spec: Any) -> Any:
+    """Makes the first dimension of each leaf unknown, if all its dimensions are known."""
 
-    def changed(leaf: Any) -> Any:
+    def forget(leaf: Any) -> Any:
         dims = leaf.shape.dims if isinstance(leaf, TensorSpec) else None
         if not dims or None in dims:
             return leaf
         return TensorSpec((None, *dims[1:]), leaf.dtype)
 
-    return nest.map_structure(changed, spec)
+    return nest.map_structure(forget, spec)
 
 
 @node
@@ -784,7 +783,7 @@ class Unbatch(Node):
 
 @node
 class Rebatch(Node):
-    """The rows that its input (an `Unbatch`) gives, cut anew by a cycle of sizes."""
+    """The rows of its input (an `Unbatch`), batched by a cycle of sizes."""
 
     input: Node
     sizes: tuple[int, ...]
@@ -832,14 +831,14 @@ class Window(Node):
 
 @node
 class GroupByWindow(Node):
-    """Windows of elements with one key, each reduced to a dataset."""
+    """Windows of elements with equal keys, each reduced to a dataset by a function."""
 
     input: Node
     key: Function
     reduce: Function
     size: int | Function
     keys: tuple[int, ...] = ()
-    """All keys that there can be, where that is known: each may give batches of its own shape."""
+    """All possible keys, if they are known: batches of each may have their own shape."""
 
     traits = Trait.MAKES_DATASETS
 
@@ -854,7 +853,7 @@ class GroupByWindow(Node):
 
     @cached_property
     def by_epoch(self) -> bool:
-        """What the function makes may be shuffled."""
+        """The datasets that the function returns may be shuffled."""
         return True
 
     reason = "which elements belong together is not known in advance"
@@ -891,7 +890,7 @@ class Shuffle(Node):
 
 @node
 class Repeat(Node):
-    """The elements again, `count` times, or for ever (INFINITE)."""
+    """The elements, `count` times in a row, or without end (INFINITE)."""
 
     input: Node
     count: int = INFINITE
@@ -955,7 +954,7 @@ class Skip(Node):
 
 @node
 class Shard(Node):
-    """Every `shards`-th element, from `index` on; -1 for both waits for a strategy to say."""
+    """Every `shards`-th element, from `index` on; if both are -1, a strategy will set them."""
 
     input: Node
     shards: int
@@ -979,7 +978,7 @@ class Shard(Node):
 
 @node
 class Enumerate(Node):
-    """Pairs of (number, element)."""
+    """Pairs of (index, element)."""
 
     input: Node
     start: int = 0
@@ -992,7 +991,7 @@ class Enumerate(Node):
 
 @node
 class Unique(Node):
-    """Every value once, where it comes first."""
+    """The elements without later duplicates."""
 
     input: Node
 
@@ -1004,7 +1003,7 @@ class Unique(Node):
 
 @node
 class AssertCardinality(Node):
-    """The elements, with an error if they are not as many as was said."""
+    """The elements, with an error if there are not exactly `count`."""
 
     input: Node
     count: int
@@ -1026,7 +1025,7 @@ class AssertCardinality(Node):
 
 @node
 class Zip(Node):
-    """One element of each input, in the structure `tree`."""
+    """Elements that combine one element of each input, in the structure `tree`."""
 
     parts: tuple[Node, ...]
     tree: Any
@@ -1048,7 +1047,7 @@ class Zip(Node):
 
 @node
 class Concatenate(Node):
-    """The elements of one input, then those of the other."""
+    """The elements of `first`, then the elements of `second`."""
 
     first: Node
     second: Node
@@ -1073,7 +1072,7 @@ class Concatenate(Node):
 
 @node
 class Choose(Node):
-    """Elements of `parts`, each time from the one that `choice` names."""
+    """Elements of `parts`, each taken from the dataset whose index `choice` gives."""
 
     choice: Node
     parts: tuple[Node, ...]
@@ -1089,9 +1088,9 @@ class Choose(Node):
 
     @cached_property
     def cardinality(self) -> int:
-        endless = [part.cardinality == INFINITE for part in (self.choice, *self.parts)]
-        goes_on = all(endless[1:]) or (any(endless[1:]) and not self.stop_on_empty)
-        return INFINITE if endless[0] and goes_on else UNKNOWN
+        endless = [part.cardinality == INFINITE for part in self.parts]
+        never_ends = all(endless) or (any(endless) and not self.stop_on_empty)
+        return INFINITE if never_ends and self.choice.cardinality == INFINITE else UNKNOWN
 
     reason = "which dataset an element comes from depends on the choices before it"
 
@@ -1101,7 +1100,7 @@ class Choose(Node):
 
 @node
 class Prefetch(Node):
-    """The elements, made in the background, up to `size` ahead."""
+    """The elements, computed in the background, up to `size` ahead."""
 
     input: Node
     size: int
@@ -1118,18 +1117,19 @@ class Prefetch(Node):
 
 
 class Store:
-    """The memory of one cache; equal to itself only, and empty again in another process."""
+    """The memory of one cache; equal to itself only, and empty in every other process."""
 
     __leaf__ = True
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] | None = None
         self.partial_passes = 0
-        """How many passes ended before they could fill the cache."""
+        """The number of passes that ended before they filled the cache."""
         self._lock = threading.Lock()
+        """Guards `chunks`: only one of several concurrent passes fills the cache."""
 
     def fill(self, chunks: list[Chunk]) -> bool:
-        """Keeps these elements; False if others are there already, which stay."""
+        """Stores the elements of a pass; returns False if the cache was filled already."""
         with self._lock:
             if self.chunks is not None:
                 return False
@@ -1142,7 +1142,7 @@ class Store:
 
 @node
 class Cache(Node):
-    """The elements, kept in memory or in a file once they have all been seen."""
+    """The elements, stored in memory or in a file by the first complete pass."""
 
     input: Node
     filename: str
@@ -1156,7 +1156,7 @@ class Cache(Node):
 
 @node
 class Snapshot(Node):
-    """The elements, kept in a folder once they have all been seen."""
+    """The elements, stored in a folder by the first complete pass."""
 
     input: Node
     path: str
@@ -1172,7 +1172,7 @@ class Snapshot(Node):
 
 @node
 class WithOptions(Node):
-    """The elements, with options for the plan that they stand in."""
+    """The elements, with options for the whole plan."""
 
     input: Node
     options: Options
@@ -1189,9 +1189,9 @@ class WithOptions(Node):
 
 
 def options_of(node: Node) -> Options:
-    """The options of a plan: inputs first, a later setting wins.
+    """The options of a plan, merged; later settings override earlier ones.
 
-    Of a plan that a service computes, those that count there; they do not count around it.
+    If a service computes a part of a plan, the options of that part apply only there.
     """
     merged = NO_OPTIONS
     for part in node.inputs if node.sealed else (node,):
@@ -1215,9 +1215,9 @@ def _options_in(node: Node) -> Iterator[Options]:
 
 @node
 class Tail(Node):
-    """The elements from `start` on of a plan with random access, numbered as they are there.
+    """The elements from `start` on of a plan with random access, with their numbers in that plan.
 
-    So whoever computes one piece of a plan draws for each element what the whole plan draws.
+    Random numbers depend on an element's number, so a piece of a plan gets those of the plan.
     """
 
     input: Node
@@ -1233,7 +1233,7 @@ class Tail(Node):
 
 @node
 class Round(Node):
-    """Repetition `number` of a plan that is repeated, by itself."""
+    """Repetition `number` of a repeated plan, without the other repetitions."""
 
     input: Node
     number: int
@@ -1243,7 +1243,7 @@ class Round(Node):
 
 @node
 class Part(Node):
-    """One of several parts of a plan. What is drawn for its elements is not what others draw."""
+    """Part `number` of several parts of a plan. Each part draws its own random numbers."""
 
     input: Node
     number: int
@@ -1254,9 +1254,9 @@ class Part(Node):
 
 
 class Repetitions:
-    """Numbers the iterations of one dataset that this process begins.
+    """Counts the iterations of one dataset that begin in this process.
 
-    Equal to itself only, and at its start again in another process.
+    Equal to itself only, and at 0 in every other process.
     """
 
     __leaf__ = True
@@ -1264,15 +1264,16 @@ class Repetitions:
     def __init__(self) -> None:
         self._next = 0
         self._lock = threading.Lock()
+        """Guards `_next`: several threads may begin iterations."""
 
     def begin(self) -> int:
-        """The number of an iteration that begins now."""
+        """Returns the number of a new iteration."""
         with self._lock:
             self._next += 1
             return self._next - 1
 
     def resume(self, number: int) -> None:
-        """That one goes on here; the next one comes after it."""
+        """Continues iteration `number` in this process: new ones get higher numbers."""
         with self._lock:
             self._next = max(self._next, number + 1)
 
@@ -1282,10 +1283,10 @@ class Repetitions:
 
 @node
 class Distribute(Node):
-    """The elements, made by the workers of a service.
+    """The elements, computed by the workers of a service.
 
-    Without `input` the dataset is one that only the dispatcher knows: `dataset_id` names it there,
-    `element` is its spec and `known` its cardinality, as far as a distributed dataset tells one.
+    Without `input`, only the dispatcher has the dataset, as `dataset_id`; then `element` is its
+    spec and `known` its cardinality.
     """
 
     input: Node | None
@@ -1325,7 +1326,7 @@ class Distribute(Node):
         count = self.known if self.input is None else self.input.cardinality
         return INFINITE if count == INFINITE else UNKNOWN
 
-    reason = "the service decides who computes what"
+    reason = "the service decides which worker computes which elements"
     sealed = True
 
     @property
@@ -1334,15 +1335,12 @@ class Distribute(Node):
 
     @property
     def sharded_elsewhere(self) -> bool:
-        """The readers of a job that has a name share its elements."""
+        """The readers of a named job share its elements."""
         return self.job_name is not None
 
 
 def is_shared(node: Node) -> bool:
-    """Whether other readers of a job get what this plan's reader does not take."""
+    """Whether the reader of this plan shares elements with other readers of a named job."""
     if isinstance(node, Distribute) and node.job_name is not None and not node.num_consumers:
         return True
     return not node.sealed and any(map(is_shared, node.inputs))
-
-
-BOOL = TensorSpec((), bool_dtype)

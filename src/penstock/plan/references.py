@@ -1,7 +1,7 @@
-"""Plans without pickles: functions are named by module and qualified name, never sent.
+"""Plans without pickles: a function is sent as the name of its module and its qualified name.
 
-Whoever reads such a plan decides beforehand which modules may be imported for it. What those
-modules merely imported themselves is no function of theirs.
+The process that decodes a plan lists the modules that may be imported for it. A function counts to
+the module that defines it, not to a module that only imports it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from penstock.errors import (
 from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
-from penstock.plan.typed import Json, Read, Written
+from penstock.plan.typed import Json, ValueDecoder, ValueEncoder
 
 _HEADER = b"penstock references 1\n"
 _SPEC_HEADER = b"penstock spec 1\n"
 
 _OWN = frozenset({"penstock.data.file_datasets:one_file"})
-"""Functions that datasets put into plans themselves; everybody may call them."""
+"""Functions that `Dataset` itself puts into plans; they are always allowed."""
 
 _NODES = {
     name: kind
@@ -40,46 +40,46 @@ _NODES = {
 
 
 def encode_by_reference(node: Node) -> bytes:
-    """A plan for `decode_by_reference`, its functions by name.
+    """Encodes a plan for `decode_by_reference`, with the names of its functions.
 
     >>> from penstock.plan.nodes import Random, Take
     >>> decode_by_reference(encode_by_reference(Take(Random(seed=1), 3)), ())
     Take(input=Random(seed=1, rerandomize=False, drawn=False), count=3)
     """
-    written = _WrittenPlan()
-    return _HEADER + written.pack(written.value(node))
+    encoder = _PlanEncoder()
+    return _HEADER + encoder.pack(encoder.value(node))
 
 
 def decode_by_reference(data: bytes, modules: Collection[str]) -> Node:
-    """The plan; functions only of `modules`, each a module or a package with all in it."""
-    reader = functools.partial(_ReadPlan, modules=modules)
-    plan = _decoded(data, _HEADER, "decode_by_reference", "plan", reader)
+    """Decodes a plan; its functions must be in `modules`, or in modules of these packages."""
+    decoder = functools.partial(_PlanDecoder, modules=modules)
+    plan = _decode(data, _HEADER, "decode_by_reference", "plan", decoder)
     if not isinstance(plan, Node):
         raise DataLossError(f"decode_by_reference: not a plan but a {type(plan).__name__}")
     return plan
 
 
 def encode_spec(spec: Any) -> bytes:
-    """A structure of specs as bytes.
+    """Encodes a structure of specs for `decode_spec`.
 
     >>> from penstock.element.spec import TensorSpec
     >>> decode_spec(encode_spec({"a": TensorSpec([None], "int32")}))
     {'a': TensorSpec(shape=(None,), dtype=tf.int32, name=None)}
     """
-    written = Written()
+    encoder = ValueEncoder()
     try:
-        return _SPEC_HEADER + written.pack(written.value(spec))
+        return _SPEC_HEADER + encoder.pack(encoder.value(spec))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"element_spec: {error.message}") from None
 
 
 def decode_spec(data: bytes) -> Any:
-    """The structure of specs that `encode_spec` was given."""
-    return _decoded(data, _SPEC_HEADER, "decode_spec", "spec", Read)
+    """Decodes what `encode_spec` returned."""
+    return _decode(data, _SPEC_HEADER, "decode_spec", "spec", ValueDecoder)
 
 
-def _decoded(
-    data: bytes, header: bytes, call: str, kind: str, reader: Callable[[bytes], Read]
+def _decode(
+    data: bytes, header: bytes, call: str, kind: str, make: Callable[[bytes], ValueDecoder]
 ) -> Any:
     if not data.startswith(header):
         raise DataLossError(
@@ -87,26 +87,23 @@ def _decoded(
             "use the same version of penstock on both sides"
         )
     try:
-        read = reader(data[len(header) :])
-        return read.value(read.text)
+        decoder = make(data[len(header) :])
+        return decoder.value(decoder.text)
     except (PermissionDeniedError, FailedPreconditionError):
         raise
     except (OpError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DataLossError(f"{call}: the {kind} is damaged: {error}") from error
 
 
-# Writing
-
-
-class _WrittenPlan(Written):
-    """Knows nodes and functions as well."""
+class _PlanEncoder(ValueEncoder):
+    """Encodes nodes and functions as well."""
 
     def value(self, value: Any) -> Json:
         match value:
             case Node():
                 return {"node": [type(value).__name__, self._fields(value)]}
             case Function(call):
-                name, tried = self._function(call), value.tried
+                name, tried = self._function_name(call), value.tried
                 return {"function": name} if tried is None else {"tried": [name, *tried]}
             case tuple() if any(isinstance(part, Node) for part in value):
                 return {"nodes": [self.value(part) for part in value]}
@@ -121,20 +118,20 @@ class _WrittenPlan(Written):
                 raise
             raise InvalidArgumentError(f"Dataset.{node.label}: {error.message}") from None
 
-    def _function(self, call: Any) -> Json:
+    def _function_name(self, call: Any) -> Json:
         if isinstance(call, functools.partial):
-            values = [self._plain(call, value) for value in call.args]
-            named = {name: self._plain(call, value) for name, value in call.keywords.items()}
-            return [self._function(call.func), values, named]
+            values = [self._argument(call, value) for value in call.args]
+            named = {name: self._argument(call, value) for name, value in call.keywords.items()}
+            return [self._function_name(call.func), values, named]
         module, name = getattr(call, "__module__", None), getattr(call, "__qualname__", None)
         found = None
         if isinstance(module, str) and isinstance(name, str) and module != "__main__":
-            found = _attribute(sys.modules.get(module), name)
+            found = _find_attribute(sys.modules.get(module), name)
         if found is None or found != call:
-            raise _unnamed(call)
+            raise _no_name_error(call)
         return f"{module}:{name}"
 
-    def _plain(self, call: Any, value: Any) -> Json:
+    def _argument(self, call: Any, value: Any) -> Json:
         try:
             return self.value(value)
         except InvalidArgumentError as error:
@@ -144,7 +141,7 @@ class _WrittenPlan(Written):
             ) from None
 
 
-def _unnamed(call: Any) -> Exception:
+def _no_name_error(call: Any) -> Exception:
     return InvalidArgumentError(
         f"distribute by reference: {Function(call)} has no name that a worker could import it by; "
         "define it with def at the top level of a module that the workers have (not in __main__, "
@@ -152,17 +149,14 @@ def _unnamed(call: Any) -> Exception:
     )
 
 
-# Reading
-
-
-class _ReadPlan(Read):
-    """Makes nodes as well, and finds functions in the modules that are allowed."""
+class _PlanDecoder(ValueDecoder):
+    """Decodes nodes as well, and finds functions in the modules that are allowed."""
 
     def __init__(self, data: bytes, modules: Collection[str]) -> None:
         super().__init__(data)
         self._modules = tuple(modules)
 
-    def made(self, name: str, body: Json) -> Any:
+    def make(self, name: str, body: Json) -> Any:
         match name, body:
             case "node", [str(kind), dict(fields)]:
                 return self._node(kind, fields)
@@ -176,7 +170,7 @@ class _ReadPlan(Read):
                 self._load_classes(body)
             case "in" | "data", [tree, *_]:
                 self._load_classes(tree)
-        return super().made(name, body)
+        return super().make(name, body)
 
     def _node(self, name: str, fields: dict[str, Json]) -> Node:
         if name not in _NODES:
@@ -194,14 +188,14 @@ class _ReadPlan(Read):
                     self._function(inner), *map(self.value, values), **arguments
                 )
             case str() if body.count(":") == 1:
-                return self._found(*body.split(":"))
+                return self._find_function(*body.split(":"))
         raise ValueError(f"{body!r:.60} is not the name of a function")
 
-    def _found(self, module: str, name: str) -> Callable[..., Any]:
+    def _find_function(self, module: str, name: str) -> Callable[..., Any]:
         own = f"{module}:{name}" in _OWN
         if not own:
             self._check_allowed(module, f"{module}.{name}")
-        found = _attribute(self._imported(module), name)
+        found = _find_attribute(self._import_module(module), name)
         if found is None or not callable(found):
             raise FailedPreconditionError(
                 f"functions by reference: there is no function {name} in the module {module} here; "
@@ -221,7 +215,7 @@ class _ReadPlan(Read):
                 f"not among the modules of this worker ({allowed}); start it with that module too"
             )
 
-    def _imported(self, module: str) -> ModuleType:
+    def _import_module(self, module: str) -> ModuleType:
         try:
             return importlib.import_module(module)
         except Exception as error:
@@ -231,12 +225,12 @@ class _ReadPlan(Read):
             ) from error
 
     def _load_classes(self, tree: Json) -> None:
-        """Imports the modules of element classes, of those that may be imported."""
+        """Imports the modules that define the classes of elements, if they are allowed."""
         match tree:
             case ["namedtuple" | "dataclass", str(module), str(name), _, [*parts]]:
                 if module not in sys.modules:
                     self._check_allowed(module, f"{module}.{name}")
-                    self._imported(module)
+                    self._import_module(module)
             case ["tuple", [*parts]]:
                 pass
             case ["dict" | "ordered", [*items]]:
@@ -247,10 +241,11 @@ class _ReadPlan(Read):
             self._load_classes(part)
 
 
-def _attribute(module: Any, name: str) -> Any:
-    """What a qualified name leads to inside of a module; None if it leads nowhere, or elsewhere.
+def _find_attribute(module: Any, name: str) -> Any:
+    """The object with a qualified name in a module; None if there is none.
 
-    Names lead through classes only: a function's own attributes lead to everything there is.
+    The name may lead through classes only: through the attributes of a function, such as
+    `__globals__`, every object of the process could be reached.
     """
     found = module
     for part in name.split("."):

@@ -34,7 +34,7 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
     `drop_remainder` drops a remainder on each worker); if not, it divides the elements. FILE also
     divides the files if operators then count on each worker: `take(2)` gives two elements on each.
     """
-    share = _Share.checked(workers, index)
+    share = _Share.make(workers, index)
     policy = options_of(plan).experimental_distribute.auto_shard_policy
     match policy:
         case AutoShardPolicy.OFF:
@@ -56,7 +56,7 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
 
 def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) -> Node:
     """The part of `plan` that worker `index` of a service reads, by a static policy."""
-    share = _Share.checked(workers, index)
+    share = _Share.make(workers, index)
     match policy:
         case ShardingPolicy.HINT:
             return in_order(_by_hint(plan, share).plan)
@@ -76,7 +76,7 @@ def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) 
 
 def share_plan(plan: Node, workers: int, index: int) -> Node:
     """The whole plan over one worker's share of its sources: operators count on each worker."""
-    return in_order(_share_sources(plan, _Share.checked(workers, index)))
+    return in_order(_share_sources(plan, _Share.make(workers, index)))
 
 
 def _share_sources(node: Node, share: _Share) -> Node:
@@ -102,7 +102,7 @@ class _Share:
     index: int
 
     @classmethod
-    def checked(cls, workers: int, index: int) -> _Share:
+    def make(cls, workers: int, index: int) -> _Share:
         if workers < 1:
             raise InvalidArgumentError(f"shard_plan: workers must be at least 1, got {workers}")
         if not 0 <= index < workers:

@@ -1,7 +1,7 @@
-"""Values as typed text and raw bytes: what a plan holds besides functions, without a pickle.
+"""Values as JSON and raw bytes, without a pickle: all that a plan contains besides functions.
 
-Reading makes nothing but plain values, arrays, specs and options: whatever the bytes are, no code
-of theirs runs and no module is imported. What cannot be read is a ValueError or its like.
+Decoding makes only plain values, arrays, specs and options. No bytes can make it run code or
+import a module; it raises ValueError, TypeError or LookupError for bytes that it cannot decode.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ Kind = TypeVar("Kind")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def _named(base: type[Kind]) -> dict[str, type[Kind]]:
+def _subclasses(base: type[Kind]) -> dict[str, type[Kind]]:
+    """The classes of options that are subclasses of `base`, by name."""
     found = vars(option_module).items()
     return {name: kind for name, kind in found if isinstance(kind, type) and issubclass(kind, base)}
 
 
-_OPTIONS = _named(OptionsBase)
-_ENUMS = _named(enum.Enum)
+_OPTIONS = _subclasses(OptionsBase)
+_ENUMS = _subclasses(enum.Enum)
 
 
-class Written:
-    """Values on their way out: `value` gives their text, `bytes` collects what is no text."""
+class ValueEncoder:
+    """Encodes values: `value` returns their JSON, and collects bytes that are no JSON."""
 
     def __init__(self) -> None:
         self._blobs: list[bytes] = []
         self._size = 0
 
     def pack(self, text: Json) -> bytes:
-        """All that was written: the length of the text, the text, the bytes."""
+        """The length of the JSON, the JSON, and the bytes that were collected."""
         body = json.dumps(text, separators=(",", ":")).encode()
         return b"".join([len(body).to_bytes(8, "little"), body, *self._blobs])
 
@@ -124,8 +125,8 @@ class Written:
         return [start, len(data)]
 
 
-class Read:
-    """What `Written` packed; `value` makes values of the text again."""
+class ValueDecoder:
+    """Decodes what `ValueEncoder.pack` returned: `value(text)` is the value."""
 
     def __init__(self, data: bytes) -> None:
         length = int.from_bytes(data[:8], "little")
@@ -138,10 +139,10 @@ class Read:
         if type(text) in _PLAIN:
             return text
         ((name, body),) = text.items()
-        return self.made(name, body)
+        return self.make(name, body)
 
-    def made(self, name: str, body: Json) -> Any:
-        """The value of a kind that has a name."""
+    def make(self, name: str, body: Json) -> Any:
+        """The value of kind `name` that `body` describes."""
         make: Callable[[Json], Any] | None = getattr(self, f"_{name}", None)
         if name not in _KINDS or make is None:
             raise ValueError(f"{name!r:.40} is not a kind of value")
@@ -176,7 +177,7 @@ class Read:
         made = [self.value(column) for column in columns]
         found = structure_from_json(tree)
         if len(made) != found.num_leaves or any(len(column) != size for column in made):
-            raise ValueError("columns that do not fit each other")
+            raise ValueError("the columns do not fit the structure or the size")
         return Data(Chunk(found, made, size).frozen())
 
     def _new(self, body: Json) -> Any:
@@ -215,7 +216,7 @@ class Read:
     def _blob(self, where: Json) -> memoryview:
         start, length = where
         if not 0 <= start <= start + length <= len(self._blobs):
-            raise ValueError("bytes that are not there")
+            raise ValueError("the bytes end too early")
         return self._blobs[start : start + length]
 
 
