@@ -26,10 +26,11 @@ ENOUGH = 200
 class Scene:
     """Two consumers read from two workers; a third joins at JOIN."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, keeps: bool = True) -> None:
         self.world = World(seed)
         self.network = Network(self.world, Weather())
-        self.dispatcher = Dispatcher(self.network, Settings(worker_timeout=3.0, lease_seconds=3.0))
+        settings = Settings(worker_timeout=3.0, lease_seconds=3.0)
+        self.dispatcher = Dispatcher(self.network, settings, keeps)
         self.opened: dict[int, set[str]] = {}
         """The workers that made a stream."""
         self.workers = [self.worker(i) for i in range(2)]
@@ -83,13 +84,21 @@ class Scene:
 @pytest.mark.parametrize("victim", ["nobody", "a consumer", "an old worker", "the dispatcher"])
 def test_a_worker_that_joins_is_used(victim: str) -> None:
     for seed in range(times(3)):
-        scene = Scene(seed)
-        scene.world.at(JOIN + 0.4 * seed, lambda scene=scene: scene.kill(victim))
-        first, second = scene.run()
-        assert first == second
-        assert len(first) == ENOUGH
-        # Soon, and from then on in every lap.
-        begin = first.index(2)
-        assert begin < ENOUGH * 3 // 4
-        assert first[begin::3] == [2] * len(first[begin::3])
-        assert scene.opened[2] == {"w2"}
+        check_use(Scene(seed), victim, JOIN + 0.4 * seed)
+
+
+def test_a_dispatcher_without_a_journal_learns_what_was_agreed_on() -> None:
+    for seed in range(times(3)):
+        check_use(Scene(seed, keeps=False), "the dispatcher", JOIN + 1.2 + 0.3 * (seed % 8))
+
+
+def check_use(scene: Scene, victim: str, when: float) -> None:
+    """The third stream is used soon, and from then on in every lap."""
+    scene.world.at(when, lambda: scene.kill(victim))
+    first, second = scene.run()
+    assert first == second
+    assert len(first) == ENOUGH
+    begin = first.index(2)
+    assert begin < ENOUGH * 3 // 4
+    assert first[begin::3] == [2] * len(first[begin::3])
+    assert "w2" in scene.opened[2]
