@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "penstock"
 DECISIONS = ROOT / "docs" / "decisions"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-# tests/test_readme.py checks the links of the others.
+# tests/test_readme.py checks the links and lines of the others.
 LINKING = [page for page in PAGES if page.parent == DECISIONS or page.parent == ROOT]
 MAP = "<!-- map: begin"
 
@@ -30,6 +30,14 @@ def test_every_path_of_ours_exists(page: Path) -> None:
     paths = re.findall(r"`((?:\w+/)+\w+\.py)`", text)
     missing = [path for path in paths if not any((top / path).is_file() for top in (PACKAGE, ROOT))]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", LINKING, ids=name_of)
+def test_lines_are_shorter_than_100_characters(page: Path) -> None:
+    """Tables, titles and the index of decisions have one line for each entry."""
+    text = page.read_text(encoding="utf-8").partition(MAP)[0]
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "- [00"))]
+    assert [line for line in lines if len(line) >= 100] == []
 
 
 def test_the_index_lists_every_decision_by_its_title() -> None:
