@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Counted, Inlet, Stream
+from penstock.engine.meters import Tap
+from penstock.engine.stream import Counted, Inlet, Stream, must_settle
 
 
 class Scripted(Stream):
@@ -67,3 +68,62 @@ def test_places_are_counted_from_the_last_mark():
         {"from": {"own": 0, "inputs": []}, "skip": 3},
         {"from": {"own": 2, "inputs": []}, "skip": 1},
     )
+
+
+class Claiming(Scripted):
+    """A stream whose elements other readers may take: two of them are claimed in each state."""
+
+    replays, shared_end = False, True
+
+    def __init__(self, *script: int | None) -> None:
+        super().__init__(*script)
+        self.calls: list[object] = []
+
+    @property
+    def claims(self) -> "Claiming":
+        return self
+
+    def sure(self, limit: int) -> int:
+        return min(2, limit)
+
+    def commit(self, unused: int = 0) -> None:
+        self.calls.append(("commit", unused))
+
+    def unused(self, count: int) -> None:
+        self.calls.append(("unused", count))
+
+
+class Passing(Stream):
+    def __init__(self, *inputs: Stream) -> None:
+        self.inputs = inputs
+
+
+def test_streams_of_this_process_claim_nothing():
+    stream = Passing(Scripted(1), Passing(Scripted(1)))
+    assert stream.claims is None
+    assert not must_settle(stream)
+    assert Counted(stream.inputs[0]).pull(5).elements() == [0]
+
+
+def test_a_tap_hands_claims_on():
+    remote = Claiming(9)
+    assert Tap(remote, None).claims is remote
+    assert len(Inlet(Tap(remote, None)).pull(9)) == 2
+
+
+def test_an_operator_is_sure_of_one_element_and_used_all_that_it_pulled():
+    remote = Claiming(9)
+    claims = Passing(Scripted(1), Tap(Passing(remote), None)).claims
+    assert claims is not None
+    assert (claims.replays, claims.shared_end, claims.sure(9)) == (False, True, 1)
+    claims.commit(3)
+    claims.unused(3)
+    assert remote.calls == [("commit", 0)]
+
+
+def test_where_elements_may_be_taken_by_others_every_place_is_a_mark(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    feed = Inlet(Tap(Claiming(1, 1, 1), None))
+    for number in range(3):
+        feed.pull(9)
+        assert feed.place.state == {"own": number, "inputs": []}

@@ -22,7 +22,7 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.endings import Ending
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
-from penstock.engine.stream import Demand, Marked, Place, State, Stream, settled
+from penstock.engine.stream import Demand, Marked, Place, State, Stream, must_settle, settled
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan import seeds
 from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
@@ -61,8 +61,9 @@ class _Shared:
         self.end = Ending(owner, self._close, atexit=False)
 
     def _close(self) -> None:
-        if left := length_hint(self.rows):
-            self._stream.unused(left)
+        left, claims = length_hint(self.rows), self._stream.claims
+        if left and claims is not None:
+            claims.unused(left)
         self._stream.close()
 
 
@@ -199,8 +200,8 @@ class Iterator:
             # Others take what is not claimed, so there is no place before the iteration is opened.
             with self._lock:
                 self._open()
-        if self._stream is not None:
-            self._stream.commit(length_hint(self._rows))
+        if self._stream is not None and (claims := self._stream.claims) is not None:
+            claims.commit(length_hint(self._rows))
         return {
             "version": VERSION,
             "plan": structure(self._plan),
@@ -213,7 +214,7 @@ class Iterator:
     def _here(self) -> Place:
         """The place of what the user will be given next."""
         left = length_hint(self._rows)
-        if not left and self._stream is not None and not self._stream.replays:
+        if not left and self._stream is not None and must_settle(self._stream):
             return Place(self._stream.save())
         return self._place.after(self._size - left)
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import State, Stream
+from penstock.engine.stream import Claims, State, Stream
 from penstock.plan.nodes import Node, Prefetch
 from penstock.plan.seeds import numbers_from
 
@@ -117,17 +117,9 @@ class Tap(Stream):
     def save(self) -> State:
         return self._stream.save() if self._position is None else self._position
 
-    def sure(self, limit: int) -> int:
-        return self._stream.sure(limit)
-
-    def commit(self, unused: int = 0) -> None:
-        self._stream.commit(unused)
-
-    def unused(self, count: int) -> None:
-        self._stream.unused(count)
-
-    def warm(self) -> None:
-        self._stream.warm()
+    @property
+    def claims(self) -> Claims | None:
+        return self._stream.claims
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ class PrefetchStream(Stream):
         self._ended = False
         self._pool.stop_with(self)
 
-    def warm(self) -> None:
+    def start(self) -> None:
+        """Begins to pull, before the consumer does."""
         if not self._ended:
             self._start()
 
@@ -106,6 +107,7 @@ class PrefetchStream(Stream):
 
     @property
     def ready(self) -> bool:
+        """Whether a pull would not wait for the thread."""
         ahead = self._ahead
         return self._rest is not None or bool(ahead.ready) or self._ended or ahead.stopping
 
@@ -163,6 +165,6 @@ class PrefetchStream(Stream):
             return (self._ahead.ready[0][0] if self._ahead.ready else self._ahead.at).state
 
     def close(self) -> None:
-        self._ended = True  # First, or another thread's `warm` could start the thread again.
+        self._ended = True  # First, or another thread's `start` could start the thread again.
         self._stop()
         super().close()

@@ -60,60 +60,91 @@ class Stream:
         return {"own": self.state(), "inputs": self.input_states()}
 
     @property
-    def replays(self) -> bool:
-        """Whether opening from a state gives the same elements again, as many as are pulled.
-
-        Where others share the elements, only those are sure that were set aside at the state.
-        """
-        return all(stream.replays for stream in self.inputs)
-
-    @property
-    def shared_end(self) -> bool:
-        """At its end: whether other readers have got elements that this one did not get."""
-        return any(stream.shared_end for stream in self.inputs)
-
-    def sure(self, limit: int) -> int:
-        """How many of `limit` elements would come again from the state as it is now."""
-        return limit if self.replays else 1
-
-    def commit(self, unused: int = 0) -> None:
-        """Somebody keeps the state: whoever else hands out elements must know what it holds.
-
-        The last `unused` elements of the last pull are not used yet.
-        """
+    def claims(self) -> Claims | None:
+        """What this stream settles with other processes; None if there is nothing to settle."""
         for stream in self.inputs:
-            stream.commit()
-
-    def unused(self, count: int) -> None:
-        """Nobody used the last `count` elements of the last pull, and there will be no other.
-
-        Others who share the elements may have them.
-        """
-
-    @property
-    def ready(self) -> bool:
-        """Whether a pull would not wait for another thread."""
-        return True
+            if stream.claims is not None:
+                return _ClaimsOfInputs(self.inputs)
+        return None
 
     def interrupt(self) -> None:
-        """Another thread wants the one that waits in `pull` to give up."""
+        """Makes a `pull` that blocks in another thread raise."""
         for stream in self.inputs:
             stream.interrupt()
 
-    def warm(self) -> None:
-        """Somebody will pull soon: what can work ahead may begin."""
-
     def finish(self) -> None:
-        """The consumer has been told that this is the end, and will not pull again.
+        """The consumer got StopIteration and will not pull again.
 
-        An input may have more, or it may have ended, too, without having been asked.
+        The inputs may have more elements, or they may have ended without having been asked.
         """
         for stream in self.inputs:
             stream.finish()
 
     def close(self) -> None:
+        """Ends threads and releases what is open; a second call does nothing."""
         for stream in self.inputs:
             stream.close()
+
+
+class Claims(Protocol):
+    """What a stream settles with other processes that may take elements of the same sequence.
+
+    Only what this reader has claimed will come again from a state, so states are exact as long as
+    consumers pull no more than `sure` says and call `commit` before they hand out a state.
+    """
+
+    @property
+    def replays(self) -> bool:
+        """Whether every element comes again from a state, also those that are not claimed yet."""
+
+    @property
+    def shared_end(self) -> bool:
+        """At the end: whether other readers got elements that this reader did not get."""
+
+    def sure(self, limit: int) -> int:
+        """How many of `limit` elements would come again from the state as it is now."""
+
+    def commit(self, unused: int = 0) -> None:
+        """Reports what was handed out, because the consumer keeps a state.
+
+        The consumer has not used the last `unused` elements of the last pull yet.
+        """
+
+    def unused(self, count: int) -> None:
+        """Gives the last `count` elements of the last pull back: the consumer never used them."""
+
+
+class _ClaimsOfInputs:
+    """The claims of an operator: one element at a time is sure, whatever it is made of."""
+
+    def __init__(self, inputs: tuple[Stream, ...]) -> None:
+        found = (stream.claims for stream in inputs)
+        self._claims = [claims for claims in found if claims is not None]
+
+    @property
+    def replays(self) -> bool:
+        return all(claims.replays for claims in self._claims)
+
+    @property
+    def shared_end(self) -> bool:
+        return any(claims.shared_end for claims in self._claims)
+
+    def sure(self, limit: int) -> int:
+        return limit if self.replays else 1
+
+    def commit(self, unused: int = 0) -> None:
+        # An element of an operator may be made of many elements of its inputs: all count as used.
+        for claims in self._claims:
+            claims.commit()
+
+    def unused(self, count: int) -> None:
+        """Nothing: the elements of the inputs were used, whatever became of them."""
+
+
+def must_settle(stream: Stream) -> bool:
+    """Whether a state of this stream is exact only for the elements that it has claimed."""
+    claims = stream.claims
+    return claims is not None and not claims.replays
 
 
 class Source(Protocol):
@@ -199,10 +230,11 @@ class Marked:
         if self._source.count == self._mark_count or isinstance(self._mark, int):
             return False
         since = time.perf_counter() - self._marked
-        return since >= 20 * self._cost or not self.stream.replays
+        return since >= 20 * self._cost or must_settle(self.stream)
 
     def pull(self, limit: int) -> Chunk:
-        return self._source.pull(self.stream.sure(limit))
+        claims = self.stream.claims
+        return self._source.pull(limit if claims is None else claims.sure(limit))
 
 
 class Inlet:

@@ -19,6 +19,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.stream import Demand, Inlet, Place, State, Stream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
@@ -176,7 +177,8 @@ class InterleaveStream(Stream):
             slot = self._open(row, ordinal)
         except Exception as error:
             return FailedCall(put_place(error, row.numbers))
-        slot.stream.warm()
+        if isinstance(slot.stream, PrefetchStream):
+            slot.stream.start()
         return slot
 
     def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:

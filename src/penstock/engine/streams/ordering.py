@@ -130,7 +130,8 @@ class RepeatStream(Stream):
     def _next_round(self) -> None:
         """Starts over; for ever only if there was something in this round, for any reader."""
         assert self._current is not None
-        produced = self._has_produced or self._current.shared_end
+        claims = self._current.claims
+        produced = self._has_produced or (claims is not None and claims.shared_end)
         self._current.close()
         self._current, self._feed, self.inputs = None, None, ()
         self._number += 1

@@ -131,7 +131,9 @@ class UnorderedInterleaveStream(InterleaveStream):
             raise
 
     def _is_ready(self, slot: Slot) -> bool:
-        slot.stream.warm()
+        if not isinstance(slot.stream, PrefetchStream):
+            return True
+        slot.stream.start()
         return self._ordered or slot.feed.holds or slot.stream.ready
 
     def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:

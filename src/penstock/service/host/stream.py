@@ -18,7 +18,7 @@ import msgspec
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
 from penstock.engine.endings import Ending
-from penstock.engine.stream import Later, State, Stream
+from penstock.engine.stream import Claims, Later, State, Stream
 from penstock.errors import (
     AbortedError,
     CancelledError,
@@ -192,6 +192,10 @@ class RemoteStream(Stream):
     def interrupt(self) -> None:
         self._interrupted = True
         self._bell.ring()
+
+    @property
+    def claims(self) -> Claims:
+        return self
 
     @property
     def replays(self) -> bool:
