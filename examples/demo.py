@@ -24,12 +24,12 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def standardize(features: np.ndarray, label: np.ndarray) -> Batch:
-    """What a user's own function looks like: plain NumPy, one element at a time."""
+    """A function of a user: plain NumPy, one element at a time."""
     return (features - features.mean()) / features.std(), label
 
 
 def pipeline(rows: int, batch_size: int, seed: int) -> penstock.data.Dataset:
-    """Made-up rows, shuffled, standardised, batched, and prepared ahead of the consumer."""
+    """Random rows, shuffled, standardised, batched and prefetched."""
     random = np.random.default_rng(seed)
     features = random.normal(size=(rows, FEATURES)).astype(np.float32)
     labels = random.integers(CLASSES, size=rows, dtype=np.int32)
@@ -43,7 +43,7 @@ def pipeline(rows: int, batch_size: int, seed: int) -> penstock.data.Dataset:
 
 
 def follow(batches: Iterator[Batch], total: int, what: str, console: Console) -> list[Batch]:
-    """Collects the batches behind a progress bar."""
+    """Collects the batches and shows a progress bar."""
     label = TextColumn("{task.description}")
     columns = (label, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:

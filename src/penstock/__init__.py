@@ -116,7 +116,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> DType:
-    """`bfloat16` comes from a package that loads when it is first needed."""
+    """Loads `bfloat16`, whose package is imported at the first use."""
     if name == "bfloat16":
         return as_dtype(name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

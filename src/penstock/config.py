@@ -1,6 +1,6 @@
 """`config`: which devices there are, and how many logical CPUs strategies see.
 
-A change counts for strategies made after it; those that exist keep the devices they have.
+A change applies to strategies made after it; existing strategies keep their devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """A device that is really there; all CPUs together are one."""
+    """A device of this machine; all CPUs together are one."""
 
     name: str
     device_type: str
@@ -32,7 +32,7 @@ class PhysicalDevice:
 
 @dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One logical device. It has no settings: a logical CPU is a place for a replica, no share."""
+    """One logical device, without settings: a logical CPU is a place for a replica, not a share."""
 
 
 def list_physical_devices(

@@ -1,46 +1,63 @@
 """Every exception that penstock raises on purpose, as one tree.
 
-Each class is one of ours *and* a builtin, so `except ValueError` keeps working.
+Each class also derives from a builtin, so `except ValueError` keeps working.
 A message reads: `<call as the user wrote it>: <what is wrong, with the value>; <what to do>`.
 
     OpError
     ├── InvalidArgumentError   (ValueError)         a value that cannot be right
-    │   ├── DisagreementError  (AssertionError)     values that cannot be right together
-    │   ├── UnbatchedError     (IndexError)         single values where batches must stand
-    │   ├── NoSuchEntryError   (IndexError)         an index that leads nowhere
-    │   ├── UnfitServerError   (RuntimeError)       what a server cannot be started with
-    │   └── UnfitTypeError     (InvalidTypeError)   a value of a type that cannot be used so
     ├── InvalidTypeError       (TypeError)          a value of the wrong type
-    │   ├── NotADatasetError   (AttributeError)     something else where a dataset must stand
-    │   └── NotAConfigError    (AttributeError)     something else where a config must stand
     ├── OutOfRangeError        (IndexError)         past the end
     ├── NotFoundError          (FileNotFoundError)  no such file, job, dataset
-    ├── AlreadyExistsError     (FileExistsError)    somebody else holds it
+    ├── AlreadyExistsError     (FileExistsError)    another process or file has the name
     ├── FailedPreconditionError(RuntimeError)       right call, wrong moment
     ├── DataLossError          (OSError)            damaged or truncated data
     ├── ResourceExhaustedError (MemoryError)        memory, disk or quota
     ├── PermissionDeniedError  (PermissionError)
     ├── UnauthenticatedError   (PermissionError)
     ├── DeadlineExceededError  (TimeoutError)
-    ├── UnavailableError       (ConnectionError)    nobody answers
+    ├── UnavailableError       (ConnectionError)    no answer, or not installed
     ├── CancelledError         (RuntimeError)
     ├── AbortedError           (RuntimeError)
     ├── UnimplementedError     (NotImplementedError)
     ├── InternalError          (RuntimeError)       a fault of ours
     └── UnknownError           (RuntimeError)       raised inside a user's function
+
+Subclasses that are not in `__all__` exist only to derive from a second builtin, as TensorFlow's
+error at the same place does: catch `InvalidArgumentError`, `InvalidTypeError` or the builtin.
 """
+
+__all__ = [
+    "OpError",
+    "InvalidArgumentError",
+    "InvalidTypeError",
+    "OutOfRangeError",
+    "NotFoundError",
+    "AlreadyExistsError",
+    "FailedPreconditionError",
+    "DataLossError",
+    "ResourceExhaustedError",
+    "PermissionDeniedError",
+    "UnauthenticatedError",
+    "DeadlineExceededError",
+    "UnavailableError",
+    "CancelledError",
+    "AbortedError",
+    "UnimplementedError",
+    "InternalError",
+    "UnknownError",
+]
 
 
 class OpError(Exception):
     """The root of the tree."""
 
     def __init__(self, *args: object, message: str | None = None) -> None:
-        # By its name is how torch's worker processes pass on a message with a class that has one.
+        # torch's worker processes raise an error again with `message` as a keyword.
         super().__init__(*(args if message is None else (message,)))
 
     @property
     def message(self) -> str:
-        """The text, without Python's decoration."""
+        """The text of the error."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -56,7 +73,7 @@ class DisagreementError(InvalidArgumentError, AssertionError):
 
 
 class UnbatchedError(InvalidArgumentError, IndexError):
-    """Single values stand where batches must."""
+    """Single values where batches are needed."""
 
 
 class InvalidTypeError(OpError, TypeError):
@@ -64,23 +81,23 @@ class InvalidTypeError(OpError, TypeError):
 
 
 class NoSuchEntryError(InvalidArgumentError, IndexError):
-    """An index leads nowhere."""
+    """An index out of range."""
 
 
 class UnfitServerError(InvalidArgumentError, RuntimeError):
-    """What a server cannot be started with."""
+    """A value that a server cannot be started with."""
 
 
 class UnfitTypeError(InvalidArgumentError, InvalidTypeError):
-    """A value of a type that cannot be used so: wrong as a value, and as a type."""
+    """A value of the wrong type, where TensorFlow raises a ValueError."""
 
 
 class NotADatasetError(InvalidTypeError, AttributeError):
-    """Something else stands where a dataset must."""
+    """A value that is no dataset."""
 
 
 class NotAConfigError(InvalidTypeError, AttributeError):
-    """Something else stands where the config of a server or a cache must."""
+    """A value that is no config of a server or a cache."""
 
 
 class OutOfRangeError(OpError, IndexError):
@@ -92,7 +109,7 @@ class NotFoundError(OpError, FileNotFoundError):
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """Somebody else holds it already."""
+    """Another process or file has this name or port."""
 
 
 class FailedPreconditionError(OpError, RuntimeError):
@@ -108,23 +125,23 @@ class ResourceExhaustedError(OpError, MemoryError):
 
 
 class PermissionDeniedError(OpError, PermissionError):
-    """Known, but not allowed."""
+    """The peer is authenticated, but not allowed to do this."""
 
 
 class UnauthenticatedError(OpError, PermissionError):
-    """Not known."""
+    """The peer is not authenticated."""
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """It took too long."""
+    """A time limit has passed."""
 
 
 class UnavailableError(OpError, ConnectionError):
-    """Nobody answers."""
+    """A server does not answer, or a package is not installed."""
 
 
 class CancelledError(OpError, RuntimeError):
-    """Stopped by its owner."""
+    """Stopped by its caller."""
 
 
 class AbortedError(OpError, RuntimeError):
@@ -144,7 +161,7 @@ class UnknownError(OpError, RuntimeError):
 
 
 def kind_of(cause: BaseException) -> type[OpError]:
-    """The class under which an exception of a user's function is reported."""
+    """The class that reports an exception of a user's function."""
     for kind, builtins in _KINDS:
         if isinstance(cause, builtins):
             return type(cause) if isinstance(cause, OpError) else kind

@@ -1,4 +1,4 @@
-"""Randomness for everybody: `set_seed`, and nothing else; the rest belongs to the plan."""
+"""`set_seed`, the seed of all datasets that are not given one."""
 
 from penstock.plan.seeds import set_seed
 

@@ -445,7 +445,7 @@ RESULTS: list[Case] = [
     (
         lambda: len(TEN.repeat(10**18)),
         InvalidTypeError,
-        r"len\(Dataset\): 10{19} elements are more than len\(\) can tell; use cardinality\(\)",
+        r"len\(Dataset\): 10{19} elements are more than len\(\) can return; use cardinality\(\)",
     ),
     (
         lambda: len(TEN.unique()),

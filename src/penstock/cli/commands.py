@@ -1,7 +1,7 @@
 """The commands and their arguments: each command is a function of parsed arguments to a status.
 
-0: all went well, or the server ended as it was asked to; 1: an error, said in one line; 2: wrong
-arguments; 128 and the number of the signal: stopped before it had finished.
+0: success, or the server stopped as requested; 1: an error, printed in one line; 2: wrong
+arguments; 128 plus the number of the signal: stopped before it had finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; gives its exit status."""
+    """Runs one command and returns its exit status."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
     if parsed.name is None:
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", _DISPATCHER))
     _worker_arguments(add("worker", worker, "start a worker", _WORKER))
     _status_arguments(add("status", status, "show what a service does", _STATUS))
-    _forget_arguments(add("forget", forget, "forget jobs that nobody reads", _FORGET))
+    _forget_arguments(add("forget", forget, "forget jobs without readers", _FORGET))
     _certs_arguments(add("certs", certs, "make certificates and a token", _CERTS))
     return parser
 
@@ -72,7 +72,7 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         "--host",
         default="localhost",
         metavar="NAME",
-        help="name or address to listen on, by which others reach it (default: localhost, "
+        help="name or address to listen on and to be reached by (default: localhost, "
         "which only this machine can reach)",
     )
     _secret_arguments(parser)
@@ -103,8 +103,8 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker-address",
         action="append",
         metavar="HOST[:PORT]",
-        help="a worker that there may be, at any port if none is named; if any is named, no "
-        "others may be (for policies that divide a dataset beforehand)",
+        help="a worker that may join, at any port if none is named; if given, only these workers "
+        "may join (for policies that divide a dataset beforehand)",
     )
 
 
@@ -112,11 +112,11 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dispatcher", required=True, metavar="HOST:PORT", help="where the dispatcher listens"
     )
-    _server_arguments(parser, "port to hand out data on (default: a free one)")
+    _server_arguments(parser, "port to send data from (default: a free one)")
     parser.add_argument(
         "--worker-address",
         metavar="HOST:PORT",
-        help="what others reach it by, if not by --host; %%port%% stands for its port",
+        help="the address that clients use, if not --host; %%port%% is replaced by its port",
     )
     parser.add_argument(
         "--tag", action="append", default=[], metavar="WORD", help="a word about it, for status"
@@ -161,7 +161,7 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
     parser.add_argument(
-        "job", metavar="JOB", nargs="?", help="the name of a job (default: all that nobody reads)"
+        "job", metavar="JOB", nargs="?", help="the name of a job (default: all without readers)"
     )
     _secret_arguments(parser)
 
@@ -189,7 +189,7 @@ def dispatcher(given: argparse.Namespace) -> int:
         worker_addresses=given.worker_address,
         worker_timeout_ms=_milliseconds(given.worker_timeout),
         forget_after_ms=_milliseconds(given.forget_after),
-        **_of_server(given),
+        **_server_options(given),
     )
     return server_processes.run_dispatcher(DispatchServer(config, start=False))
 
@@ -201,7 +201,7 @@ def worker(given: argparse.Namespace) -> int:
         dispatcher_timeout_ms=_milliseconds(given.dispatcher_timeout),
         worker_tags=tuple(given.tag),
         modules=tuple(name for names in given.modules for name in names.split(",")),
-        **_of_server(given),
+        **_server_options(given),
     )
     return server_processes.run_worker(
         WorkerServer(config, start=False), given.quiet, given.stop_with_stdin
@@ -212,11 +212,12 @@ def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1000)
 
 
-def _of_server(given: argparse.Namespace) -> dict[str, Any]:
+def _server_options(given: argparse.Namespace) -> dict[str, Any]:
+    file = given.token_file
     return {
         "port": given.port,
         "host": given.host,
-        "token": None if given.token_file is None else server_processes.token_in(given.token_file),
+        "token": None if file is None else server_processes.load_token(file),
         "certificates": given.certificates,
         "functions": given.functions,
     }
@@ -234,7 +235,7 @@ def forget(given: argparse.Namespace) -> int:
 
 
 def _use_secrets(given: argparse.Namespace) -> None:
-    """A client finds its secrets in the environment."""
+    """Puts the secrets into the environment, where clients look for them."""
     if given.token_file is not None:
         os.environ.pop("PENSTOCK_TOKEN", None)
         os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
@@ -260,15 +261,15 @@ on one machine:
 and in the program that trains:
   dataset = dataset.apply(distribute("distributed_epoch", "grpc://localhost:5050"))
 
-Nothing else is needed between programs of one user on one machine. Between machines, everybody
-needs the same secret: see penstock certs --help.
+Programs of one user on one machine need nothing else. Between machines, all processes need the
+same secret: see penstock certs --help.
 """
 
 _DISPATCHER = """\
 Starts a dispatcher and prints its address. It runs until Ctrl-C or SIGTERM.
 
-With --work-dir it keeps a journal there: killed and started again with the same --port and
---work-dir, it goes on where it was, and so does everybody who was reading.
+With --work-dir it keeps a journal there. After a crash, start it again with the same --port and
+--work-dir: it continues where it was, and so do all readers.
 
 example:
   penstock dispatcher --port 5050 --work-dir ~/penstock
@@ -279,14 +280,14 @@ for other machines:
 """
 
 _WORKER = """\
-Starts a worker, which makes elements for whoever reads from its dispatcher. Workers may come and
-go at any time; start as many as there is work for.
+Starts a worker, which computes elements for the readers of its dispatcher. Workers may join and
+leave at any time.
 
-Ctrl-C or SIGTERM lets it finish what others wait for, and then leave. A second one stops it at
-once: what it had begun, another worker makes again.
+After Ctrl-C or SIGTERM it finishes what clients have requested, and leaves. A second one stops it
+at once: other workers then compute what it had begun.
 
-Every plan runs in a process of its own, on Linux. One that a function ends is replaced, and costs
-readers of other plans nothing; penstock status counts them as restarts.
+On Linux, every plan runs in a process of its own. If a function ends this process, it is replaced,
+and readers of other plans do not notice; penstock status counts these restarts.
 
 Functions of your own modules are imported by their names, so start a worker where they can be
 imported: in the folder of your program, or with PYTHONPATH.
@@ -304,12 +305,12 @@ examples:
 """
 
 _FORGET = """\
-Makes a dispatcher forget a job that was read, or all of them, so that the name can be used again.
-Saved states of its readers can still be restored, but what other readers have read is not known
-any more. A job that somebody reads is not forgotten.
+Makes a dispatcher forget a job, or all jobs, so that the names can be used again. Saved states of
+its readers can still be restored, but the dispatcher no longer knows what other readers have read.
+Jobs with readers are kept.
 
-A dispatcher forgets jobs by itself an hour after they were read to their end (penstock dispatcher
---forget-after SECONDS), and jobs without a name at once.
+Without this command, a dispatcher forgets named jobs an hour after they were read to their end
+(penstock dispatcher --forget-after SECONDS), and anonymous jobs at once.
 
 examples:
   penstock forget grpc://localhost:5050 training
@@ -317,7 +318,7 @@ examples:
 """
 
 _CERTS = """\
-Makes a folder with all that the machines of a service need to trust each other, and nobody else:
+Makes a folder with everything that the machines of a service need to trust only each other:
 certificates and keys for servers and for clients, and a token. Copy the folder to every machine,
 over a secure connection, and name it there: with --certificates, with the environment variable
 PENSTOCK_CERTIFICATES (which programs that read need), or in the config of a server.

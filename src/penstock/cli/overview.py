@@ -1,6 +1,6 @@
-"""What a service does, as a person or a program wants to read it.
+"""The status of a service, as tables for people or as JSON for programs.
 
-It shows whatever the dispatcher tells, so that nothing has to be listed here a second time.
+It prints every field that the dispatcher sends; no field is listed here a second time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ Show = Callable[[dict[str, Any]], None]
 
 _INTERVAL = 1.0
 _FOR_PROGRAMS = {"worker", "job", "host"}
-"""Long names that say nothing to people."""
+"""Long ids, left out of the tables."""
 
 _WIDTH = 160
-"""Of what is printed elsewhere than to a terminal."""
+"""The width of tables that are not printed to a terminal."""
 
 
 def forget(service: str, job: str | None) -> int:
-    """Has jobs forgotten, and says which."""
+    """Makes the dispatcher forget jobs, and prints which."""
     from penstock.service.host import connect
 
     answer = connect.forget(service, job)
     for name in answer.forgotten:
         print(f"forgotten: {name}")
     for name in answer.kept:
-        print(f"kept, because somebody reads it: {name}")
+        print(f"kept, because it has readers: {name}")
     if not answer.forgotten and not answer.kept:
-        print("there are no jobs with a name")
+        print("there are no named jobs")
     return 0
 
 
@@ -72,7 +72,7 @@ def as_tables(found: dict[str, Any]) -> None:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """The rows of a table; None for what is none. A dict of dicts has its keys in front."""
+    """The rows of a table; None if `value` is no table. A dict of dicts has its keys in front."""
     if isinstance(value, dict) and value and all(isinstance(row, dict) for row in value.values()):
         return [{"": key, **row} for key, row in value.items()]
     if isinstance(value, list | tuple) and all(isinstance(row, dict) for row in value):

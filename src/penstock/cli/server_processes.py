@@ -1,4 +1,4 @@
-"""Servers in a process of their own: they run until a signal, and end as well as it lets them."""
+"""Servers in a process of their own: the first signal ends them cleanly, the second at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.data.experimental.service.servers import DispatchServer, WorkerSer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PATIENCE = 1.0
-"""Seconds for a clean end when the parent is gone already."""
+"""Seconds for a clean end after the parent process has ended."""
 
 
 class StoppedAtOnce(BaseException):
-    """A second signal came."""
+    """Raised in the main thread by the second signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -27,11 +27,11 @@ class StoppedAtOnce(BaseException):
 
 
 _DRAIN_SECONDS = 30.0
-"""How long a worker finishes what it has begun, before it leaves anyway."""
+"""How long a worker may take to finish what clients have requested, before it leaves anyway."""
 
 
 def run_dispatcher(server: DispatchServer) -> int:
-    """Serves until it is told to stop."""
+    """Serves until a signal stops it."""
     with server:
         address = server.target.removeprefix("grpc://")
         print(
@@ -39,21 +39,21 @@ def run_dispatcher(server: DispatchServer) -> int:
             f"start workers with: penstock worker --dispatcher {address}",
             flush=True,
         )
-        return _until_told(server.join, server.stop)
+        return _serve_until_signal(server.join, server.stop)
 
 
 def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
-    """Serves until it is told to leave; `with_stdin` stops it when its parent closes the pipe."""
+    """Serves until a signal; `with_stdin` also stops it when its parent closes the pipe."""
     server.isolate()  # Before there is any thread: it forks.
     started = threading.Event()
     if with_stdin:
-        # Whoever holds the other end decides; Ctrl-C reaches it, too.
+        # The parent decides when to stop; Ctrl-C reaches the parent as well.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _in_thread(lambda: _end_with_stdin(server, started))
+        _run_in_thread(lambda: _end_with_stdin(server, started))
 
     def leave() -> None:
         if not quiet:
-            with contextlib.suppress(OSError):  # Nobody may be there to read it.
+            with contextlib.suppress(OSError):  # The reader of the pipe may be gone.
                 print("penstock worker leaves; once more to stop it at once", flush=True)
         server.drain(_DRAIN_SECONDS)
 
@@ -61,19 +61,19 @@ def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
         started.set()
         if not quiet:
             print(f"penstock worker at {server.address}", flush=True)
-        return _until_told(server.join, leave) or int(server.failed)
+        return _serve_until_signal(server.join, leave) or int(server.failed)
 
 
-def _until_told(join: Callable[[], None], finish: Callable[[], None]) -> int:
-    """Waits for the end, which begins with the first signal and comes at once with the second."""
-    told: list[int] = []
+def _serve_until_signal(join: Callable[[], None], finish: Callable[[], None]) -> int:
+    """Blocks until the server has stopped; the first signal calls `finish`, the second exits."""
+    received: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        if len(told) > 1:
+        received.append(number)
+        if len(received) > 1:
             raise StoppedAtOnce(number)
         # A handler interrupts anything, so it must not wait for a lock.
-        _in_thread(finish)
+        _run_in_thread(finish)
 
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -86,7 +86,7 @@ def _until_told(join: Callable[[], None], finish: Callable[[], None]) -> int:
     return 0
 
 
-def _in_thread(task: Callable[[], None]) -> threading.Thread:
+def _run_in_thread(task: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=task, name="penstock-end", daemon=True)
     thread.start()
     return thread
@@ -96,29 +96,30 @@ def _end_with_stdin(server: WorkerServer, started: threading.Event) -> None:
     # Not by sys.stdin, whose lock would be held while the interpreter ends.
     while os.read(0, 4096):
         pass
-    # It may still wait for a dispatcher, or for a function that does not return.
+    # The server may still wait for a dispatcher, or for a function that does not return.
     if started.wait(_PATIENCE):
-        _in_thread(server.stop).join(_PATIENCE)
+        _run_in_thread(server.stop).join(_PATIENCE)
     os._exit(0)
 
 
 def allow_files() -> None:
-    """Lets this process open as many files as the system allows: each connection is one."""
+    """Raises the limit of open files to what the system allows: each connection is one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # Some systems say more than they allow.
+        # Some systems report a higher limit than they allow.
+        with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def token_in(path: str) -> bytes:
-    """The token in a file."""
+def load_token(path: str) -> bytes:
+    """Reads the token in a file."""
     from penstock.service.host.tokens import read_token
 
     return read_token(path, "--token-file")
 
 
 def make_certificates(folder: str, hosts: Sequence[str], days: int) -> int:
-    """Writes a working set, and says what to do with it."""
+    """Writes certificates and a token, and prints what to do with them."""
     from penstock.service.host import certificates
 
     certificates.make_certificates(folder, hosts, days)

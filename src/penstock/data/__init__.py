@@ -1,4 +1,4 @@
-"""What users hold: `Dataset` and its readers, iterators, options; `experimental` is beside them."""
+"""The public API of datasets: `Dataset`, file readers, iterators, options and `experimental`."""
 
 from penstock.data import experimental
 from penstock.data.arguments import AUTOTUNE

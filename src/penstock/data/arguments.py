@@ -1,4 +1,4 @@
-"""Arguments of the public calls: each is checked at the call, and comes out as the plan needs it.
+"""Arguments of the public calls: checked at the call, and converted to what a plan holds.
 
 Every check takes `where`, the call as the user wrote it, which opens the message. A value of the
 wrong type is an `InvalidTypeError`, a missing or impossible one an `InvalidArgumentError`.
@@ -28,8 +28,8 @@ AUTOTUNE = -1
 _INT64 = np.iinfo(np.int64)
 
 
-def typed(value: Any) -> str:
-    """A value and its type, as messages show them."""
+def describe(value: Any) -> str:
+    """A value and its type, as error messages show them."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
@@ -39,11 +39,13 @@ def integer(where: str, name: str, value: Any, at_least: int | None = None) -> i
     if value is None:
         raise InvalidArgumentError(f"{where}: {name} must be an integer, got None")
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
-        raise InvalidArgumentError(f"{where}: {name} must be one integer, got {typed(value)}")
+        raise InvalidArgumentError(f"{where}: {name} must be one integer, got {describe(value)}")
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidTypeError(f"{where}: {name} must be an integer, got {typed(value)}") from None
+        raise InvalidTypeError(
+            f"{where}: {name} must be an integer, got {describe(value)}"
+        ) from None
     if not _INT64.min <= number <= _INT64.max:
         raise InvalidArgumentError(f"{where}: {name} must fit into 64 bits, got {number}")
     if at_least is not None and number < at_least:
@@ -52,7 +54,7 @@ def integer(where: str, name: str, value: Any, at_least: int | None = None) -> i
 
 
 def range_end(where: str, name: str, value: Any) -> int:
-    """An integer that is Python's or an int64: a range does not guess how to widen others."""
+    """An int of Python or an int64; other integer dtypes are refused, not widened."""
     if isinstance(value, np.integer) and value.dtype != np.int64:
         raise InvalidArgumentError(
             f"{where}: {name} must be an int64, got an {value.dtype}; convert it with int()"
@@ -61,13 +63,13 @@ def range_end(where: str, name: str, value: Any) -> int:
 
 
 def boolean(where: str, name: str, value: Any) -> bool:
-    """True or False, and nothing that merely could be taken for it."""
+    """A bool of Python or NumPy; truthy values are refused."""
     if value is None:
         raise InvalidArgumentError(f"{where}: {name} must be True or False, got None")
     if isinstance(value, np.ndarray) and value.dtype == bool and value.ndim == 0:
         return bool(value)
     if not isinstance(value, bool | np.bool_):
-        raise InvalidTypeError(f"{where}: {name} must be True or False, got {typed(value)}")
+        raise InvalidTypeError(f"{where}: {name} must be True or False, got {describe(value)}")
     return bool(value)
 
 
@@ -84,12 +86,12 @@ def number(where: str, name: str, value: Any, kind: DType) -> Any:
             raise InvalidArgumentError(f"{where}: {name} must fit into {kind.name}, got {whole}")
         return kind.dtype.type(whole)
     if not kind.is_floating or not isinstance(value, int | float | np.integer | np.floating):
-        raise InvalidTypeError(f"{where}: {name} must be a {kind.name}, got {typed(value)}")
+        raise InvalidTypeError(f"{where}: {name} must be a {kind.name}, got {describe(value)}")
     return kind.dtype.type(value)
 
 
 def parallelism(where: str, name: str, value: Any) -> int | None:
-    """How many calls at once: None for one after the other, AUTOTUNE to have it found out."""
+    """The number of parallel calls: None for no parallelism, AUTOTUNE for the engine's choice."""
     if value is None:
         return None
     number = integer(where, name, value)
@@ -105,7 +107,7 @@ def determinism(where: str, value: Any) -> bool | None:
 
 
 def seed(where: str, value: Any, name: str = "seed") -> int:
-    """A seed; one is drawn where none is given."""
+    """A seed; drawn at random if it is None."""
     return seeds.draw() if value is None else integer(where, name, value)
 
 
@@ -113,7 +115,7 @@ def text(where: str, name: str, value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
-        raise InvalidTypeError(f"{where}: {name} must be a string, got {typed(value)}")
+        raise InvalidTypeError(f"{where}: {name} must be a string, got {describe(value)}")
     return value
 
 
@@ -123,13 +125,13 @@ def path(where: str, name: str, value: Any) -> str:
         raise InvalidArgumentError(f"{where}: {name} must be a path, got None")
     if not isinstance(value, str | bytes | os.PathLike):
         raise InvalidTypeError(
-            f"{where}: {name} must be a str, bytes or os.PathLike, got {typed(value)}"
+            f"{where}: {name} must be a str, bytes or os.PathLike, got {describe(value)}"
         )
     return os.fsdecode(value)
 
 
 def paths(where: str, name: str, value: Any) -> list[bytes]:
-    """The names in a path, a list (of lists) of them or an array, in order, as elements hold them.
+    """File names as bytes, in order, from a path, a list (of lists) of paths or an array.
 
     >>> paths("f", "filenames", ["a", [b"b"]])
     [b'a', b'b']
@@ -141,7 +143,7 @@ def paths(where: str, name: str, value: Any) -> list[bytes]:
     if isinstance(value, np.ndarray):
         value = value.ravel().tolist()
     if not isinstance(value, list | tuple):
-        raise InvalidTypeError(f"{where}: {name} must be file names, got {typed(value)}")
+        raise InvalidTypeError(f"{where}: {name} must be file names, got {describe(value)}")
     return [one for item in value for one in paths(where, name, item)]
 
 
@@ -156,7 +158,7 @@ def compression(where: str, value: Any) -> str | None:
 def plan_of(where: str, name: str, value: Any) -> Node:
     """The plan of a dataset."""
     if not is_dataset(value):
-        raise NotADatasetError(f"{where}: {name} must be a Dataset, got {typed(value)}")
+        raise NotADatasetError(f"{where}: {name} must be a Dataset, got {describe(value)}")
     node: Node = value.__plan__
     return node
 
@@ -168,7 +170,9 @@ def is_dataset(value: Any) -> bool:
 def plans_of(where: str, name: str, values: Any) -> list[Node]:
     """The plans of a list of datasets that is not empty."""
     if not isinstance(values, Sequence):
-        raise InvalidTypeError(f"{where}: {name} must be a list of datasets, got {typed(values)}")
+        raise InvalidTypeError(
+            f"{where}: {name} must be a list of datasets, got {describe(values)}"
+        )
     if not values:
         raise InvalidArgumentError(f"{where}: {name} must not be empty")
     return [plan_of(where, f"{name}[{i}]", value) for i, value in enumerate(values)]
@@ -187,7 +191,7 @@ def signature(where: str, value: Any, name: str = "output_signature") -> Any:
     for leaf in nest.flatten(value)[0]:
         if not isinstance(leaf, TypeSpec):
             raise InvalidTypeError(
-                f"{where}: {name} must hold specs such as TensorSpec, got {typed(leaf)}"
+                f"{where}: {name} must hold specs such as TensorSpec, got {describe(leaf)}"
             )
     return value
 
@@ -201,7 +205,7 @@ def element(where: str, value: Any, convert: Callable[[Any], Any] = as_element) 
 
 
 def single(where: str, value: Any) -> Data:
-    """One element, as data of a plan; read-only, as every iteration hands out the same one."""
+    """One element, as data of a plan; read-only, because every iteration returns the same one."""
     return Data(Chunk.of([element(where, value)], where).frozen())
 
 
@@ -210,14 +214,14 @@ def rows(where: str, value: Any) -> Data:
     leaves, tree = nest.flatten(element(where, value, _as_columns))
     lengths = {len(leaf) for leaf in leaves if leaf is not None and _sliceable(where, leaf)}
     if not lengths:
-        raise InvalidArgumentError(f"{where}: there is nothing to slice in {typed(value)}")
+        raise InvalidArgumentError(f"{where}: there is nothing to slice in {describe(value)}")
     if len(lengths) > 1:
         raise InvalidArgumentError(
             f"{where}: all components must have as many rows, got {sorted(lengths)}"
         )
     (length,) = lengths
     columns = [[None] * length if leaf is None else leaf for leaf in leaves]
-    # Elements share memory with the user's own arrays, so nobody may write to them.
+    # Elements share memory with the caller's arrays, so they are read-only.
     return Data(Chunk(tree, columns, length).frozen())
 
 
@@ -236,7 +240,7 @@ def _sliceable(where: str, leaf: Any) -> bool:
     if isinstance(leaf, Ragged) or (isinstance(leaf, np.ndarray) and leaf.ndim):
         return True
     raise InvalidArgumentError(
-        f"{where}: needs arrays with at least one dimension, got {typed(leaf)}; "
+        f"{where}: needs arrays with at least one dimension, got {describe(leaf)}; "
         "use from_tensors for a single element"
     )
 

@@ -1,7 +1,7 @@
-"""`Dataset`: a description of elements and of what is done to them, and the language to write it.
+"""`Dataset`: an immutable description of elements, with one method per operator.
 
-A dataset is an immutable wrapper of a plan. Each method checks its arguments, builds a node and
-returns a new dataset; nothing is computed before somebody iterates. Sections follow the families.
+A dataset wraps a plan. Each method checks its arguments, builds a node and returns a new dataset;
+nothing is computed before an iterator is used. Sections follow the families of operators.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 
 SHARD_HINT = -1
-"""Stands for both arguments of `shard` where a strategy is to fill them in."""
+"""For both arguments of `shard`: a strategy replaces them by its own numbers."""
 
 DEFAULT_CYCLE = 2
 """How many datasets `interleave` opens at once: a constant, for one order on every machine."""
@@ -59,7 +59,7 @@ DEFAULT_CYCLE = 2
 _SAVED_AT_ONCE = 1024
 
 _MOST = np.iinfo(np.int64).max
-"""The greatest cardinality that can be told."""
+"""The greatest cardinality that fits into an int64."""
 
 Call = Callable[..., Any]
 
@@ -79,7 +79,7 @@ class Dataset:
     def __init__(self, plan: Node) -> None:
         if not isinstance(plan, Node):
             raise InvalidTypeError(
-                f"Dataset: needs a plan, got {check.typed(plan)}; "
+                f"Dataset: needs a plan, got {check.describe(plan)}; "
                 "use Dataset.from_tensor_slices, Dataset.range or another source"
             )
         self._plan = plan
@@ -94,7 +94,7 @@ class Dataset:
         Args:
             tensors: A value, or a structure (tuples, dicts, dataclasses) of them; a list is an
                 array.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.from_tensors([1, 2, 3]))
         [1 2 3]
@@ -112,7 +112,7 @@ class Dataset:
 
         Args:
             tensors: An array, or a structure of arrays with as many rows. A list is an array.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> for element in Dataset.from_tensor_slices(([1, 2], ["a", "b"])):
         ...     print(*element)
@@ -130,15 +130,15 @@ class Dataset:
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """What a Python generator yields; it is started anew for every iteration.
+        """The values that a Python generator yields; every iteration starts a new generator.
 
         Args:
             generator: A function that returns something to iterate over.
             output_types: The dtypes of an element, where no `output_signature` is given.
-            output_shapes: The shapes that go with `output_types`; unknown if None.
+            output_shapes: The shapes for `output_types`; unknown if None.
             args: Arguments for `generator`; they arrive as NumPy values.
             output_signature: The structure of specs that every element fits.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> def count(stop):
         ...     yield from range(stop)
@@ -147,12 +147,12 @@ class Dataset:
         """
         where = "Dataset.from_generator"
         if not callable(generator):
-            raise InvalidTypeError(f"{where}: needs a function, got {check.typed(generator)}")
+            raise InvalidTypeError(f"{where}: needs a function, got {check.describe(generator)}")
         signature = element_specs.generator_signature(
             where, output_types, output_shapes, output_signature
         )
         if not isinstance(args, list | tuple | None):
-            raise InvalidTypeError(f"{where}: args must be a tuple, got {check.typed(args)}")
+            raise InvalidTypeError(f"{where}: args must be a tuple, got {check.describe(args)}")
         values = tuple(check.element(where, value, as_value) for value in args or ())
         return Dataset(nodes.Generator(checked(where, generator, len(values)), values, signature))
 
@@ -163,7 +163,7 @@ class Dataset:
         Args:
             args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`.
             output_type: The dtype of the elements.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5, 1, -2))
         5 3
@@ -210,8 +210,8 @@ class Dataset:
 
         Args:
             seed: The same seed gives the same numbers.
-            rerandomize_each_iteration: Whether every iteration draws others.
-            name: Accepted, without meaning.
+            rerandomize_each_iteration: Whether every iteration draws other numbers.
+            name: Accepted and ignored.
 
         >>> a, b = (list(Dataset.random(seed=4).take(3)) for _ in range(2))
         >>> a == b
@@ -234,7 +234,7 @@ class Dataset:
             file_pattern: A pattern with `*`, `?` or `[...]`, or a list of them.
             shuffle: Whether they come in random order (the default), or sorted.
             seed: The seed of that order.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.list_files(__file__.replace("dataset.py", "data[r-t]*.py")))
         b'...dataset.py'
@@ -263,7 +263,7 @@ class Dataset:
             element_spec: What an element looks like; by default as it was saved.
             compression: As it was given to `save`.
             reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
-            wait: Whether a dataset that somebody is still to save there is waited for.
+            wait: Whether to wait until another process has saved a dataset there.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -315,8 +315,8 @@ class Dataset:
             num_parallel_calls: How many calls at once, in threads; AUTOTUNE finds a number.
             deterministic: Whether parallel calls keep the order; by default the options decide.
             synchronous: True keeps the calls in the caller's thread; not with num_parallel_calls.
-            use_unbounded_threadpool: Accepted, without meaning.
-            name: Accepted, without meaning.
+            use_unbounded_threadpool: Accepted and ignored.
+            name: Accepted and ignored.
             vectorized: Whether the function gets and gives whole columns, with a leading axis
                 over many elements.
             random: Whether the function gets, as its last argument, a `numpy.random.Generator` that
@@ -342,7 +342,7 @@ class Dataset:
         return Dataset(
             nodes.Map(
                 self._plan,
-                tracing.of_elements(where, map_func, self._plan, more=int(bool(random))),
+                tracing.element_function(where, map_func, self._plan, more=int(bool(random))),
                 parallel,
                 check.determinism(where, deterministic),
                 check.boolean(where, "vectorized", vectorized),
@@ -358,7 +358,7 @@ class Dataset:
         >>> print(*Dataset.range(6).filter(lambda x: x % 2 == 0))
         0 2 4
         """
-        function = tracing.predicate("Dataset.filter", predicate, self._plan)
+        function = tracing.predicate_function("Dataset.filter", predicate, self._plan)
         return Dataset(nodes.Filter(self._plan, function))
 
     def take_while(self, predicate: Call, name: str | None = None) -> Dataset:
@@ -367,7 +367,7 @@ class Dataset:
         >>> print(*Dataset.range(6).take_while(lambda x: x < 3))
         0 1 2
         """
-        function = tracing.predicate("Dataset.take_while", predicate, self._plan)
+        function = tracing.predicate_function("Dataset.take_while", predicate, self._plan)
         return Dataset(nodes.TakeWhile(self._plan, function))
 
     def flat_map(self, map_func: Call, name: str | None = None) -> Dataset:
@@ -376,7 +376,7 @@ class Dataset:
         >>> print(*Dataset.range(4).flat_map(Dataset.range))
         0 0 1 0 1 2
         """
-        function = tracing.of_datasets("Dataset.flat_map", map_func, self._plan)
+        function = tracing.dataset_function("Dataset.flat_map", map_func, self._plan)
         return Dataset(nodes.FlatMap(self._plan, function))
 
     def interleave(
@@ -396,7 +396,7 @@ class Dataset:
             block_length: How many elements each gives when it is its turn; 1 if not given.
             num_parallel_calls: How many datasets are read at once, in threads.
             deterministic: Whether parallel calls keep the order; by default the options decide.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(3).interleave(lambda x: Dataset.range(10 * x, 10 * x + 2)))
         0 10 1 11 20 21
@@ -407,7 +407,7 @@ class Dataset:
         return Dataset(
             nodes.Interleave(
                 self._plan,
-                tracing.of_datasets(where, map_func, self._plan),
+                tracing.dataset_function(where, map_func, self._plan),
                 DEFAULT_CYCLE if cycle in (None, AUTOTUNE) else cycle,
                 check.integer(where, "block_length", block, at_least=1),
                 check.parallelism(where, "num_parallel_calls", num_parallel_calls),
@@ -421,7 +421,7 @@ class Dataset:
         Args:
             initial_state: A value or structure; its dtypes stay, its shapes may change.
             scan_func: Gets (state, element) and returns (state, element).
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5).scan(np.int64(0), lambda s, x: (s + x, s + x)))
         0 1 3 6 10
@@ -429,15 +429,15 @@ class Dataset:
         where = "Dataset.scan"
         initial = check.single(where, initial_state)
         state = initial.chunk.elements()[0]
-        function = tracing.scanner(where, scan_func, self._plan, state)
+        function = tracing.scan_function(where, scan_func, self._plan, state)
         return Dataset(nodes.Scan(self._plan, initial, function))
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
-        """The elements that can be made; those that fail are dropped.
+        """The elements without those whose computation raises an error.
 
         Args:
             log_warning: Whether each drop is logged (logger `penstock`).
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.from_tensor_slices([b"1", b"?", b"3"]).map(int).ignore_errors())
         1 3
@@ -460,7 +460,7 @@ class Dataset:
             target_dist: The proportions to reach, one per class; their sum is 1.
             initial_dist: The proportions that the elements come in; estimated if None.
             seed: The seed of the drawing.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1000).rejection_resample(lambda x: x % 10 // 9, [0.5, 0.5], seed=1)
         >>> 0.4 < np.mean([number for number, _ in ds]) < 0.6
@@ -469,7 +469,7 @@ class Dataset:
         where = "Dataset.rejection_resample"
         target = sampling.distribution(where, "target_dist", target_dist)
         sampling.check_whole(where, "target_dist", target_dist)
-        labelled = self._labelled(checked(where, class_func))
+        labelled = self._add_labels(checked(where, class_func))
         if initial_dist is None:
             estimate = sampling.Estimate(target)
             weighed = labelled.scan(estimate.initial, estimate)
@@ -488,12 +488,12 @@ class Dataset:
             return Dataset(nodes.AssertCardinality(result._plan, INFINITE))
         return result
 
-    def _labelled(self, class_func: Function) -> Dataset:
+    def _add_labels(self, class_func: Function) -> Dataset:
         @functools.wraps(class_func.call)
-        def labelled(*parts: Any) -> tuple[Any, Any]:
+        def label(*parts: Any) -> tuple[Any, Any]:
             return class_func.call(*parts), parts[0] if len(parts) == 1 else parts
 
-        return self.map(labelled)
+        return self.map(label)
 
     # Batching
 
@@ -512,7 +512,7 @@ class Dataset:
             drop_remainder: Whether a last, smaller batch is left out.
             num_parallel_calls: How many batches are made at once, in threads.
             deterministic: Whether parallel calls keep the order; by default the options decide.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5).batch(2))
         [0 1] [2 3] [4]
@@ -541,10 +541,10 @@ class Dataset:
         Args:
             batch_size: How many elements make a batch.
             padded_shapes: The shape to pad to, per component; None, or None for a dimension,
-                stands for the largest in the batch.
+                means the largest in the batch.
             padding_values: The value to pad with, per component or one for all; 0 or "" if None.
             drop_remainder: Whether a last, smaller batch is left out.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1, 4).map(lambda x: np.full(x, x))
         >>> print(*ds.padded_batch(3))
@@ -580,7 +580,7 @@ class Dataset:
             batch_size: How many elements make a batch.
             drop_remainder: Whether a last, smaller batch is left out.
             row_splits_dtype: int64 or int32.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(1, 4).map(lambda x: np.full(x, x)).ragged_batch(2))
         <Ragged [[1], [2, 2]]> <Ragged [[3, 3, 3]]>
@@ -607,12 +607,12 @@ class Dataset:
     def rebatch(
         self, batch_size: Any, drop_remainder: bool = False, name: str | None = None
     ) -> Dataset:
-        """The rows of every element, batched anew.
+        """The rows of every element, in batches of another size.
 
         Args:
             batch_size: How many rows make a batch, or a list of sizes to go through in turn.
             drop_remainder: Whether a last, smaller batch is left out.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(8).batch(4).rebatch([2, 1, 1]))
         [0 1] [2] [3] [4 5] [6] [7]
@@ -642,7 +642,7 @@ class Dataset:
             shift: How far the next window begins; `size` if None.
             stride: The distance between two elements of a window.
             drop_remainder: Whether windows that are not full are left out.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> [list(map(int, window)) for window in Dataset.range(4).window(3, shift=1)]
         [[0, 1, 2], [1, 2, 3], [2, 3], [3]]
@@ -673,7 +673,7 @@ class Dataset:
             reduce_func: Gets a key and the dataset of a window, and returns a dataset.
             window_size: How many elements fill a window.
             window_size_func: Gets a key and returns the size of its windows.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(7).group_by_window(lambda x: x % 2, lambda k, d: d.batch(2), 2))
         [0 2] [1 3] [4 6] [5]
@@ -688,7 +688,7 @@ class Dataset:
             size = check.integer(where, "window_size", window_size)
         else:
             size = checked(where, window_size_func, 1)
-        key, reduce = tracing.grouping(
+        key, reduce = tracing.grouping_functions(
             where, key_func, reduce_func, self._plan, Dataset.from_tensors
         )
         return Dataset(nodes.GroupByWindow(self._plan, key, reduce, size))
@@ -717,7 +717,7 @@ class Dataset:
                 that the bucket can hold.
             no_padding: Whether batches are stacked as they are.
             drop_remainder: Whether smaller batches are left out.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1, 5).map(lambda x: np.full(x, x))
         >>> print(*ds.bucket_by_sequence_length(len, [3], [2, 2]), sep=", ")
@@ -727,7 +727,7 @@ class Dataset:
         """
         buckets = padding.make_buckets(bucket_boundaries, bucket_batch_sizes)
         length = checked("Dataset.bucket_by_sequence_length", element_length_func)
-        plan, told = self._plan, known_spec(self._plan) is not None
+        plan, is_declared = self._plan, known_spec(self._plan) is not None
 
         @functools.wraps(element_length_func)
         def bucket(*parts: Any) -> int:
@@ -740,7 +740,7 @@ class Dataset:
             shapes = padded_shapes
             if pad_to_bucket_boundary:
                 longest = buckets.longest(number)
-                shapes = padding.fill_unknown(shapes, _spec_of(plan), told, longest)
+                shapes = padding.fill_unknown(shapes, _spec_of(plan), is_declared, longest)
             return window.padded_batch(size, shapes, padding_values, drop_remainder)
 
         made = self.group_by_window(bucket, batches, window_size_func=buckets.size_of)._plan
@@ -763,7 +763,7 @@ class Dataset:
             seed: The same seed gives the same orders.
             reshuffle_each_iteration: Whether every iteration, and every repetition, has an order
                 of its own.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> sorted(map(int, Dataset.range(5).shuffle(5, seed=1)))
         [0, 1, 2, 3, 4]
@@ -783,7 +783,7 @@ class Dataset:
         return Dataset(nodes.Shuffle(self._plan, buffer, key, again, drawn=seed is None))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """The elements again, `count` times; None or a negative number: for ever.
+        """The elements, `count` times; None or a negative number: without end.
 
         >>> print(*Dataset.range(2).repeat(3))
         0 1 0 1 0 1
@@ -872,7 +872,9 @@ class Dataset:
         where = "Dataset.zip"
         if bool(args) == (datasets is not None):
             raise InvalidTypeError(f"{where}: needs datasets, either as arguments or by keyword")
-        given = (args[0] if len(args) == 1 else args) if args else datasets
+        given = args[0] if len(args) == 1 else args
+        if not args:
+            given = datasets
         leaves, tree = nest.flatten(given)
         for leaf in leaves:
             if isinstance(leaf, list):
@@ -901,10 +903,10 @@ class Dataset:
     def choose_from_datasets(
         datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
     ) -> Dataset:
-        """Elements of several datasets, each time from the one that `choice_dataset` names.
+        """Elements of several datasets; each number in `choice_dataset` selects the next dataset.
 
         Args:
-            datasets: What to choose from.
+            datasets: The datasets to choose from.
             choice_dataset: Numbers (int64) of datasets.
             stop_on_empty_dataset: Whether the end of one is the end of all; if not, choices of a
                 dataset that has ended are skipped.
@@ -934,11 +936,11 @@ class Dataset:
         """Elements of several datasets, each time from one drawn at random.
 
         Args:
-            datasets: What to draw from; each keeps its own order.
+            datasets: The datasets to draw from; each keeps its own order.
             weights: How likely each is: a list of floats, or a dataset of them. Equal if None.
             seed: The seed of the drawing.
             stop_on_empty_dataset: Whether the end of one is the end of all.
-            rerandomize_each_iteration: Whether every iteration draws anew.
+            rerandomize_each_iteration: Whether every iteration draws other numbers.
 
         >>> a, b = Dataset.range(3), Dataset.range(10, 13)
         >>> sorted(map(int, Dataset.sample_from_datasets([a, b], seed=1)))
@@ -972,7 +974,7 @@ class Dataset:
 
         Args:
             buffer_size: How many; AUTOTUNE (or None) finds a number, 0 makes none ahead.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(*Dataset.range(3).prefetch(2))
         0 1 2
@@ -990,7 +992,7 @@ class Dataset:
 
         Args:
             filename: Where to keep them; in memory if empty.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> ds = Dataset.range(2).map(lambda x: print("made", x) or x).cache()
         >>> print(*ds, *ds)
@@ -1016,7 +1018,7 @@ class Dataset:
             compression: "AUTO", "GZIP", "NONE" or None.
             reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
             shard_func: Gets an element and returns the number of its shard.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -1031,7 +1033,9 @@ class Dataset:
                 check.path(where, "path", path),
                 check.compression(where, None if compression == "AUTO" else compression),
                 None if reader_func is None else checked(where, reader_func, 1),
-                None if shard_func is None else tracing.of_elements(where, shard_func, self._plan),
+                None
+                if shard_func is None
+                else tracing.element_function(where, shard_func, self._plan),
             )
         )
 
@@ -1044,7 +1048,7 @@ class Dataset:
         """
         if not isinstance(options, Options):
             raise InvalidTypeError(
-                f"Dataset.with_options: options must be an Options, got {check.typed(options)}"
+                f"Dataset.with_options: options must be an Options, got {check.describe(options)}"
             )
         return Dataset(nodes.WithOptions(self._plan, options.frozen()))
 
@@ -1054,7 +1058,7 @@ class Dataset:
         return Iterator(self._plan, ENVIRONMENT, self._iterations)
 
     def as_numpy_iterator(self) -> NumpyIterator:
-        """An iterator whose elements hold nothing but NumPy values and bytes.
+        """An iterator whose elements hold only NumPy values and bytes.
 
         >>> list(Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
         [b'a', b'b']
@@ -1103,7 +1107,7 @@ class Dataset:
         if count == UNKNOWN:
             raise InvalidTypeError(
                 f"{where}: the length is not known before all elements are made; count them with "
-                "reduce, or tell it with data.experimental.assert_cardinality"
+                "reduce, or state it with data.experimental.assert_cardinality"
             )
         return count
 
@@ -1112,7 +1116,7 @@ class Dataset:
         count = self._length(where)
         if count > sys.maxsize:
             raise InvalidTypeError(
-                f"{where}: {count} elements are more than len() can tell; use cardinality()"
+                f"{where}: {count} elements are more than len() can return; use cardinality()"
             )
         return count
 
@@ -1129,9 +1133,9 @@ class Dataset:
 
     @property
     def element_spec(self) -> Any:
-        """What an element looks like.
+        """The structure, dtypes and shapes of an element.
 
-        Where only a function can tell, it is called on the first two elements and, if their shapes
+        Where they depend on a function, it is called on the first two elements and, if their shapes
         are not fully known, on a shortened one: up to three calls per operator, once.
 
         >>> Dataset.range(5).batch(2).element_spec
@@ -1145,7 +1149,7 @@ class Dataset:
         Args:
             initial_state: A value or structure; its dtypes stay, its shapes may change.
             reduce_func: Gets (state, element) and returns the next state.
-            name: Accepted, without meaning.
+            name: Accepted and ignored.
 
         >>> print(Dataset.range(5).reduce(np.int64(0), lambda state, x: state + x))
         10
@@ -1174,7 +1178,7 @@ class Dataset:
         return found[0]
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
-        """What a function makes of this dataset.
+        """The result of a function of this dataset.
 
         >>> print(*Dataset.range(9).apply(lambda ds: ds.take(2)))
         0 1
@@ -1182,7 +1186,7 @@ class Dataset:
         where = "Dataset.apply"
         if not callable(transformation_func):
             raise InvalidTypeError(
-                f"{where}: needs a function, got {check.typed(transformation_func)}"
+                f"{where}: needs a function, got {check.describe(transformation_func)}"
             )
         made = transformation_func(self)
         tracing.check_dataset(where, Function(transformation_func), made)
@@ -1195,7 +1199,7 @@ class Dataset:
         shard_func: Call | None = None,
         checkpoint_args: Any = None,
     ) -> None:
-        """Writes all elements into a folder, for `load`; what was there before is replaced.
+        """Writes all elements into a folder, for `load`; replaces a dataset that was saved there.
 
         Args:
             path: The folder.
@@ -1218,7 +1222,7 @@ class Dataset:
         packing = check.compression(where, compression)
         shard = None
         if shard_func is not None:
-            calls = Calls("save", tracing.of_elements(where, shard_func, self._plan))
+            calls = Calls("save", tracing.element_function(where, shard_func, self._plan))
             numbers = itertools.count()
             shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
         with contextlib.closing(self._chunks()) as chunks:
@@ -1271,15 +1275,15 @@ class Dataset:
         Iterators have `state_dict` and `load_state_dict`.
 
         In a `DataLoader(..., batch_size=None, num_workers=n)` each worker process reads every n-th
-        element. Without random access (see `explain`) it computes the others, too. As the workers
-        learn of an epoch from torch only, `torch.manual_seed` decides with the seeds of this
-        dataset about the order. Several ranks of torch.distributed are not told apart: `shard`.
+        element. Without random access (see `explain`) it computes the other elements, too. Workers
+        derive the epoch from torch's seed, so the order depends on `torch.manual_seed` and on the
+        seeds of this dataset. Ranks of torch.distributed all read the same: use `shard`.
 
         Args:
-            device: Where the tensors are to be, `"cuda:0"` say; main memory if None. A GPU fetches
-                them ahead of their use. Not for worker processes.
-            pin_memory: Whether tensors go through (or stay in) memory that a GPU can read by
-                itself; if None, where the device is a GPU.
+            device: The device of the tensors, for example `"cuda:0"`; main memory if None. Copies
+                to a GPU run ahead of their use. Not for worker processes.
+            pin_memory: Whether tensors go through (or stay in) pinned memory, which a GPU reads
+                directly; if None, only if the device is a GPU.
 
         >>> for features, label in Dataset.from_tensor_slices(([[1, 2]], [0])).as_torch():
         ...     print(features, label)
@@ -1288,16 +1292,16 @@ class Dataset:
         return adapters.load("Dataset.as_torch", "torch").adapt(self, device, pin_memory)
 
     def as_jax(self, sharding: Any = None) -> AdaptedIterator:
-        """An iterator over the elements as JAX arrays, two of them on their way to the devices.
+        """An iterator over the elements as JAX arrays, two of them copied ahead.
 
-        JAX makes int64 and float64 narrower unless it is told not to. Strings stay bytes, ragged
+        JAX narrows int64 and float64 unless `jax_enable_x64` is set. Strings stay bytes, ragged
         values `Ragged`. The iterator has `state_dict` and `load_state_dict`.
 
         Args:
             sharding: A `jax.Device`, or a `jax.sharding.Sharding` such as
                 `NamedSharding(mesh, PartitionSpec("batch"))`, which splits every array: each
                 device gets its rows. Where it covers several processes, each of them contributes
-                what it reads, and all must read equally many batches of one size. JAX chooses a
+                its rows, and all must read the same number of batches of one size. JAX chooses a
                 device if None.
 
         >>> [batch for batch in Dataset.range(4).batch(2).as_jax()]
@@ -1315,8 +1319,8 @@ class Dataset:
         of classes belong into the elements: Keras ignores `class_weight` here.
 
         Args:
-            steps_per_epoch: How many batches make an epoch. Each goes on where the last one ended,
-                and after the last batch comes the first again. An infinite dataset needs it.
+            steps_per_epoch: How many batches make an epoch. Each epoch continues where the last one
+                ended; the dataset repeats. An infinite dataset needs this argument.
 
         >>> def train(model, dataset):
         ...     model.fit(x=dataset.as_keras(), epochs=3)
@@ -1351,14 +1355,14 @@ def _spec_of(plan: Node) -> Any:
 
 
 def _connect(node: Node, state: State, context: Context) -> Stream:
-    # The service brings gRPC and more along, which only those need who distribute a dataset.
+    # The service is heavy; only distributed datasets need it.
     from penstock.service.host.connect import connect
 
     return connect(node, state, context)
 
 
 ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
-"""What the engine is told of the world: that plans are seen as datasets."""
+"""How the engine wraps plans as datasets, infers specs and connects to services."""
 
 
 def _leading_dimension(where: str, plan: Node) -> int | None:

@@ -1,6 +1,6 @@
-"""What must hold for the specs of elements, and between those of several datasets.
+"""Checks of element specs, and between the specs of several datasets.
 
-Nothing here calls a function to learn a spec: what is not known is left to the engine.
+Nothing here calls a function to infer a spec: unknown specs are left to the engine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.arguments import dtype, is_dataset, signature, typed
+from penstock.data.arguments import describe, dtype, is_dataset, signature
 from penstock.element import nest
 from penstock.element.dtypes import int32, int64, string
 from penstock.element.ragged import Ragged
@@ -28,7 +28,7 @@ from penstock.plan.nodes import Node
 
 
 def check_alike(where: str, plans: Sequence[Node]) -> None:
-    """Elements of datasets that come out as one must have one structure and the same dtypes."""
+    """Datasets that are merged into one must have the same structure and dtypes."""
     specs = [spec for spec in map(known_spec, plans) if spec is not None]
     common = specs[0] if specs else None
     for spec in specs[1:]:
@@ -39,7 +39,7 @@ def check_unique(where: str, spec: Any) -> None:
     leaves = nest.flatten(spec)[0]
     if len(leaves) != 1:
         raise InvalidArgumentError(
-            f"{where}: elements must have one component, got {spec}; map to the one that counts"
+            f"{where}: elements must have one component, got {spec}; map to one of them"
         )
     if not isinstance(leaves[0], TensorSpec) or leaves[0].dtype not in (int32, int64, string):
         raise InvalidTypeError(f"{where}: elements must be int32, int64 or strings, got {spec}")
@@ -91,7 +91,7 @@ def leading_dimension(where: str, spec: Any) -> int | None:
 
 
 def generator_signature(where: str, types: Any, shapes: Any, given: Any) -> Any:
-    """The signature of a generator, from the one that was given or from types and shapes."""
+    """The signature of a generator: `given`, or made of types and shapes."""
     if given is not None:
         if types is not None or shapes is not None:
             raise InvalidTypeError(
@@ -105,7 +105,7 @@ def generator_signature(where: str, types: Any, shapes: Any, given: Any) -> Any:
         parts = [None] * len(kinds) if shapes is None else nest.flatten_up_to(tree, shapes)
     except ValueError as error:
         message = f"{where}: output_shapes must have the structure of output_types"
-        raise InvalidTypeError(f"{message}, got {typed(shapes)}") from error
+        raise InvalidTypeError(f"{message}, got {describe(shapes)}") from error
     leaves = [
         TensorSpec(TensorShape(part), dtype(where, "output_types", kind))
         for kind, part in zip(kinds, parts, strict=True)

@@ -1,6 +1,6 @@
-"""Readers: datasets of the records in files, named by a list or by another dataset.
+"""Datasets of the records in files, whose names are a list or another dataset.
 
-Each is a plan over file names, so a missing or damaged file is an error when it is reached.
+Each is a plan over file names: a missing or damaged file raises when iteration reaches it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TextLineDataset(Dataset):
         compression_type: None, "GZIP" or "ZLIB".
         buffer_size: How many bytes to read at once.
         num_parallel_reads: How many files to read at once, a line of each in turn.
-        name: Accepted, without meaning.
+        name: Accepted and ignored.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,8 +48,8 @@ class TextLineDataset(Dataset):
         name: str | None = None,
     ) -> None:
         where = "TextLineDataset"
-        options = reading(where, compression_type, buffer_size)
-        super().__init__(records(where, "text", filenames, options, num_parallel_reads))
+        options = reader_options(where, compression_type, buffer_size)
+        super().__init__(plan_records(where, "text", filenames, options, num_parallel_reads))
 
 
 class TFRecordDataset(Dataset):
@@ -60,7 +60,7 @@ class TFRecordDataset(Dataset):
         compression_type: None, "GZIP" or "ZLIB".
         buffer_size: How many bytes to read at once.
         num_parallel_reads: How many files to read at once, a record of each in turn.
-        name: Accepted, without meaning.
+        name: Accepted and ignored.
 
     >>> import os, tempfile
     >>> from penstock.io import TFRecordWriter
@@ -81,8 +81,8 @@ class TFRecordDataset(Dataset):
         name: str | None = None,
     ) -> None:
         where = "TFRecordDataset"
-        options = reading(where, compression_type, buffer_size)
-        super().__init__(records(where, "tfrecord", filenames, options, num_parallel_reads))
+        options = reader_options(where, compression_type, buffer_size)
+        super().__init__(plan_records(where, "tfrecord", filenames, options, num_parallel_reads))
 
 
 class FixedLengthRecordDataset(Dataset):
@@ -96,7 +96,7 @@ class FixedLengthRecordDataset(Dataset):
         buffer_size: How many bytes to read at once.
         compression_type: None, "GZIP" or "ZLIB".
         num_parallel_reads: How many files to read at once, a record of each in turn.
-        name: Accepted, without meaning.
+        name: Accepted and ignored.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -122,13 +122,13 @@ class FixedLengthRecordDataset(Dataset):
             ("record_bytes", check.integer(where, "record_bytes", record_bytes)),
             ("header_bytes", check.integer(where, "header_bytes", header_bytes or 0)),
             ("footer_bytes", check.integer(where, "footer_bytes", footer_bytes or 0)),
-            *reading(where, compression_type, buffer_size),
+            *reader_options(where, compression_type, buffer_size),
         )
-        super().__init__(records(where, "fixed", filenames, options, num_parallel_reads))
+        super().__init__(plan_records(where, "fixed", filenames, options, num_parallel_reads))
 
 
-def reading(where: str, compression_type: Any, buffer_size: Any) -> Options:
-    """The options that every reader has; whether they make sense is seen when a file is opened."""
+def reader_options(where: str, compression_type: Any, buffer_size: Any) -> Options:
+    """The options of every reader; opening a file checks them."""
     compression = None
     if compression_type is not None:
         compression = check.text(where, "compression_type", compression_type)
@@ -136,7 +136,7 @@ def reading(where: str, compression_type: Any, buffer_size: Any) -> Options:
     return (("compression", compression), ("buffer_size", size))
 
 
-def records(
+def plan_records(
     where: str,
     format: str,
     filenames: Any,
@@ -144,7 +144,7 @@ def records(
     parallel: Any = None,
 ) -> Node:
     """The plan of a reader: file after file, or several files in turn."""
-    names = named(where, filenames)
+    names = plan_names(where, filenames)
     calls = check.parallelism(where, "num_parallel_reads", parallel)
     if calls is None:
         return Records(names, format, options)
@@ -159,7 +159,7 @@ def one_file(format: str, options: Options, filename: bytes) -> Dataset:
     return Dataset(Records(names, format, options))
 
 
-def named(where: str, filenames: Any) -> Node:
+def plan_names(where: str, filenames: Any) -> Node:
     """The plan of the file names."""
     if not check.is_dataset(filenames):
         return check.names(where, "filenames", filenames)

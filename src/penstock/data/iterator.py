@@ -1,6 +1,6 @@
-"""Iterators: elements one by one, a state at any of them, and what the operators have done.
+"""Iterators: elements one by one, a state at any of them, and a profile of the operators.
 
-What the user has been given counts, never what was prefetched.
+A state counts the elements that the caller got, never prefetched ones.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from penstock.plan.seeds import derive
 _NO_ROW = object()
 
 _SHARING: weakref.WeakSet[Iterator] = weakref.WeakSet()
-"""Those whose elements others share: they tell what was used, at the end of the program, too."""
+"""Iterators over shared jobs: `close` reports what was used, also at the end of the program."""
 
 
 @functools.cache
 def _close_at_exit() -> None:
-    # What was registered last runs first: before the connections are closed.
+    # Functions registered last run first: this one before connections are closed.
     atexit.register(_close_all)
 
 
@@ -47,13 +47,13 @@ def _close_all() -> None:
         iterator.close()
 
 
-def _key_for(plan: Node) -> int:
-    """What the datasets that functions make draw by; below a shard, the same in every process."""
+def _draw_key(plan: Node) -> int:
+    """The key of random numbers inside datasets that functions make; below a shard, a constant."""
     return derive(0) if draws_inside(plan) and not seeds.is_shared() else seeds.draw()
 
 
 class _Shared:
-    """What is open of an iteration that others share, with the elements that are not used yet."""
+    """The open stream of an iteration that other readers share, and its unused elements."""
 
     def __init__(self, owner: Iterator, stream: Stream) -> None:
         self._stream = stream
@@ -88,7 +88,7 @@ class Iterator:
         self._environment = environment
         self._iterations = Repetitions() if iterations is None else iterations
         self._iteration = self._iterations.begin()
-        self._key = _key_for(plan)
+        self._key = _draw_key(plan)
         self._at: State = None
         self._lock = threading.Lock()
         self._reset()
@@ -109,10 +109,10 @@ class Iterator:
 
     def __next__(self) -> Any:
         row = next(self._rows, _NO_ROW)
-        return self._next_of_more() if row is _NO_ROW else row
+        return self._refill_and_next() if row is _NO_ROW else row
 
-    def _next_of_more(self) -> Any:
-        """Several threads may iterate; one of them pulls, and another may empty what it pulled."""
+    def _refill_and_next(self) -> Any:
+        """Pulls under the lock: several threads may iterate, and take what another one pulled."""
         with self._lock:
             while (row := next(self._rows, _NO_ROW)) is _NO_ROW:
                 self._refill()
@@ -130,17 +130,17 @@ class Iterator:
         try:
             chunk = self._marked.pull(self._demand.limit)
         except StopIteration:
-            if (stream := self._stream) is not None:  # Nobody has closed it meanwhile.
+            if (stream := self._stream) is not None:  # No other thread has closed it meanwhile.
                 self._place = Place(stream.save())
                 self._close_stream()
             raise
         except Exception:
-            if self._closed:  # By another thread, meanwhile.
+            if self._closed:  # Closed by another thread meanwhile.
                 raise StopIteration from None
             self._place = self._place.after(1)
             raise
         except BaseException:
-            # Interrupted: what the streams were working on is lost, so begin here again.
+            # Interrupted: the streams lost what they were computing, so open them here again.
             self._stream, self._at = None, self._place.state
             if self._shared is not None:
                 self._shared.end.forget()
@@ -169,11 +169,11 @@ class Iterator:
             _close_at_exit()
 
     def _streams(self, context: Context) -> Stream:
-        """What is iterated over, from where the iteration is."""
+        """Opens the plan at the position of the iteration."""
         return open_plan(self._plan, self._at, context)
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
-        """The elements of a chunk, as they are handed out."""
+        """The elements of a chunk, as the caller gets them."""
         return iter(chunk.elements())
 
     def get_next(self) -> Any:
@@ -195,9 +195,9 @@ class Iterator:
         return self._environment.spec(self._written)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is: small, and JSON where no user data is buffered."""
+        """The position of the iteration: small, and JSON unless an operator buffers user data."""
         if self._stream is None and not self._closed and is_shared(self._plan):
-            # Others take what is not claimed, so there is no place before the iteration is opened.
+            # Other readers take what is not leased, so a position exists only once it is opened.
             with self._lock:
                 self._open()
         if self._stream is not None and (claims := self._stream.claims) is not None:
@@ -212,14 +212,14 @@ class Iterator:
         }
 
     def _here(self) -> Place:
-        """The place of what the user will be given next."""
+        """The place of the element that the caller gets next."""
         left = length_hint(self._rows)
         if not left and self._stream is not None and must_settle(self._stream):
             return Place(self._stream.save())
         return self._place.after(self._size - left)
 
     def load_state_dict(self, state: Any) -> None:
-        """Goes on from `state`, exactly: the same rest of the sequence."""
+        """Continues from `state`, with exactly the rest of the sequence."""
         if isinstance(state, dict) and "rule" in state:
             raise InvalidArgumentError(
                 "Iterator.load_state_dict: this is the state of a distributed iterator"
@@ -227,20 +227,20 @@ class Iterator:
         check_state(state, self._plan, len(seeds_of(self._written)))
         self.close()
         self._written = with_seeds(self._written, state["seeds"])
-        self._go_on(state, state["at"])
+        self._resume(state, state["at"])
 
-    def _go_on(self, state: dict[str, Any], at: State) -> None:
+    def _resume(self, state: dict[str, Any], at: State) -> None:
         self._iteration, self._key, self._at = state["iteration"], state["key"], at
         self._iterations.resume(self._iteration)
         self._reset()
 
     def profile(self) -> Profile:
-        """What each operator has done so far; printing it names the bottleneck."""
+        """The time and the elements of each operator so far; printing it names the bottleneck."""
         return self._meters.profile(self._plan)
 
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
-        # Not where the streams are now: they might have to wait for something to be there.
+        # Counted, not asked of the streams: `save` might block.
         self._place = self._place.after(self._size - length_hint(self._rows))
         self._rows, self._size = iter(()), 0
         self._close_stream()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.arguments import element, integer, typed
+from penstock.data.arguments import describe, element, integer
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec, Dims, TensorShape, TensorSpec
 from penstock.element.values import spec_of
@@ -40,7 +40,7 @@ def padded_shapes(where: str, given: Any, spec: Any) -> tuple[TensorShape, ...]:
 
 
 def padding_values(where: str, given: Any, spec: Any) -> tuple[Any, ...]:
-    """One value per leaf; None stands for 0 or the empty string."""
+    """One value per leaf; None means 0 or the empty string."""
     leaves = nest.flatten(spec)[0]
     if nest.flatten(given)[1] == nest.LEAF:
         parts = [given] * len(leaves)
@@ -50,7 +50,7 @@ def padding_values(where: str, given: Any, spec: Any) -> tuple[Any, ...]:
 
 
 def _values(where: str, given: Any, spec: Any) -> list[Any]:
-    """One value per leaf; a None stands for all the leaves below it."""
+    """One value per leaf; a None is repeated for all leaves below it."""
     values, tree = nest.flatten(given)
     try:
         below = [nest.flatten(part)[1].num_leaves for part in nest.flatten_up_to(tree, spec)]
@@ -67,7 +67,7 @@ def _parts(where: str, name: str, tree: nest.Tree, given: Any) -> list[Any]:
     except ValueError as error:
         nested = nest.flatten(given)[1] != nest.LEAF
         kind = InvalidArgumentError if nested else InvalidTypeError
-        message = f"{where}: {name} must have the structure of the element, got {typed(given)}"
+        message = f"{where}: {name} must have the structure of the element, got {describe(given)}"
         raise kind(message) from error
 
 
@@ -76,7 +76,7 @@ def _shape(where: str, given: Any, leaf: TensorSpec) -> TensorShape:
         shape = given if isinstance(given, TensorShape) else _as_shape(given)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"{where}: padded_shapes must hold shapes, got {typed(given)}"
+            f"{where}: padded_shapes must hold shapes, got {describe(given)}"
         ) from error
     if not _holds(shape, leaf.shape):
         raise InvalidArgumentError(
@@ -88,7 +88,7 @@ def _shape(where: str, given: Any, leaf: TensorSpec) -> TensorShape:
 def _as_shape(given: Any) -> TensorShape:
     if given is None:
         return TensorShape(None)
-    # -1 is how a vector says None.
+    # -1 in a vector means None.
     dims = np.atleast_1d(np.array(given, object)).tolist()
     return TensorShape([None if d == -1 else d for d in dims])
 
@@ -108,7 +108,7 @@ def _value(where: str, given: Any, leaf: TensorSpec) -> Any:
     spec = spec_of(value)
     if not isinstance(spec, TensorSpec) or spec.shape.rank != 0:
         raise InvalidArgumentError(
-            f"{where}: padding_values must hold single values, got {typed(given)}"
+            f"{where}: padding_values must hold single values, got {describe(given)}"
         )
     if spec.dtype != leaf.dtype:
         raise InvalidTypeError(
@@ -162,20 +162,21 @@ def make_buckets(boundaries: Any, sizes: Any) -> Buckets:
     return Buckets(limits, counts)
 
 
-def fill_unknown(shapes: Any, spec: Any, told: bool, length: int) -> Any:
+def fill_unknown(shapes: Any, spec: Any, is_declared: bool, length: int) -> Any:
     """`shapes` (those of `spec` if None) with `length` for every unknown dimension.
 
-    Where `spec` was inferred from samples (not `told`), a dimension may look known by chance. Such
-    dimensions are left to the batch, and if none is unknown, the leading one is the sequence's.
+    Where `spec` was inferred from samples (not `is_declared`), a dimension may look known by
+    chance. Such dimensions are left to the batch. If none is unknown, the leading one is the
+    sequence's.
     """
     leaves, tree = nest.flatten(spec)
     if shapes is not None:
         given = [TensorShape(shape).dims for shape in nest.flatten_up_to(tree, shapes)]
     else:
         given = [leaf.shape.dims for leaf in leaves]
-        if not told and not any(None in (dims or ()) for dims in given):
+        if not is_declared and not any(None in (dims or ()) for dims in given):
             given = [dims and (None, *dims[1:]) for dims in given]
-    known_by_chance = shapes is None and not told
+    known_by_chance = shapes is None and not is_declared
     return nest.unflatten(
         tree, [TensorShape(_fill_dims(dims, length, known_by_chance)) for dims in given]
     )

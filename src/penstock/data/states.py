@@ -1,7 +1,7 @@
-"""States: what `load_state_dict` is given, checked before anything of the iterator changes.
+"""Checks of the argument of `load_state_dict`, before anything of the iterator changes.
 
-A state comes from outside, so anything may be wrong with it. What an operator keeps in it is that
-operator's own affair; here is checked that there is a place for every operator.
+A state comes from outside, so anything may be wrong with it. Each operator checks its own entry;
+this module checks that every operator has one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.plan.resume import structure
 VERSION = 1
 
 _INSIDE = ("from", "input", "reader")
-"""Where the state of an operator holds another one."""
+"""The keys under which the state of an operator holds another state."""
 
 
 def check_state(state: Any, plan: Node, seeds: int, call: str = "Iterator.load_state_dict") -> None:
@@ -27,7 +27,7 @@ def check_state(state: Any, plan: Node, seeds: int, call: str = "Iterator.load_s
 
 
 class _WrongStateError(Exception):
-    """What is wrong with a state."""
+    """Raised with the reason why a state is refused."""
 
 
 def _check(state: Any, plan: Node, seeds: int) -> None:
@@ -86,7 +86,7 @@ def _is_place(at: Any) -> bool:
 
 
 def _has_positions(node: Node) -> bool:
-    """Whether a state can be a position: with random access, which order alone may block."""
+    """Whether a state can be one number: the plan has random access, or only order prevents it."""
     free = node.obstacle is None or isinstance(node, Map)
     return free and all(map(_has_positions, node.inputs))
 

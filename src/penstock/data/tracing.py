@@ -1,7 +1,7 @@
-"""Users' functions, checked when the dataset is built.
+"""Functions of users, checked when the dataset is built.
 
-A function is called here only where that takes nothing but this one call: on the first element of
-a plan that needs no other function and no file. Elsewhere the engine checks while it iterates.
+A function is called here only if that needs no other function and no file: on the first element of
+the plan before it. In all other plans the engine checks the results while it iterates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.arguments import is_dataset, typed
+from penstock.data.arguments import describe, is_dataset
 from penstock.engine.copies import kept
 from penstock.engine.specs import known_spec, trace
 from penstock.engine.streams.elementwise import check_scan
@@ -23,7 +23,7 @@ from penstock.plan.nodes import Node
 Call = Callable[..., Any]
 
 
-def of_elements(where: str, call: Call, plan: Node, more: int = 0) -> Function:
+def element_function(where: str, call: Call, plan: Node, more: int = 0) -> Function:
     """A function of one element, whose components are arguments if it is a tuple.
 
     `more` arguments follow them.
@@ -34,13 +34,13 @@ def of_elements(where: str, call: Call, plan: Node, more: int = 0) -> Function:
     return checked(where, call, more + (len(spec) if type(spec) is tuple else 1))
 
 
-def predicate(where: str, call: Call, plan: Node) -> Function:
-    """A function that must give a single bool."""
-    function = of_elements(where, call, plan)
+def predicate_function(where: str, call: Call, plan: Node) -> Function:
+    """A function that must return a single bool."""
+    function = element_function(where, call, plan)
     found, result = trace(plan, function)
     if found and not _is_bool(result):
         raise InvalidArgumentError(
-            f"{where}: {function} must return one True or False, got {typed(result)}"
+            f"{where}: {function} must return one True or False, got {describe(result)}"
         )
     return function
 
@@ -51,9 +51,9 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
-def of_datasets(where: str, call: Call, plan: Node) -> Function:
-    """A function that must give a dataset."""
-    function = of_elements(where, call, plan)
+def dataset_function(where: str, call: Call, plan: Node) -> Function:
+    """A function that must return a dataset."""
+    function = element_function(where, call, plan)
     found, result = trace(plan, function)
     if found:
         check_dataset(where, function, result)
@@ -62,39 +62,39 @@ def of_datasets(where: str, call: Call, plan: Node) -> Function:
 
 def check_dataset(where: str, function: Function, result: Any) -> None:
     if not is_dataset(result):
-        raise NotADatasetError(f"{where}: {function} must return a Dataset, got {typed(result)}")
+        raise NotADatasetError(f"{where}: {function} must return a Dataset, got {describe(result)}")
 
 
-def scanner(where: str, call: Call, plan: Node, state: Any) -> Function:
-    """A function of (state, element) that must give (state, element)."""
+def scan_function(where: str, call: Call, plan: Node, state: Any) -> Function:
+    """A function of (state, element) that must return (state, element)."""
     function = checked(where, call, 2)
-    whole = _whole(plan)
+    whole = _join_arguments(plan)
     found, result = trace(plan, Function(lambda *parts: call(kept(state), whole(parts))))
     if found:
         check_scan(f"{where}: {function}", state, result)
     return function
 
 
-def _whole(plan: Node) -> Callable[[tuple[Any, ...]], Any]:
-    """The element again, from the arguments that it was handed over as."""
+def _join_arguments(plan: Node) -> Callable[[tuple[Any, ...]], Any]:
+    """A function from the arguments that an element was passed as to the element."""
     if type(known_spec(plan)) is tuple:
         return lambda parts: parts
     return lambda parts: parts[0]
 
 
-def grouping(
+def grouping_functions(
     where: str, key: Call, reduce: Call, plan: Node, as_dataset: Callable[[Any], Any]
 ) -> tuple[Function, Function]:
     """The functions of group_by_window: an int64 key of an element, a dataset of a window."""
-    key_function = of_elements(where, key, plan)
+    key_function = element_function(where, key, plan)
     reduce_function = checked(where, reduce, 2)
-    whole = _whole(plan)
+    whole = _join_arguments(plan)
 
     def first_window(*parts: Any) -> tuple[Any, ...]:
         found = key(*parts)
         try:
             return found, reduce(np.int64(found), as_dataset(whole(parts)))
-        except Exception:  # It fails again, and is reported, when the dataset is iterated over.
+        except Exception:  # Iteration raises and reports it again.
             return (found,)
 
     found, results = trace(plan, Function(first_window))

@@ -1,6 +1,6 @@
 """Arrays made, cast and reduced, with TensorFlow's dtypes: the result has the dtype of the input.
 
-An array without dimensions is handed out as a NumPy scalar.
+An array without dimensions is returned as a NumPy scalar.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import numpy as np
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
-from penstock.shim.literals import cast_array, converted, dtype_of, leaf_of, scalar, typed
+from penstock.shim.literals import (
+    cast_array,
+    convert_value,
+    describe,
+    dtype_of,
+    leaf_of,
+    scalar,
+)
 
 
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
@@ -26,13 +33,13 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
     if dtype is None:
         leaf = leaf_of("constant", value)
     else:
-        leaf = converted("constant", value, as_dtype(dtype))
+        leaf = convert_value("constant", value, as_dtype(dtype))
     if shape is not None:
-        leaf = _reshaped(leaf, _dims("constant", shape))
+        leaf = _reshape(leaf, _dims("constant", shape))
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def _reshaped(leaf: Any, dims: tuple[int, ...]) -> Any:
+def _reshape(leaf: Any, dims: tuple[int, ...]) -> Any:
     if np.size(leaf) == 1:
         one = leaf if isinstance(leaf, bytes) else leaf.reshape(())[()]
         return scalar(np.full(dims, one, dtype_of(leaf).dtype))
@@ -45,7 +52,7 @@ def _dims(call: str, shape: Any) -> tuple[int, ...]:
     try:
         dims = tuple(map(operator.index, np.atleast_1d(np.asarray(shape, object))))
     except TypeError:
-        raise InvalidTypeError(f"{call}: shape must be ints, got {typed(shape)}") from None
+        raise InvalidTypeError(f"{call}: shape must be ints, got {describe(shape)}") from None
     if any(d < 0 for d in dims):
         raise InvalidArgumentError(f"{call}: shape must not be negative, got {shape!r}")
     return dims
@@ -96,15 +103,15 @@ def _range_dtype(ends: tuple[Any, ...]) -> DType:
     names = [dtype_of(leaf_of("range", end)).name for end in ends]
     if not set(names) <= set(_RANGE_DTYPES):
         raise InvalidArgumentError(
-            f"range: cannot tell the dtype from {', '.join(names)}; pass dtype"
+            f"range: cannot infer the dtype from {', '.join(names)}; pass dtype"
         )
     return as_dtype(max(names, key=_RANGE_DTYPES.index))
 
 
 def _end(value: Any, dtype: DType) -> Any:
-    end = converted("range", value, dtype)
+    end = convert_value("range", value, dtype)
     if np.ndim(end):
-        raise InvalidArgumentError(f"range: needs single numbers, got {typed(value)}")
+        raise InvalidArgumentError(f"range: needs single numbers, got {describe(value)}")
     return end.item()
 
 
@@ -192,7 +199,7 @@ def _sum(call: str, numbers: Any, axis: Any, keepdims: bool, dtype: Any) -> Any:
         with np.errstate(all="ignore"):
             return np.sum(numbers, axes, dtype, keepdims=keepdims)
     except TypeError:
-        raise InvalidTypeError(f"{call}: axis must be ints, got {typed(axis)}") from None
+        raise InvalidTypeError(f"{call}: axis must be ints, got {describe(axis)}") from None
     except ValueError:
         rank = np.ndim(numbers)
         message = f"{call}: axis {axis!r} does not fit an array of rank {rank}"

@@ -1,6 +1,6 @@
-"""Values as arrays: what every function here does first with what it is given.
+"""Arguments as arrays, for every function of this package.
 
-Only literals (Python's own values) are converted with care; an array is taken at its word.
+Python values are converted only if no information is lost; arrays are cast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.element.values import as_value
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 
-def typed(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value as error messages show it."""
     return f"{value!r} ({type(value).__name__})"
 
@@ -35,7 +35,7 @@ def leaf_of(call: str, value: Any) -> Any:
         message = error.message.removeprefix("penstock: ")
         raise type(error)(f"{call}: {message}") from None
     if not isinstance(leaf, np.ndarray | np.generic | bytes):
-        raise InvalidArgumentError(f"{call}: needs an array or a number, got {typed(value)}")
+        raise InvalidArgumentError(f"{call}: needs an array or a number, got {describe(value)}")
     return leaf
 
 
@@ -44,7 +44,7 @@ def dtype_of(leaf: Any) -> DType:
     return as_dtype(bytes) if isinstance(leaf, bytes) else of_numpy(leaf.dtype)
 
 
-def converted(call: str, value: Any, dtype: DType) -> Any:
+def convert_value(call: str, value: Any, dtype: DType) -> Any:
     """`value` in a dtype: arrays are cast, Python's values must be of that kind already."""
     literal = is_literal(value)
     if type(value) is int and dtype.is_integer:
@@ -54,7 +54,7 @@ def converted(call: str, value: Any, dtype: DType) -> Any:
     if source == dtype:
         return leaf
     if np.size(leaf) and not _may_become(source, dtype, literal):
-        raise InvalidTypeError(f"{call}: {typed(value)} cannot become {dtype.name}")
+        raise InvalidTypeError(f"{call}: {describe(value)} cannot become {dtype.name}")
     return _of_literal(call, value, dtype) if literal else cast_array(leaf, dtype)
 
 
@@ -75,11 +75,13 @@ def _may_become(source: DType, target: DType, literal: bool) -> bool:
 
 
 def _width(dtype: DType) -> int:
-    return 0 if dtype.is_integer else 1 if dtype.is_floating else 2
+    if dtype.is_integer:
+        return 0
+    return 1 if dtype.is_floating else 2
 
 
 def cast_array(leaf: Any, dtype: DType) -> Any:
-    """Numbers in another dtype, as C would do it: without a word about what is lost."""
+    """Numbers in another dtype, as a C cast: nothing is reported if information is lost."""
     if leaf.dtype.kind == "c" and dtype.dtype.kind != "c":
         leaf = leaf.real
     with np.errstate(all="ignore"):
@@ -87,5 +89,5 @@ def cast_array(leaf: Any, dtype: DType) -> Any:
 
 
 def scalar(array: Any) -> Any:
-    """Arrays without dimensions are handed out as NumPy scalars."""
+    """A NumPy scalar for an array without dimensions."""
     return array[()] if np.ndim(array) == 0 else array

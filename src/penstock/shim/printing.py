@@ -22,15 +22,15 @@ def print(
     summarize: int = 3,
     name: str | None = None,
 ) -> None:
-    """Prints arrays in the short form of TensorFlow, to standard error unless told otherwise.
+    """Prints arrays in the short form of TensorFlow, by default to standard error.
 
     Args:
         inputs: Strings, arrays, and structures of them.
         output_stream: A text file such as `sys.stdout`, or "file://" and a path to append to.
-        end: What comes after all inputs.
-        sep: What stands between them.
+        end: The text after all inputs.
+        sep: The text between two inputs.
         summarize: How many elements to show at both ends of a dimension; -1 for all.
-        name: Accepted, without meaning.
+        name: Accepted and ignored.
 
     >>> print("x:", np.arange(8), (np.float32(0.5), 1.0), output_stream=sys.stdout)
     x: [0 1 2 ... 5 6 7] (0.5, 1.0)
@@ -38,12 +38,12 @@ def print(
     if len(inputs) == 1 and isinstance(inputs[0], bytes):
         inputs = (inputs[0].decode("utf-8", "backslashreplace"),)
     text = sep.join(_text(value, summarize) for value in inputs)
-    with _opened(output_stream) as stream:
+    with _open_stream(output_stream) as stream:
         stream.write(text + end)
 
 
 @contextmanager
-def _opened(target: Any) -> Iterator[TextIO]:
+def _open_stream(target: Any) -> Iterator[TextIO]:
     if target is None:
         yield sys.stderr
     elif hasattr(target, "write"):
@@ -58,27 +58,27 @@ def _opened(target: Any) -> Iterator[TextIO]:
 
 
 class _Verbatim(str):
-    """Text that stands in a printed structure as it is, without quotes."""
+    """Text that a printed structure shows without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def _text(value: Any, edge: int) -> str:
-    shown = _shown(value, edge)
+    shown = _replace_arrays(value, edge)
     return shown if isinstance(shown, str) else pprint.pformat(shown, width=sys.maxsize)
 
 
-def _shown(value: Any, edge: int) -> Any:
+def _replace_arrays(value: Any, edge: int) -> Any:
     """`value` with every array in it replaced by its text."""
     if isinstance(value, np.ndarray | np.generic | bytes):
         return _Verbatim(_array_text(value, edge))
     if isinstance(value, Ragged):
-        return [_shown(row, edge) for row in value]
+        return [_replace_arrays(row, edge) for row in value]
     if isinstance(value, dict):
-        return {key: _shown(item, edge) for key, item in value.items()}
+        return {key: _replace_arrays(item, edge) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_shown(item, edge) for item in value]
+        items = [_replace_arrays(item, edge) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 

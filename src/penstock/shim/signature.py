@@ -15,7 +15,7 @@ from penstock.element import nest
 from penstock.element.spec import TensorSpec, TypeSpec
 from penstock.element.values import as_value, spec_of_leaf
 from penstock.errors import InvalidTypeError, OpError
-from penstock.shim.literals import converted, is_literal, typed
+from penstock.shim.literals import convert_value, describe, is_literal
 
 
 def function(
@@ -40,24 +40,25 @@ def function(
     if func is None:
         return functools.partial(function, input_signature=input_signature)
     if not callable(func):
-        raise InvalidTypeError(f"function: needs something to call, got {typed(func)}")
-    return func if input_signature is None else _Checked(func, _specs(input_signature))
+        raise InvalidTypeError(f"function: needs something to call, got {describe(func)}")
+    return func if input_signature is None else _CheckedFunction(func, _specs(input_signature))
 
 
 def _specs(signature: Sequence[Any]) -> tuple[Any, ...]:
     if not isinstance(signature, list | tuple):
         raise InvalidTypeError(
-            f"function: input_signature must be a list or tuple of specs, got {typed(signature)}"
+            f"function: input_signature must be a list or tuple of specs, got {describe(signature)}"
         )
     for leaf in nest.flatten(tuple(signature))[0]:
         if not isinstance(leaf, TypeSpec):
             raise InvalidTypeError(
-                f"function: input_signature must hold specs such as TensorSpec, got {typed(leaf)}"
+                "function: input_signature must hold specs such as TensorSpec, "
+                f"got {describe(leaf)}"
             )
     return tuple(signature)
 
 
-class _Checked:
+class _CheckedFunction:
     """A function whose positional arguments are checked, and Python's numbers in them converted."""
 
     def __init__(self, func: Callable[..., Any], specs: tuple[Any, ...]) -> None:
@@ -66,16 +67,16 @@ class _Checked:
         self._signature = inspect.signature(func)
         self._name = getattr(func, "__name__", type(func).__name__)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> _Checked:
+    def __get__(self, instance: Any, owner: type | None = None) -> _CheckedFunction:
         if instance is None:
             return self
-        return _Checked(MethodType(self.python_function, instance), self.input_signature)
+        return _CheckedFunction(MethodType(self.python_function, instance), self.input_signature)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         bound = self._bind(args, kwargs)
         specs, names = self.input_signature, list(self._signature.parameters)
         calls = (f"{self._name}: {names[min(i, len(names) - 1)]}" for i in range(len(specs)))
-        checked = map(_checked, calls, specs, bound.args)
+        checked = map(_check_argument, calls, specs, bound.args)
         return self.python_function(*checked, *bound.args[len(specs) :], **bound.kwargs)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
@@ -92,27 +93,27 @@ class _Checked:
         return bound
 
 
-def _checked(call: str, spec: Any, value: Any) -> Any:
+def _check_argument(call: str, spec: Any, value: Any) -> Any:
     leaves, tree = nest.flatten(spec)
     try:
         values = nest.flatten_up_to(tree, value)
     except (ValueError, TypeError):
-        raise InvalidTypeError(f"{call} must be {spec}, got {_described(value)}") from None
+        raise InvalidTypeError(f"{call} must be {spec}, got {_describe_spec(value)}") from None
     return nest.unflatten(
-        tree, [_fitting(call, *pair) for pair in zip(leaves, values, strict=True)]
+        tree, [_fit_leaf(call, *pair) for pair in zip(leaves, values, strict=True)]
     )
 
 
-def _fitting(call: str, spec: TypeSpec, value: Any) -> Any:
+def _fit_leaf(call: str, spec: TypeSpec, value: Any) -> Any:
     if isinstance(spec, TensorSpec) and is_literal(value):
-        value = converted(call, value, spec.dtype)
+        value = convert_value(call, value, spec.dtype)
     if not spec.fits(value):
-        raise InvalidTypeError(f"{call} must be {spec}, got {_described(value)}")
+        raise InvalidTypeError(f"{call} must be {spec}, got {_describe_spec(value)}")
     return value
 
 
-def _described(value: Any) -> str:
+def _describe_spec(value: Any) -> str:
     try:
         return repr(nest.map_structure(lambda leaf: spec_of_leaf(as_value(leaf)), value))
     except OpError:
-        return typed(value)
+        return describe(value)

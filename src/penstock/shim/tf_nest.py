@@ -58,23 +58,23 @@ def pack_sequence_as(
             f"nest.pack_sequence_as: the structure has {count} leaves, got {len(flat_sequence)}"
         )
     leaves = iter(flat_sequence)
-    return _packed(structure, lambda: next(leaves), expand_composites)
+    return _pack(structure, lambda: next(leaves), expand_composites)
 
 
-def _packed(structure: Any, take: Callable[[], Any], expand: bool) -> Any:
+def _pack(structure: Any, take: Callable[[], Any], expand: bool) -> Any:
     container = _container(structure, expand)
     if container is None:
         return take()
     parts = list(container.parts(structure))
     for place in _order(structure, len(parts)):
-        parts[place] = _packed(parts[place], take, expand)
+        parts[place] = _pack(parts[place], take, expand)
     return container.rebuild(structure, parts)
 
 
 def map_structure(
     func: Callable[..., Any], *structure: Any, expand_composites: bool = False
 ) -> Any:
-    """`func` of the leaves that stand at the same place.
+    """`func` of the leaves at the same position of each structure.
 
     >>> map_structure(lambda a, b: a + b, [1, {"x": 2}], [10, {"x": 20}])
     [11, {'x': 22}]

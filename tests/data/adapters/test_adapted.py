@@ -11,7 +11,7 @@ import pytest
 from penstock import TensorSpec, int64
 from penstock.data import Dataset
 from penstock.data.adapters.adapted import AdaptedIterator
-from penstock.data.adapters.leaves import convert, owned
+from penstock.data.adapters.leaves import convert, own_array
 from penstock.errors import InvalidTypeError, UnknownError
 
 STREAM = Dataset.range(20).filter(lambda x: x % 2 == 0)
@@ -167,14 +167,14 @@ def test_memory_that_others_see_is_told_apart() -> None:
 
 def test_owned_copies_only_what_it_must() -> None:
     array = np.arange(6.0).reshape(2, 3)
-    assert owned(array, True) is array
+    assert own_array(array, True) is array
     for other in (array[:, ::-1], array.T, array.astype(">f8")):
-        made = owned(other, True)
+        made = own_array(other, True)
         assert made.flags.carray
         assert made.dtype == np.float64
         assert np.array_equal(made, other)
         assert not np.shares_memory(made, array)
-    assert not np.shares_memory(owned(array, False), array)
+    assert not np.shares_memory(own_array(array, False), array)
 
 
 def test_an_element_that_is_a_dataset_is_refused() -> None:

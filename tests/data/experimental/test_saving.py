@@ -108,7 +108,7 @@ def test_what_cannot_be_saved(target: str, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InvalidArgumentError, match='compression must be "GZIP" or None, got'):
         distributed_save(Dataset.range(5), tmp_path, target, compression="ZIP")
     monkeypatch.setattr(saving.RunWriter, "commit", lambda self: False)
-    with pytest.raises(AbortedError, match="somebody else has begun to write"):
+    with pytest.raises(AbortedError, match="another process has begun to write"):
         distributed_save(Dataset.range(5), tmp_path, target)
 
 

@@ -83,12 +83,12 @@ APPLIED = [
     (
         {"max_outstanding_requests": 0},
         InvalidArgumentError,
-        "max_outstanding_requests must be at least 1, or -1 to have it found out, got 0",
+        "max_outstanding_requests must be at least 1, or -1 for the default, got 0",
     ),
     (
         {"max_outstanding_requests": -3},
         InvalidArgumentError,
-        "max_outstanding_requests must be at least 1, or -1 to have it found out, got -3",
+        "max_outstanding_requests must be at least 1, or -1 for the default, got -3",
     ),
     (
         {"max_outstanding_requests": 1.5},
@@ -393,13 +393,13 @@ def test_datasets_that_cannot_be_registered_or_read(dispatcher: service.Dispatch
         service.register_dataset(target, [1, 2])  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="register_dataset: dataset_id must be a string, go"):
         service.register_dataset(target, TEN, dataset_id=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="lives only as long as an iterator, and keeps"):
+    with pytest.raises(InvalidArgumentError, match="runs only as long as an iterator, and keeps"):
         service.register_dataset(LOCAL, TEN)
-    with pytest.raises(InvalidArgumentError, match="from_dataset_id: local://1 lives only as long"):
+    with pytest.raises(InvalidArgumentError, match="from_dataset_id: local://1 runs only as long"):
         service.from_dataset_id("parallel_epochs", LOCAL, "1000")
     with pytest.raises(UnfitTypeError, match="dataset_id must be what register_dataset returned"):
         service.from_dataset_id("parallel_epochs", target, 99)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="what dataset 'zzz' holds is not known, as "):
+    with pytest.raises(InvalidArgumentError, match="the spec of dataset 'zzz' is not known, as "):
         service.from_dataset_id("parallel_epochs", target, "zzz")
     with pytest.raises(NotFoundError, match="zzz"):
         service.from_dataset_id("parallel_epochs", target, "zzz", TEN.element_spec)

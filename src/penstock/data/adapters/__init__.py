@@ -1,6 +1,6 @@
 """Adapters: a dataset in the form that a framework iterates over, as that framework's tensors.
 
-Each framework has a module here, `<framework>_adapter`, imported when it is first asked for.
+Each framework has a module here, `<framework>_adapter`, imported by its first use.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from penstock.errors import UnavailableError
 
 
 def load(where: str, framework: str) -> Any:
-    """The module of that framework; `where` is the call that asks for it."""
+    """Imports the module of a framework; `where` is the call of the user that needs it."""
     try:
         return importlib.import_module(f"penstock.data.adapters.{framework}_adapter")
     except ModuleNotFoundError as error:
-        raise missing(where, framework, error) from error
+        raise missing_framework(where, framework, error) from error
 
 
-def missing(where: str, framework: str, error: ModuleNotFoundError) -> UnavailableError:
+def missing_framework(where: str, framework: str, error: ModuleNotFoundError) -> UnavailableError:
     """The error for a framework that cannot be imported."""
     return UnavailableError(
         f"{where}: {error.name} is not installed; install it with: "

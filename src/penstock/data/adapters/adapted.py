@@ -1,6 +1,6 @@
-"""Iterating ahead: elements are sent to their device before they are asked for.
+"""Iterating ahead: a thread sends elements to their device before the caller needs them.
 
-What the user has been given counts: a state is that of the oldest element still on its way.
+A state counts the elements that the caller got: it is the place of the oldest element in flight.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class Transfer(Protocol):
     """Moves elements to where they are used."""
 
     ahead: int
-    """How many elements are on their way while the user works on another."""
+    """How many elements are in flight while the caller works on another."""
 
     def send(self, element: Any) -> Any:
-        """Begins to move an element; may return before it is there."""
+        """Starts to move an element; may return before the copy is complete."""
 
     def receive(self, sent: Any) -> Any:
-        """The element that `send` began to move, fit for use by the caller."""
+        """Returns the element that `send` started to move, ready for the caller."""
 
 
 class _Failure:
-    """What came in the place of an element."""
+    """An error in the place of an element."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -38,7 +38,7 @@ class _Failure:
 class AdaptedIterator:
     """Iterates over a dataset's elements as tensors; can be saved and resumed at any of them.
 
-    A thread makes and sends the elements ahead; it ends as soon as there are enough of them.
+    A thread computes and sends elements ahead; it ends as soon as `Transfer.ahead` are in flight.
     """
 
     def __init__(self, iterator: Iterator, transfer: Transfer) -> None:
@@ -46,9 +46,10 @@ class AdaptedIterator:
         self._transfer = transfer
         self._sent: deque[tuple[Place, Any]] = deque()
         self._at: Place | None = None
-        """Where the element in the making stands; None: where the iterator is."""
+        """The place of the element being computed; None: where the iterator is."""
         self._ended = False
         self._changed = threading.Condition()
+        """Guards `_sent` and `_at` while the sending thread runs."""
         self._pool = Pool(1, "penstock-sending")
         self._pool.stop_with(self)
         self._sending: Future[None] | None = None
@@ -57,13 +58,13 @@ class AdaptedIterator:
         return self
 
     def __next__(self) -> Any:
-        sent = self._first() if self._transfer.ahead else self._made()[1]
+        sent = self._pop_oldest() if self._transfer.ahead else self._send_next()[1]
         if isinstance(sent, _Failure):
             raise sent.error
         return self._transfer.receive(sent)
 
-    def _first(self) -> Any:
-        """The oldest element on its way; the next ones are begun."""
+    def _pop_oldest(self) -> Any:
+        """Removes and returns the oldest element in flight, and starts to send more."""
         with self._changed:
             self._send_ahead()
             while not self._sent and not self._ended:
@@ -84,18 +85,18 @@ class AdaptedIterator:
             with self._changed:
                 if made is not None:
                     self._sent.append(made)
-                # Together with what was sent, so that a state never misses an element.
+                # Under the same lock as `_sent`, so that a state never misses an element.
                 self._at = self._iterator._here()
                 self._changed.notify_all()
                 if self._ended or len(self._sent) >= self._transfer.ahead:
                     return
             try:
-                made = self._made()
+                made = self._send_next()
             except StopIteration:
                 made, self._ended = None, True
 
-    def _made(self) -> tuple[Place, Any]:
-        """The next element, begun to be sent; a failure waits for its turn as elements do."""
+    def _send_next(self) -> tuple[Place, Any]:
+        """Starts to send the next element; an error takes the place of its element."""
         place = self._iterator._here()
         try:
             return place, self._transfer.send(next(self._iterator))
@@ -105,18 +106,18 @@ class AdaptedIterator:
             return place, _Failure(error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is: small, and JSON where no user data is buffered."""
+        """The position of the iteration: small, and JSON unless an operator buffers user data."""
         with self._changed:
-            place = self._place()
+            place = self._oldest_place()
             state = self._iterator.state_dict()
         return state if place is None else state | {"at": place.state}
 
-    def _place(self) -> Place | None:
-        """Where the oldest element on its way stands; None if none is."""
+    def _oldest_place(self) -> Place | None:
+        """The place of the oldest element in flight; None if there is none."""
         return self._sent[0][0] if self._sent else self._at
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`, exactly: the same rest of the sequence."""
+        """Continues from `state`, with exactly the rest of the sequence."""
         ended = self._stop()
         try:
             self._iterator.load_state_dict(state)
@@ -129,12 +130,12 @@ class AdaptedIterator:
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
         self._stop()
-        self._at = self._place()
+        self._at = self._oldest_place()
         self._sent.clear()
         self._iterator.close()
 
     def _stop(self) -> bool:
-        """Ends the thread; whether the iteration had ended before."""
+        """Ends the thread; returns whether the iteration had ended before."""
         with self._changed:
             ended, self._ended = self._ended, True
             self._changed.notify_all()

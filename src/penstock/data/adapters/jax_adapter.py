@@ -1,8 +1,7 @@
-"""Datasets as JAX sees them: arrays on its devices, whose leading axis a sharding may split.
+"""Datasets as JAX arrays on its devices; a sharding may split their leading axis.
 
-Transfers run while the caller goes on. A device of the CPU takes over NumPy's memory as it is, and
-others read it later than they were told to, so nothing may be handed in that somebody else may
-write to.
+Transfers run in the background. JAX on the CPU uses NumPy's memory without a copy, and other
+devices read it after the call has returned: so arrays must be owned before they are passed to JAX.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from jax.sharding import Sharding
 
 from penstock.data import element_specs
 from penstock.data.adapters.adapted import AdaptedIterator
-from penstock.data.adapters.leaves import Array, convert, owned
-from penstock.data.arguments import typed
+from penstock.data.adapters.leaves import Array, convert, own_array
+from penstock.data.arguments import describe
 from penstock.data.dataset import Dataset
 from penstock.engine.specs import known_spec
 from penstock.errors import InvalidArgumentError, InvalidTypeError
@@ -24,18 +23,18 @@ WHERE = "Dataset.as_jax"
 
 
 def adapt(dataset: Dataset, sharding: Any) -> AdaptedIterator:
-    """What `Dataset.as_jax` gives."""
+    """Implements `Dataset.as_jax`."""
     if not isinstance(sharding, Sharding | jax.Device | None):
         raise InvalidTypeError(
             f"{WHERE}: sharding must be a jax.sharding.Sharding or a jax.Device, "
-            f"got {typed(sharding)}"
+            f"got {describe(sharding)}"
         )
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
     return AdaptedIterator(iter(dataset), JaxTransfer(sharding))
 
 
 class JaxTransfer:
-    """Arrays handed to JAX, which moves them in the background."""
+    """Passes arrays to JAX, which copies them in the background."""
 
     ahead = 2
 
@@ -43,10 +42,10 @@ class JaxTransfer:
         self._sharding = sharding
 
     def send(self, element: Any) -> Any:
-        return convert(WHERE, element, self._placed)
+        return convert(WHERE, element, self._place_array)
 
-    def _placed(self, array: Array, alone: bool) -> jax.Array:
-        local = owned(array, alone)
+    def _place_array(self, array: Array, alone: bool) -> jax.Array:
+        local = own_array(array, alone)
         if isinstance(self._sharding, Sharding):
             return _split(local, self._sharding)
         whole: jax.Array = jax.device_put(local, self._sharding)
@@ -57,11 +56,11 @@ class JaxTransfer:
 
 
 def _split(local: Array, sharding: Sharding) -> jax.Array:
-    """The global array that every process gives its own rows of."""
+    """Makes the global array; every process contributes its own rows."""
     try:
         make: Any = jax.make_array_from_process_local_data
         result: jax.Array = make(sharding, local)
-    except (ValueError, AssertionError) as error:  # The latter where it has too few axes.
+    except (ValueError, AssertionError) as error:  # AssertionError: the array has too few axes.
         raise InvalidArgumentError(
             f"{WHERE}: an array of shape {local.shape} cannot be split as {sharding} says; make "
             "batches that all devices get an equal part of, batch(..., drop_remainder=True), or "

@@ -1,8 +1,7 @@
-"""Datasets as Keras 3 sees them: what `Model.fit`, `evaluate` and `predict` take as `x`.
+"""Datasets for Keras 3: the argument `x` of `Model.fit`, `evaluate` and `predict`.
 
-Keras asks for an iterator when an epoch begins, and for some that it never uses: nothing begins
-before the first batch is asked for. Keras settles on its backend when it is imported, so that
-happens here at the last moment.
+Keras opens an iterator per epoch, and some that it never uses: so nothing is computed before the
+first batch is requested. Importing Keras fixes its backend, so it is imported as late as possible.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Iterator as PythonIterator
 from typing import Any
 
 from penstock.data import element_specs
-from penstock.data.adapters import missing
-from penstock.data.adapters.leaves import Make, convert, owned
+from penstock.data.adapters import missing_framework
+from penstock.data.adapters.leaves import Make, convert, own_array
 from penstock.data.arguments import integer
 from penstock.data.dataset import Dataset
 from penstock.data.iterator import Iterator
@@ -37,7 +36,7 @@ WHERE = "Dataset.as_keras"
 
 
 def adapt(dataset: Dataset, steps_per_epoch: int | None) -> KerasBatches:
-    """What `Dataset.as_keras` gives."""
+    """Implements `Dataset.as_keras`."""
     plan = dataset.__plan__
     spec = known_spec(plan)
     if spec is not None:
@@ -73,7 +72,7 @@ def _check_spec(spec: Any) -> None:
 
 @functools.cache
 def _adapter() -> Any:
-    """`KerasBatches` as a class that Keras knows."""
+    """`KerasBatches` as a subclass of Keras' `DataAdapter`."""
     if _backend() == "tensorflow":
         raise FailedPreconditionError(
             f"{WHERE}: Keras is set to its tensorflow backend; set the environment variable "
@@ -89,7 +88,7 @@ def _backend() -> str:
         import keras
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "tensorflow":
-            raise missing(WHERE, "keras", error) from error
+            raise missing_framework(WHERE, "keras", error) from error
         return "tensorflow"
     name: str = keras.config.backend()
     return name
@@ -127,15 +126,15 @@ class KerasBatches:
         return None
 
     def get_numpy_iterator(self) -> PythonIterator[Any]:
-        return self._epoch(owned)
+        return self._epoch(own_array)
 
     def get_jax_iterator(self) -> PythonIterator[Any]:
-        return self._epoch(owned)
+        return self._epoch(own_array)
 
     def get_torch_dataloader(self) -> PythonIterator[Any]:
         import keras
 
-        # Always a copy, on the device that Keras works on.
+        # Always a copy, on the device that Keras uses.
         return self._epoch(lambda array, alone: keras.ops.convert_to_tensor(array))
 
     def get_tf_dataset(self) -> Any:
@@ -145,7 +144,7 @@ class KerasBatches:
         pass
 
     def on_epoch_end(self) -> None:
-        """Keras ends an epoch of unknown length where the first one ended."""
+        """Warns if Keras cut an epoch of unknown length where the first epoch had ended."""
         if not self._complete and self._first is not None and self._given > self._first:
             self._complete = True
             warnings.warn(
@@ -174,7 +173,7 @@ class KerasBatches:
             for batch in batches:
                 self._given += 1
                 if self._given == self.num_batches:
-                    # Keras will not ask for more, but a cache is complete only at the very end.
+                    # Keras requests no more, but a cache is complete only after StopIteration.
                     next(batches, None)
                 yield batch
         self._complete = True
@@ -182,10 +181,10 @@ class KerasBatches:
             self._first = self._given
 
     def _next(self, count: int) -> PythonIterator[Any]:
-        """Batches of one long iteration, which no epoch ends.
+        """The next batches of one iteration that spans all epochs.
 
-        Keras may take one or two to look at, throw its iterator away and begin to train with
-        another: then these come again.
+        Keras may take one or two batches to inspect, drop its iterator and train with another one:
+        these batches are yielded again.
         """
         if self._going is None:
             self._going = iter(self._dataset.repeat())

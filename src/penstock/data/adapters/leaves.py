@@ -1,8 +1,7 @@
-"""The leaves of elements on their way to a framework: which become tensors, and whose memory it is.
+"""Leaves of elements as tensors: which leaves are converted, and which memory is copied.
 
-A tensor must not change when somebody else writes to an array, nor the reverse. The engine hands
-out arrays that can be written to only where no source, no cache and no other element shares them;
-all others are to be copied.
+Writing to a tensor must change no array, nor the reverse. An array of the engine is writeable only
+if no source, no cache and no other element shares its memory; all other arrays are copied.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from penstock.errors import InvalidTypeError
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[Array, bool], Any]
-"""A tensor of an array; the flag says that the memory is not shared and may be kept."""
+"""Makes a tensor of an array; True means that its memory is not shared and may be kept."""
 
 
 def convert(where: str, element: Any, make: Make) -> Any:
     """`element` with its numbers as tensors. Strings, ragged values and None stay as they are."""
     leaves, tree = nest.flatten(element)
     taken: set[int] = set()
-    return nest.unflatten(tree, [_converted(where, leaf, make, taken) for leaf in leaves])
+    return nest.unflatten(tree, [_convert_leaf(where, leaf, make, taken) for leaf in leaves])
 
 
-def _converted(where: str, leaf: Any, make: Make, taken: set[int]) -> Any:
+def _convert_leaf(where: str, leaf: Any, make: Make, taken: set[int]) -> Any:
     if isinstance(leaf, np.generic):
         return make(np.array(leaf), True)
     if is_dataset(leaf):
@@ -42,8 +41,8 @@ def _converted(where: str, leaf: Any, make: Make, taken: set[int]) -> Any:
     return make(leaf, alone)
 
 
-def owned(array: Array, alone: bool) -> Array:
-    """`array` in memory that nobody else sees, as C lays it out."""
+def own_array(array: Array, alone: bool) -> Array:
+    """`array`, contiguous, in memory of its own; copied unless it is `alone` in its memory."""
     if not array.dtype.isnative:
         return array.astype(array.dtype.newbyteorder("="))
     return array if alone and array.flags.carray else np.array(array, order="C")

@@ -1,7 +1,7 @@
-"""Datasets as torch sees them: an `IterableDataset` of tensors that are nobody else's.
+"""Datasets for torch: an `IterableDataset` of tensors that share no memory.
 
-A worker process of a `DataLoader` reads its share: of n workers, number i every n-th element from i
-on. So all of them must see one order, and whatever is drawn at random must be drawn alike.
+A worker process of a `DataLoader` reads its share: of n workers, number i reads every n-th element
+from i on. So all workers must see one order, and draw the same random numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.data import element_specs
 from penstock.data.adapters.adapted import AdaptedIterator
-from penstock.data.adapters.leaves import Array, convert, owned
-from penstock.data.arguments import flag, typed
+from penstock.data.adapters.leaves import Array, convert, own_array
+from penstock.data.arguments import describe, flag
 from penstock.data.dataset import Dataset
 from penstock.data.iterator import Iterator
 from penstock.element import nest
@@ -30,24 +30,26 @@ WHERE = "Dataset.as_torch"
 
 
 def adapt(dataset: Dataset, device: Any, pin_memory: bool | None) -> TorchDataset:
-    """What `Dataset.as_torch` gives."""
+    """Implements `Dataset.as_torch`."""
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
-    place = None if device is None else _device(device)
+    place = None if device is None else _find_device(device)
     on_gpu = place is not None and place.type == "cuda"
     pinned = on_gpu if pin_memory is None else flag(WHERE, "pin_memory", pin_memory)
     if pinned and not torch.cuda.is_available():
         raise InvalidArgumentError(
             f"{WHERE}: pin_memory=True needs a GPU that torch can use; leave it out"
         )
-    return TorchDataset(dataset, place or torch.device("cpu"), _pinned if pinned else _tensor)
+    return TorchDataset(
+        dataset, place or torch.device("cpu"), _make_pinned if pinned else _make_tensor
+    )
 
 
-def _device(device: Any) -> torch.device:
+def _find_device(device: Any) -> torch.device:
     try:
         place = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidArgumentError(
-            f"{WHERE}: device must be one of torch's, such as 'cuda:0', got {typed(device)}"
+            f"{WHERE}: device must be one of torch's, such as 'cuda:0', got {describe(device)}"
         ) from None
     there = torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= there:
@@ -78,14 +80,14 @@ class TorchDataset(IterableDataset[Any]):
         worker = get_worker_info()
         if worker is None:
             return iter(self._dataset)
-        if self._device.type != "cpu" or self._make is _pinned:
+        if self._device.type != "cpu" or self._make is _make_pinned:
             raise FailedPreconditionError(
                 f"{WHERE}: a worker process of a DataLoader must leave devices alone, but the "
                 f"tensors are for {str(self._device)!r}; leave out device and pin_memory, or use "
                 "num_workers=0"
             )
-        share = iter(Dataset(_share(self._dataset, worker.num_workers, worker.id)))
-        # Of all that workers are told, this alone is the same for them and new in every epoch.
+        share = iter(Dataset(_plan_share(self._dataset, worker.num_workers, worker.id)))
+        # The only number that is the same for all workers and new in every epoch.
         key = worker.seed - worker.id
         share.load_state_dict(share.state_dict() | {"key": key, "iteration": key + self._shares})
         self._shares += 1
@@ -101,15 +103,15 @@ class TorchDataset(IterableDataset[Any]):
         return f"<TorchDataset of {self._dataset!r}>"
 
 
-def _share(dataset: Dataset, workers: int, worker: int) -> Node:
-    """What one worker reads, whatever the dataset's options say: nothing is lost or repeated."""
+def _plan_share(dataset: Dataset, workers: int, worker: int) -> Node:
+    """The plan of one worker; the auto-shard policy is ignored, so that no element is lost."""
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
     return shard_plan(dataset.with_options(options).__plan__, workers, worker).plan
 
 
 class PlainTransfer:
-    """Tensors in main memory, or copied from there while the caller waits."""
+    """Tensors in main memory, or copied from there while the caller blocks."""
 
     ahead = 0
 
@@ -118,17 +120,17 @@ class PlainTransfer:
         self._make = make
 
     def send(self, element: Any) -> Any:
-        return convert(WHERE, element, self._moved)
+        return convert(WHERE, element, self._move_array)
 
-    def _moved(self, array: Array, alone: bool) -> torch.Tensor:
-        return self._make(array, alone).to(self.device, non_blocking=self._make is _pinned)
+    def _move_array(self, array: Array, alone: bool) -> torch.Tensor:
+        return self._make(array, alone).to(self.device, non_blocking=self._make is _make_pinned)
 
     def receive(self, sent: Any) -> Any:
         return sent
 
 
 class StreamTransfer(PlainTransfer):
-    """Tensors that a GPU fetches on a stream of its own, ahead of their use."""
+    """Tensors copied to a GPU on a CUDA stream of their own, ahead of their use."""
 
     ahead = 2
 
@@ -151,16 +153,16 @@ class StreamTransfer(PlainTransfer):
         return element
 
 
-def _tensor(array: Array, alone: bool) -> torch.Tensor:
-    array = owned(array, alone)
+def _make_tensor(array: Array, alone: bool) -> torch.Tensor:
+    array = own_array(array, alone)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _pinned(array: Array, alone: bool) -> torch.Tensor:
-    """A copy in memory that the GPU reads by itself; torch reuses it once the GPU is done."""
-    kind = _tensor(np.empty(0, array.dtype), True).dtype
+def _make_pinned(array: Array, alone: bool) -> torch.Tensor:
+    """A copy in pinned memory, which the GPU reads directly; torch reuses it after the copy."""
+    kind = _make_tensor(np.empty(0, array.dtype), True).dtype
     tensor = torch.empty(array.shape, dtype=kind, pin_memory=True)
     memory = tensor.view(torch.int16) if kind == torch.bfloat16 else tensor
     np.copyto(memory.numpy().view(array.dtype.newbyteorder("=")), array)

@@ -1,4 +1,4 @@
-"""What stands beside `Dataset`: free functions, CSV files, policies, and the data service."""
+"""`tf.data.experimental`: free functions, CSV files, policies, and the data service."""
 
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT

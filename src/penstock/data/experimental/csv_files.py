@@ -14,7 +14,7 @@ import numpy as np
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
-from penstock.data.file_datasets import reading, records
+from penstock.data.file_datasets import plan_records, reader_options
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
@@ -36,12 +36,12 @@ class CsvDataset(Dataset):
         compression_type: None, "GZIP" or "ZLIB".
         buffer_size: How many bytes to read at once.
         header: Whether the first line of each file is left out.
-        field_delim: What stands between two fields.
+        field_delim: The separator of fields.
         use_quote_delim: Whether double quotes may enclose a field.
-        na_value: What stands for an empty field, besides nothing.
+        na_value: A text that means an empty field.
         select_cols: The columns to read, by number, in order.
         exclude_cols: The columns not to read, by number.
-        name: Accepted, without meaning.
+        name: Accepted and ignored.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ class CsvDataset(Dataset):
         if select_cols is not None and exclude_cols is not None:
             raise InvalidArgumentError(f"{where}: select_cols and exclude_cols exclude each other")
         options = (
-            *reading(where, compression_type, buffer_size),
+            *reader_options(where, compression_type, buffer_size),
             ("field_delim", check.text(where, "field_delim", field_delim)),
             ("use_quote_delim", check.boolean(where, "use_quote_delim", use_quote_delim)),
             ("header", check.boolean(where, "header", header)),
@@ -85,7 +85,7 @@ class CsvDataset(Dataset):
             _columns(where, "exclude_cols", exclude_cols),
         )
         spec = tuple(TensorSpec((), field.dtype) for field in fields)
-        rows = records(where, "csv", filenames, options)
+        rows = plan_records(where, "csv", filenames, options)
         super().__init__(Map(rows, Function(convert), signature=spec))
 
 
@@ -163,11 +163,11 @@ def make_csv_dataset(
         column_defaults: As `CsvDataset.record_defaults`; by default found from the first rows.
         label_name: The column that is the label.
         select_columns: The columns to read, by name or number.
-        field_delim: What stands between two fields.
+        field_delim: The separator of fields.
         use_quote_delim: Whether double quotes may enclose a field.
-        na_value: What stands for an empty field, besides nothing.
+        na_value: A text that means an empty field.
         header: Whether the files begin with a header.
-        num_epochs: How often the rows are repeated; for ever if None.
+        num_epochs: How often the rows are repeated; without end if None.
         shuffle: Whether files and rows come in random order.
         shuffle_buffer_size: From how many rows the next is drawn.
         shuffle_seed: The seed of that order.
@@ -227,7 +227,7 @@ def _read(names: Dataset, rows: Any, parallel: int | None, sloppy: bool) -> Data
 
 
 def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> Any:
-    """Columns as a dict, the label beside it."""
+    """Columns as a dict; with a label, a pair of the dict and the label."""
     features = dict(zip(names, columns, strict=True))
     if label_name is None:
         return features
@@ -261,7 +261,7 @@ class Table:
         selected: Sequence[Any] | None,
         rows: int | None,
     ) -> Columns:
-        """The columns as the user told them; what is None is found in the files."""
+        """The columns as given; arguments that are None are inferred from the files."""
         every = self._header_names() if names is None else list(names)
         if len(set(every)) < len(every):
             raise InvalidArgumentError(f"{self.where}: column_names must differ, got {every}")
@@ -298,7 +298,7 @@ class Table:
             return int(column)
         raise InvalidArgumentError(
             f"{self.where}: select_columns must be names or numbers of columns {names}, "
-            f"got {check.typed(column)}"
+            f"got {check.describe(column)}"
         )
 
     def _defaults(self, count: int, limit: int | None) -> list[Any]:

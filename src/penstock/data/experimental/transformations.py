@@ -1,6 +1,6 @@
-"""Free functions beside `Dataset`: transformations for `Dataset.apply`, and a few results.
+"""Free functions of `tf.data.experimental`: transformations for `Dataset.apply`, and some results.
 
-Those that merely repeat a method are here for code that was written with them.
+Most of them repeat a method of `Dataset`, for code that was written before the method existed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cardinality(dataset: Dataset) -> np.int64:
 
 
 def assert_cardinality(expected_cardinality: int) -> Transformation:
-    """Tells how many elements there are; if there are not, iterating ends with an error.
+    """States the number of elements; iterating raises if there are more or less.
 
     >>> ds = Dataset.range(9).filter(lambda x: x > 4)
     >>> len(ds.apply(assert_cardinality(4)))
@@ -46,10 +46,10 @@ def assert_cardinality(expected_cardinality: int) -> Transformation:
 
 
 def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> Transformation:
-    """Adds elements of zeros until there are `cardinality`, and a mask that tells them apart.
+    """Adds elements of zeros until there are `cardinality`, and a mask that marks the real ones.
 
     Args:
-        cardinality: How many elements there are to be.
+        cardinality: The number of elements of the result.
         mask_key: The key of the mask; elements must be dicts.
 
     >>> ds = Dataset.from_tensor_slices({"a": [1, 2]}).apply(pad_to_cardinality(3))
@@ -128,7 +128,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
     """
     where = "from_list"
     if not isinstance(elements, list):
-        raise InvalidTypeError(f"{where}: needs a list of elements, got {check.typed(elements)}")
+        raise InvalidTypeError(f"{where}: needs a list of elements, got {check.describe(elements)}")
     if not elements:
         raise InvalidArgumentError(f"{where}: needs at least one element")
     converted = [check.element(where, element) for element in elements]

@@ -146,7 +146,7 @@ class StepIterator(Iterator):
         self.close()
         self._written = with_seeds(self._written, state["seeds"])
         self._rule = rule
-        self._go_on(state, at)
+        self._resume(state, at)
 
     def check(self, state: Any) -> str:
         """The rule to continue with; InvalidArgumentError unless the state fits this input."""

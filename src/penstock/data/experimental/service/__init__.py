@@ -1,7 +1,7 @@
-"""The data service: datasets made by other processes, here or on other machines.
+"""The data service: other processes compute datasets, here or on other machines.
 
-A dispatcher knows the datasets and the workers, workers make the elements, and `distribute` reads
-them. What runs all this loads when it is first needed.
+A dispatcher registers datasets and workers, workers compute elements, and `distribute` reads them.
+The modules that do this load when they are first needed.
 
 >>> import penstock
 >>> service = penstock.data.experimental.service

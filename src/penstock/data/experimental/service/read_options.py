@@ -1,6 +1,6 @@
-"""What a reader asks of a data service, the same whatever the dataset is.
+"""The options of a reader of a data service, for `distribute` and `from_dataset_id`.
 
-What is wrong in itself is refused by the call that gets it, the rest once there is a dataset.
+`ReadOptions` checks single arguments when it is made, and all together in `fields`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TARGETS = ("AUTO", "ANY", "LOCAL")
 
 @dataclass(frozen=True)
 class CrossTrainerCache:
-    """Several trainers read the same elements of one job, which are made once.
+    """Several trainers read the same elements of one job, which workers compute once.
 
     Args:
         trainer_id: Names a trainer; readers with one id share the elements between them.
@@ -42,8 +42,8 @@ class CrossTrainerCache:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The arguments that `distribute` and `from_dataset_id` share; `where` is which of them."""
+class ReadOptions:
+    """The arguments that `distribute` and `from_dataset_id` share; `where` is the public call."""
 
     where: str
     processing_mode: Any
@@ -56,56 +56,58 @@ class Asked:
     target_workers: Any
 
     def __post_init__(self) -> None:
-        _mode(self.where, self.processing_mode)
+        _parse_mode(self.where, self.processing_mode)
         _check_job_name(self.where, self.job_name)
-        _consumers(self.where, self.job_name, self.consumer_index, self.num_consumers)
+        _parse_consumers(self.where, self.job_name, self.consumer_index, self.num_consumers)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the node."""
+        """The fields of the node `Distribute`."""
         where = self.where
-        index, count = _consumers(where, self.job_name, self.consumer_index, self.num_consumers)
-        trainer = _trainer(where, self.cross_trainer_cache)
+        index, count = _parse_consumers(
+            where, self.job_name, self.consumer_index, self.num_consumers
+        )
+        trainer = _parse_trainer(where, self.cross_trainer_cache)
         if trainer is not None and (self.job_name is None or count is not None):
             raise InvalidArgumentError(
                 f"{where}: cross_trainer_cache needs a job_name, and no num_consumers, got "
                 f"{self.job_name!r} and {count}; trainers meet in a job, and each gets all of it"
             )
         return {
-            "mode": _mode(where, self.processing_mode),
+            "mode": _parse_mode(where, self.processing_mode),
             "job_name": self.job_name,
             "consumer_index": index,
             "num_consumers": count,
-            "max_outstanding": _outstanding(where, self.max_outstanding_requests),
-            "transfer": _transfer(where, self.data_transfer_protocol),
+            "max_outstanding": _parse_outstanding(where, self.max_outstanding_requests),
+            "transfer": _parse_transfer(where, self.data_transfer_protocol),
             "trainer": trainer,
-            "target": _target(where, self.target_workers),
+            "target": _parse_target(where, self.target_workers),
         }
 
 
-def _mode(where: str, value: Any) -> ShardingPolicy:
+def _parse_mode(where: str, value: Any) -> ShardingPolicy:
     if isinstance(value, ShardingPolicy):
         return value
     if isinstance(value, str) and value in _MODES:
         return _MODES[value]
     raise InvalidArgumentError(
         f'{where}: processing_mode must be "parallel_epochs", "distributed_epoch" or a '
-        f"ShardingPolicy, got {check.typed(value)}"
+        f"ShardingPolicy, got {check.describe(value)}"
     )
 
 
 def _check_job_name(where: str, value: Any) -> None:
     if value is not None and not isinstance(value, str):
-        raise UnfitTypeError(f"{where}: job_name must be a string, got {check.typed(value)}")
+        raise UnfitTypeError(f"{where}: job_name must be a string, got {check.describe(value)}")
     if value == "":
         raise InvalidArgumentError(
-            f"{where}: job_name must not be empty; leave it out for a job that nobody shares"
+            f"{where}: job_name must not be empty; leave it out for a job with one reader"
         )
 
 
-def _consumers(
+def _parse_consumers(
     where: str, job_name: str | None, index: Any, count: Any
 ) -> tuple[int | None, int | None]:
-    """Which consumer of how many this is; both are None without coordination."""
+    """The index of this consumer and their number; both None without coordination."""
     if index is None and count is None:
         return None, None
     if index is None or count is None:
@@ -127,29 +129,29 @@ def _consumers(
     return number, total
 
 
-def _outstanding(where: str, value: Any) -> int | None:
+def _parse_outstanding(where: str, value: Any) -> int | None:
     if value is None:
         return None
     number = check.integer(where, "max_outstanding_requests", value)
     if number < 1 and number != check.AUTOTUNE:
         raise InvalidArgumentError(
-            f"{where}: max_outstanding_requests must be at least 1, or -1 to have it found out, "
+            f"{where}: max_outstanding_requests must be at least 1, or -1 for the default, "
             f"got {number}"
         )
     return None if number == check.AUTOTUNE else number
 
 
-def _trainer(where: str, value: Any) -> str | None:
+def _parse_trainer(where: str, value: Any) -> str | None:
     if value is None:
         return None
     if not isinstance(value, CrossTrainerCache):
         raise NotAConfigError(
-            f"{where}: cross_trainer_cache must be a CrossTrainerCache, got {check.typed(value)}"
+            f"{where}: cross_trainer_cache must be a CrossTrainerCache, got {check.describe(value)}"
         )
     return str(value.trainer_id)
 
 
-def _target(where: str, value: Any) -> str:
+def _parse_target(where: str, value: Any) -> str:
     name = "AUTO" if value is None else check.text(where, "target_workers", value).upper()
     if name not in _TARGETS:
         raise InvalidArgumentError(
@@ -158,11 +160,11 @@ def _target(where: str, value: Any) -> str:
     return name
 
 
-def _transfer(where: str, value: Any) -> str | None:
-    """How data travels; TensorFlow's name of its only way leaves the choice to us."""
+def _parse_transfer(where: str, value: Any) -> str | None:
+    """The transfer protocol; TensorFlow's "grpc" means the default, as None does."""
     if value not in (None, "grpc", "tcp", "shm"):
         raise InvalidArgumentError(
             f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '
-            f"got {check.typed(value)}"
+            f"got {check.describe(value)}"
         )
     return value if value in ("tcp", "shm") else None

@@ -1,7 +1,7 @@
-"""Reading from a data service: datasets are registered there, and their elements come from there.
+"""Reading from a data service: datasets are registered there, and clients read their elements.
 
-Arguments that are wrong in themselves are refused by the call that gets them; what the service
-has to say comes when a dataset is applied, and all about a job when somebody iterates.
+Wrong arguments raise at the call. Errors of registering raise when the dataset is applied, errors
+of a job when it is iterated over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
-from penstock.data.experimental.service.read_options import Asked, CrossTrainerCache
+from penstock.data.experimental.service.read_options import CrossTrainerCache, ReadOptions
 from penstock.element.spec import relax
 from penstock.errors import (
     FailedPreconditionError,
@@ -40,24 +40,25 @@ def distribute(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str | None = "AUTO",
 ) -> Transformation:
-    """Has a data service make the elements of the dataset it is applied to; the rest stays here.
+    """Lets a data service compute the elements of a dataset; for `Dataset.apply`.
 
     Args:
         processing_mode: "distributed_epoch" or `ShardingPolicy.DYNAMIC`: the workers share the
-            dataset, and every element comes once. "parallel_epochs" or OFF: every worker makes all
-            of it. The other policies divide it beforehand, among the workers that the dispatcher
-            was told of.
+            dataset, and every element comes once. "parallel_epochs" or OFF: every worker computes
+            all of it. The other policies divide it beforehand, among the
+            `DispatcherConfig.worker_addresses`.
         service: "grpc://host:port" for a dispatcher, or "local://4" for four processes on this
-            machine that live as long as the iterator.
-        job_name: Datasets that name the same job share its elements, first come, first served.
-        consumer_index: For coordinated reads: which of the consumers this is.
-        num_consumers: For coordinated reads: how many there are. In each step they get elements
-            of one round, which are neighbours in the dataset.
-        max_outstanding_requests: How many elements may be asked for at once; by default, as many
-            as keep everybody busy.
-        data_transfer_protocol: "shm" or "tcp"; by default the former where it is possible.
+            machine that run as long as the iterator.
+        job_name: Datasets with the same job name share the elements of one job; each element goes
+            to the reader that asks first.
+        consumer_index: For coordinated reads: the index of this consumer.
+        num_consumers: For coordinated reads: the number of consumers. In each round they get
+            consecutive elements of the dataset.
+        max_outstanding_requests: How many elements to request ahead; by default, enough to keep
+            all workers busy.
+        data_transfer_protocol: "shm" or "tcp"; by default "shm" where it is possible.
         compression: "AUTO" (where it pays), None or "SNAPPY".
-        cross_trainer_cache: Several trainers get the same elements, each all of them.
+        cross_trainer_cache: Lets several trainers read the same elements, each of them all.
         target_workers: "AUTO", "ANY" or "LOCAL", which reads only from workers on this host.
 
     >>> import penstock
@@ -66,23 +67,23 @@ def distribute(
     1 2 3 4
     """
     where = "service.distribute"
-    asked = Asked(
-        where,
-        processing_mode,
-        job_name,
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
+    options = ReadOptions(
+        where=where,
+        processing_mode=processing_mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
     )
     _check_compression(where, compression)
 
     def apply(dataset: Dataset) -> Dataset:
         plan = check.plan_of(where, "dataset", dataset)
-        url, fields = _url(where, service), asked.fields()
-        name = _registered(url, plan, dataset.element_spec)
+        url, fields = _parse_url(where, service), options.fields()
+        name = _register(url, plan, dataset.element_spec)
         return Dataset(
             nodes.Distribute(plan, url, compression=compression, dataset_id=name, **fields)
         )
@@ -96,13 +97,13 @@ def register_dataset(
     compression: str | None = "AUTO",
     dataset_id: str | bytes | None = None,
 ) -> bytes:
-    """Tells a service of a dataset, which others then read with `from_dataset_id`.
+    """Registers a dataset with a service; clients read it with `from_dataset_id`.
 
     Args:
         service: "grpc://host:port".
         dataset: The dataset.
-        compression: "AUTO", None or "SNAPPY"; each reader chooses its own in the end.
-        dataset_id: What to call it; by default the service numbers its datasets.
+        compression: "AUTO", None or "SNAPPY"; checked and ignored, each reader chooses its own.
+        dataset_id: The id of the dataset; by default the service numbers its datasets.
 
     Returns:
         The id of the dataset, as bytes.
@@ -113,7 +114,7 @@ def register_dataset(
     _check_compression(where, compression)
     name = None if dataset_id is None else check.text(where, "dataset_id", dataset_id) or None
     plan = check.plan_of(where, "dataset", dataset)
-    url = _standing(where, service)
+    url = _dispatcher_url(where, service)
     return connect.register(url, plan, dataset.element_spec, name, lasting=True).encode()
 
 
@@ -130,13 +131,13 @@ def from_dataset_id(
     cross_trainer_cache: CrossTrainerCache | None = None,
     target_workers: str | None = "AUTO",
 ) -> Dataset:
-    """The elements of a dataset that somebody registered with `register_dataset`.
+    """The elements of a dataset that was registered with `register_dataset`.
 
     Args:
-        processing_mode: As for `distribute`, like all arguments that are not told of here.
+        processing_mode: As for `distribute`.
         service: "grpc://host:port".
         dataset_id: The id that `register_dataset` returned.
-        element_spec: What an element must look like; by default as it was registered.
+        element_spec: The spec of an element; by default as it was registered.
         job_name: As for `distribute`.
         consumer_index: As for `distribute`.
         num_consumers: As for `distribute`.
@@ -146,19 +147,20 @@ def from_dataset_id(
         target_workers: As for `distribute`.
     """
     where = "service.from_dataset_id"
-    asked = Asked(
-        where,
-        processing_mode,
-        job_name,
-        consumer_index,
-        num_consumers,
-        max_outstanding_requests,
-        data_transfer_protocol,
-        cross_trainer_cache,
-        target_workers,
+    options = ReadOptions(
+        where=where,
+        processing_mode=processing_mode,
+        job_name=job_name,
+        consumer_index=consumer_index,
+        num_consumers=num_consumers,
+        max_outstanding_requests=max_outstanding_requests,
+        data_transfer_protocol=data_transfer_protocol,
+        cross_trainer_cache=cross_trainer_cache,
+        target_workers=target_workers,
     )
-    url, fields, name = _standing(where, service), asked.fields(), _dataset_id(where, dataset_id)
-    spec, count = _known(where, url, name, element_spec)
+    url, fields = _dispatcher_url(where, service), options.fields()
+    name = _parse_dataset_id(where, dataset_id)
+    spec, count = _look_up(where, url, name, element_spec)
     return Dataset(
         nodes.Distribute(
             None, url, compression="AUTO", dataset_id=name, element=spec, known=count, **fields
@@ -167,21 +169,21 @@ def from_dataset_id(
 
 
 def status(service: str | tuple[str, str]) -> dict[str, Any]:
-    """What goes on in a service, as plain data: its jobs, workers, streams, leases and rates.
+    """The state of a service as plain data: its jobs, workers, streams, leases and rates.
 
     Args:
         service: "grpc://host:port".
     """
     from penstock.service.host import connect
 
-    return connect.status(_standing("service.status", service))
+    return connect.status(_dispatcher_url("service.status", service))
 
 
 def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One state of what several readers of a named job had read, for any number of new readers.
+    """Merges the states of several readers of a named job, for any number of new readers.
 
     Args:
-        states: What `state_dict` of each reader's iterator returned.
+        states: The result of `state_dict` of each reader's iterator.
     """
     from penstock.service.host import connect
 
@@ -189,11 +191,11 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
-    """Makes `name://rest` a service that `distribute` knows.
+    """Registers a kind of service, for `distribute` with a service `name://rest`.
 
     Args:
         name: The scheme.
-        serve: Called with the rest when somebody begins to read; gives an object with a `session`
+        serve: Called with the rest when an iterator opens; returns an object with a `session`
             (see `penstock.service.host.session`) and `close()`.
     """
     from penstock.service.host import connect
@@ -204,20 +206,21 @@ def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
 def _check_compression(where: str, value: Any) -> None:
     if value not in _COMPRESSIONS:
         raise InvalidArgumentError(
-            f'{where}: compression must be "AUTO", "SNAPPY" or None, got {check.typed(value)}'
+            f'{where}: compression must be "AUTO", "SNAPPY" or None, got {check.describe(value)}'
         )
 
 
-def _dataset_id(where: str, value: Any) -> str:
+def _parse_dataset_id(where: str, value: Any) -> str:
     if not isinstance(value, str | bytes):
         raise UnfitTypeError(
-            f"{where}: dataset_id must be what register_dataset returned, got {check.typed(value)}"
+            f"{where}: dataset_id must be what register_dataset returned, "
+            f"got {check.describe(value)}"
         )
     return check.text(where, "dataset_id", value)
 
 
-def _url(where: str, service: Any) -> str:
-    """A service as one string with its scheme, which must be known."""
+def _parse_url(where: str, service: Any) -> str:
+    """A service as one string with its scheme, which must be registered."""
     from penstock.service.host.services import parse
 
     if isinstance(service, tuple):
@@ -225,25 +228,25 @@ def _url(where: str, service: Any) -> str:
     return "://".join(parse(service, where))
 
 
-def _standing(where: str, service: Any) -> str:
-    """A service that is there before somebody reads, and stays."""
-    url = _url(where, service)
+def _dispatcher_url(where: str, service: Any) -> str:
+    """The URL of a dispatcher, which must outlive iterators."""
+    url = _parse_url(where, service)
     if not url.startswith("grpc://"):
         raise InvalidArgumentError(
-            f"{where}: {url} lives only as long as an iterator, and keeps nothing; "
+            f"{where}: {url} runs only as long as an iterator, and keeps nothing; "
             "start a dispatcher, and give its address"
         )
     return url
 
 
-def _registered(url: str, plan: nodes.Node, spec: Any) -> str | None:
-    """The id that a dispatcher gives the dataset; None where none runs before somebody reads."""
+def _register(url: str, plan: nodes.Node, spec: Any) -> str | None:
+    """Registers the dataset and returns its id; None if no dispatcher runs before iteration."""
     from penstock.service.host import connect
 
     return connect.register(url, plan, spec) if url.startswith("grpc://") else None
 
 
-def _known(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
+def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     """Spec and cardinality of a registered dataset."""
     from penstock.service.host import connect
 
@@ -253,7 +256,7 @@ def _known(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
         if wanted is not None:
             raise
         raise InvalidArgumentError(
-            f"{where}: what dataset {name!r} holds is not known, as {error.message}"
+            f"{where}: the spec of dataset {name!r} is not known, as {error.message}"
         ) from None
     found = connect.spec_of_dataset(info)
     if wanted is None:
@@ -261,13 +264,13 @@ def _known(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     if not _covers(check.signature(where, wanted, "element_spec"), found):
         raise FailedPreconditionError(
             f"{where}: dataset {name!r} has elements of {found}, which are not all of {wanted}; "
-            "leave element_spec out to take them as they are"
+            "leave element_spec out to read them as registered"
         )
     return wanted, info.cardinality
 
 
 def _covers(wanted: Any, found: Any) -> bool:
-    """Whether all that fits one spec fits the other as well."""
+    """Whether every element of spec `found` is also one of spec `wanted`."""
     try:
         return bool(relax(wanted, found) == wanted)
     except OpError:

@@ -1,7 +1,7 @@
-"""Saving by a service: its workers write the shards of a saved dataset, each of them whole.
+"""Saving by a service: its workers write the shards of a saved dataset.
 
-A shard may be written twice, when a worker dies: so each writing has a name of its own until it is
-complete. Readers see nothing before the client, at the end, says what was written.
+A shard may be written twice, after a worker was lost: so each attempt writes a file of its own and
+renames it when it is complete. Readers see nothing before the client commits all shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.plan.splits import piece, shape_of
 
 _WHERE = "distributed_save"
 _SHARDS = 128
-"""The most of them: enough for many workers, and few enough for a folder."""
+"""The largest number of shards: enough for many workers, and few enough for a folder."""
 
 _AT_ONCE = 1024
 
@@ -47,15 +47,15 @@ def distributed_save(
     dispatcher_address: str | tuple[str, str],
     compression: str | None = "AUTO",
 ) -> None:
-    """Has the workers of a service write a dataset into a folder, for `Dataset.load`.
+    """Lets the workers of a service write a dataset into a folder, for `Dataset.load`.
 
-    It returns when all is written; what was there before is replaced at that moment.
+    It returns when all shards are written; they replace a dataset that was saved there.
 
     Args:
         dataset: The dataset; it must end.
         path: The folder, which all workers reach under this name.
         dispatcher_address: The service, as for `distribute`.
-        compression: "AUTO", None or "GZIP"; `Dataset.load` needs to be told of the last one.
+        compression: "AUTO", None or "GZIP"; pass "GZIP" to `Dataset.load` as well.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -67,34 +67,34 @@ def distributed_save(
     folder = check.path(_WHERE, "path", path)
     folder = folder if "://" in folder else os.path.abspath(folder)
     packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
-    shares = _shares(plan)
+    shares = _divide(plan)
     run = RunWriter(folder, packing, None, _WHERE, dataset.element_spec)
     try:
         files = [run.place(number) for number in range(len(shares))]
         write = ShardWriter(
             codec.encode(plan), shares, tuple(files), packing, dataset.element_spec, seeds.draw()
         )
-        counts = _counts(write, len(shares), dispatcher_address)
+        counts = _write_shards(write, len(shares), dispatcher_address)
         for number, count in enumerate(counts):
             run.adopt(number, count)
         if not run.commit():
             raise AbortedError(
-                f"{_WHERE}: somebody else has begun to write {folder!r} anew; "
-                "give each its own folder"
+                f"{_WHERE}: another process has begun to write {folder!r}; "
+                "give each process its own folder"
             )
     finally:
         run.abandon()
 
 
-def _counts(write: ShardWriter, shards: int, service: Any) -> Iterator[int]:
-    """Has every shard written, somewhere; gives the lengths of them."""
+def _write_shards(write: ShardWriter, shards: int, service: Any) -> Iterator[int]:
+    """Lets workers write every shard; yields the number of elements of each."""
     made = Dataset.range(shards).map(write, output_signature=TensorSpec((), int64))
     return map(int, made.apply(distribute("distributed_epoch", service)))
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one shard holds: some elements, or some pieces, of a plan."""
+    """The content of one shard: a range of the elements, or of the pieces, of a plan."""
 
     kind: str
     start: int
@@ -102,7 +102,7 @@ class Share:
     streams: int
 
     def plans(self, plan: Node) -> Iterator[Node]:
-        """Whose elements they are, one after the other."""
+        """The plans whose elements the shard holds, in order."""
         if self.kind == "split":
             for stream in range(self.start, self.stop):
                 yield piece(plan, "split", stream, self.streams)
@@ -113,7 +113,7 @@ class Share:
             yield piece(plan, "single", 0, 1)
 
 
-def _shares(plan: Node) -> tuple[Share, ...]:
+def _divide(plan: Node) -> tuple[Share, ...]:
     shape: Shape = shape_of(plan)
     if plan.cardinality == INFINITE or shape.streams == ENDLESS:
         raise InvalidArgumentError(
@@ -129,7 +129,7 @@ def _shares(plan: Node) -> tuple[Share, ...]:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shard number so and so, wherever it is called; returns how many elements it has."""
+    """A function of a shard's number that writes this shard and returns its number of elements."""
 
     plan: bytes
     shares: tuple[Share, ...]
@@ -140,7 +140,7 @@ class ShardWriter:
 
     def __call__(self, number: Any) -> np.int64:
         file = self.files[number]
-        # Behind a URL, a file appears when it is complete.
+        # A file at a URL becomes visible only when it is complete.
         name = file if "://" in file else f"{file}.{secrets.token_hex(8)}"
         writer = ChunkWriter(name, self.packing, _WHERE)
         try:
@@ -155,7 +155,7 @@ class ShardWriter:
         return np.int64(writer.count)
 
     def _chunks(self, share: Share) -> Iterator[Chunk]:
-        for plan in share.plans(_decoded(self.plan)):
+        for plan in share.plans(_decode_plan(self.plan)):
             context = Context(ENVIRONMENT, (0,), self.key, options_of(plan))
             stream = open_plan(prepare(plan), None, context)
             try:
@@ -168,5 +168,5 @@ class ShardWriter:
 
 
 @functools.lru_cache(maxsize=4)
-def _decoded(plan: bytes) -> Node:
+def _decode_plan(plan: bytes) -> Node:
     return codec.decode(plan)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Server:
-    """What users hold of a server; the server itself decides what a call means."""
+    """`start`, `join` and `stop`, passed on to the server of this process."""
 
     def __init__(self, hosted: Lifecycle, start: bool) -> None:
         self._hosted = hosted
@@ -101,7 +101,7 @@ class WorkerServer(_Server):
     def isolate(self) -> None:
         """Has every plan run in a process of its own, as `penstock worker` does.
 
-        It forks: call it before `start`, in the main thread of a process that has no others.
+        It forks: call it before `start`, in the main thread of a process without other threads.
         """
         self._hosted.isolate()
 
