@@ -67,7 +67,7 @@ def dispatcher(monkeypatch):
 def make(dispatcher):
     made = []
 
-    def agent(leased=True, reopen=lambda: None, wake=lambda event: None):
+    def agent(leased=True, reopen=lambda laps: None, wake=lambda event: None):
         opened = IterationOpened(WORK, leased, 1, (), ())
         made.append(Agent(dispatcher, OPENING, opened, wake, reopen))
         return made[-1]
@@ -158,13 +158,13 @@ def test_a_reader_that_was_forgotten_opens_again(dispatcher, make):
     dispatcher.answers[ClientBeat] = lambda beat: (
         NotFoundError("who?") if beat.version == 1 else ClientBeaten(5)
     )
-    agent = make(leased=False, reopen=lambda: opened)
+    agent = make(leased=False, reopen=lambda laps: opened)
     until(lambda: agent.events)
     assert agent.events.popleft() == opened
 
 
 def test_one_that_cannot_be_opened_again_is_an_error(dispatcher, make):
-    def reopen():
+    def reopen(laps):
         raise NotFoundError("the dataset is forgotten")
 
     dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
