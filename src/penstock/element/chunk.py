@@ -1,7 +1,7 @@
-"""`Chunk`: n consecutive elements, column by column: the one currency of the engine.
+"""`Chunk`: n consecutive elements, as columns.
 
-Operators, threads, processes and hosts exchange chunks, so that what an element costs is paid once
-per chunk. A chunk is never changed once it is made; its parts are views.
+Operators, threads, processes and hosts exchange chunks, so that the cost of a step is paid once per
+chunk, not once per element. A chunk never changes after it is made; slices of it are views.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _TUPLE = type(())
 
 
 class Chunk:
-    """Elements of one structure; `columns[i]` holds leaf i of all of them.
+    """Elements of one structure; `columns[i]` contains leaf i of each.
 
-    `numbers` say where each comes from, if somebody draws by that: see `Context.numbered`.
+    `numbers` identify the elements for operators that draw random numbers: see `Context.numbered`.
 
     >>> chunk = Chunk.of([(np.int64(1), b"a"), (np.int64(2), b"b")])
     >>> len(chunk), chunk.columns[0], chunk.elements()[1]
@@ -48,23 +48,23 @@ class Chunk:
 
     @classmethod
     def of(cls, elements: Sequence[Any], where: str = "Dataset", first: int = 0) -> Chunk:
-        """Elements that came from outside, converted; `where` and `first` go into errors."""
+        """Converts elements to a chunk. Errors name `where` and count elements from `first`."""
         built = _build(elements)
         if built is not None:
             return cls(*built, len(elements))
         flat = [nest.flatten(element) for element in elements]
         tree = flat[0][1]
         if any(other != tree for _, other in flat):
-            raise _changed(elements, where, first)
+            raise _structure_error(elements, where, first)
         leaves = [_values(row, where, first + i, elements[i]) for i, (row, _) in enumerate(flat)]
         cols = [list(col) for col in zip(*leaves, strict=True)]
         if any(len({leaf_kind(leaf) for leaf in col}) > 1 for col in cols):
-            raise _changed(elements, where, first)
+            raise _structure_error(elements, where, first)
         return cls(tree, [columns.make(col) for col in cols], len(elements))
 
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
-        """One chunk after the other."""
+        """The elements of all chunks, in order."""
         if len(chunks) == 1:
             return chunks[0]
         parts = zip(*(chunk.columns for chunk in chunks), strict=True)
@@ -87,22 +87,22 @@ class Chunk:
         return Chunk(self.tree, columns, stop - start, numbers)
 
     def take(self, indices: Array) -> Chunk:
-        """The elements at `indices`, gathered."""
+        """The elements at `indices`, copied."""
         picked = [columns.take(column, indices) for column in self.columns]
         numbers = None if self.numbers is None else self.numbers[indices]
         return Chunk(self.tree, picked, len(indices), numbers)
 
     def again(self, count: int) -> Chunk:
-        """The one element of a chunk, `count` times."""
+        """The only element of the chunk, `count` times."""
         made = [columns.again(column, count) for column in self.columns]
         return Chunk(self.tree, made, count)
 
     def frozen(self) -> Chunk:
-        """The same elements, whose arrays cannot be written to."""
+        """The same elements, with read-only arrays."""
         return Chunk(self.tree, [columns.frozen(column) for column in self.columns], self.size)
 
     def elements(self) -> list[Any]:
-        """The elements as the user sees them."""
+        """The elements as structures of leaves, as users get them."""
         cols = self.columns
         if self.tree.is_leaf():
             return list(cols[0])
@@ -114,7 +114,7 @@ class Chunk:
 
     @property
     def kind(self) -> tuple[Tree, list[Any]]:
-        """What must be the same for all chunks of a stream: the structure and the dtypes."""
+        """The structure and the dtypes, which are the same for all chunks of a stream."""
         return self.tree, [columns.kind(column) for column in self.columns]
 
     @property
@@ -128,13 +128,13 @@ def _values(row: list[Any], where: str, ordinal: int, element: Any) -> list[Any]
     try:
         return [as_value(leaf) for leaf in row]
     except OpError as error:
-        raise unusable(where, element, ordinal, error) from None
+        raise unusable_element(where, element, ordinal, error) from None
 
 
 def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
-    """Structure and columns of values that are all alike, without looking at each as a tree.
+    """Structure and columns of values of one type, faster than flattening each.
 
-    None where they are not, or where a leaf must be converted: then the long way is taken.
+    None if types differ or if a leaf must be converted: then each value must be flattened.
     """
     kind = type(values[0])
     if set(map(type, values)) != {kind}:
@@ -149,7 +149,7 @@ def _build(values: Sequence[Any]) -> tuple[Tree, list[Column]] | None:
         return _build_dict(values)
     if kind in (bool, int, float):
         column = narrow(np.array(values))
-        # An int that is too long for the others' dtype would be a change of dtype.
+        # If an int does not fit into int32, the elements do not have one dtype.
         return (nest.LEAF, [column]) if column.dtype not in (np.int64, object) else None
     if kind is bytes or (issubclass(kind, np.generic) and is_number(values[0].dtype)):
         return nest.LEAF, [columns.make_alike(list(values))]
@@ -177,24 +177,24 @@ def _build_parts(
 
 
 def leaf_kind(leaf: Any) -> Any:
-    """What must not change from element to element: the kind of leaf and its dtype."""
+    """The type or dtype of a leaf, which must be the same for all elements."""
     if type(leaf) is np.ndarray or isinstance(leaf, np.generic):
         return leaf.dtype
     return np.dtype(object) if isinstance(leaf, bytes) else type(leaf)
 
 
 def describe(element: Any) -> str:
-    """`(int64, {'a': string})`: the structure and dtypes of an element, in words."""
+    """The structure and dtypes of an element as text: `(int64, {'a': string})`."""
     leaves, tree = nest.flatten(element)
-    return _words([spec_of_leaf(as_value(leaf)) for leaf in leaves], tree)
+    return _structure_text([spec_of_leaf(as_value(leaf)) for leaf in leaves], tree)
 
 
 def describe_spec(spec: Any) -> str:
-    """The same words for all elements that `spec` describes."""
-    return _words(*nest.flatten(spec))
+    """The same text for all elements that `spec` describes."""
+    return _structure_text(*nest.flatten(spec))
 
 
-def _words(specs: list[Any], tree: Tree) -> str:
+def _structure_text(specs: list[Any], tree: Tree) -> str:
     def name(leaf: Any) -> str:
         return leaf.dtype.name if hasattr(leaf, "dtype") else type(leaf).__name__[:-4].lower()
 
@@ -202,7 +202,7 @@ def _words(specs: list[Any], tree: Tree) -> str:
 
 
 class _Bare(str):
-    """Prints without quotes."""
+    """A string whose `repr` has no quotes."""
 
     __slots__ = ()
 
@@ -210,20 +210,20 @@ class _Bare(str):
         return str(self)
 
 
-def _changed(elements: Sequence[Any], where: str, first: int) -> Exception:
+def _structure_error(elements: Sequence[Any], where: str, first: int) -> Exception:
     texts = [describe(element) for element in elements]
     odd = next(i for i, text in enumerate(texts) if text != texts[0])
-    return changed(where, first, texts[0], first + odd, texts[odd])
+    return changed_structure(where, first, texts[0], first + odd, texts[odd])
 
 
-def unusable(where: str, element: Any, ordinal: int, error: OpError) -> OpError:
-    """The error for what cannot be an element, for the reason that `error` gives."""
+def unusable_element(where: str, element: Any, ordinal: int, error: OpError) -> OpError:
+    """The error for a value that cannot be an element, with the reason of `error`."""
     reason = error.message.removeprefix("penstock: ")
     return type(error)(f"{where} returned {element!r:.60} for element {ordinal}: {reason}")
 
 
-def changed(where: str, first: int, expected: str, ordinal: int, got: str) -> Exception:
-    """The error for a structure or dtype that is not the same for every element."""
+def changed_structure(where: str, first: int, expected: str, ordinal: int, got: str) -> Exception:
+    """The error for an element whose structure or dtypes differ from those of the first."""
     return InvalidArgumentError(
         f"{where} returned {expected} for element {first} but {got} for element {ordinal}; "
         f"every element must have the same structure and dtypes{_remedy(expected, got)}"
@@ -234,7 +234,7 @@ _NUMBER = re.compile(r"\b(?:u?int|float)\d+\b")
 
 
 def _remedy(expected: str, got: str) -> str:
-    """Where nothing but dtypes of numbers differs: the one that could hold both."""
+    """If only dtypes of numbers differ, advice to convert to a dtype for both; else nothing."""
     if expected == got or _NUMBER.sub("", expected) != _NUMBER.sub("", got):
         return ""
     pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(got), strict=True)

@@ -1,7 +1,8 @@
 """Columns: one leaf of n consecutive elements.
 
-A column is an array with a leading axis of n, a `Ragged` of n rows, or, where leaves differ in
-shape or are no arrays, a list of n leaves. Nobody else looks at which of the three it is.
+A column is an array with a leading axis of n, a `Ragged` of n rows, or, if leaves differ in shape
+or are no arrays, a list of n leaves. Code that only moves rows calls the functions here; code that
+reads or writes the memory of columns must handle all three kinds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ Column = Array | Ragged | list[Any]
 
 
 def make(leaves: list[Any]) -> Column:
-    """The column of some leaves of one dtype; an array where their shapes agree."""
+    """A column of leaves of one dtype: an array if their shapes are equal, else a list."""
     return leaves if len(set(map(type, leaves))) > 1 else make_alike(leaves)
 
 
 def make_alike(leaves: list[Any]) -> Column:
-    """The same for leaves that are known to be of one type."""
+    """The same as `make`, for leaves that are known to be of one type."""
     first = leaves[0]
     if isinstance(first, bytes):
         column = np.empty(len(leaves), object)
@@ -41,7 +42,7 @@ def make_alike(leaves: list[Any]) -> Column:
 
 
 def take(column: Column, indices: Array) -> Column:
-    """The rows at `indices`, gathered."""
+    """The rows at `indices`, copied."""
     if type(column) is np.ndarray:
         return column.take(indices, axis=0)
     if isinstance(column, Ragged):
@@ -49,24 +50,24 @@ def take(column: Column, indices: Array) -> Column:
     return [column[i] for i in indices]
 
 
-_WORTH = 4 << 10
-"""Bytes of a row from which on it is not copied to be there more than once."""
+_SHARED_BYTES = 4 << 10
+"""Rows of at least this size are repeated without copies."""
 
 
 def again(column: Column, count: int) -> Column:
-    """The one row of a column, `count` times; large ones share their memory."""
-    if type(column) is np.ndarray and column.nbytes >= _WORTH and not column.dtype.hasobject:
+    """The only row of a column, `count` times; large rows share their memory."""
+    if type(column) is np.ndarray and column.nbytes >= _SHARED_BYTES and not column.dtype.hasobject:
         return np.broadcast_to(column, (count, *column.shape[1:]))
     return take(column, np.zeros(count, np.intp))
 
 
-def _apart(array: Array) -> Array:
-    """Rows that do not share memory: what users get of them is one piece."""
+def _copy_shared_rows(array: Array) -> Array:
+    """Copies rows that share memory (see `again`), because users get contiguous arrays."""
     return np.ascontiguousarray(array) if len(array) > 1 and array.strides[0] == 0 else array
 
 
 def join(columns: Sequence[Column]) -> Column:
-    """One column after the other."""
+    """The rows of all columns, in order."""
     first = columns[0]
     if len(columns) == 1:
         return first
@@ -78,7 +79,7 @@ def join(columns: Sequence[Column]) -> Column:
 
 
 def frozen(column: Column) -> Column:
-    """The same column, read-only."""
+    """A read-only view of the column."""
     if isinstance(column, list):
         return [frozen(leaf) if isinstance(leaf, np.ndarray | Ragged) else leaf for leaf in column]
     if isinstance(column, Ragged):
@@ -89,7 +90,7 @@ def frozen(column: Column) -> Column:
 
 
 def kind(column: Column) -> Any:
-    """The dtype, or the type of leaves that have none."""
+    """The dtype; for leaves without a dtype, their type."""
     if isinstance(column, list):
         return getattr(column[0], "dtype", type(column[0]))
     return column.dtype
@@ -106,12 +107,12 @@ def nbytes(column: Column) -> int:
 
 
 def stack(column: Column, size: int) -> Column | None:
-    """Rows grouped `size` at a time (a multiple of it is there): each group is one new leaf.
+    """Groups of `size` rows, each stacked to one leaf; the number of rows is a multiple of `size`.
 
-    None where the rows cannot be stacked because their shapes differ.
+    None if the rows of a group differ in shape, so that they cannot be stacked.
     """
     if type(column) is np.ndarray:
-        return _apart(column).reshape(len(column) // size, size, *column.shape[1:])
+        return _copy_shared_rows(column).reshape(len(column) // size, size, *column.shape[1:])
     leaves = stack_each(column, [size] * (len(column) // size))
     if any(leaf is UNSTACKABLE for leaf in leaves):
         return None
@@ -119,6 +120,7 @@ def stack(column: Column, size: int) -> Column | None:
 
 
 UNSTACKABLE = object()
+"""The result of stacking leaves that differ in shape."""
 
 
 def stack_leaves(leaves: list[Any]) -> Any:
@@ -133,9 +135,9 @@ def stack_leaves(leaves: list[Any]) -> Any:
 
 
 def stack_each(column: Column, sizes: list[int]) -> list[Any]:
-    """Rows grouped by `sizes`: a list of new leaves, `UNSTACKABLE` where shapes differ."""
+    """Groups of rows, by `sizes`, each stacked to one leaf or `UNSTACKABLE`."""
     groups, start = [], 0
-    column = _apart(column) if type(column) is np.ndarray else column
+    column = _copy_shared_rows(column) if type(column) is np.ndarray else column
     for size in sizes:
         part = column[start : start + size]
         groups.append(stack_leaves(part) if isinstance(part, list) else part)
@@ -144,13 +146,13 @@ def stack_each(column: Column, sizes: list[int]) -> list[Any]:
 
 
 def unstack_all(columns: Sequence[Column]) -> list[tuple[Column, Array]]:
-    """`unstack` of every column; a None has as many rows as the other components."""
+    """`unstack` for every column; a column of None gets the row counts of the other columns."""
     parts = [None if _is_none(column) else unstack(column) for column in columns]
     counts = next((part[1] for part in parts if part is not None), None)
     if counts is None:
         return [unstack(column) for column in columns]
-    nothing: tuple[Column, Array] = [None] * int(counts.sum()), counts
-    return [nothing if part is None else part for part in parts]
+    nones: tuple[Column, Array] = [None] * int(counts.sum()), counts
+    return [nones if part is None else part for part in parts]
 
 
 def _is_none(column: Column) -> bool:
@@ -158,7 +160,7 @@ def _is_none(column: Column) -> bool:
 
 
 def unstack(column: Column) -> tuple[Column, Array]:
-    """Every leaf cut along its leading axis: the rows of all, and how many each had."""
+    """The rows of all leaves, along their leading axis, and the number of rows of each leaf."""
     if isinstance(column, Ragged):
         return column.flat, column.row_lengths
     if type(column) is np.ndarray and column.ndim > 1:

@@ -1,7 +1,7 @@
-"""Structures and specs as JSON: what a file or another process is told about elements.
+"""Structures and specs as JSON, for files and other processes.
 
-No pickles, and reading never imports a module: a class that somebody names is looked up among
-those that the program has loaded already.
+There are no pickles, and decoding never imports a module: classes are looked up by name in modules
+that this process has imported already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEYS = (str, int, float, bool, type(None))
 
 
 def structure_to_json(tree: Tree) -> Json:
-    """A structure, for `structure_from_json`; InvalidArgumentError if it could not be read again.
+    """A structure as JSON; InvalidArgumentError if `structure_from_json` could not decode it.
 
     >>> structure_to_json(nest.flatten({"a": 1, "b": (2, 3)})[1])
     ['dict', [['a', '*'], ['b', ['tuple', ['*', '*']]]]]
@@ -36,7 +36,7 @@ def structure_to_json(tree: Tree) -> Json:
     if kind is tuple:
         return ["tuple", parts]
     if kind in (dict, OrderedDict):
-        # Leaves lie in the order of the keys; the dict is to keep the order that it had.
+        # optree sorts leaves by key, but the dict must keep the order of its items.
         level: Any = tree.one_level()
         places = nest.unflatten(level, range(len(parts)))
         name = "dict" if kind is dict else "ordered"
@@ -45,47 +45,49 @@ def structure_to_json(tree: Tree) -> Json:
 
 
 def structure_from_json(value: Json) -> Tree:
-    """The structure; ValueError and its like where `value` describes none."""
-    return nest.flatten(_blank(value))[1]
+    """Decodes a structure; raises ValueError, TypeError or KeyError if `value` is none."""
+    return nest.flatten(_placeholder(value))[1]
 
 
 def same_structure(first: Tree, second: Tree) -> bool:
-    """Whether two structures differ at most in where their named tuples were defined."""
+    """Whether two structures are equal, except for the modules that define their named tuples."""
     if first == second:
         return True
-    return bool(_homeless(structure_to_json(first)) == _homeless(structure_to_json(second)))
+    return bool(
+        _without_modules(structure_to_json(first)) == _without_modules(structure_to_json(second))
+    )
 
 
-def _homeless(value: Json) -> Json:
+def _without_modules(value: Json) -> Json:
     match value:
         case ["namedtuple", _, name, fields, parts]:
-            return [name.rpartition(".")[2], fields, [_homeless(part) for part in parts]]
+            return [name.rpartition(".")[2], fields, [_without_modules(part) for part in parts]]
         case ["dict", items]:
-            return {key: _homeless(part) for key, part in items}
+            return {key: _without_modules(part) for key, part in items}
         case [*parts]:
-            return [_homeless(part) for part in parts]
+            return [_without_modules(part) for part in parts]
     return value
 
 
-def _blank(value: Json) -> Any:
-    """An element of the structure, with nothing in it."""
+def _placeholder(value: Json) -> Any:
+    """An element of the structure whose leaves are all 0."""
     if value == _LEAF:
         return 0
     match value:
         case ["tuple", [*parts]]:
-            return tuple(map(_blank, parts))
+            return tuple(map(_placeholder, parts))
         case ["dict", [*items]]:
-            return {_key_from_json(key): _blank(part) for key, part in items}
+            return {_key_from_json(key): _placeholder(part) for key, part in items}
         case ["ordered", [*items]]:
-            return OrderedDict((_key_from_json(key), _blank(part)) for key, part in items)
+            return OrderedDict((_key_from_json(key), _placeholder(part)) for key, part in items)
         case ["namedtuple", str(module), str(name), [*fields], [*parts]]:
-            return _tuple_class(module, name, fields)._make(map(_blank, parts))
+            return _tuple_class(module, name, fields)._make(map(_placeholder, parts))
         case ["dataclass", str(module), str(name), [*fields], [*parts]]:
-            # Not by its constructor, which may look at what it gets.
-            blank = object.__new__(_dataclass(module, name, fields))
+            # Its constructor is not called, because it may check its arguments.
+            placeholder = object.__new__(_dataclass(module, name, fields))
             for field, part in zip(fields, parts, strict=True):
-                object.__setattr__(blank, field, _blank(part))
-            return blank
+                object.__setattr__(placeholder, field, _placeholder(part))
+            return placeholder
     raise ValueError(f"{value!r:.80} is not a structure")
 
 
@@ -106,8 +108,8 @@ def _key_from_json(value: Json) -> Any:
 def _kind(kind: Any) -> str:
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return "namedtuple"
-    loaded = _loaded(kind.__module__, kind.__qualname__) is kind
-    if loaded and dataclasses.is_dataclass(kind):
+    can_be_found = _find_loaded(kind.__module__, kind.__qualname__) is kind
+    if can_be_found and dataclasses.is_dataclass(kind):
         return "dataclass"
     raise InvalidArgumentError(
         f"elements of type {kind.__qualname__} cannot be written down; use tuples, dicts, "
@@ -121,8 +123,8 @@ def _fields(kind: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def _loaded(module: str, name: str) -> Any:
-    """What stands under a name in a module that is loaded; None if nothing does."""
+def _find_loaded(module: str, name: str) -> Any:
+    """The object with a qualified name in a module, if that is imported already; else None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -130,8 +132,8 @@ def _loaded(module: str, name: str) -> Any:
 
 
 def _tuple_class(module: str, name: str, fields: list[str]) -> Any:
-    """The program's own class if it has it, else one of the same name and fields."""
-    found = _loaded(module, name)
+    """The named tuple of the program, if it has one with these fields; else a new class."""
+    found = _find_loaded(module, name)
     if isinstance(found, type) and issubclass(found, tuple) and _fields(found) == fields:
         return found
     return _new_tuple_class(name.rpartition(".")[2], tuple(fields))
@@ -143,7 +145,7 @@ def _new_tuple_class(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _dataclass(module: str, name: str, fields: list[str]) -> Any:
-    found = _loaded(module, name)
+    found = _find_loaded(module, name)
     if isinstance(found, type) and dataclasses.is_dataclass(found) and _fields(found) == fields:
         return found
     raise FailedPreconditionError(
@@ -153,7 +155,7 @@ def _dataclass(module: str, name: str, fields: list[str]) -> Any:
 
 
 def spec_to_json(spec: Any) -> Json:
-    """A structure of specs, for `spec_from_json`."""
+    """A structure of specs as JSON, for `spec_from_json`."""
     leaves, tree = nest.flatten(spec)
     return {"structure": structure_to_json(tree), "leaves": [_leaf_to_json(x) for x in leaves]}
 
@@ -171,7 +173,7 @@ def _leaf_to_json(spec: Any) -> Json:
 
 
 def spec_from_json(value: Json) -> Any:
-    """The structure of specs; ValueError and its like where `value` describes none."""
+    """Decodes a structure of specs; raises ValueError, TypeError or KeyError if `value` is none."""
     leaves = [_leaf_from_json(leaf) for leaf in value["leaves"]]
     return nest.unflatten(structure_from_json(value["structure"]), leaves)
 

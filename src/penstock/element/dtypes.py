@@ -1,6 +1,6 @@
 """Data types: one `DType` per NumPy dtype, named and printed as in TensorFlow.
 
-A dtype compares equal to its NumPy twin; strings are bytes in object arrays.
+A `DType` equals the NumPy dtype that it wraps. Strings are `bytes` in arrays of objects.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.errors import InvalidTypeError
 
 
 class DType:
-    """A type of leaf, e.g. `int32`; `np.dtype(penstock.int32)` works.
+    """The type of a leaf, e.g. `int32`; NumPy accepts it as a dtype.
 
     >>> int32 = as_dtype("int32")
     >>> int32, int32 == np.int32, as_dtype(str).as_numpy_dtype
@@ -94,13 +94,13 @@ def as_dtype(value: Any) -> DType:
 
 
 def of_numpy(dtype: np.dtype[Any]) -> DType:
-    """The `DType` of an array's dtype; fast, for arrays that penstock made."""
+    """The `DType` of a NumPy dtype; faster than `as_dtype`."""
     found = _BY_NAME.get(dtype.name)
     return found if found is not None else as_dtype(dtype)
 
 
 def check_supported(value: Any) -> Any:
-    """An array or a NumPy scalar of numbers, as it is; InvalidTypeError for other dtypes."""
+    """Returns an array or NumPy scalar of numbers; raises InvalidTypeError for other dtypes."""
     dtype = value.dtype
     if not is_number(dtype):
         raise InvalidTypeError(
@@ -111,12 +111,12 @@ def check_supported(value: Any) -> Any:
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether an array of this dtype can be a leaf as it is; those of strings are converted."""
+    """Whether an array of this dtype can be a leaf without conversion; strings cannot."""
     return dtype.char in _CHARS or dtype.name == "bfloat16"
 
 
 _CHARS = frozenset("?bhilqBHILQefdFD")
-"""NumPy's letters for the dtypes above."""
+"""NumPy's character codes of the dtypes above."""
 
 
 def _remedy(dtype: np.dtype[Any]) -> str:
@@ -147,7 +147,7 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def names() -> Iterator[str]:
-    """The names that the front door offers as attributes."""
+    """The names of data types that `penstock` has as attributes."""
     yield from _NUMBERS
     yield from ("bool", "string", "bfloat16", "double", "half")
 

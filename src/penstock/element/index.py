@@ -1,6 +1,6 @@
-"""Indices: which elements are asked for, as a `range` (views) or an array (gathers).
+"""Indices: which elements to read, as a `range` (read as views) or an array (read as copies).
 
-Arithmetic on indices is what take, skip, shard, batch, repeat and shuffle are on random access.
+With random access, take, skip, shard, batch, repeat and shuffle are arithmetic on indices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def array_of(index: Index) -> Array:
 
 
 def scaled(index: Index, factor: int, offset: int) -> Index:
-    """`index * factor + offset`; a range stays a range."""
+    """`index * factor + offset`; of a range, a range."""
     if isinstance(index, range):
         if not index:
             return range(0)
@@ -32,7 +32,7 @@ def scaled(index: Index, factor: int, offset: int) -> Index:
 
 
 def slice_of(index: range) -> slice:
-    """The slice that picks `index` from a sequence."""
+    """The slice that selects the elements at `index` from a sequence."""
     stop: int | None = index.stop
     if index.step < 0 and index.stop < 0:
         stop = None
@@ -40,7 +40,10 @@ def slice_of(index: range) -> slice:
 
 
 def groups(index: Index, size: int, length: int) -> tuple[Index, list[int]]:
-    """Of groups of `size` consecutive indices below `length`: all members, and the group sizes."""
+    """The indices below `length` in the groups `index`, and how many each group has.
+
+    Group i consists of the indices i * size to (i + 1) * size.
+    """
     if isinstance(index, range) and index.step == 1:
         start, stop = index.start * size, min(index.stop * size, length)
         full, rest = divmod(stop - start, size)

@@ -1,6 +1,6 @@
-"""Structures: tuples, named tuples, dicts and dataclasses of leaves. Lists are data, not structure.
+"""Structures: tuples, named tuples, dicts and dataclasses of leaves. A list is a leaf.
 
-The only module that knows optree.
+No other module may import optree.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _NAMESPACE = "penstock"
 
 
 def _is_leaf(value: Any) -> bool:
-    """Lists are values; a dataclass met for the first time becomes a known structure.
+    """Whether `value` is a list. A dataclass is registered as a structure when it is first seen.
 
-    A dataclass that is a value itself (a spec, say) has an attribute `__leaf__`.
+    A dataclass with an attribute `__leaf__`, such as a spec, is a leaf.
     """
     kind = type(value)
     if kind is list:
@@ -46,7 +46,7 @@ def _register(kind: type) -> None:
 
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:
-    """The leaves, and the structure that they stood in."""
+    """The leaves of a value, and its structure."""
     leaves, tree = optree.tree_flatten(
         value, is_leaf=_is_leaf, none_is_leaf=True, namespace=_NAMESPACE
     )
@@ -55,7 +55,7 @@ def flatten(value: Any) -> tuple[list[Any], Tree]:
 
 @lru_cache(maxsize=256)
 def text_of(tree: Tree) -> str:
-    """A structure as text, the same in every process; empty for a bare leaf."""
+    """A structure as text that is equal in every process; empty for a leaf."""
     return "" if tree.is_leaf() else str(tree)
 
 
@@ -64,21 +64,21 @@ def unflatten(tree: Tree, leaves: Any) -> Any:
 
 
 def flatten_up_to(tree: Tree, value: Any) -> list[Any]:
-    """What stands in `value` at the leaves of `tree`; ValueError if it is another structure."""
+    """The parts of `value` at the leaves of `tree`; ValueError if the structures differ."""
     return tree.flatten_up_to(value)
 
 
-def map_structure(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """`function` of the leaves of `first` and of what stands there in `others`."""
+def map_structure(function: Callable[..., Any], first: Any, *more: Any) -> Any:
+    """`function` of each leaf of `first` and the parts of `more` at its place."""
     leaves, tree = flatten(first)
-    rest = [flatten_up_to(tree, other) for other in others]
+    rest = [flatten_up_to(tree, value) for value in more]
     results = [function(*parts) for parts in zip(leaves, *rest, strict=True)]
     return unflatten(tree, results)
 
 
 @lru_cache(maxsize=256)
 def graft(tree: Tree, parts: tuple[Tree, ...]) -> Tree:
-    """`tree` with the structures `parts` in the place of its leaves."""
+    """`tree` with its leaves replaced by the structures `parts`."""
     return flatten(unflatten(tree, [unflatten(part, [0] * part.num_leaves) for part in parts]))[1]
 
 
@@ -90,7 +90,7 @@ def tuple_of(count: int) -> Tree:
 
 @lru_cache(maxsize=256)
 def keys_of(keys: tuple[Any, ...]) -> tuple[list[Any], Tree]:
-    """The structure of a dict of leaves with these keys, and the order of its leaves."""
+    """The keys of a dict in the order of its leaves, and its structure."""
     places, tree = flatten({key: place for place, key in enumerate(keys)})
     return [keys[place] for place in places], tree
 

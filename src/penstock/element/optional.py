@@ -1,4 +1,4 @@
-"""`Optional`: a value that may be missing, as `get_next_as_optional` gives it."""
+"""`Optional`: a value that may be missing; `get_next_as_optional` returns one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING = object()
 
 
 class Optional:
-    """An element, or nothing.
+    """An element, or no element.
 
     >>> Optional.from_value(3).get_value(), bool(Optional.empty(None).has_value())
     (np.int32(3), False)

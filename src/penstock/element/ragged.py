@@ -1,6 +1,6 @@
 """`Ragged`: rows of different lengths, as flat values and row splits.
 
-Immutable by agreement; a row or a slice of rows shares memory with the whole.
+Nothing may change a `Ragged`: rows and slices share its memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ragged:
 
     @classmethod
     def from_row_splits(cls, values: Any, row_splits: Any) -> Ragged:
-        """A ragged value from parts that are checked first."""
+        """Checks `row_splits`, and raises InvalidArgumentError if they do not fit `values`."""
         ragged = cls(values, row_splits)
         splits = ragged.row_splits
         ends = len(splits) > 0 and splits[0] == 0 and splits[-1] == len(ragged.values)
@@ -47,7 +47,7 @@ class Ragged:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Any], dtype: Any = None) -> Ragged:
-        """Rows given as sequences, arrays or ragged values, joined."""
+        """A `Ragged` of rows that are sequences, arrays or `Ragged`s."""
         if rows and isinstance(rows[0], Ragged):
             return cls(Ragged.concat(list(rows)), _splits([len(row) for row in rows]))
         if dtype is not None and np.dtype(dtype).kind in "SU":
@@ -63,7 +63,7 @@ class Ragged:
 
     @classmethod
     def concat(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of all parts, one after the other."""
+        """The rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([part.row_lengths for part in parts])
@@ -74,7 +74,7 @@ class Ragged:
 
     @property
     def flat(self) -> np.ndarray[Any, Any] | Ragged:
-        """The values that the rows really use (a slice keeps the values around it)."""
+        """The values of the rows. In a slice, `values` also has those of other rows."""
         return self.values[int(self.row_splits[0]) : int(self.row_splits[-1])]
 
     @property
@@ -118,7 +118,7 @@ class Ragged:
         return self.values[int(self.row_splits[key]) : int(self.row_splits[key + 1])]
 
     def take(self, indices: np.ndarray[Any, Any]) -> Ragged:
-        """The rows at `indices`, gathered."""
+        """The rows at `indices`, copied."""
         starts = self.row_splits[:-1][indices]
         splits = _splits(self.row_lengths[indices])
         within = np.arange(splits[-1]) - np.repeat(splits[:-1], np.diff(splits))
@@ -133,7 +133,7 @@ class Ragged:
         return [row.to_list() if isinstance(row, Ragged) else row.tolist() for row in self]
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """An object array with one array per row."""
+        """An array of objects: one array for each row."""
         rows = np.empty(len(self), object)
         rows[:] = [row.numpy() if isinstance(row, Ragged) else row for row in self]
         return rows
@@ -148,7 +148,7 @@ class Ragged:
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
-    """Values, or one row of them, as an array; strings are bytes."""
+    """Values as an array; strings become bytes."""
     try:
         if isinstance(values, list | tuple) and strings.holds_strings(values):
             return strings.from_list(values)

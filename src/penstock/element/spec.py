@@ -1,7 +1,7 @@
-"""Specs: what an element looks like before there is one.
+"""Specs: the types and shapes of the leaves of elements.
 
-Specs are immutable values that print as TensorFlow's do. A structure of specs (`Spec`) has the
-shape of the element; the functions at the end work on whole structures.
+Specs are immutable values that print as in TensorFlow. The spec of an element has its structure,
+with a `TypeSpec` at each leaf; `relax` and `fits` at the end take such structures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Dims = tuple[int | None, ...]
 
 
 class TensorShape:
-    """Dimensions, each a number or unknown; `TensorShape(None)` does not know its rank.
+    """Dimensions, each a number or None if unknown; `TensorShape(None)` has an unknown rank.
 
     >>> TensorShape([None, 2]), TensorShape(None)
     (TensorShape([None, 2]), TensorShape(None))
@@ -58,14 +58,14 @@ class TensorShape:
         return TensorShape(None if self.dims is None else self.dims[1:])
 
     def relax(self, other: TensorShape) -> TensorShape:
-        """The most specific shape that both fit."""
+        """The most specific shape that fits both."""
         if self.dims is None or other.dims is None or len(self.dims) != len(other.dims):
             return TensorShape(None)
         pairs = zip(self.dims, other.dims, strict=True)
         return TensorShape([a if a == b else None for a, b in pairs])
 
     def fits(self, shape: tuple[int | None, ...]) -> bool:
-        """Whether a value of `shape` may stand where this shape is promised."""
+        """Whether a value of `shape` has all dimensions that are known here."""
         if self.dims is None:
             return True
         pairs = zip(self.dims, shape, strict=False)
@@ -121,12 +121,12 @@ class TypeSpec:
         return self
 
     def relax(self, other: TypeSpec) -> TypeSpec | None:
-        """The most specific spec that both fit; None if there is none."""
+        """The most specific spec that fits both; None if there is none."""
         return self if self == other else None
 
     def fits(self, value: Any) -> bool:
-        """Whether `value` is what this spec promises."""
-        raise AssertionError(f"{type(self).__name__} must say what it fits")
+        """Whether `value` has the type, dtype and shape of this spec."""
+        raise AssertionError(f"{type(self).__name__} does not define fits()")
 
     def is_compatible_with(self, value: Any) -> bool:
         return self.fits(value)
@@ -192,7 +192,7 @@ class TensorSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class RaggedTensorSpec(TypeSpec):
-    """A `Ragged`, or (ragged rank 0) one row of it."""
+    """A `Ragged`; with a ragged rank of 0, one row of it."""
 
     shape: TensorShape
     dtype: DType
@@ -253,7 +253,7 @@ class RaggedTensorSpec(TypeSpec):
 
 @dataclass(frozen=True)
 class NoneTensorSpec(TypeSpec):
-    """The place of a `None`."""
+    """A leaf that is `None`."""
 
     def fits(self, value: Any) -> bool:
         return value is None or isinstance(value, NoneTensorSpec)
@@ -261,7 +261,7 @@ class NoneTensorSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class DatasetSpec(TypeSpec):
-    """A dataset as an element, as `window` makes them."""
+    """A dataset as an element, as `window` returns them."""
 
     element_spec: Any
     dataset_shape: TensorShape = TensorShape(())  # noqa: RUF009 (immutable)
@@ -280,7 +280,7 @@ class DatasetSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class OptionalSpec(TypeSpec):
-    """An `Optional` of something."""
+    """An `Optional` with values of `value_spec`."""
 
     value_spec: Any
 
@@ -305,7 +305,7 @@ class IteratorSpec(TypeSpec):
 
 
 def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
-    """The most specific structure of specs that both fit."""
+    """The most specific structure of specs that fits both; InvalidTypeError if there is none."""
     from_first, tree = nest.flatten(first)
     from_second, other_tree = nest.flatten(second)
     leaves = []
@@ -319,7 +319,7 @@ def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
 
 
 def fits(spec: Any, value: Any) -> bool:
-    """Whether the element `value` is what `spec` promises."""
+    """Whether an element has the structure of `spec`, and every leaf fits."""
     leaves, tree = nest.flatten(spec)
     try:
         values = nest.flatten_up_to(tree, value)

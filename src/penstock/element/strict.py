@@ -1,8 +1,8 @@
-"""Strict strings: bytes that raise where plain bytes would be taken for text without a word.
+"""Strict strings: bytes that raise if they are compared with text or formatted.
 
-`b"a" == "a"` is False and `f"{b'a'}"` is `"b'a'"`, so a filter that compares with text drops
-everything. Functions get strict strings now and then, in the place of plain ones; the engine never
-keeps one.
+`b"a" == "a"` is False and `f"{b'a'}"` is `"b'a'"`, so a filter that compares with text silently
+drops every element. Some calls of users' functions get strict strings instead of plain bytes; the
+engine converts results back and never stores a strict string.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk
 
 _LONGEST = 4096
-"""Longer strings are data and no names; to copy them would cost something."""
+"""Longer strings are not made strict, because that copies them."""
 
 _GIVE_BYTES = (
     "__add__ __mul__ __mod__ capitalize center expandtabs join ljust lower lstrip partition "
@@ -25,9 +25,9 @@ _GIVE_BYTES = (
 
 
 class StrictBytes(np.bytes_):  # type: ignore[misc]  # Final for type checkers only.
-    """A string that cannot be compared with text, nor formatted; what is cut from it is alike.
+    """Bytes that cannot be compared with text or formatted; slices of them are strict, too.
 
-    NumPy knows its own subclass of bytes only: it would take any other for a number.
+    It derives from `np.bytes_`: NumPy does not treat other subclasses of bytes as strings.
 
     >>> StrictBytes(b"a.txt").split(b".")[0] == b"a"
     True
@@ -85,11 +85,11 @@ def _strict_method(name: str) -> Any:
 for _name in _GIVE_BYTES:
     setattr(StrictBytes, _name, _strict_method(_name))
 
-StrictBytes.__name__ = "bytes"  # What programs see that look at the name of a type.
+StrictBytes.__name__ = "bytes"  # For functions that read the name of a value's type.
 
 
 def holds_strings(chunk: Chunk) -> bool:
-    """Whether elements of a chunk are strings or hold some."""
+    """Whether a leaf of the elements is a string or an array of strings."""
     return any(_is_of_strings(column) for column in chunk.columns)
 
 
@@ -99,7 +99,7 @@ def _is_of_strings(column: Any) -> bool:
 
 
 def strict(value: Any) -> Any:
-    """A value with strict strings; in arrays, only the first is."""
+    """A copy of `value` with strict strings; in an array, only the first string is strict."""
     kind = type(value)
     if kind is bytes:
         return StrictBytes(value) if len(value) <= _LONGEST else value
@@ -123,7 +123,7 @@ def _strict_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A function's result without strict strings; arrays lose them when they are converted."""
+    """A function's result with plain bytes; conversion to a chunk replaces those in arrays."""
     kind = type(value)
     if kind is StrictBytes:
         return bytes(value)

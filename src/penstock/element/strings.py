@@ -1,6 +1,6 @@
-"""Strings: bytes in object arrays, whatever Python or NumPy gave.
+"""Strings: `bytes` in arrays of objects.
 
-NumPy's own string dtypes cut zero bytes off the end, so Python's strings never go through them.
+NumPy's own string dtypes remove trailing zero bytes, so strings are never converted to them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def bytes_of(value: Any) -> bytes:
 
 
 def from_array(array: Array) -> Array:
-    """An array of strings (dtype S, U or object), as bytes."""
+    """An array of bytes from an array of strings (dtype S, U or object)."""
     result = np.empty(array.shape, object)
-    result.ravel()[:] = [_checked(item) for item in array.flat]
+    result.ravel()[:] = [_string_item(item) for item in array.flat]
     return result
 
 
-def _checked(item: Any) -> bytes:
+def _string_item(item: Any) -> bytes:
     if isinstance(item, str | bytes):
         return bytes_of(item)
     raise InvalidArgumentError(
@@ -34,7 +34,7 @@ def _checked(item: Any) -> bytes:
 
 
 def from_list(value: Any) -> Array:
-    """A (nested) list of strings, as bytes; ValueError where its rows differ in length.
+    """An array of bytes from a (nested) list of strings; ValueError if rows differ in length.
 
     >>> from_list([["a", b"b\\0"], ["c", "d"]]).tolist()
     [[b'a', b'b\\x00'], [b'c', b'd']]
@@ -55,6 +55,6 @@ def kinds(value: Any) -> set[type]:
 
 
 def holds_strings(value: Any) -> bool:
-    """Whether a (nested) list holds strings and nothing else."""
+    """Whether a (nested) list contains strings only, and at least one."""
     found = kinds(value)
     return bool(found) and all(issubclass(kind, str | bytes) for kind in found)

@@ -1,8 +1,8 @@
-"""Values: what may stand at a leaf, and how Python's values become it.
+"""Values: which objects can be leaves, and how Python values are converted to leaves.
 
-A leaf is a NumPy array or scalar, `bytes`, a `Ragged`, `None`, or an object that describes itself
-with `__leaf_spec__` (a dataset, say). Python ints become int32, floats float32, strings bytes; a
-list (or a `range`) is one array.
+A leaf is a NumPy array or scalar, `bytes`, a `Ragged`, `None`, or an object with a method
+`__leaf_spec__`, such as a dataset. Python ints become int32, floats float32 and strings bytes; a
+list or `range` becomes one array.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_value(value: Any, dtype: Any = None) -> Any:
-    """`value` as a leaf; `dtype` converts it (InvalidTypeError where that loses its kind)."""
+    """Converts `value` to a leaf, of `dtype` if given; InvalidTypeError if that is impossible."""
     if dtype is None:
         return _as_leaf(value)
     dtype = as_dtype(dtype)
     if type(value) in _NUMBERS and dtype != string_dtype:
         return np.asarray(value).astype(dtype.dtype)[()]
-    as_it_is = isinstance(value, list | tuple | range)  # Float32 on the way to float64 would round.
-    leaf = _from_list(value, narrowed=False) if as_it_is else _as_leaf(value)
-    return convert(leaf, dtype, value)
+    if isinstance(value, list | tuple | range):  # Narrowing to float32 first would round.
+        return convert(_from_list(value, narrowed=False), dtype, value)
+    return convert(_as_leaf(value), dtype, value)
 
 
 def _as_leaf(value: Any) -> Any:
@@ -68,7 +68,7 @@ def _as_leaf(value: Any) -> Any:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether `value` is a leaf that describes itself."""
+    """Whether `value` is an object with a spec of its own, such as a dataset."""
     return hasattr(type(value), "__leaf_spec__")
 
 
@@ -87,7 +87,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True) -> Any:
-    """A (nested) list is one array; its numbers are Python's, so small, unless one is NumPy's."""
+    """One array from a (nested) list; `narrowed` to TensorFlow's dtypes if no number is NumPy's."""
     kinds = strings.kinds(value)
     texts = [issubclass(kind, str | bytes) for kind in kinds]
     if any(texts) and not all(texts):
@@ -115,7 +115,7 @@ _NUMBERS = {bool, int, float, complex}
 
 
 def _check_mixture(value: Any, kinds: set[type]) -> None:
-    """NumPy would make ints and floats all floats; Python's ints may stand beside any."""
+    """Raises for NumPy numbers of different kinds, which NumPy would convert to one silently."""
     found = {_KINDS.get(np.dtype(kind).kind) for kind in kinds if issubclass(kind, np.generic)}
     if found and len(found | {_KINDS["f"] for kind in kinds if kind is float}) > 1:
         names = sorted(kind.__name__ for kind in kinds)
@@ -133,7 +133,7 @@ def _arrayish(kind: type) -> bool:
 
 
 def narrow(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of Python's numbers, in the dtypes that TensorFlow gives them."""
+    """Converts an array of Python numbers to the dtype that TensorFlow would choose."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.int64:
@@ -148,7 +148,7 @@ def _short(value: Any) -> str:
 
 
 def convert(leaf: Any, dtype: DType, shown: Any = None) -> Any:
-    """`leaf` in another dtype, where the kinds allow it."""
+    """Converts `leaf` to `dtype`; InvalidTypeError between strings and numbers."""
     if isinstance(leaf, Ragged):
         return Ragged(convert(leaf.values, dtype), leaf.row_splits)
     is_text = isinstance(leaf, bytes) or getattr(leaf, "dtype", np.dtype(int)).kind == "O"
@@ -159,7 +159,7 @@ def convert(leaf: Any, dtype: DType, shown: Any = None) -> Any:
 
 
 def spec_of_leaf(leaf: Any) -> TypeSpec:
-    """The spec of one leaf, as exact as it is."""
+    """The spec of one leaf, with its exact shape."""
     if isinstance(leaf, bytes):
         return TensorSpec((), string_dtype)
     if isinstance(leaf, Ragged):
@@ -173,7 +173,7 @@ def spec_of_leaf(leaf: Any) -> TypeSpec:
 
 
 def as_element(value: Any) -> Any:
-    """A structure with every leaf converted by `as_value`."""
+    """Converts every leaf of a structure by `as_value`."""
     leaves, tree = nest.flatten(value)
     return nest.unflatten(tree, [as_value(leaf) for leaf in leaves])
 
@@ -184,7 +184,7 @@ def spec_of(element: Any) -> Any:
 
 
 def zeros(spec: TypeSpec, rows: int = 1) -> Any:
-    """A made-up leaf for a spec: zeros, empty strings, unknown dimensions `rows` long."""
+    """A leaf that fits `spec`: zeros or empty strings, with unknown dimensions of `rows`."""
     if isinstance(spec, RaggedTensorSpec):
         return _zero_ragged(spec, rows)
     if not isinstance(spec, TensorSpec):

@@ -1,7 +1,8 @@
 """Calling users' functions: on many elements at once, in order, each exactly once.
 
 A failure is reported with the operator, the function's file and line and the element's number;
-the original exception is its cause. Nobody else calls a user's function on elements.
+the original exception is its cause. The engine calls users' functions on elements only here;
+`plan/readers.py` calls one to see whether it reads files.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element import nest
-from penstock.element.chunk import Chunk, changed, describe, unusable
+from penstock.element.chunk import Chunk, changed_structure, describe, unusable_element
 from penstock.element.columns import Array
 from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
@@ -152,7 +152,7 @@ class Results:
         try:
             text = describe(element)
         except OpError as error:
-            return unusable(self.where, element, ordinal, error)
+            return unusable_element(self.where, element, ordinal, error)
         if not self._is_as_told(element):
             found = spec_of(as_element(element))
             return InvalidArgumentError(
@@ -166,7 +166,7 @@ class Results:
                 f"but {_list_shapes(element)} for element {ordinal}; a number times a list repeats "
                 "the list, so multiply a numpy.array; and return arrays if their shapes differ"
             )
-        return changed(self.where, *self._first, ordinal, text)
+        return changed_structure(self.where, *self._first, ordinal, text)
 
 
 def _described(element: Any) -> str | None:
