@@ -53,6 +53,15 @@ def test_decisions_are_numbered_in_a_row() -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+def test_the_glossary_is_short_and_sorted() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = re.search(r"## Glossary\n(.*?)\n## ", page, re.DOTALL)
+    assert section is not None
+    words = re.findall(r"^\| (\w+) \| .+ \|$", section[1], re.MULTILINE)[1:]
+    assert 20 <= len(words) <= 40
+    assert words == sorted(set(words))
+
+
 def test_only_the_tests_that_the_page_names_may_be_skipped() -> None:
     skipping = re.compile(r"\bmark\.skip|\bpytest\.skip\(|\bimportorskip\(|\bmark\.xfail")
     files = [
