@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.distribute.devices import KINDS, LogicalCpus, LogicalDevice, backend_named
+from penstock.distribute.devices import KINDS, LogicalCpus, LogicalDevice, load_backend
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
 
 __all__ = [
@@ -44,7 +44,7 @@ def list_physical_devices(
     [PhysicalDevice(name='/physical_device:CPU:0', device_type='CPU')]
     """
     call = "config.list_physical_devices"
-    known = backend_named(backend, call)
+    known = load_backend(backend, call)
     return [
         PhysicalDevice(f"/physical_device:{kind}:{index}", kind)
         for kind in _kinds(device_type, call)
@@ -61,7 +61,7 @@ def list_logical_devices(
     [LogicalDevice(name='/device:CPU:0', device_type='CPU')]
     """
     call = "config.list_logical_devices"
-    known = backend_named(backend, call)
+    known = load_backend(backend, call)
     return [
         LogicalDevice(f"/device:{kind}:{index}", kind)
         for kind in _kinds(device_type, call)

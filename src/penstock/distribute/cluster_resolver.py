@@ -120,9 +120,9 @@ class TorchrunClusterResolver(ClusterResolver):
     def __init__(self, *, environ: Environment | None = None) -> None:
         given = os.environ if environ is None else environ
         needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        rank, size, host, port = _needed(given, needed, "torchrun")
+        rank, size, host, port = _require_variables(given, needed, "torchrun")
         workers = _number(size, "WORLD_SIZE")
-        self.task_id = _below(_number(rank, "RANK"), workers, "RANK", "WORLD_SIZE")
+        self.task_id = _check_below(_number(rank, "RANK"), workers, "RANK", "WORLD_SIZE")
         self._spec = ClusterSpec({"worker": [f"{host}:{port}"] + [""] * (workers - 1)})
         self.local = _local(given, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -146,9 +146,11 @@ class SlurmClusterResolver(ClusterResolver):
     def __init__(self, port_base: int | None = None, *, environ: Environment | None = None) -> None:
         given = os.environ if environ is None else environ
         count = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
-        rank, size, nodes = _needed(given, ("SLURM_PROCID", count, "SLURM_STEP_NODELIST"), "Slurm")
+        rank, size, nodes = _require_variables(
+            given, ("SLURM_PROCID", count, "SLURM_STEP_NODELIST"), "Slurm"
+        )
         workers = _number(size, count)
-        self.task_id = _below(_number(rank, "SLURM_PROCID"), workers, "SLURM_PROCID", count)
+        self.task_id = _check_below(_number(rank, "SLURM_PROCID"), workers, "SLURM_PROCID", count)
         port = _slurm_port(given) if port_base is None else port_base
         hosts, counts = expand_nodes(nodes), _tasks_per_node(given, workers, nodes)
         pairs = zip(hosts, counts, strict=True)
@@ -164,7 +166,7 @@ class SlurmClusterResolver(ClusterResolver):
         if "SLURM_LOCALID" not in environ or "SLURM_NODEID" not in environ:
             return None
         node = _number(environ["SLURM_NODEID"], "SLURM_NODEID")
-        _below(node, len(counts), "SLURM_NODEID", "the number of nodes")
+        _check_below(node, len(counts), "SLURM_NODEID", "the number of nodes")
         return _number(environ["SLURM_LOCALID"], "SLURM_LOCALID"), counts[node]
 
 
@@ -215,7 +217,7 @@ def _check_agreement(config: ClusterResolver, torchrun: ClusterResolver) -> None
         )
 
 
-def _needed(environ: Environment, names: Sequence[str], source: str) -> list[str]:
+def _require_variables(environ: Environment, names: Sequence[str], source: str) -> list[str]:
     if missing := [name for name in names if not environ.get(name)]:
         there = [name for name in names if environ.get(name)]
         raise InvalidArgumentError(
@@ -231,7 +233,7 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-def _below(number: int, limit: int, name: str, limit_name: str) -> int:
+def _check_below(number: int, limit: int, name: str, limit_name: str) -> int:
     if number >= limit:
         raise DisagreementError(f"{name} must be less than {limit_name}, got {number} and {limit}")
     return number
@@ -241,7 +243,7 @@ def _local(environ: Environment, index: str, count: str) -> tuple[int, int] | No
     if not environ.get(index) or not environ.get(count):
         return None
     size = _number(environ[count], count)
-    return _below(_number(environ[index], index), size, index, count), size
+    return _check_below(_number(environ[index], index), size, index, count), size
 
 
 PART = re.compile(r"(?:[^\[\],]|\[[\d,\-]+\])+")

@@ -77,26 +77,26 @@ def resolve(devices: Any, backend: str | None, call: str) -> tuple[Backend, tupl
     >>> [str(device) for device in resolve(["CPU:1"], None, "MirroredStrategy")[1]]
     ['/job:localhost/replica:0/task:0/device:CPU:1']
     """
-    given = _listed(devices, call)
-    chosen = backend_named(backend_meant(devices, backend, call), call)
+    given = _as_list(devices, call)
+    chosen = load_backend(choose_backend(devices, backend, call), call)
     if not given:
-        return chosen, every(chosen)
+        return chosen, all_devices(chosen)
     _check_jobs(given, call)
     names = [_kind_and_index(device, chosen, call) for device in given]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise DisagreementError(
-            f"{call}: devices must differ, but {_joined(repeated)} is there more than once; "
+            f"{call}: devices must differ, but {_join_names(repeated)} is there more than once; "
             "name each device once (CPU:0, CPU:1, ... are logical: there are as many as you name)"
         )
-    return chosen, _placed(names, chosen, call)
+    return chosen, _place_devices(names, chosen, call)
 
 
-def backend_meant(devices: Any, backend: str | None, call: str) -> str:
+def choose_backend(devices: Any, backend: str | None, call: str) -> str:
     """The name of the backend, by the argument or by the devices; loads nothing."""
-    return backend if backend is not None else _implied(_listed(devices, call), call)
+    return backend if backend is not None else _infer_backend(_as_list(devices, call), call)
 
 
-def backend_named(name: str, call: str) -> Backend:
+def load_backend(name: str, call: str) -> Backend:
     """The backend of that name; `call` is how errors name the caller."""
     try:
         return load(name)
@@ -104,16 +104,16 @@ def backend_named(name: str, call: str) -> Backend:
         raise type(error)(f"{call}: {error}") from error.__cause__
 
 
-def every(backend: Backend) -> tuple[Device, ...]:
+def all_devices(backend: Backend) -> tuple[Device, ...]:
     """The accelerators, if the backend has any, else all logical CPUs."""
     for kind in ("GPU", "TPU"):
         if handles := backend.handles(kind):
             return tuple(Device(kind, index, handle) for index, handle in enumerate(handles))
     count = LogicalCpus.count or len(backend.handles("CPU"))
-    return tuple(Device("CPU", index, _cpu(backend, index)) for index in range(count))
+    return tuple(Device("CPU", index, _cpu_handle(backend, index)) for index in range(count))
 
 
-def _listed(devices: Any, call: str) -> list[Any]:
+def _as_list(devices: Any, call: str) -> list[Any]:
     if devices is None:
         return []
     if isinstance(devices, str) or _framework(devices) or isinstance(devices, LogicalDevice):
@@ -134,7 +134,7 @@ def _framework(device: object) -> str | None:
     return FRAMEWORKS.get(type(device).__module__.partition(".")[0])
 
 
-def _implied(devices: list[Any], call: str) -> str:
+def _infer_backend(devices: list[Any], call: str) -> str:
     found = {name for device in devices if (name := _framework(device))}
     if len(found) > 1:
         raise InvalidArgumentError(
@@ -160,10 +160,10 @@ def _check_jobs(devices: list[Any], call: str) -> None:
 
 
 def _kind_and_index(device: Any, backend: Backend, call: str) -> tuple[str, int]:
-    if found := backend.named(device):
+    if found := backend.identify(device):
         return found
     if isinstance(device, str):
-        return _parsed(device, backend, call)
+        return _parse_name(device, backend, call)
     if _framework(device):
         raise InvalidArgumentError(
             f"{call}: {device!r} is no device of backend {backend.name!r}; leave backend out, "
@@ -174,7 +174,7 @@ def _kind_and_index(device: Any, backend: Backend, call: str) -> tuple[str, int]
     )
 
 
-def _parsed(name: str, backend: Backend, call: str) -> tuple[str, int]:
+def _parse_name(name: str, backend: Backend, call: str) -> tuple[str, int]:
     match = NAME.fullmatch(name)
     kind = match["kind"].upper() if match else ""
     if match is None or kind not in KINDS:
@@ -185,7 +185,9 @@ def _parsed(name: str, backend: Backend, call: str) -> tuple[str, int]:
     return kind, int(match["index"] or 0)
 
 
-def _placed(names: Sequence[tuple[str, int]], backend: Backend, call: str) -> tuple[Device, ...]:
+def _place_devices(
+    names: Sequence[tuple[str, int]], backend: Backend, call: str
+) -> tuple[Device, ...]:
     missing = [
         (kind, index)
         for kind, index in names
@@ -194,14 +196,14 @@ def _placed(names: Sequence[tuple[str, int]], backend: Backend, call: str) -> tu
     if missing:
         _warn(missing, backend, call)
     return tuple(
-        Device(kind, index, _cpu(backend, index))
+        Device(kind, index, _cpu_handle(backend, index))
         if kind == "CPU" or (kind, index) in missing
         else Device(kind, index, backend.handles(kind)[index])
         for kind, index in names
     )
 
 
-def _cpu(backend: Backend, index: int) -> Any:
+def _cpu_handle(backend: Backend, index: int) -> Any:
     """CPUs are logical: one that the framework lacks shares another's place."""
     handles = backend.handles("CPU")
     return handles[index % len(handles)]
@@ -210,7 +212,7 @@ def _cpu(backend: Backend, index: int) -> Any:
 def _warn(missing: Sequence[tuple[str, int]], backend: Backend, call: str) -> None:
     remedy = "; for real ones pass backend='torch' or 'jax'" if backend.name == "numpy" else ""
     warnings.warn(
-        f"{call}: backend {backend.name!r} has no {_joined(missing)} on this machine; "
+        f"{call}: backend {backend.name!r} has no {_join_names(missing)} on this machine; "
         f"their replicas are logical ones on the CPU{remedy}",
         stacklevel=_users_level(),
     )
@@ -224,5 +226,5 @@ def _users_level() -> int:
     return level
 
 
-def _joined(names: Sequence[tuple[str, int]]) -> str:
+def _join_names(names: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{kind}:{index}" for kind, index in names)

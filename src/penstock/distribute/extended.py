@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.distribute import reduce
-from penstock.distribute.replica_context import arguments, require_own_scope
-from penstock.distribute.values.operators import acting
+from penstock.distribute.replica_context import check_arguments, require_own_scope
+from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import (
     DistributedValues,
     Mirrored,
@@ -40,9 +40,9 @@ class StrategyExtended:
         call = "StrategyExtended.reduce_to"
         require_own_scope(self._strategy, call)
         op = reduce.reduce_op(reduce_op, call)
-        total = reduce.reduced(self._replicas, op, value, None, call)
+        total = reduce.reduce_leaf(self._replicas, op, value, None, call)
         if isinstance(destinations, DistributedValues):
-            return Mirrored(reduce.everywhere(self._replicas, total)._values)
+            return Mirrored(reduce.copy_to_replicas(self._replicas, total)._values)
         return total
 
     def batch_reduce_to(
@@ -69,13 +69,13 @@ class StrategyExtended:
         """
         call = "StrategyExtended.update"
         require_own_scope(self._strategy, call)
-        given, by_name = arguments(call, fn, args, kwargs)
+        given, by_name = check_arguments(call, fn, args, kwargs)
         copies = var.values if isinstance(var, DistributedValues) else (var,)
         count = len(copies)
         positional, named = spread(given, count, call), spread(by_name, count, call)
         results = [fn(copies[i], *positional[i], **named[i]) for i in range(count)]
         regrouped = regroup(results, False, f"{call}: fn returned") if count > 1 else results[0]
-        return map_leaves(_mirrored if group else _local, regrouped)
+        return map_leaves(_as_mirrored if group else _as_tuple, regrouped)
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was made under this strategy's scope."""
@@ -89,38 +89,38 @@ class StrategyExtended:
         call = "ReplicaContext.all_reduce"
         op = reduce.reduce_op(reduce_op, call)
 
-        def everywhere(leaf: Any) -> PerReplica:
-            values = self._from_each(leaf, tree, call)
-            total = reduce.reduced(self._replicas, op, values, None, call)
-            return reduce.everywhere(self._replicas, total)
+        def combine(leaf: Any) -> PerReplica:
+            values = self._collect_values(leaf, tree, call)
+            total = reduce.reduce_leaf(self._replicas, op, values, None, call)
+            return reduce.copy_to_replicas(self._replicas, total)
 
-        return map_leaves(everywhere, tree)
+        return map_leaves(combine, tree)
 
     def _all_gather(self, tree: Any, axis: Any) -> Any:
         call = "ReplicaContext.all_gather"
 
-        def everywhere(leaf: Any) -> PerReplica:
-            values = self._from_each(leaf, tree, call)
-            whole = reduce.gathered(self._replicas, values, axis, call)
-            return reduce.everywhere(self._replicas, whole)
+        def combine(leaf: Any) -> PerReplica:
+            values = self._collect_values(leaf, tree, call)
+            whole = reduce.gather_leaf(self._replicas, values, axis, call)
+            return reduce.copy_to_replicas(self._replicas, whole)
 
-        return map_leaves(everywhere, tree)
+        return map_leaves(combine, tree)
 
-    def _from_each(self, leaf: Any, tree: Any, call: str) -> PerReplica:
+    def _collect_values(self, leaf: Any, tree: Any, call: str) -> PerReplica:
         """A leaf with a value from each replica, also where all of them gave the same object."""
         if leaf is None:
-            raise reduce.missing(place_of(leaf, tree), "", call)
+            raise reduce.missing_error(place_of(leaf, tree), "", call)
         if not isinstance(leaf, PerReplica):
-            return PerReplica([acting(leaf)] * self._replicas.here)
+            return PerReplica([current_value(leaf)] * self._replicas.here)
         for index, value in enumerate(leaf._values, self._replicas.first):
             if value is None:
-                raise reduce.missing(place_of(leaf, tree), f" in replica {index}", call)
+                raise reduce.missing_error(place_of(leaf, tree), f" in replica {index}", call)
         return leaf
 
 
-def _mirrored(leaf: Any) -> Any:
+def _as_mirrored(leaf: Any) -> Any:
     return Mirrored(leaf._values) if isinstance(leaf, PerReplica) else leaf
 
 
-def _local(leaf: Any) -> tuple[Any, ...]:
+def _as_tuple(leaf: Any) -> tuple[Any, ...]:
     return leaf._values if isinstance(leaf, PerReplica) else (leaf,)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.distribute.cluster_resolver import find_resolver
-from penstock.distribute.devices import Device, backend_meant, backend_named, resolve
+from penstock.distribute.devices import Device, choose_backend, load_backend, resolve
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy import Strategy
 from penstock.distribute.workers.cluster import ClusterResolver, Membership, membership
@@ -108,7 +108,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._resolver = _resolver(cluster_resolver, os.environ)
         place = membership(self._resolver, CALL)
         # The devices come last: jax wants to have met the others before it looks at them.
-        name = backend_named(backend_meant(devices, backend, CALL), CALL).name
+        name = load_backend(choose_backend(devices, backend, CALL), CALL).name
         seconds = _timeout(options, timeout, os.environ)
         peers = None
         if place.workers > 1:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
-from penstock.distribute.values.operators import acting
+from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.storage import refuse_foreign
 from penstock.element.ragged import Ragged
@@ -40,24 +40,24 @@ def reduce_op(given: Any, call: str) -> ReduceOp:
     raise kind(f"{call}: reduce_op must be 'SUM' or 'MEAN', got {given!r}")
 
 
-def reduced(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
+def reduce_leaf(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: str) -> Any:
     """The sum or mean of one leaf over the replicas, and over an axis of each of its values."""
-    given = parts(replicas, value, call)
+    given = local_values(replicas, value, call)
     if given is None and axis is None:
-        return _common(replicas, op, value, call)
+        return _reduce_common(replicas, op, value, call)
     if given is None:
         given = [value] * replicas.here
     if axis is None and replicas.total == 1:
-        return acting(given[0])
+        return current_value(given[0])
     tensors = [_number_tensor(replicas, part, index, call) for index, part in enumerate(given)]
     _check_dtypes(replicas, given, call)
     if axis is None:
-        total = _added(replicas, tensors, call)
+        total = _add_all(replicas, tensors, call)
         return total if op is ReduceOp.SUM else replicas.backend.divide(total, replicas.total)
-    return _reduced_over(replicas, op, tensors, axis, call)
+    return _reduce_over_axis(replicas, op, tensors, axis, call)
 
 
-def parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
+def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
     """What each replica of this process has; None for a value that they have in common."""
     if isinstance(value, DistributedValues):
         check_count(value, replicas.here, call)
@@ -65,7 +65,7 @@ def parts(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
     return [value] if replicas.here == 1 else None
 
 
-def _common(replicas: Replicas, op: ReduceOp, value: Any, call: str) -> Any:
+def _reduce_common(replicas: Replicas, op: ReduceOp, value: Any, call: str) -> Any:
     if op is ReduceOp.SUM:
         raise InvalidArgumentError(
             f"{call}: SUM needs one value per replica, got {_short(value)} for all "
@@ -74,7 +74,7 @@ def _common(replicas: Replicas, op: ReduceOp, value: Any, call: str) -> Any:
     return value
 
 
-def _reduced_over(
+def _reduce_over_axis(
     replicas: Replicas, op: ReduceOp, tensors: Sequence[Any], axis: Axis, call: str
 ) -> Any:
     sums, counts = [], []
@@ -82,7 +82,7 @@ def _reduced_over(
         axes, count = _axes(tensor, axis, call)
         sums.append(replicas.backend.sum(tensor, axes))
         counts.append(count)
-    total = _added(replicas, sums, call)
+    total = _add_all(replicas, sums, call)
     if op is ReduceOp.SUM:
         return total
     count = sum(counts)
@@ -125,7 +125,7 @@ def _number_tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any
 
 
 def _tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
-    value = acting(value)
+    value = current_value(value)
     refuse_foreign(replicas, value, call)
     if replicas.backend.is_tensor(value):
         return value
@@ -133,13 +133,13 @@ def _tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
     return np.asarray(tensor)[()] if isinstance(tensor, Number) else tensor
 
 
-def _added(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
+def _add_all(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
     _check_shapes(tensors, call)
     total = replicas.backend.add(tensors, replicas.devices[0].handle)
     return total if replicas.collectives is None else replicas.collectives.all_reduce(total)
 
 
-def _across(replicas: Replicas, tensor: Any) -> list[Any]:
+def _gather_from_workers(replicas: Replicas, tensor: Any) -> list[Any]:
     """Every worker's tensor, on this process's first device."""
     if replicas.collectives is None:
         return [tensor]
@@ -158,7 +158,7 @@ def _check_shapes(tensors: Sequence[Any], call: str) -> None:
 
 def _check_dtypes(replicas: Replicas, given: Sequence[Any], call: str) -> None:
     """Refuses tensors of different dtypes; Python's numbers have none."""
-    tensors = filter(replicas.backend.is_tensor, map(acting, given))
+    tensors = filter(replicas.backend.is_tensor, map(current_value, given))
     dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in tensors))
     if len(dtypes) > 1:
         raise InvalidArgumentError(
@@ -166,19 +166,19 @@ def _check_dtypes(replicas: Replicas, given: Sequence[Any], call: str) -> None:
         )
 
 
-def gathered(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
+def gather_leaf(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
     """The values of one leaf, one after the other along an axis, in the order of the replicas."""
     check_axis(axis, call)
-    given = parts(replicas, value, call)
+    given = local_values(replicas, value, call)
     if given is None or replicas.total == 1:
-        return acting(value if given is None else given[0])
+        return current_value(value if given is None else given[0])
     if all(isinstance(part, Ragged) for part in given):
-        return _gathered_ragged(replicas, given, axis, call)
+        return _gather_ragged(replicas, given, axis, call)
     tensors = [_row_tensor(replicas, part, index, axis, call) for index, part in enumerate(given)]
     _check_dtypes(replicas, given, call)
-    whole = _concatenated(replicas, tensors, axis, call)
-    everyones = _across(replicas, whole)
-    return whole if len(everyones) == 1 else _concatenated(replicas, everyones, axis, call)
+    whole = _concatenate(replicas, tensors, axis, call)
+    everyones = _gather_from_workers(replicas, whole)
+    return whole if len(everyones) == 1 else _concatenate(replicas, everyones, axis, call)
 
 
 def check_axis(axis: Any, call: str) -> None:
@@ -199,26 +199,26 @@ def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str
     if is_text and replicas.collectives is not None:
         raise InvalidTypeError(f"{call}: strings cannot be gathered from other processes")
     if not tensor.shape:
-        raise single_number(axis, call)
+        raise single_number_error(axis, call)
     _axes(tensor, axis, call)
     return tensor
 
 
-def single_number(axis: Any, call: str) -> InvalidArgumentError:
+def single_number_error(axis: Any, call: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{call}: axis {axis} does not fit single numbers; give them an axis first, with "
         "value[None]"
     )
 
 
-def missing(place: str | None, whose: str, call: str) -> InvalidArgumentError:
+def missing_error(place: str | None, whose: str, call: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{call}: {place or 'value'} is None{whose}, and needs numbers; leave it out of the tree, "
         "or put zeros there"
     )
 
 
-def _concatenated(replicas: Replicas, tensors: Sequence[Any], axis: int, call: str) -> Any:
+def _concatenate(replicas: Replicas, tensors: Sequence[Any], axis: int, call: str) -> Any:
     shapes = [list(tensor.shape) for tensor in tensors]
     others = [shape[:axis] + shape[axis:][1:] for shape in shapes]
     if any(other != others[0] for other in others):
@@ -231,20 +231,20 @@ def _concatenated(replicas: Replicas, tensors: Sequence[Any], axis: int, call: s
     return replicas.backend.concatenate(tensors, axis, replicas.devices[0].handle)
 
 
-def _gathered_ragged(replicas: Replicas, parts: Sequence[Any], axis: int, call: str) -> Any:
+def _gather_ragged(replicas: Replicas, local_values: Sequence[Any], axis: int, call: str) -> Any:
     if axis != 0:
         raise InvalidArgumentError(f"{call}: ragged values are joined along axis 0, got {axis}")
     if replicas.collectives is not None:
         raise UnimplementedError(f"{call}: ragged values cannot be gathered from other processes")
-    return Ragged.concat(parts)
+    return Ragged.concat(local_values)
 
 
-def everywhere(replicas: Replicas, tensor: Any) -> PerReplica:
+def copy_to_replicas(replicas: Replicas, tensor: Any) -> PerReplica:
     """A result for each replica, on its device, in memory of its own."""
-    return PerReplica([_own(replicas, tensor, index) for index in range(replicas.here)])
+    return PerReplica([_copy_to_replica(replicas, tensor, index) for index in range(replicas.here)])
 
 
-def _own(replicas: Replicas, tensor: Any, index: int) -> Any:
+def _copy_to_replica(replicas: Replicas, tensor: Any, index: int) -> Any:
     placed = replicas.backend.put(tensor, replicas.devices[index].handle)
     shared = index > 0 and placed is tensor
     if hasattr(placed, "detach"):

@@ -72,9 +72,9 @@ class ReplicaContext:
         result is handed back to each replica as its own value.
         """
         call = "ReplicaContext.merge_call"
-        return self._met(call, merge_fn, *arguments(call, merge_fn, args, kwargs))
+        return self._merge(call, merge_fn, *check_arguments(call, merge_fn, args, kwargs))
 
-    def _met(
+    def _merge(
         self, call: str, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self._meeting is None or get_replica_context() is not self:
@@ -95,7 +95,7 @@ class ReplicaContext:
 
         Gradients end here: the result of torch's tensors is detached.
         """
-        return self._met(
+        return self._merge(
             "ReplicaContext.all_reduce",
             lambda strategy, value: strategy.extended._all_reduce(reduce_op, value),
             (value,),
@@ -104,7 +104,7 @@ class ReplicaContext:
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Every replica's value, one after the other along `axis`, for all of them; detached."""
-        return self._met(
+        return self._merge(
             "ReplicaContext.all_gather",
             lambda strategy, value: strategy.extended._all_gather(value, axis),
             (value,),
@@ -115,7 +115,9 @@ class ReplicaContext:
         return f"<ReplicaContext replica {self._id} of {self.num_replicas_in_sync}>"
 
 
-def arguments(call: str, fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def check_arguments(
+    call: str, fn: Any, args: Any, kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What is given to a call that calls a function, checked."""
     if not callable(fn):
         raise InvalidTypeError(f"{call}: needs a function to call, got {fn!r}")
@@ -148,7 +150,7 @@ class DefaultStandpoint:
     standpoint: Standpoint
 
 
-class entered:  # noqa: N801 (used as a function; a class, because it is entered in every step)
+class enter:  # noqa: N801 (used as a function; a class, because it is entered in every step)
     """While it is entered, the code sees replicas from there."""
 
     __slots__ = ("_standpoint", "_token")
@@ -163,7 +165,7 @@ class entered:  # noqa: N801 (used as a function; a class, because it is entered
         _standpoint.reset(self._token)
 
 
-def here() -> Standpoint:
+def current_standpoint() -> Standpoint:
     """The standpoint of the code that calls."""
     standpoint = _standpoint.get()
     if standpoint is not None:
@@ -178,17 +180,17 @@ def get_strategy() -> Any:
     >>> get_strategy().num_replicas_in_sync
     1
     """
-    return here().strategy
+    return current_standpoint().strategy
 
 
 def has_strategy() -> bool:
     """Whether this is inside the scope (or run) of a strategy that is not the default one."""
-    return here().strategy is not DefaultStandpoint.standpoint.strategy
+    return current_standpoint().strategy is not DefaultStandpoint.standpoint.strategy
 
 
 def in_cross_replica_context() -> bool:
     """Whether this code sees all replicas at once: under a scope, but not inside `run`."""
-    return here().replica is None
+    return current_standpoint().replica is None
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -197,7 +199,7 @@ def get_replica_context() -> ReplicaContext | None:
     >>> get_replica_context().replica_id_in_sync_group
     0
     """
-    return here().replica
+    return current_standpoint().replica
 
 
 def local_index() -> int | None:
@@ -229,7 +231,7 @@ def require_outside_run(call: str) -> None:
 def require_own_scope(strategy: Any, call: str) -> None:
     """Refuses a call of one strategy inside a run, or under the scope of another one."""
     require_outside_run(call)
-    standpoint = here()
+    standpoint = current_standpoint()
     if standpoint.strategy is not strategy and standpoint is not DefaultStandpoint.standpoint:
         raise FailedPreconditionError(
             f"{call}: called under the scope of another strategy, and mixing strategies is "

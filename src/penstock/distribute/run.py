@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from penstock.distribute.replica_context import ReplicaContext, Standpoint, entered
+from penstock.distribute.replica_context import ReplicaContext, Standpoint, enter
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values.per_replica import regroup, spread
 from penstock.engine.pool import Pool
@@ -29,7 +29,7 @@ class Unwind(BaseException):
 
 
 @dataclass(frozen=True)
-class Arrived:
+class MergeCall:
     """It stands at its merge_call."""
 
     merge_fn: Callable[..., Any]
@@ -38,20 +38,20 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Returned:
+class ReplicaResult:
     """It has come to its end."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Raised:
+class ReplicaFailure:
     """It has failed."""
 
     error: BaseException
 
 
-Stop = Arrived | Returned | Raised
+Stop = MergeCall | ReplicaResult | ReplicaFailure
 
 
 @lru_cache(maxsize=1)
@@ -73,7 +73,7 @@ class Strand:
 
     def resume(self, answer: Any) -> Stop:
         """Lets it run to its next stop; the answer is what its merge_call returns."""
-        if isinstance(self.stop, Returned | Raised):
+        if isinstance(self.stop, ReplicaResult | ReplicaFailure):
             return self.stop
         self.stop = None
         if self._started:
@@ -84,7 +84,7 @@ class Strand:
         self.stop = self._stops.get()
         return self.stop
 
-    def arrive(self, arrived: Arrived) -> Any:
+    def arrive(self, arrived: MergeCall) -> Any:
         """Called by its own thread: stops, and gives what it is answered."""
         if not self._unwinding:
             self._stops.put(arrived)
@@ -96,16 +96,16 @@ class Strand:
     def unwind(self) -> None:
         """Ends it. Nobody waits for one that runs (the wait for it was interrupted)."""
         self._unwinding = True
-        if isinstance(self.stop, Arrived):
+        if isinstance(self.stop, MergeCall):
             self.resume(None)
         elif self.stop is None:
             self._answers.put(None)
 
     def _body(self) -> None:
         try:
-            self._stops.put(Returned(self._call()))
+            self._stops.put(ReplicaResult(self._call()))
         except BaseException as error:
-            self._stops.put(Raised(error))
+            self._stops.put(ReplicaFailure(error))
 
 
 def each_replica(
@@ -128,7 +128,7 @@ class Run:
         self._replicas: Replicas = strategy._replicas
         # As they are now: by the time of a merge_call, replica 0 may have changed them for itself.
         self._context = contextvars.copy_context()
-        self._carried = [self._replicas.backend.carried() for _ in calls[1:]]
+        self._thread_settings = [self._replicas.backend.thread_settings() for _ in calls[1:]]
         self._strands: list[Strand] = []
         self._answers: Sequence[Any] = [None] * len(calls)
         self._failure: BaseException | None = None
@@ -136,7 +136,7 @@ class Run:
     def results(self) -> list[Any]:
         """What each replica returned; the first failure is raised when all of them have ended."""
         try:
-            results = [self._result(index) for index in range(len(self._calls))]
+            results = [self._finish_replica(index) for index in range(len(self._calls))]
         except (Exception, Unwind):
             if self._failure is None:
                 raise
@@ -153,21 +153,21 @@ class Run:
             for strand in reversed(self._strands):
                 ending.callback(strand.unwind)
 
-    def _result(self, index: int) -> Any:
+    def _finish_replica(self, index: int) -> Any:
         if not self._strands:
-            return self._called(index, partial(self._meet, index))
+            return self._call_replica(index, partial(self._merge_call, index))
         stop = self._strands[index - 1].resume(self._answers[index])
-        if isinstance(stop, Raised):
+        if isinstance(stop, ReplicaFailure):
             self._fail(stop.error)
-        if isinstance(stop, Arrived):
-            self._fail(self._missed([index], [0]))
+        if isinstance(stop, MergeCall):
+            self._fail(self._missing_merge_error([index], [0]))
         return stop.value
 
-    def _called(self, index: int, meeting: Callable[..., Any]) -> Any:
+    def _call_replica(self, index: int, meeting: Callable[..., Any]) -> Any:
         """Replica `index`, in the thread that calls."""
         replica = ReplicaContext(self._strategy, self._replicas.first + index, meeting)
-        computing = self._replicas.backend.computing(self._replicas.devices[index].handle)
-        with entered(Standpoint(self._strategy, replica)), computing:
+        computing = self._replicas.backend.use_device(self._replicas.devices[index].handle)
+        with enter(Standpoint(self._strategy, replica)), computing:
             try:
                 return self._calls[index]()
             except Exception as error:
@@ -178,7 +178,7 @@ class Run:
         number, device = self._replicas.first + index, self._replicas.devices[index].name
         return f"replica {number} of {self._replicas.total} ({device})"
 
-    def _meet(
+    def _merge_call(
         self,
         index: int,
         merge_fn: Callable[..., Any],
@@ -189,12 +189,12 @@ class Run:
         if self._failure is not None:
             raise Unwind
         if len(self._calls) == 1:
-            return spread(self._merged(merge_fn, args, kwargs), 1, _CALL)[0]
+            return spread(self._call_merge_fn(merge_fn, args, kwargs), 1, _CALL)[0]
         if index:
-            self._fail(self._missed([index], range(index)))
-        arrived = [Arrived(merge_fn, args, kwargs), *self._others()]
+            self._fail(self._missing_merge_error([index], range(index)))
+        arrived = [MergeCall(merge_fn, args, kwargs), *self._resume_others()]
         try:
-            merged = self._merged(
+            merged = self._call_merge_fn(
                 merge_fn,
                 regroup([one.args for one in arrived], False, _ARGUMENTS),
                 regroup([one.kwargs for one in arrived], False, _ARGUMENTS),
@@ -205,38 +205,44 @@ class Run:
             self._fail(error)
         return self._answers[0]
 
-    def _merged(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        with entered(Standpoint(self._strategy, None)):
+    def _call_merge_fn(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with enter(Standpoint(self._strategy, None)):
             return merge_fn(self._strategy, *args, **kwargs)
 
-    def _others(self) -> list[Arrived]:
+    def _resume_others(self) -> list[MergeCall]:
         """Every other replica, brought to its merge_call."""
         if not self._strands:
             count = len(self._calls)
-            self._strands = [self._strand(index) for index in range(1, count)]
+            self._strands = [self._make_strand(index) for index in range(1, count)]
         stops = []
         for index, strand in enumerate(self._strands, 1):
             stops.append(strand.resume(self._answers[index]))
-            if isinstance(stops[-1], Raised):
+            if isinstance(stops[-1], ReplicaFailure):
                 self._fail(stops[-1].error)
-        arrived = [stop for stop in stops if isinstance(stop, Arrived)]
+        arrived = [stop for stop in stops if isinstance(stop, MergeCall)]
         if len(arrived) < len(stops):
-            there = [i for i, stop in enumerate(stops, 1) if isinstance(stop, Arrived)]
-            self._fail(self._missed([0, *there], sorted({*range(1, len(stops) + 1)} - {*there})))
+            there = [i for i, stop in enumerate(stops, 1) if isinstance(stop, MergeCall)]
+            self._fail(
+                self._missing_merge_error(
+                    [0, *there], sorted({*range(1, len(stops) + 1)} - {*there})
+                )
+            )
         return arrived
 
-    def _strand(self, index: int) -> Strand:
+    def _make_strand(self, index: int) -> Strand:
         def call() -> Any:
-            with self._carried[index - 1]:
-                return self._called(index, lambda *given: strand.arrive(Arrived(*given)))
+            with self._thread_settings[index - 1]:
+                return self._call_replica(index, lambda *given: strand.arrive(MergeCall(*given)))
 
         strand = Strand(call, self._context.copy())
         return strand
 
-    def _missed(self, there: Sequence[int], gone: Sequence[int]) -> FailedPreconditionError:
+    def _missing_merge_error(
+        self, there: Sequence[int], gone: Sequence[int]
+    ) -> FailedPreconditionError:
         return FailedPreconditionError(
-            f"ReplicaContext.merge_call: {_numbered(self._replicas, there)} called it, but "
-            f"{_numbered(self._replicas, gone)} returned without; "
+            f"ReplicaContext.merge_call: {_replica_numbers(self._replicas, there)} called it, but "
+            f"{_replica_numbers(self._replicas, gone)} returned without; "
             "every replica must call merge_call (all_reduce, all_gather) equally often"
         )
 
@@ -249,7 +255,7 @@ _CALL = "ReplicaContext.merge_call"
 _ARGUMENTS = f"{_CALL}: the replicas passed"
 
 
-def _numbered(replicas: Replicas, indices: Sequence[int]) -> str:
+def _replica_numbers(replicas: Replicas, indices: Sequence[int]) -> str:
     numbers = ", ".join(str(replicas.first + index) for index in indices)
     return f"replica {numbers}" if len(indices) == 1 else f"replicas {numbers}"
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from penstock.distribute import reduce, replica_context
 from penstock.distribute.backends import load
-from penstock.distribute.devices import Device, LogicalCpus, backend_named, resolve
+from penstock.distribute.devices import Device, LogicalCpus, load_backend, resolve
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
 from penstock.distribute.replica_context import DefaultStandpoint, ReplicaContext, Standpoint
@@ -60,7 +60,7 @@ class Strategy:
     @contextmanager
     def _scope(self) -> Iterator[Strategy]:
         replica_context.require_own_scope(self, "Strategy.scope")
-        with replica_context.entered(Standpoint(self, None)):
+        with replica_context.enter(Standpoint(self, None)):
             yield self
 
     def run(
@@ -106,7 +106,7 @@ class Strategy:
                 f"Strategy.run: options must be a RunOptions or None, got {options!r:.60}; "
                 "arguments of the function go into args=(...) and kwargs={...}"
             )
-        return replica_context.arguments("Strategy.run", fn, args, kwargs)
+        return replica_context.check_arguments("Strategy.run", fn, args, kwargs)
 
     def _run_compiled(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -139,13 +139,15 @@ class Strategy:
         op = reduce.reduce_op(reduce_op, call)
         if isinstance(axis, list):
             raise InvalidTypeError(f"{call}: axis must be a tuple, got the list {axis}")
-        return map_leaves(lambda leaf: reduce.reduced(self._replicas, op, leaf, axis, call), value)
+        return map_leaves(
+            lambda leaf: reduce.reduce_leaf(self._replicas, op, leaf, axis, call), value
+        )
 
     def gather(self, value: Any, axis: int) -> Any:
         """Every replica's values, one after the other along `axis`; of each leaf of a tree."""
         call = "Strategy.gather"
         replica_context.require_own_scope(self, call)
-        return map_leaves(lambda leaf: reduce.gathered(self._replicas, leaf, axis, call), value)
+        return map_leaves(lambda leaf: reduce.gather_leaf(self._replicas, leaf, axis, call), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """What each replica of this process has: a value, or a tree of them; a bare value once."""
@@ -161,12 +163,12 @@ class Strategy:
             raise InvalidTypeError(f"{call}: needs a function to call, got {value_fn!r}")
         here = range(self._replicas.here)
         return per_replica.regroup(
-            [self._made_value(value_fn, index) for index in here],
+            [self._make_value(value_fn, index) for index in here],
             True,
             f"{call}: value_fn returned",
         )
 
-    def _made_value(self, value_fn: Callable[[ValueContext], Any], index: int) -> Any:
+    def _make_value(self, value_fn: Callable[[ValueContext], Any], index: int) -> Any:
         value = value_fn(ValueContext(self._replicas.first + index, self._replicas.total))
         handle = self._replicas.devices[index].handle
         return map_leaves(lambda leaf: self._replicas.backend.put(leaf, handle), value)
@@ -247,13 +249,13 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: Any = None,
         backend: str | None = None,
     ) -> None:
-        chosen = backend_named(backend or "jax", "TPUStrategy")
+        chosen = load_backend(backend or "jax", "TPUStrategy")
         count = len(chosen.handles("TPU")) or LogicalCpus.count or len(chosen.handles("CPU"))
         names = [f"TPU:{index}" for index in range(count)]
         super().__init__(Replicas(*resolve(names, chosen.name, "TPUStrategy")))
 
 
-class Alone(Strategy):
+class SingleReplicaStrategy(Strategy):
     """One replica, whose values and variables are not wrapped."""
 
     def experimental_distribute_values_from_function(
@@ -266,7 +268,7 @@ class Alone(Strategy):
         return None
 
 
-class OneDeviceStrategy(Alone):
+class OneDeviceStrategy(SingleReplicaStrategy):
     """One replica on one device: code for many replicas, without them.
 
     >>> OneDeviceStrategy("CPU:0").run(lambda x: x + 1, args=(1,))
@@ -277,7 +279,7 @@ class OneDeviceStrategy(Alone):
         super().__init__(Replicas(*resolve([device], backend, "OneDeviceStrategy")))
 
 
-class DefaultStrategy(Alone):
+class DefaultStrategy(SingleReplicaStrategy):
     """What `get_strategy()` gives where no other strategy is in force: one replica, no wrapping."""
 
     def __init__(self) -> None:
@@ -313,15 +315,15 @@ class DefaultStrategy(Alone):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
 
-def _merged_alone(
+def _merge_alone(
     merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """merge_call where there is nobody to wait for."""
     strategy = DefaultStandpoint.standpoint.strategy
-    with replica_context.entered(Standpoint(strategy, None)):
+    with replica_context.enter(Standpoint(strategy, None)):
         merged = merge_fn(strategy, *args, **kwargs)
     return per_replica.select(0, merged)
 
 
 _default = DefaultStrategy()
-DefaultStandpoint.standpoint = Standpoint(_default, ReplicaContext(_default, 0, _merged_alone))
+DefaultStandpoint.standpoint = Standpoint(_default, ReplicaContext(_default, 0, _merge_alone))

@@ -70,28 +70,28 @@ def test_there_is_a_cpu_and_no_unknown_kind(backend):
 def test_its_own_devices_have_kinds_and_numbers_others_have_not(backend):
     if backend.name != "numpy":
         for kind in ("CPU", "GPU"):
-            named = [backend.named(handle) for handle in backend.handles(kind)]
+            named = [backend.identify(handle) for handle in backend.handles(kind)]
             assert named == [(kind, index) for index in range(len(named))]
     for other in ("GPU:0", "cpu-1", 3, None, object()):
-        assert backend.named(other) is None
+        assert backend.identify(other) is None
 
 
 def test_torch_knows_its_names():
     torch = load("torch")
-    assert torch.named("cuda") == torch.named("cuda:0") == ("GPU", 0)
-    assert torch.named("cuda:3") == ("GPU", 3)
-    assert torch.named("cpu") == ("CPU", 0)
-    assert torch.named("cuda:x") is None
+    assert torch.identify("cuda") == torch.identify("cuda:0") == ("GPU", 0)
+    assert torch.identify("cuda:3") == ("GPU", 3)
+    assert torch.identify("cpu") == ("CPU", 0)
+    assert torch.identify("cuda:x") is None
     import torch as framework
 
-    assert torch.named(framework.device("cuda", 1)) == ("GPU", 1)
-    assert torch.named(framework.device("meta")) is None
+    assert torch.identify(framework.device("cuda", 1)) == ("GPU", 1)
+    assert torch.identify(framework.device("meta")) is None
 
 
 def test_jax_knows_its_devices():
     import jax
 
-    assert load("jax").named(jax.devices("cpu")[2]) == ("CPU", 2)
+    assert load("jax").identify(jax.devices("cpu")[2]) == ("CPU", 2)
     assert load("jax").handles("TPU") == ()
 
 
@@ -241,19 +241,19 @@ def test_what_is_computed_without_a_device_is_made_on_the_one_entered():
     import torch
 
     device = load("jax").handles("CPU")[5]
-    with load("jax").computing(device):
+    with load("jax").use_device(device):
         assert jax.numpy.zeros(3).devices() == {device}
     cpu = load("torch").handles("CPU")[0]
     try:
         torch.set_default_device("meta")
-        with load("torch").computing(cpu):
+        with load("torch").use_device(cpu):
             assert torch.zeros(3).device == cpu
         assert torch.zeros(3).device.type == "meta"
     finally:
         torch.set_default_device(None)
-    with load("torch").computing(torch.device("meta")):
+    with load("torch").use_device(torch.device("meta")):
         assert torch.zeros(3).device.type == "meta"
-    with load("numpy").computing(None):
+    with load("numpy").use_device(None):
         pass
 
 
@@ -273,7 +273,7 @@ def elsewhere(call, entered) -> Any:
 
 
 def test_what_a_thread_has_set_for_itself_goes_with_it(backend):
-    with backend.carried():
+    with backend.thread_settings():
         pass
 
 
@@ -288,10 +288,10 @@ def test_torch_carries_gradients_inference_autocast_and_the_device():
     plain = settings()
     with torch.no_grad(), torch.autocast("cpu", torch.float16), torch.device("meta"):
         mine = settings()
-        assert elsewhere(settings, load("torch").carried()) == [mine, plain]
+        assert elsewhere(settings, load("torch").thread_settings()) == [mine, plain]
     with torch.inference_mode():
-        assert elsewhere(settings, load("torch").carried())[0][1]
-    assert elsewhere(settings, load("torch").carried()) == [plain, plain]
+        assert elsewhere(settings, load("torch").thread_settings())[0][1]
+    assert elsewhere(settings, load("torch").thread_settings()) == [plain, plain]
 
 
 def test_jax_carries_what_its_config_keeps_for_the_thread():
@@ -305,7 +305,7 @@ def test_jax_carries_what_its_config_keeps_for_the_thread():
     device = jax.devices("cpu")[3]
     precise = jax.default_matmul_precision("float32")
     with jax.enable_x64(True), jax.disable_jit(), jax.default_device(device), precise:
-        assert elsewhere(settings, load("jax").carried()) == [settings(), plain]
+        assert elsewhere(settings, load("jax").thread_settings()) == [settings(), plain]
 
 
 def test_with_64_bits_jax_keeps_wide_numbers():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.distribute.backends import NAMES, Backend, Delivery, load
-from penstock.distribute.backends.moving import overlapping
+from penstock.distribute.backends.moving import find_overlapping
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
@@ -130,9 +130,11 @@ def test_arrays_that_no_tensor_can_live_in_are_copied(backend):
 
 def test_portions_of_one_batch_do_not_overlap_but_nested_parts_do():
     whole = np.zeros((3, 8))
-    assert overlapping([whole[:, :4], whole[:, 4:], np.zeros((3, 8)), [1], whole[:, :0]]) == set()
-    assert overlapping([whole, whole[:, 1:2], whole[:, 3:4]]) == {0, 1, 2}
-    assert overlapping([whole[:, ::-1], np.zeros(3), whole[:, 6:]]) == {0, 2}
+    assert (
+        find_overlapping([whole[:, :4], whole[:, 4:], np.zeros((3, 8)), [1], whole[:, :0]]) == set()
+    )
+    assert find_overlapping([whole, whole[:, 1:2], whole[:, 3:4]]) == {0, 1, 2}
+    assert find_overlapping([whole[:, ::-1], np.zeros(3), whole[:, 6:]]) == {0, 2}
 
 
 def some_rows() -> Chunk:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from penstock.distribute.backends import cuda, fetching, jax_cuda
-from penstock.distribute.backends.cuda import Buffers, Driver, Locked
-from penstock.distribute.backends.fetching import RowFetch, owners_of_numbers
+from penstock.distribute.backends.cuda import Buffers, Driver, LockedArrays
+from penstock.distribute.backends.fetching import RowFetch, owners_of_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 
@@ -83,7 +83,7 @@ class OlderLibrary(Library):
 
 @pytest.fixture
 def library(monkeypatch) -> Library:
-    monkeypatch.setattr(fetching, "LOCKED", Locked())
+    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
     monkeypatch.setattr(fetching, "_WORTH_FETCHING", 16)
     return Library()
 
@@ -112,7 +112,7 @@ def test_rows_that_lie_one_behind_the_other_are_one_copy(library):
 
 
 def test_older_drivers_copy_rows_too(monkeypatch):
-    monkeypatch.setattr(fetching, "LOCKED", Locked())
+    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     library = OlderLibrary()
     copies = fetch(library, rows).copies(0, np.array([[2, 0]]))
@@ -130,18 +130,18 @@ def test_small_rows_and_none_are_left_to_the_host(library):
 
 
 def test_a_driver_that_cannot_copy_or_lock_says_so(monkeypatch):
-    monkeypatch.setattr(fetching, "LOCKED", Locked())
+    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     refusing = Library(cuMemcpyBatchAsync_v2=1)
     assert not fetch(refusing, rows).copies(0, np.array([[2]])).begin(0, 0)
-    monkeypatch.setattr(fetching, "LOCKED", Locked())
+    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
     assert fetch(Library(cuMemHostRegister_v2=712), rows).copies(0, np.array([[2]])) is None
     assert not Driver(type("Old", (), {"cuInit": print})()).copies_rows
 
 
 def test_an_array_is_locked_once_and_unlocked_when_it_is_gone(library):
     rows = np.zeros((4, 8))
-    address, driver, locked = rows.ctypes.data, Driver(library), Locked()
+    address, driver, locked = rows.ctypes.data, Driver(library), LockedArrays()
     assert locked.lock(rows.view(), driver)
     assert locked.lock(rows[:], driver)
     assert library.locked == {address: rows.nbytes}
@@ -152,7 +152,7 @@ def test_an_array_is_locked_once_and_unlocked_when_it_is_gone(library):
 
 def test_parts_of_one_array_are_locked_with_the_whole(library):
     rows = np.zeros((40, 8))
-    driver, locked = Driver(library), Locked()
+    driver, locked = Driver(library), LockedArrays()
     assert locked.lock(rows[:30], driver)
     assert locked.lock(rows[30:], driver)
     assert library.locked == {rows.ctypes.data: rows.nbytes}
@@ -161,7 +161,7 @@ def test_parts_of_one_array_are_locked_with_the_whole(library):
 def test_of_an_array_that_is_too_large_only_the_part_is_locked(library, monkeypatch):
     monkeypatch.setattr(cuda, "_memory", lambda: 1000)
     rows = np.zeros((40, 8))
-    driver, locked = Driver(library), Locked()
+    driver, locked = Driver(library), LockedArrays()
     assert locked.lock(rows[3:5], driver)
     assert library.locked == {rows[3:].ctypes.data: 128}
     assert not locked.lock(rows[3:10], driver)
@@ -169,7 +169,7 @@ def test_of_an_array_that_is_too_large_only_the_part_is_locked(library, monkeypa
 
 
 def test_before_a_fork_everything_is_unlocked_and_can_be_locked_again(library):
-    rows, driver, locked = np.zeros((4, 8)), Driver(library), Locked()
+    rows, driver, locked = np.zeros((4, 8)), Driver(library), LockedArrays()
     with driver.on(0):
         assert locked.lock(rows, driver)
     locked.before_fork()
@@ -183,7 +183,7 @@ def test_before_a_fork_everything_is_unlocked_and_can_be_locked_again(library):
 
 
 def test_files_and_scattered_memory_are_not_locked(library, tmp_path, monkeypatch):
-    locked, driver = Locked(), Driver(library)
+    locked, driver = LockedArrays(), Driver(library)
     mapped = np.memmap(tmp_path / "rows", np.uint8, "w+", shape=(4, 8))
     assert not locked.lock(mapped, driver)
     assert not locked.lock(np.asarray(mapped)[1:], driver)
@@ -221,7 +221,7 @@ def test_without_a_driver_there_is_none(monkeypatch):
 
 
 def test_numbers_have_the_owners_of_their_rows():
-    assert owners_of_numbers([-1, 0, 0, 0, 1, 1, 1], 3) == [-1, 0, 1]
+    assert owners_of_row_numbers([-1, 0, 0, 0, 1, 1, 1], 3) == [-1, 0, 1]
 
 
 class Reading:
@@ -231,7 +231,7 @@ class Reading:
         self.done = False
         self.waited = 0
 
-    def passed(self) -> bool:
+    def is_over(self) -> bool:
         return self.done
 
     def wait(self) -> None:
@@ -241,30 +241,30 @@ class Reading:
 
 def test_a_buffer_is_used_again_when_it_was_read(library):
     buffers, reader = Buffers(Driver(library)), Reading()
-    first = buffers.free(3 << 20)
+    first = buffers.take_free(3 << 20)
     array = first.array((3, 1 << 20), np.dtype(np.uint8))
     assert array.flags.writeable
     assert array.ctypes.data in library.locked
     first.reader = reader
-    other = buffers.free(3 << 20)
+    other = buffers.take_free(3 << 20)
     assert other is not first
     other.reader = Reading()
     reader.done = True
-    assert buffers.free(3 << 20) is first
+    assert buffers.take_free(3 << 20) is first
 
 
 def test_when_all_buffers_are_read_the_oldest_is_waited_for(library):
     buffers, readers = Buffers(Driver(library)), [Reading() for _ in range(4)]
     made = []
     for reader in readers:
-        made.append(buffers.free(3 << 20))
+        made.append(buffers.take_free(3 << 20))
         made[-1].reader = reader
     assert made[3] is made[0]
     assert [reader.waited for reader in readers] == [1, 0, 0, 0]
-    small = buffers.free(8)
+    small = buffers.take_free(8)
     small.reader = Reading()
-    assert buffers.free(8) is not small
-    assert buffers.free(0).array((0, 3), np.dtype(np.float32)).shape == (0, 3)
+    assert buffers.take_free(8) is not small
+    assert buffers.take_free(0).array((0, 3), np.dtype(np.float32)).shape == (0, 3)
     assert library.locked
     del made, small
     buffers.close()
@@ -276,9 +276,9 @@ def test_a_mark_is_passed_or_waited_for_and_forgotten():
     library = Library(cuEventQuery=600)
     driver = Driver(library)
     mark = driver.mark(0, driver.stream())
-    assert not mark.passed()
+    assert not mark.is_over()
     mark.wait()
-    assert Driver(Library()).mark(1, 0).passed()
+    assert Driver(Library()).mark(1, 0).is_over()
     assert library.entered == []
 
 

@@ -342,10 +342,10 @@ class Failing(collectives.Peers):
     def _lost(self, *_: Any) -> Any:
         raise ConnectionResetError
 
-    def _absent(self) -> list[int] | None:
+    def _find_absent(self) -> list[int] | None:
         return self.absent
 
-    _exchange = _first = _sum = _small = _like = _lost
+    _exchange = _broadcast_first = _sum = _as_small_array = _convert_like = _lost
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Backend(Protocol):
     def handles(self, kind: str) -> Sequence[Handle]:
         """This machine's devices of a kind ("CPU", "GPU", "TPU"), in order."""
 
-    def named(self, device: object) -> tuple[str, int] | None:
+    def identify(self, device: object) -> tuple[str, int] | None:
         """Kind and index of a device in the framework's own form (`cuda:1`, a `jax.Device`)."""
 
     def put(self, value: Any, handle: Handle) -> Tensor:
@@ -84,10 +84,10 @@ class Backend(Protocol):
     def concatenate(self, tensors: Sequence[Tensor], axis: int, handle: Handle) -> Tensor:
         """The tensors one after the other along an axis, on a device."""
 
-    def computing(self, handle: Handle) -> AbstractContextManager[Any]:
+    def use_device(self, handle: Handle) -> AbstractContextManager[Any]:
         """While it is entered, what is made without naming a device is made on this one."""
 
-    def carried(self) -> AbstractContextManager[Any]:
+    def thread_settings(self) -> AbstractContextManager[Any]:
         """What the calling thread has set for itself (gradients off, say), to be entered again by
         another thread that goes on in its place."""
 

@@ -137,7 +137,7 @@ class EventMark:
         self._driver, self._gpu, self._event = driver, gpu, event
         weakref.finalize(self, driver.forget, event).atexit = False
 
-    def passed(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is done."""
         with self._driver.on(self._gpu):
             return self._driver.is_passed(self._event)
@@ -160,7 +160,7 @@ def driver() -> Driver | None:
         return None
 
 
-class Locked:
+class LockedArrays:
     """Arrays of the user's that GPUs may read, each until it is gone.
 
     When a process forks, the kernel copies all locked memory for the child, so before that it is
@@ -204,7 +204,7 @@ class Locked:
         self.mutex.release()
 
 
-LOCKED = Locked()
+LOCKED = LockedArrays()
 os.register_at_fork(
     before=LOCKED.before_fork,
     after_in_parent=LOCKED.after_fork,
@@ -261,7 +261,7 @@ class Buffer:
         return self._memory[:nbytes].view(dtype).reshape(shape)
 
     def is_free(self) -> bool:
-        return self.reader is None or self.reader.passed()
+        return self.reader is None or self.reader.is_over()
 
     def wait(self) -> None:
         if self.reader is not None:
@@ -275,7 +275,7 @@ class Buffers:
         self._cuda = cuda
         self._all: list[Buffer] = []
 
-    def free(self, nbytes: int) -> Buffer:
+    def take_free(self, nbytes: int) -> Buffer:
         """A buffer of at least so many bytes that nobody reads any more."""
         fitting = [one for one in self._all if nbytes <= one.nbytes <= 2 * nbytes + mmap.PAGESIZE]
         for one in fitting:

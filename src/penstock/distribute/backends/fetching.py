@@ -23,7 +23,7 @@ _WORTH_FETCHING = 32 << 10
 """Bytes of a copy below which the host is faster. Measured: twelve threads gather 31 GB/s of rows
 of any size; the GPU reads 4 GB/s in pieces of 16 KB, 35 in pieces of 32 KB, 54 of 64 KB."""
 
-Fetched = Callable[[int, int, Array], Sequence[Any]]
+FetchLeaf = Callable[[int, int, Array], Sequence[Any]]
 """Of a leaf, for an owner, at an array of row numbers: the rows, one tensor for each step."""
 
 
@@ -72,13 +72,13 @@ class RowFetch:
         )
 
 
-def owners_of_numbers(owners: Sequence[int], leaves: int) -> list[int]:
+def owners_of_row_numbers(owners: Sequence[int], leaves: int) -> list[int]:
     """Whose the columns of a chunk of numbers are, where each stands for so many leaves."""
     hosts = [owner for owner in owners if owner < 0]
     return hosts + [owner for owner in owners if owner >= 0][::leaves]
 
 
-def fetched(chunk: Chunk, rows: Chunk, owners: Sequence[int], fetch: Fetched) -> Chunk:
+def fetch_rows(chunk: Chunk, rows: Chunk, owners: Sequence[int], fetch: FetchLeaf) -> Chunk:
     """A chunk of numbers as the chunk of the rows that they mean; strings stay on the host."""
     trees: list[nest.Tree] = []
     made: list[Column] = []
@@ -88,19 +88,21 @@ def fetched(chunk: Chunk, rows: Chunk, owners: Sequence[int], fetch: Fetched) ->
             made.append(numbers)
             continue
         for leaf, column in enumerate(rows.columns):
-            made.append(_rows(column, numbers, partial(fetch, leaf, owner)))
+            made.append(_fetch_column(column, numbers, partial(fetch, leaf, owner)))
     return Chunk(nest.graft(chunk.tree, tuple(trees)), made, len(chunk))
 
 
-def _rows(column: Column, numbers: Column, fetch: Callable[[Array], Sequence[Any]]) -> Column:
+def _fetch_column(
+    column: Column, numbers: Column, fetch: Callable[[Array], Sequence[Any]]
+) -> Column:
     def step(part: Array) -> Sequence[Any]:
-        return _on_host(column, part) if column.dtype.hasobject else fetch(part)  # type: ignore[union-attr]
+        return _take_on_host(column, part) if column.dtype.hasobject else fetch(part)  # type: ignore[union-attr]
 
     if isinstance(numbers, np.ndarray):
         return list(step(numbers))
     return [step(one[None])[0] for one in numbers]
 
 
-def _on_host(column: Column, numbers: Array) -> Any:
+def _take_on_host(column: Column, numbers: Array) -> Any:
     taken: Any = columns.take(column, numbers.ravel())
     return taken.reshape(*numbers.shape, *taken.shape[1:])

@@ -19,7 +19,13 @@ from penstock.distribute.backends import jax_global
 from penstock.distribute.backends.cuda import driver
 from penstock.distribute.backends.jax_compiled import run_compiled
 from penstock.distribute.backends.jax_cuda import JaxCudaDelivery
-from penstock.distribute.backends.moving import Array, ColumnDelivery, array_of, keeps, native
+from penstock.distribute.backends.moving import (
+    Array,
+    ColumnDelivery,
+    array_of,
+    may_keep_memory,
+    to_native,
+)
 from penstock.distribute.values.per_replica import PerReplica
 
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
@@ -40,7 +46,7 @@ class JaxBackend:
         devices = jax.local_devices(backend="cpu") if kind == "CPU" else jax.local_devices()
         return tuple(device for device in devices if _KINDS.get(device.platform) == kind)
 
-    def named(self, device: object) -> tuple[str, int] | None:
+    def identify(self, device: object) -> tuple[str, int] | None:
         if not isinstance(device, jax.Device):
             return None
         kind = _KINDS.get(device.platform, "")
@@ -51,7 +57,7 @@ class JaxBackend:
         if isinstance(value, jax.Array):
             return jax.device_put(value, handle)
         array = array_of(value)
-        return value if array is None else jax.device_put(native(array.copy()), handle)
+        return value if array is None else jax.device_put(to_native(array.copy()), handle)
 
     def delivery(
         self, handles: Sequence[jax.Device], columns: Sequence[int], ahead: int
@@ -59,7 +65,7 @@ class JaxBackend:
         cuda = driver() if all(handle.platform in _NVIDIA for handle in handles) else None
         if cuda is not None:
             return JaxCudaDelivery(handles, columns, ahead, cuda)
-        return ColumnDelivery(handles, columns, _moved)
+        return ColumnDelivery(handles, columns, _move_rows)
 
     def numpy(self, tensor: Any) -> Any:
         return np.asarray(tensor)[()] if isinstance(tensor, jax.Array) else tensor
@@ -89,7 +95,7 @@ class JaxBackend:
     def concatenate(self, tensors: Sequence[jax.Array], axis: int, handle: jax.Device) -> jax.Array:
         return jnp.concatenate([jax.device_put(tensor, handle) for tensor in tensors], axis)
 
-    def computing(self, handle: jax.Device) -> AbstractContextManager[Any]:
+    def use_device(self, handle: jax.Device) -> AbstractContextManager[Any]:
         entered: AbstractContextManager[Any] = jax.default_device(handle)
         return entered
 
@@ -105,14 +111,14 @@ class JaxBackend:
     def from_global(self, array: Any) -> PerReplica:
         return jax_global.from_global(array)
 
-    def carried(self) -> AbstractContextManager[Any]:
+    def thread_settings(self) -> AbstractContextManager[Any]:
         return _JaxSettings()
 
 
-def _moved(array: Array, alone: bool, handle: jax.Device) -> Sequence[jax.Array]:
-    if not keeps(array, alone) and handle.platform == "cpu":
-        array = native(array).copy()
-    rows: list[jax.Array] = jax.device_put(list(native(array)), handle)
+def _move_rows(array: Array, alone: bool, handle: jax.Device) -> Sequence[jax.Array]:
+    if not may_keep_memory(array, alone) and handle.platform == "cpu":
+        array = to_native(array).copy()
+    rows: list[jax.Array] = jax.device_put(list(to_native(array)), handle)
     return rows
 
 

@@ -24,10 +24,10 @@ from penstock.distribute.backends.jax_global import (
     mesh_of,
     pieces,
 )
-from penstock.distribute.replica_context import ReplicaContext, Standpoint, entered
+from penstock.distribute.replica_context import ReplicaContext, Standpoint, enter
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
-from penstock.distribute.values.operators import acting
+from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import regroup, spread
 from penstock.distribute.values.storage import refuse_foreign
 from penstock.distribute.values.trees import map_leaves, place_of
@@ -80,9 +80,9 @@ class CompiledReplicaContext(ReplicaContext):
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         call = "ReplicaContext.all_reduce"
         op = reduce.reduce_op(reduce_op, call)
-        return map_leaves(lambda leaf: self._reduced(op, _array(leaf, value, call)), value)
+        return map_leaves(lambda leaf: self._reduce_leaf(op, _array(leaf, value, call)), value)
 
-    def _reduced(self, op: ReduceOp, leaf: Any) -> Any:
+    def _reduce_leaf(self, op: ReduceOp, leaf: Any) -> Any:
         if leaf.dtype == bool:
             raise InvalidArgumentError(
                 "ReplicaContext.all_reduce: needs numbers, got truth values (bool); convert them "
@@ -95,14 +95,14 @@ class CompiledReplicaContext(ReplicaContext):
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         call = "ReplicaContext.all_gather"
         reduce.check_axis(axis, call)
-        return map_leaves(lambda leaf: _gathered(_array(leaf, value, call), axis, call), value)
+        return map_leaves(lambda leaf: _gather_leaf(_array(leaf, value, call), axis, call), value)
 
 
 def _array(leaf: Any, tree: Any, call: str) -> Any:
     """A leaf of what the replicas do something with together, as an array."""
     if leaf is None:
-        raise reduce.missing(place_of(leaf, tree), "", call)
-    value = acting(leaf)
+        raise reduce.missing_error(place_of(leaf, tree), "", call)
+    value = current_value(leaf)
     if not is_array(value):
         raise InvalidArgumentError(
             f"{call}: {place_of(leaf, tree)} must be an array or a number, got {leaf!r:.60} "
@@ -118,9 +118,9 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, _ARRAYS)
 
 
-def _gathered(leaf: Any, axis: int, call: str) -> Any:
+def _gather_leaf(leaf: Any, axis: int, call: str) -> Any:
     if not leaf.ndim:
-        raise reduce.single_number(axis, call)
+        raise reduce.single_number_error(axis, call)
     if not -leaf.ndim <= axis < leaf.ndim:
         raise InvalidArgumentError(
             f"{call}: axis {axis} does not fit values of shape {leaf.shape}; "
@@ -134,18 +134,18 @@ def run_compiled(
 ) -> Any:
     """What `fn` returned for each replica, regrouped, from one program for all of them."""
     replicas: Replicas = strategy._replicas
-    mesh = mesh_of(_everyones(replicas), CALL)
+    mesh = mesh_of(_devices_of_all_workers(replicas), CALL)
     given = spread((args, kwargs), replicas.here, "Strategy.run")
     flat = [jax.tree.flatten(one) for one in given]
     if any(tree != flat[0][1] for _, tree in flat):
         raise DisagreementError(f"{CALL}: the replicas' arguments have different structures")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     inputs = [
-        _input(column, replicas, mesh, partial(_place, given[0], index))
+        _make_input(column, replicas, mesh, partial(_place, given[0], index))
         for index, column in enumerate(columns)
     ]
     _check_function(fn)
-    program = _program(strategy, fn, mesh, flat[0][1], tuple(one.key for one in inputs))
+    program = _compile_program(strategy, fn, mesh, flat[0][1], tuple(one.key for one in inputs))
     results = program([one.array for one in inputs if one.array is not None], replicas.here)
     return results[0] if replicas.here == 1 else regroup(results, always=False)
 
@@ -164,7 +164,7 @@ def _check_function(fn: Any) -> None:
         )
 
 
-def _everyones(replicas: Replicas) -> list[Any]:
+def _devices_of_all_workers(replicas: Replicas) -> list[Any]:
     """The devices of all processes, in the order of the replicas."""
     own = [device.handle for device in replicas.devices]
     if replicas.workers == 1:
@@ -186,7 +186,7 @@ class _Input:
     array: Any = None
 
 
-def _input(
+def _make_input(
     column: Sequence[Any], replicas: Replicas, mesh: Any, place: Callable[[], str]
 ) -> _Input:
     first = column[0]
@@ -233,12 +233,12 @@ class _Program:
     """A compiled function, and what it returned when it was traced."""
 
     run: Callable[..., list[Any]]
-    traced: _Traced
+    traced: _TracedResult
 
     def __call__(self, arrays: list[Any], here: int) -> list[Any]:
         outputs = iter([pieces(array) for array in self.run(*arrays)])
         columns = [
-            [leaf] * here if kind is None else _outputs(next(outputs), kind)
+            [leaf] * here if kind is None else _reshape_outputs(next(outputs), kind)
             for kind, leaf in zip(self.traced.kinds, self.traced.leaves, strict=True)
         ]
         rows = list(zip(*columns, strict=True)) if columns else [()] * here
@@ -246,29 +246,29 @@ class _Program:
 
 
 @dataclass
-class _Traced:
+class _TracedResult:
     tree: Any = None
     kinds: list[int | None] = field(default_factory=list)
     """The rank of each result; None for what is no array, and a constant of the program."""
     leaves: list[Any] = field(default_factory=list)
 
 
-def _outputs(shards: list[Any], rank: int) -> list[Any]:
+def _reshape_outputs(shards: list[Any], rank: int) -> list[Any]:
     return [shard.reshape(()) for shard in shards] if rank == 0 else shards
 
 
 @lru_cache(maxsize=256)
-def _program(
+def _compile_program(
     strategy: Any, fn: Callable[..., Any], mesh: Any, tree: Any, keys: tuple[Any, ...]
 ) -> _Program:
     """The program of a function for arguments of one kind; compiled when it is first run."""
-    traced = _Traced()
+    traced = _TracedResult()
 
     def body(*arrays: Any) -> list[Any]:
         given = iter(arrays)
-        leaves = [_local(kind, detail, given) for kind, detail in keys]
+        leaves = [_argument_of_replica(kind, detail, given) for kind, detail in keys]
         args, kwargs = jax.tree.unflatten(tree, leaves)
-        returned, traced.tree = jax.tree.flatten(_traced_call(strategy, fn, args, kwargs))
+        returned, traced.tree = jax.tree.flatten(_call_traced(strategy, fn, args, kwargs))
         traced.leaves = [None if is_array(leaf) else leaf for leaf in returned]
         results = [jax.numpy.asarray(leaf) for leaf in returned if is_array(leaf)]
         ranks = iter([result.ndim for result in results])
@@ -282,8 +282,8 @@ def _program(
     return _Program(jax.jit(mapped), traced)
 
 
-def _traced_call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    with entered(Standpoint(strategy, CompiledReplicaContext(strategy))):
+def _call_traced(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with enter(Standpoint(strategy, CompiledReplicaContext(strategy))):
         try:
             return fn(*args, **kwargs)
         except Exception as error:
@@ -291,7 +291,7 @@ def _traced_call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) 
             raise
 
 
-def _local(kind: str, detail: Any, given: Any) -> Any:
+def _argument_of_replica(kind: str, detail: Any, given: Any) -> Any:
     """An argument as one replica sees it."""
     if kind == "constant":
         return detail

@@ -15,7 +15,7 @@ import jax as jax_module
 import numpy as np
 
 from penstock.distribute.backends.cuda import Buffers, Driver, EventMark
-from penstock.distribute.backends.fetching import RowFetch, fetched, owners_of_numbers
+from penstock.distribute.backends.fetching import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.distribute.backends.moving import Array, ColumnDelivery
 from penstock.element.chunk import Chunk
 from penstock.engine.gather import Gather
@@ -51,7 +51,7 @@ class Arrival:
         self.mark: EventMark | None = None
 
 
-class Landed(NamedTuple):
+class LandedLeaf(NamedTuple):
     """A leaf of a step, in a berth or on its way there."""
 
     arrival: Arrival
@@ -68,16 +68,18 @@ class Landing:
         self._arrival = Arrival()
         with cuda.on(self.gpu):
             self._stream = cuda.stream()
-        self._closed = weakref.finalize(self, _leave, cuda, self._berths)
+        self._closed = weakref.finalize(self, _free_berths, cuda, self._berths)
 
-    def begin(self, begin: Begin, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Landed | None:
+    def begin(
+        self, begin: Begin, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> LandedLeaf | None:
         """A leaf of this shape, on its way; None if it cannot be."""
-        berth = self._free(shape, dtype)
+        berth = self._take_berth(shape, dtype)
         with self._cuda.on(self.gpu):
             berth.occupied = begin(berth.address, self._stream)
-        return Landed(self._arrival, berth) if berth.occupied else None
+        return LandedLeaf(self._arrival, berth) if berth.occupied else None
 
-    def _free(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Berth:
+    def _take_berth(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Berth:
         left = [one for one in self._berths if one.kind == (shape, dtype) and not one.occupied]
         if len(left) <= _LEFT:
             self._berths.append(Berth(shape, dtype, self._device))
@@ -92,7 +94,7 @@ class Landing:
         """Everything that was begun until now."""
         return self._cuda.mark(self.gpu, self._stream)
 
-    def sent(self) -> None:
+    def finish_arrival(self) -> None:
         """Nothing more belongs to what is being sent."""
         self._arrival.mark = self.mark()
         self._arrival = Arrival()
@@ -101,30 +103,30 @@ class Landing:
         self._closed()
 
 
-def _leave(cuda: Driver, berths: list[Berth]) -> None:
+def _free_berths(cuda: Driver, berths: list[Berth]) -> None:
     cuda.wait()
     berths.clear()
 
 
-def received(values: Sequence[Any]) -> list[Any]:
+def receive_landed(values: Sequence[Any]) -> list[Any]:
     """Leaves of a step, with JAX's own arrays in the place of what has landed."""
     groups: dict[Arrival, list[int]] = {}
     for i, value in enumerate(values):
-        if isinstance(value, Landed):
+        if isinstance(value, LandedLeaf):
             groups.setdefault(value.arrival, []).append(i)
     found = list(values)
     for arrival, places in groups.items():
         berths = [values[i].berth for i in places]
-        for i, array in zip(places, _copied(arrival, berths), strict=True):
+        for i, array in zip(places, _copy_from_berths(arrival, berths), strict=True):
             found[i] = array
     return found
 
 
-def _copied(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
+def _copy_from_berths(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
     assert arrival.mark is not None
     arrival.mark.wait()
     arrays: Sequence[Any]
-    arrays, left = _copies()([berth.array for berth in berths])
+    arrays, left = _copy_program()([berth.array for berth in berths])
     for berth in berths:
         berth.left = left
         berth.occupied = False
@@ -132,7 +134,7 @@ def _copied(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
 
 
 @lru_cache(maxsize=1)
-def _copies() -> Any:
+def _copy_program() -> Any:
     """Gives copies of arrays, and something small that is ready when they are."""
     return jax.jit(lambda arrays: ([jax.numpy.copy(a) for a in arrays], arrays[0].ravel()[:1]))
 
@@ -150,7 +152,7 @@ class JaxCudaDelivery(ColumnDelivery):
     def __init__(
         self, handles: Sequence[Any], columns: Sequence[int], ahead: int, cuda: Driver
     ) -> None:
-        super().__init__(handles, columns, self._moved_steps)
+        super().__init__(handles, columns, self._move_steps)
         self._ahead = ahead
         self._cuda = cuda
         self._buffers = Buffers(cuda)
@@ -161,23 +163,23 @@ class JaxCudaDelivery(ColumnDelivery):
         """A delivery for chunks of row numbers; None where the GPU cannot fetch the rows."""
         if not self._cuda.copies_rows:
             return None
-        owners = owners_of_numbers(self._columns, len(rows.columns))
+        owners = owners_of_row_numbers(self._columns, len(rows.columns))
         return JaxCudaRows(self._handles, owners, self._ahead, self._cuda, rows)
 
     def send(self, chunk: Chunk) -> Chunk:
-        sent = self._sent(chunk)
+        sent = self._send_columns(chunk)
         for landing in self._landings.values():
-            landing.sent()
+            landing.finish_arrival()
         return sent
 
-    def _sent(self, chunk: Chunk) -> Chunk:
+    def _send_columns(self, chunk: Chunk) -> Chunk:
         return super().send(chunk)
 
-    def _moved_steps(self, array: Array, alone: bool, handle: Any) -> list[Any]:
+    def _move_steps(self, array: Array, alone: bool, handle: Any) -> list[Any]:
         fill = self._gather.copy
-        return [self._moved_step(row.shape, row.dtype, handle, fill, row) for row in array]
+        return [self._move_step(row.shape, row.dtype, handle, fill, row) for row in array]
 
-    def _moved_step(
+    def _move_step(
         self,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
@@ -194,7 +196,7 @@ class JaxCudaDelivery(ColumnDelivery):
             return jax.device_put(memory, handle)
         landing = self._landings[handle]
         with self._cuda.on(landing.gpu):
-            buffer = self._buffers.free(nbytes)
+            buffer = self._buffers.take_free(nbytes)
         memory = buffer.array(shape, dtype)
         fill(memory, *source)
         begin = partial(self._cuda.copy, memory.__array_interface__["data"][0], nbytes)
@@ -203,7 +205,7 @@ class JaxCudaDelivery(ColumnDelivery):
         return jax.device_put(memory.copy(), handle) if landed is None else landed
 
     def receive(self, values: list[Any]) -> list[Any]:
-        return received(values)
+        return receive_landed(values)
 
     def close(self) -> None:
         for landing in self._landings.values():
@@ -226,22 +228,22 @@ class JaxCudaRows(JaxCudaDelivery):
         super().__init__(handles, columns, ahead, cuda)
         self._fetch = RowFetch(rows, cuda)
 
-    def _sent(self, chunk: Chunk) -> Chunk:
-        return fetched(chunk, self._fetch.rows, self._columns, self._fetched)
+    def _send_columns(self, chunk: Chunk) -> Chunk:
+        return fetch_rows(chunk, self._fetch.rows, self._columns, self._fetch_steps)
 
-    def _fetched(self, leaf: int, owner: int, numbers: Array) -> list[Any]:
+    def _fetch_steps(self, leaf: int, owner: int, numbers: Array) -> list[Any]:
         handle = self._handles[owner]
-        return [self._fetched_step(leaf, handle, step) for step in numbers]
+        return [self._fetch_step(leaf, handle, step) for step in numbers]
 
-    def _fetched_step(self, leaf: int, handle: Any, numbers: Array) -> Any:
+    def _fetch_step(self, leaf: int, handle: Any, numbers: Array) -> Any:
         column: Any = self._fetch.rows.columns[leaf]
         shape = (*numbers.shape, *column.shape[1:])
-        landed = self._landed(leaf, handle, numbers, shape)
+        landed = self._fetch_by_gpu(leaf, handle, numbers, shape)
         if landed is not None:
             return landed
-        return self._moved_step(shape, column.dtype, handle, self._gathered, column, numbers)
+        return self._move_step(shape, column.dtype, handle, self._gather_rows, column, numbers)
 
-    def _landed(self, leaf: int, handle: Any, numbers: Array, shape: tuple[int, ...]) -> Any:
+    def _fetch_by_gpu(self, leaf: int, handle: Any, numbers: Array, shape: tuple[int, ...]) -> Any:
         column: Any = self._fetch.rows.columns[leaf]
         large = int(np.prod(shape, dtype=np.int64)) * column.itemsize >= _LARGE
         if not large or jax.dtypes.canonicalize_dtype(column.dtype) != column.dtype:
@@ -251,7 +253,7 @@ class JaxCudaRows(JaxCudaDelivery):
             copies = self._fetch.copies(leaf, numbers)
         return None if copies is None else landing.begin(copies.begin, shape, column.dtype)
 
-    def _gathered(self, memory: Array, column: Array, numbers: Array) -> None:
+    def _gather_rows(self, memory: Array, column: Array, numbers: Array) -> None:
         if memory.dtype == column.dtype:
             self._gather.into(memory, column, numbers)
         else:

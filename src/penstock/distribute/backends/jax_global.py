@@ -35,7 +35,7 @@ def to_global(value: Any, axis: int = 0) -> Any:
         The same tree with a `jax.Array`, of a `NamedSharding` over the mesh axis "replica", at
         every place where a distributed value was.
     """
-    return map_leaves(lambda leaf: _joined(leaf, axis), value)
+    return map_leaves(lambda leaf: _join_leaf(leaf, axis), value)
 
 
 def from_global(array: Any) -> PerReplica:
@@ -50,7 +50,7 @@ def pieces(array: Any) -> list[Any]:
     return [shard.data for shard in array.addressable_shards]
 
 
-def _joined(leaf: Any, axis: int) -> Any:
+def _join_leaf(leaf: Any, axis: int) -> Any:
     if not isinstance(leaf, DistributedValues):
         return leaf
     for value in leaf.values:

@@ -33,14 +33,16 @@ class ColumnDelivery:
         return None
 
     def send(self, chunk: Chunk) -> Chunk:
-        shared = overlapping(chunk.columns)
+        shared = find_overlapping(chunk.columns)
         moved = [
-            column if owner < 0 else self._moved(column, i not in shared, self._handles[owner])
+            column
+            if owner < 0
+            else self._move_column(column, i not in shared, self._handles[owner])
             for i, (column, owner) in enumerate(zip(chunk.columns, self._columns, strict=True))
         ]
         return Chunk(chunk.tree, moved, len(chunk))
 
-    def _moved(self, column: Column, alone: bool, handle: Any) -> Column:
+    def _move_column(self, column: Column, alone: bool, handle: Any) -> Column:
         if isinstance(column, np.ndarray):
             return list(self._move(column, alone, handle)) if is_movable(column) else column
         if not isinstance(column, list):
@@ -71,7 +73,7 @@ def array_of(value: Any) -> Array | None:
     return np.asarray(value) if is_movable(value) else None
 
 
-def keeps(array: Array, alone: bool) -> bool:
+def may_keep_memory(array: Array, alone: bool) -> bool:
     """Whether a tensor may live in an array's memory.
 
     The engine hands out arrays that can be written to only where no source and no cache has them.
@@ -79,12 +81,12 @@ def keeps(array: Array, alone: bool) -> bool:
     return alone and array.flags.writeable and array.dtype.isnative and min(array.strides) >= 0
 
 
-def native(array: Array) -> Array:
+def to_native(array: Array) -> Array:
     """The array in this machine's order of bytes."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def overlapping(columns: Sequence[Column]) -> set[int]:
+def find_overlapping(columns: Sequence[Column]) -> set[int]:
     """The columns that share memory with another one (a leaf that is there twice, say).
 
     Portions of one batch lie beside each other, each within the rows of every step.

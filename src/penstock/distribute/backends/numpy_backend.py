@@ -33,7 +33,7 @@ class NumpyBackend:
     def handles(self, kind: str) -> Sequence[None]:
         return (None,) if kind == "CPU" else ()
 
-    def named(self, device: object) -> tuple[str, int] | None:
+    def identify(self, device: object) -> tuple[str, int] | None:
         return None
 
     def put(self, value: Any, handle: None) -> Any:
@@ -74,10 +74,10 @@ class NumpyBackend:
     def concatenate(self, tensors: Sequence[Any], axis: int, handle: None) -> Any:
         return np.concatenate(tensors, axis)
 
-    def computing(self, handle: None) -> AbstractContextManager[Any]:
+    def use_device(self, handle: None) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def carried(self) -> AbstractContextManager[Any]:
+    def thread_settings(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
 

@@ -16,8 +16,14 @@ import numpy as np
 import torch
 
 from penstock.distribute.backends.cuda import Driver, driver
-from penstock.distribute.backends.fetching import RowFetch, fetched, owners_of_numbers
-from penstock.distribute.backends.moving import Array, ColumnDelivery, array_of, keeps, native
+from penstock.distribute.backends.fetching import RowFetch, fetch_rows, owners_of_row_numbers
+from penstock.distribute.backends.moving import (
+    Array,
+    ColumnDelivery,
+    array_of,
+    may_keep_memory,
+    to_native,
+)
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import as_dtype
 from penstock.engine.gather import Gather
@@ -26,7 +32,7 @@ from penstock.engine.tuning import cores
 
 def tensor_of(array: Array, alone: bool) -> torch.Tensor:
     """An array as a tensor on the CPU, in the array's memory where that may be kept."""
-    array = native(array) if keeps(array, alone) else native(array).copy()
+    array = to_native(array) if may_keep_memory(array, alone) else to_native(array).copy()
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -36,7 +42,7 @@ def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
     return tensor_of(np.empty(0, dtype), True).dtype
 
 
-def locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, Array]:
+def allocate_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, Array]:
     """Memory that a GPU may read, as a tensor and as an array; torch uses it again afterwards."""
     tensor = torch.empty(shape, dtype=dtype_of(dtype), pin_memory=True)
     raw = tensor.view(torch.int16) if dtype.name == "bfloat16" else tensor
@@ -50,7 +56,7 @@ _UNFINISHED = 2
 """Steps that were handed out, besides those prefetched, before one must be computed."""
 
 
-class Sent(NamedTuple):
+class TensorInTransit(NamedTuple):
     """A tensor on its way, and the event that says it is there."""
 
     tensor: torch.Tensor
@@ -61,7 +67,7 @@ class CudaDelivery(ColumnDelivery):
     """Copies columns through locked memory, by streams that nobody else uses."""
 
     def __init__(self, handles: Sequence[torch.device], columns: Sequence[int], ahead: int) -> None:
-        super().__init__(handles, columns, self._copied)
+        super().__init__(handles, columns, self._copy_steps)
         self._ahead = ahead
         gpus = {handle for handle in handles if handle.type == "cuda"}
         self._streams: dict[torch.device, torch.cuda.Stream] = {
@@ -77,28 +83,32 @@ class CudaDelivery(ColumnDelivery):
         cuda = driver()
         if cuda is None or not cuda.copies_rows:
             return None
-        owners = owners_of_numbers(self._columns, len(rows.columns))
+        owners = owners_of_row_numbers(self._columns, len(rows.columns))
         return CudaRows(self._handles, owners, self._ahead, rows, cuda)
 
     def send(self, chunk: Chunk) -> Chunk:
         # Else a program that computes slower than it reads would fill the GPU with batches.
         while len(self._used) > self._ahead + _UNFINISHED:
             self._used.popleft().synchronize()
-        sent = self._sent(chunk)
-        events = {gpu: _recorded(stream) for gpu, stream in self._streams.items()}
-        return Chunk(sent.tree, [_marked(column, events) for column in sent.columns], len(sent))
+        sent = self._send_columns(chunk)
+        events = {gpu: _record_event(stream) for gpu, stream in self._streams.items()}
+        return Chunk(
+            sent.tree, [_attach_events(column, events) for column in sent.columns], len(sent)
+        )
 
-    def _sent(self, chunk: Chunk) -> Chunk:
+    def _send_columns(self, chunk: Chunk) -> Chunk:
         return super().send(chunk)
 
-    def _copied(self, array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
+    def _copy_steps(
+        self, array: Array, alone: bool, handle: torch.device
+    ) -> Sequence[torch.Tensor]:
         if handle.type != "cuda":
             return tensor_of(array, alone).to(handle).unbind()
-        tensor, memory = locked(array.shape, array.dtype)
+        tensor, memory = allocate_locked(array.shape, array.dtype)
         self._gather.copy(memory, array)
-        return self._uploaded(tensor, handle).unbind()
+        return self._upload(tensor, handle).unbind()
 
-    def _uploaded(self, tensor: torch.Tensor, handle: torch.device) -> torch.Tensor:
+    def _upload(self, tensor: torch.Tensor, handle: torch.device) -> torch.Tensor:
         with torch.cuda.stream(self._streams[handle]):
             return tensor.to(handle, non_blocking=True)
 
@@ -106,14 +116,14 @@ class CudaDelivery(ColumnDelivery):
         """The caller's stream waits for the copies, the caller does not."""
         waited = set()
         for value in values:
-            if isinstance(value, Sent):
+            if isinstance(value, TensorInTransit):
                 stream = torch.cuda.current_stream(value.tensor.device)
                 if value.copied not in waited:
                     waited.add(value.copied)
-                    self._used.append(_recorded(stream))
+                    self._used.append(_record_event(stream))
                     stream.wait_event(value.copied)
                 value.tensor.record_stream(stream)
-        return [value.tensor if isinstance(value, Sent) else value for value in values]
+        return [value.tensor if isinstance(value, TensorInTransit) else value for value in values]
 
     def close(self) -> None:
         self._drained()
@@ -133,17 +143,17 @@ class CudaRows(CudaDelivery):
         super().__init__(handles, columns, ahead)
         self._fetch = RowFetch(rows, cuda)
 
-    def _sent(self, chunk: Chunk) -> Chunk:
-        return fetched(chunk, self._fetch.rows, self._columns, self._fetched)
+    def _send_columns(self, chunk: Chunk) -> Chunk:
+        return fetch_rows(chunk, self._fetch.rows, self._columns, self._fetch_steps)
 
-    def _fetched(self, leaf: int, owner: int, numbers: Array) -> Sequence[torch.Tensor]:
+    def _fetch_steps(self, leaf: int, owner: int, numbers: Array) -> Sequence[torch.Tensor]:
         handle = self._handles[owner]
         on_gpu = handle.type == "cuda"
         tensor = self._read_by_gpu(leaf, numbers, handle) if on_gpu else None
         if tensor is not None:
             return tensor.unbind()
-        gathered = self._gathered(leaf, numbers)
-        return (self._uploaded(gathered, handle) if on_gpu else gathered).unbind()
+        gathered = self._gather_rows(leaf, numbers)
+        return (self._upload(gathered, handle) if on_gpu else gathered).unbind()
 
     def _read_by_gpu(self, leaf: int, numbers: Array, handle: torch.device) -> torch.Tensor | None:
         column: Any = self._fetch.rows.columns[leaf]
@@ -156,25 +166,25 @@ class CudaRows(CudaDelivery):
             tensor = torch.empty(shape, dtype=dtype_of(column.dtype), device=handle)
             return tensor if copies.begin(tensor.data_ptr(), stream.cuda_stream) else None
 
-    def _gathered(self, leaf: int, numbers: Array) -> torch.Tensor:
+    def _gather_rows(self, leaf: int, numbers: Array) -> torch.Tensor:
         column: Any = self._fetch.rows.columns[leaf]
-        tensor, memory = locked((*numbers.shape, *column.shape[1:]), column.dtype)
+        tensor, memory = allocate_locked((*numbers.shape, *column.shape[1:]), column.dtype)
         flat = memory.reshape(numbers.size, *column.shape[1:])
         self._gather.into(flat, column, numbers.ravel())
         return tensor
 
 
-def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+def _record_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
-def _marked(column: Any, events: dict[torch.device, torch.cuda.Event]) -> Any:
+def _attach_events(column: Any, events: dict[torch.device, torch.cuda.Event]) -> Any:
     if not isinstance(column, list):
         return column
     return [
-        Sent(leaf, events[leaf.device])
+        TensorInTransit(leaf, events[leaf.device])
         if isinstance(leaf, torch.Tensor) and leaf.device in events
         else leaf
         for leaf in column
@@ -200,7 +210,7 @@ class TorchBackend:
         count = torch.cuda.device_count() if kind == "GPU" else 0
         return tuple(torch.device("cuda", index) for index in range(count))
 
-    def named(self, device: object) -> tuple[str, int] | None:
+    def identify(self, device: object) -> tuple[str, int] | None:
         if isinstance(device, str) and device.partition(":")[0] in ("cpu", "cuda"):
             try:
                 device = torch.device(device)
@@ -222,7 +232,7 @@ class TorchBackend:
     ) -> ColumnDelivery:
         if any(handle.type == "cuda" for handle in handles):
             return CudaDelivery(handles, columns, ahead)
-        return ColumnDelivery(handles, columns, _moved)
+        return ColumnDelivery(handles, columns, _move_rows)
 
     def numpy(self, tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):
@@ -257,17 +267,17 @@ class TorchBackend:
     ) -> torch.Tensor:
         return torch.cat([tensor.to(handle) for tensor in tensors], axis)
 
-    def computing(self, handle: torch.device) -> AbstractContextManager[Any]:
+    def use_device(self, handle: torch.device) -> AbstractContextManager[Any]:
         # Entering a device makes every call of torch slower, so not where it changes nothing.
         if handle.type == "cpu" and torch.get_default_device() == _CPU:
             return nullcontext()
         return _on(handle)
 
-    def carried(self) -> AbstractContextManager[Any]:
+    def thread_settings(self) -> AbstractContextManager[Any]:
         return _TorchSettings()
 
 
-def _moved(array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
+def _move_rows(array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
     return tensor_of(array, alone).to(handle).unbind()
 
 

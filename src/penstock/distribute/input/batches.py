@@ -37,21 +37,25 @@ class Rule:
     reason: str
 
     @property
-    def told(self) -> str:
+    def explanation(self) -> str:
         """For `explain()`."""
         if self.name == "none":
             return f"batches are not cut: {self.reason}"
         return f"batches are cut by the {self.name} rule: {self.reason}"
 
 
-def rule_for(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -> Rule:
+def choose_rule(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -> Rule:
     """The rule for a dataset that is delivered to so many replicas, sharded by `policy`."""
     size = batch_size(plan, spec)
     if replicas == 1:
         return Rule("none", size, "there is one replica, which gets every batch as it is")
     _check_batched(spec)
     if size is None:
-        return Rule("batch", None, f"the batch size cannot be told behind {_culprit(plan).label}")
+        return Rule(
+            "batch",
+            None,
+            f"the batch size cannot be told behind {_find_hiding_operator(plan).label}",
+        )
     if policy is AutoShardPolicy.DATA:
         return Rule("batch", size, "the data is sharded by element")
     if any(isinstance(leaf, NoneTensorSpec) for leaf in nest.flatten(spec)[0]):
@@ -59,14 +63,15 @@ def rule_for(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -> R
     return Rule("stream", size, f"batches have {size} rows and the data is not sharded by element")
 
 
-def filling(plan: Node, spec: Any, replicas: int, mode: str) -> Rule:
+def choose_filling_rule(plan: Node, spec: Any, replicas: int, mode: str) -> Rule:
     """The rule where every portion is to have one shape, by `InputOptions.last_batch`."""
     call = f"InputOptions(last_batch={mode!r})"
     size = probable_batch_size(plan, spec)
     _check_batched(spec)
     if size is None:
         raise InvalidArgumentError(
-            f"{call}: the batch size cannot be told behind {_culprit(plan).label}; call "
+            f"{call}: the batch size cannot be told behind "
+            f"{_find_hiding_operator(plan).label}; call "
             "batch(global_batch_size) as the last step"
         )
     if mode == "drop" and size % replicas:
@@ -90,17 +95,17 @@ def batch_size(plan: Node, spec: Any) -> int | None:
     rows = [leaf.rows for leaf in leaves if not isinstance(leaf, NoneTensorSpec)]
     if rows and None not in rows:
         return rows[0] if len(set(rows)) == 1 else None
-    return _made_by(plan)
+    return _batch_size_made_by(plan)
 
 
-def _made_by(plan: Node) -> int | None:
+def _batch_size_made_by(plan: Node) -> int | None:
     if isinstance(plan, nodes.Batch):
         return plan.size if plan.parallel is None else None
     if isinstance(plan, nodes.Concatenate | nodes.Zip):
-        sizes = {_made_by(part) for part in plan.inputs}
+        sizes = {_batch_size_made_by(part) for part in plan.inputs}
         return sizes.pop() if len(sizes) == 1 else None
     if Trait.KEEPS_BATCH_SIZE in plan.traits:
-        return _made_by(plan.inputs[0])
+        return _batch_size_made_by(plan.inputs[0])
     return None
 
 
@@ -114,11 +119,11 @@ def probable_batch_size(plan: Node, spec: Any) -> int | None:
         if not calls and Trait.KEEPS_BATCH_SIZE not in plan.traits:
             return None
         plan = plan.inputs[0]
-        size = _made_by(plan)
+        size = _batch_size_made_by(plan)
     return size
 
 
-def _culprit(plan: Node) -> Node:
+def _find_hiding_operator(plan: Node) -> Node:
     """The operator that hides the batch size."""
     while Trait.KEEPS_BATCH_SIZE in plan.traits:
         plan = plan.inputs[0]
@@ -198,12 +203,12 @@ def is_static(spec: Any) -> bool:
     return all(isinstance(leaf, TensorSpec) and leaf.shape.known for leaf in tensors)
 
 
-def blank(spec: Any) -> list[Any]:
+def blank_leaves(spec: Any) -> list[Any]:
     """The leaves of a portion without data: no rows; a single value is zero or empty."""
-    return [_blank(leaf) for leaf in nest.flatten(spec)[0]]
+    return [_blank_leaf(leaf) for leaf in nest.flatten(spec)[0]]
 
 
-def _blank(leaf: TypeSpec) -> Any:
+def _blank_leaf(leaf: TypeSpec) -> Any:
     if isinstance(leaf, TensorSpec) and leaf.shape.rank is None:
         return zeros(TensorSpec([None], leaf.dtype), 0)
     if isinstance(leaf, TensorSpec) and leaf.shape.known:

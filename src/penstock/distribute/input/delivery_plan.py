@@ -97,7 +97,9 @@ class DeliveryPlan:
         """The leaves of portions without data, for `count` replicas from replica `first` on."""
         leaves = nest.flatten(self.portion)[0]
         is_filled = self.options.last_batch != "short"
-        one = [zeros(leaf, 0) for leaf in leaves] if is_filled else batches.blank(self.portion)
+        one = (
+            [zeros(leaf, 0) for leaf in leaves] if is_filled else batches.blank_leaves(self.portion)
+        )
         handles = self._handles()[first : first + count]
         return [self.replicas.backend.put(leaf, handle) for handle in handles for leaf in one]
 
@@ -134,7 +136,7 @@ class DeliveryPlan:
         self, rule: str, portion: Any, source: Stream, position: Position
     ) -> PortionsStream:
         """Opens the stream that cuts the elements of `source` into portions with that spec."""
-        replicas, blank = self.replicas, partial(batches.blank, portion)
+        replicas, blank = self.replicas, partial(batches.blank_leaves, portion)
         if rule == "whole":
             return WholePortions(source, self.replicas_per_input, blank, position)
         if rule == "stream":

@@ -238,7 +238,7 @@ class DistributedIterator:
             steps.check(one)
         for steps, one in zip(self._steps, states, strict=True):
             steps.load_state_dict(one)
-        self._is_over, self._agreed_steps, self._taken = False, None, self._steps[0].taken
+        self._is_over, self._agreed_steps, self._taken = False, None, self._steps[0].restored_steps
 
     def close(self) -> None:
         """Ends the iteration and its threads; calling it again does nothing."""

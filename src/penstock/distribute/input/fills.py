@@ -22,21 +22,21 @@ class Fill:
     batch: int
     rows: int
 
-    def fit(self, chunk: Chunk) -> Chunk | None:
+    def apply(self, chunk: Chunk) -> Chunk | None:
         """The batches, filled; None if none of them is left."""
-        sizes = self._sizes(chunk)
+        sizes = self._count_rows(chunk)
         if self.mode == "drop":
             full = np.flatnonzero(sizes == self.batch)
             if len(full) == len(chunk):
                 return chunk
             return chunk.take(full) if len(full) else None
-        made = [self._filled(column) for column in chunk.columns]
+        made = [self._fill_column(column) for column in chunk.columns]
         if self.mode == "repeat":
             return Chunk(chunk.tree, made, len(chunk))
         mask = np.arange(self.rows) < sizes[:, None]
-        return Chunk(masked(chunk.tree), [*made, mask], len(chunk))
+        return Chunk(tree_with_mask(chunk.tree), [*made, mask], len(chunk))
 
-    def _sizes(self, chunk: Chunk) -> Any:
+    def _count_rows(self, chunk: Chunk) -> Any:
         counts = [
             [len(leaf) for leaf in column] for column in chunk.columns if column[0] is not None
         ]
@@ -49,12 +49,12 @@ class Fill:
             )
         return sizes
 
-    def _filled(self, column: Column) -> Column:
+    def _fill_column(self, column: Column) -> Column:
         if type(column) is np.ndarray and column.ndim > 1 and column.shape[1] == self.rows:
             return column
-        return columns.make([self._longer(leaf) for leaf in column])
+        return columns.make([self._fill_leaf(leaf) for leaf in column])
 
-    def _longer(self, leaf: Any) -> Any:
+    def _fill_leaf(self, leaf: Any) -> Any:
         if leaf is None or len(leaf) == self.rows:
             return leaf
         if self.mode == "repeat":
@@ -70,6 +70,6 @@ class Fill:
         return longer
 
 
-def masked(tree: nest.Tree) -> nest.Tree:
+def tree_with_mask(tree: nest.Tree) -> nest.Tree:
     """The structure of an element and its mask."""
     return nest.graft(nest.PAIR, (tree, nest.LEAF))

@@ -72,9 +72,9 @@ def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: in
     sharding = shard_plan(plan, replicas.workers, replicas.worker)
     shares_batches = sharding.policy is AutoShardPolicy.DATA
     if options.last_batch == "short":
-        rule = batches.rule_for(plan, spec, replicas.total, sharding.policy)
+        rule = batches.choose_rule(plan, spec, replicas.total, sharding.policy)
     else:
-        rule = batches.filling(plan, spec, replicas.total, options.last_batch)
+        rule = batches.choose_filling_rule(plan, spec, replicas.total, options.last_batch)
     return DeliveryPlan(
         replicas=replicas,
         options=options,
@@ -85,7 +85,7 @@ def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: in
         shares_batches=shares_batches,
         cardinality=plan.cardinality,
         steps=plan.cardinality if _makes_one_step_per_batch(rule, shares_batches, options) else -1,
-        reasons=(f"auto_shard_policy {sharding.policy.name}: {sharding.reason}", rule.told),
+        reasons=(f"auto_shard_policy {sharding.policy.name}: {sharding.reason}", rule.explanation),
         key=key,
     )
 

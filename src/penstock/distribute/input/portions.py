@@ -9,7 +9,7 @@ A state says where the *input* is, so that it fits another number of replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,27 +38,33 @@ class Position:
     row: int = 0
     more: int = 0
     step: int = 0
-    told: int = 0
+    failures: int = 0
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> Position:
+        """The position in what `PortionsStream.save` returned; the start if that is empty."""
+        fields = {"at": "at", "row": "row", "more": "more", "step": "step", "told": "failures"}
+        return cls(**{fields[name]: saved[name] for name in saved if name in fields})
 
 
 @dataclass(frozen=True)
-class Held:
+class PartialStep:
     """Elements that wait for more of their step, where the first stood, and failures since."""
 
     rows: Chunk | None
     place: Place
-    told: int
+    failures: int
 
     def __len__(self) -> int:
         return 0 if self.rows is None else len(self.rows)
 
-    def with_rows(self, more: Chunk, place: Place) -> Held:
+    def with_rows(self, more: Chunk, place: Place) -> PartialStep:
         if self.rows is None:
-            return Held(more, place, 0)
-        return Held(Chunk.join([self.rows, more]), self.place, self.told)
+            return PartialStep(more, place, 0)
+        return PartialStep(Chunk.join([self.rows, more]), self.place, self.failures)
 
-    def after_failure(self) -> Held:
-        return replace(self, told=self.told + 1)
+    def after_failure(self) -> PartialStep:
+        return replace(self, failures=self.failures + 1)
 
 
 class PortionsStream(Stream):
@@ -69,17 +75,17 @@ class PortionsStream(Stream):
         self._feed = Inlet(source)
         self._replicas = replicas
         self._step = position.step
-        self._untold = position.told
-        self._held: Held | None = None
+        self._known_failures = position.failures
+        self._held: PartialStep | None = None
 
     def save(self) -> State:
-        told = 0 if self._held is None else self._held.told
-        return {**self._used(), "step": self._step, "told": told}
+        failures = 0 if self._held is None else self._held.failures
+        return {**self._save_input(), "step": self._step, "told": failures}
 
-    def _used(self) -> dict[str, Any]:
-        return {"at": self._input(), "row": 0, "more": 0}
+    def _save_input(self) -> dict[str, Any]:
+        return {"at": self._input_state(), "row": 0, "more": 0}
 
-    def _input(self) -> State:
+    def _input_state(self) -> State:
         """Where the input is, from which what is held can be read again."""
         return self._feed.save() if self._held is None else self._held.place.state
 
@@ -89,7 +95,7 @@ class PortionsStream(Stream):
         What was collected when an element fails is held for the next step: nothing may be lost but
         the element that failed.
         """
-        held, self._held = self._held or Held(None, self._feed.place, 0), None
+        held, self._held = self._held or PartialStep(None, self._feed.place, 0), None
         while len(held) < least:
             try:
                 self._last = self._feed.pull(least - len(held) if len(held) else most)
@@ -99,8 +105,8 @@ class PortionsStream(Stream):
                 break
             except Exception:
                 held = held.after_failure()
-                if self._untold:
-                    self._untold -= 1
+                if self._known_failures:
+                    self._known_failures -= 1
                     continue
                 self._held = held if len(held) else None
                 raise
@@ -108,17 +114,17 @@ class PortionsStream(Stream):
         assert held.rows is not None
         return held.rows
 
-    def _keep(self, rows: Chunk, used: int) -> None:
+    def _unread_rest(self, rows: Chunk, used: int) -> None:
         if used < len(rows):
             self._feed.unread(self._last, len(self._last) - (len(rows) - used))
 
-    def _steps(self, tree: nest.Tree, portions: list[list[Column]], count: int) -> Chunk:
+    def _make_steps(self, tree: nest.Tree, portions: list[list[Column]], count: int) -> Chunk:
         self._step += count
         flat = [column for portion in portions for column in portion]
         present = np.full(count, self._replicas)
         return Chunk(_step_tree(tree, len(portions)), [present, *flat], count)
 
-    def _last_step(self, tree: nest.Tree, found: list[list[Any]], blank: list[Any]) -> Chunk:
+    def _make_last_step(self, tree: nest.Tree, found: list[list[Any]], blank: list[Any]) -> Chunk:
         """One step of the portions (lists of leaves) that are there; the rest are made up."""
         self._step += 1
         missing = [blank] * (self._replicas - len(found))
@@ -146,11 +152,11 @@ class WholePortions(PortionsStream):
         count = len(rows) // each
         if not count:
             found = [list(leaves) for leaves in zip(*rows.columns, strict=True)]
-            return self._last_step(rows.tree, found, self._blank())
+            return self._make_last_step(rows.tree, found, self._blank())
         used = count * each
-        self._keep(rows, used)
+        self._unread_rest(rows, used)
         portions = [[column[i:used:each] for column in rows.columns] for i in range(each)]
-        return self._steps(rows.tree, portions, count)
+        return self._make_steps(rows.tree, portions, count)
 
 
 class EvenPortions(PortionsStream):
@@ -176,11 +182,11 @@ class EvenPortions(PortionsStream):
 
     def pull(self, limit: int) -> Chunk:
         if len(self._turns) == 1:
-            return self._next(self._turns[0], limit)
+            return self._cut_batches(self._turns[0], limit)
         if self._waiting is None:
             step = self._step
-            batch = self._batch(1)
-            made = Chunk.join([self._cut(turn, batch) for turn in self._turns])
+            batch = self._pull_batches(1)
+            made = Chunk.join([self._cut_turn(turn, batch) for turn in self._turns])
             self._step = step
             self._given, self._skip = self._skip, 0
             self._waiting = made
@@ -191,24 +197,24 @@ class EvenPortions(PortionsStream):
             self._waiting = None
         return chunk
 
-    def _next(self, turn: tuple[int, ...], limit: int) -> Chunk:
-        return self._cut(turn, self._batch(limit))
+    def _cut_batches(self, turn: tuple[int, ...], limit: int) -> Chunk:
+        return self._cut_turn(turn, self._pull_batches(limit))
 
-    def _batch(self, limit: int) -> Chunk:
+    def _pull_batches(self, limit: int) -> Chunk:
         while True:
             chunk = self._feed.pull(limit)
             if self._fill is None:
                 return chunk
-            if (whole := self._fill.fit(chunk)) is not None:
+            if (whole := self._fill.apply(chunk)) is not None:
                 return whole
 
-    def _cut(self, turn: tuple[int, ...], chunk: Chunk) -> Chunk:
+    def _cut_turn(self, turn: tuple[int, ...], chunk: Chunk) -> Chunk:
         portions = [
             [even_part(column, number, self._total) for column in chunk.columns] for number in turn
         ]
-        return self._steps(chunk.tree, portions, len(chunk))
+        return self._make_steps(chunk.tree, portions, len(chunk))
 
-    def _used(self) -> dict[str, Any]:
+    def _save_input(self) -> dict[str, Any]:
         if self._waiting is not None:
             return {"at": self._feed.place.state, "row": self._given, "more": 0}
         return {"at": self._feed.save(), "row": self._skip, "more": 0}
@@ -239,30 +245,30 @@ class SizedPortions(PortionsStream):
         sizes = self._cycle[self._step % len(self._cycle)]
         total = sum(sizes)
         if not total:
-            return self._last_step(self._tree, [self._blank()] * len(sizes), [])
+            return self._make_last_step(self._tree, [self._blank()] * len(sizes), [])
         try:
             rows = self._collect(total, total * (limit if len(self._cycle) == 1 else 1))
         except StopIteration:
-            return self._ended(sizes)
+            return self._end_step(sizes)
         if len(rows) < total:
-            return self._short(rows, sizes)
-        return self._full(rows, sizes, total)
+            return self._cut_short_step(rows, sizes)
+        return self._cut_full_steps(rows, sizes, total)
 
-    def _full(self, rows: Chunk, sizes: tuple[int, ...], total: int) -> Chunk:
+    def _cut_full_steps(self, rows: Chunk, sizes: tuple[int, ...], total: int) -> Chunk:
         count = len(rows) // total
         try:
             whole = stacked(rows.rows(0, count * total), [total] * count)
         except UnstackableError:
             # Shapes differ within the step; within each portion they may be the same.
-            self._keep(rows, total)
-            return self._short(rows.rows(0, total), sizes)
-        self._keep(rows, count * total)
+            self._unread_rest(rows, total)
+            return self._cut_short_step(rows.rows(0, total), sizes)
+        self._unread_rest(rows, count * total)
         ends = np.cumsum(sizes).tolist()
         cuts = zip([0, *ends], ends, strict=False)
         portions = [[part(column, a, b) for column in whole.columns] for a, b in cuts]
-        return self._steps(whole.tree, portions, count)
+        return self._make_steps(whole.tree, portions, count)
 
-    def _short(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
+    def _cut_short_step(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
         """A step portion by portion, as far as the rows reach."""
         found: list[list[Any]] = []
         start = 0
@@ -271,28 +277,28 @@ class SizedPortions(PortionsStream):
             # Behind a portion that is too short, or missing, even those of no rows are missing.
             self._over = len(piece) < size
             if len(piece) or not size:
-                found.append(_stack(piece) if size else self._blank())
+                found.append(_stack_rows(piece) if size else self._blank())
             if self._over:
                 break
             start += size
-        return self._last_step(rows.tree, found, self._blank())
+        return self._make_last_step(rows.tree, found, self._blank())
 
-    def _ended(self, sizes: tuple[int, ...]) -> Chunk:
+    def _end_step(self, sizes: tuple[int, ...]) -> Chunk:
         """Portions of no rows need none; the first that does is where the data has ended."""
         empty = next(i for i, size in enumerate(sizes) if size)
         self._over = True
         if not empty:
             raise StopIteration
-        return self._last_step(self._tree, [self._blank()] * empty, self._blank())
+        return self._make_last_step(self._tree, [self._blank()] * empty, self._blank())
 
-    def _used(self) -> dict[str, Any]:
-        rows, more = self._input(), 0
+    def _save_input(self) -> dict[str, Any]:
+        rows, more = self._input_state(), 0
         if "skip" in rows:
             rows, more = rows["from"], rows["skip"]
         return {"at": rows["inputs"][0], "row": rows["own"], "more": more}
 
 
-def _stack(rows: Chunk) -> list[Any]:
+def _stack_rows(rows: Chunk) -> list[Any]:
     return [column[0] for column in batched(stacked, rows, [len(rows)]).columns]
 
 
@@ -301,11 +307,11 @@ def even_part(column: Column, number: int, total: int) -> Column:
     if type(column) is np.ndarray and column.ndim > 1:
         each = -(-column.shape[1] // total)
         return column[:, number * each : (number + 1) * each]
-    leaves = [_even(leaf, number, total) for leaf in column]
+    leaves = [_even_part_of_leaf(leaf, number, total) for leaf in column]
     return columns.make(leaves)
 
 
-def _even(leaf: Any, number: int, total: int) -> Any:
+def _even_part_of_leaf(leaf: Any, number: int, total: int) -> Any:
     if leaf is None:
         return None
     if not isinstance(leaf, Ragged) and not np.ndim(leaf):

@@ -18,8 +18,8 @@ from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
 from penstock.distribute.backends import Delivery
 from penstock.distribute.input.delivery_plan import DeliveryPlan
-from penstock.distribute.input.numbered import NUMBERS, numbered
 from penstock.distribute.input.portions import Position
+from penstock.distribute.input.row_numbers import ROW_NUMBERS, replace_by_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.spec import TensorShape
@@ -88,7 +88,7 @@ class StepIterator(Iterator):
 
     def _streams(self, context: Context) -> Stream:
         saved, skipped = _split_place(self._at)
-        position = Position(**{name: saved[name] for name in saved if name != "odd"})
+        position = Position.restore(saved)
         plan, portion, self._delivery = self._choose_delivery()
         source = open_plan(plan, position.at, context)
         portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
@@ -110,11 +110,14 @@ class StepIterator(Iterator):
         A plan of rows in memory is read as row numbers if the backend can fetch rows by number.
         """
         delivery = self._delivery_plan.open_delivery(self._number)
-        if self._delivery_plan.allows_row_numbers and (late := numbered(self._plan)) is not None:
+        if (
+            self._delivery_plan.allows_row_numbers
+            and (late := replace_by_row_numbers(self._plan)) is not None
+        ):
             by_number = delivery.of_rows(late.rows)
             if by_number is not None:
                 delivery.close()
-                return late.plan, NUMBERS, by_number
+                return late.plan, ROW_NUMBERS, by_number
         return self._plan, self._delivery_plan.portion, delivery
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
@@ -132,7 +135,7 @@ class StepIterator(Iterator):
         return self._delivery.receive(list(leaves))
 
     @property
-    def taken(self) -> int:
+    def restored_steps(self) -> int:
         """The number of steps before the place that this iterator was restored to."""
         saved, skipped = _split_place(self._at)
         return int(saved.get("step", 0)) + skipped

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute import replica_context
-from penstock.distribute.reduce import parts, reduced
+from penstock.distribute.reduce import local_values, reduce_leaf
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
-from penstock.distribute.values.operators import acting
+from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.trees import container_of
 from penstock.distribute.values.variables import (
@@ -33,9 +33,9 @@ class DistributedVariable(DistributedValues, Variable):
     __hash__ = object.__hash__
     __init__ = Variable.__init__
 
-    def _hold(self, value: Any) -> None:
+    def _store_value(self, value: Any) -> None:
         self._replicas: Replicas = self._strategy._replicas
-        value = _of_first_worker(self._replicas, value)
+        value = _broadcast_from_first_worker(self._replicas, value)
         copies = [VariableCopy(self, index, value) for index in range(self._replicas.here)]
         DistributedValues.__init__(self, copies)
         self._check_aggregation()
@@ -50,7 +50,7 @@ class DistributedVariable(DistributedValues, Variable):
                 f"dtype {self.dtype}; {remedy}"
             )
 
-    def _here(self) -> int | None:
+    def _replica_here(self) -> int | None:
         """The replica that asks; None where all are seen."""
         index = replica_context.local_index()
         if index is not None and replica_context.get_strategy() is not self._strategy:
@@ -62,7 +62,7 @@ class DistributedVariable(DistributedValues, Variable):
         return index
 
     def _copy_here(self) -> Any:
-        return self._values[self._here() or 0]
+        return self._values[self._replica_here() or 0]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class DistributedVariable(DistributedValues, Variable):
         if per_replica:
             check_count(value, self._replicas.here, f"{type(self).__name__}.{how}")
         for index, one in enumerate(self._values):
-            one._changed(how, value._values[index] if per_replica else value)
+            one._change(how, value._values[index] if per_replica else value)
 
     def __copy__(self) -> DistributedVariable:
         twin = object.__new__(type(self))
@@ -107,45 +107,47 @@ class MirroredVariable(DistributedVariable):
         super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
 
-    def _acting(self) -> Any:
-        return self._copy_here()._acting()
+    def _current_value(self) -> Any:
+        return self._copy_here()._current_value()
 
-    def _changed(self, how: str, value: Any) -> Any:
-        index = self._here()
+    def _change(self, how: str, value: Any) -> Any:
+        index = self._replica_here()
         if index is None:
             return self._change_all(how, value)[0]
         if self._aggregation is NONE:
-            return self._values[index]._changed(how, value)
-        replica, own = replica_context.get_replica_context(), acting(value)
+            return self._values[index]._change(how, value)
+        replica, own = replica_context.get_replica_context(), current_value(value)
         assert replica is not None
         if not isinstance(value, Variable) or isinstance(value, SyncOnReadVariable):
             value = own  # Other variables are the same for all replicas, and no sum.
         if container_of(type(value)) is not None:
             # One array, of which a merge would make a tree.
-            value = self._values[index]._fitting(value, f"{type(self).__name__}.{how}")
+            value = self._values[index]._fit(value, f"{type(self).__name__}.{how}")
         return replica.merge_call(
-            lambda _, value: PerReplica(self._change_all(how, self._made_one(how, value))),
+            lambda _, value: PerReplica(self._change_all(how, self._aggregate(how, value))),
             (value,),
         )
 
     def _change_all(self, how: str, value: Any) -> list[Any]:
         self._change_each(how, value)
-        return [one._acting() for one in self._values]
+        return [one._current_value() for one in self._values]
 
-    def _made_one(self, how: str, value: Any) -> Any:
+    def _aggregate(self, how: str, value: Any) -> Any:
         """What the replicas assign, aggregated."""
         call = f"{type(self).__name__}.{how}"
-        given = parts(self._replicas, value, call)
+        given = local_values(self._replicas, value, call)
         if self._aggregation is ONLY_FIRST:
-            return _of_first_worker(self._replicas, acting(value if given is None else given[0]))
+            return _broadcast_from_first_worker(
+                self._replicas, current_value(value if given is None else given[0])
+            )
         if given is None or (isinstance(value, MirroredVariable) and self._replicas.here > 1):
-            return self._common(value, call)
+            return self._aggregate_common(value, call)
         pairs = zip(self._values, given, strict=True)
-        fitting = [one._fitting(acting(each), call) for one, each in pairs]
+        fitting = [one._fit(current_value(each), call) for one, each in pairs]
         op = _REDUCTIONS[self._aggregation]
-        return reduced(self._replicas, op, PerReplica(fitting), None, call)
+        return reduce_leaf(self._replicas, op, PerReplica(fitting), None, call)
 
-    def _common(self, value: Any, call: str) -> Any:
+    def _aggregate_common(self, value: Any, call: str) -> Any:
         """What all replicas assign, being one object: it stands for itself, but is no sum."""
         if self._aggregation is SUM:
             raise InvalidArgumentError(
@@ -175,10 +177,10 @@ class SyncOnReadVariable(DistributedVariable):
                 f"{self.dtype}; use ONLY_FIRST_REPLICA"
             )
 
-    def _acting(self) -> Any:
-        index = self._here()
+    def _current_value(self) -> Any:
+        index = self._replica_here()
         if index is not None:
-            return self._values[index]._acting()
+            return self._values[index]._current_value()
         if self._aggregation is NONE:
             raise InvalidArgumentError(
                 f"SyncOnReadVariable.read_value: {self.name!r} has the aggregation NONE, so its "
@@ -186,22 +188,24 @@ class SyncOnReadVariable(DistributedVariable):
                 "aggregation"
             )
         if self._aggregation is ONLY_FIRST:
-            return _of_first_worker(self._replicas, self._values[0]._acting())
+            return _broadcast_from_first_worker(self._replicas, self._values[0]._current_value())
         op = _REDUCTIONS[self._aggregation]
-        return reduced(self._replicas, op, self, None, "SyncOnReadVariable.read_value")
+        return reduce_leaf(self._replicas, op, self, None, "SyncOnReadVariable.read_value")
 
-    def _changed(self, how: str, value: Any) -> Any:
-        index = self._here()
+    def _change(self, how: str, value: Any) -> Any:
+        index = self._replica_here()
         if index is not None:
-            return self._values[index]._changed(how, value)
+            return self._values[index]._change(how, value)
         if self._aggregation is SUM:
-            value = self._shares(how, value)
-        self._change_each(how, acting(value) if isinstance(value, SyncOnReadVariable) else value)
+            value = self._divide_among_copies(how, value)
+        self._change_each(
+            how, current_value(value) if isinstance(value, SyncOnReadVariable) else value
+        )
         if self._aggregation is NONE:
-            return PerReplica([one._acting() for one in self._values])
-        return self._acting()
+            return PerReplica([one._current_value() for one in self._values])
+        return self._current_value()
 
-    def _shares(self, how: str, value: Any) -> PerReplica:
+    def _divide_among_copies(self, how: str, value: Any) -> PerReplica:
         """What to assign to each copy so that their sum is the value."""
         call = f"SyncOnReadVariable.{how}"
         if how != "assign":
@@ -209,7 +213,7 @@ class SyncOnReadVariable(DistributedVariable):
                 f"{call}: {self.name!r} is the sum of its copies, which only replicas may change; "
                 "call it inside strategy.run, or use assign"
             )
-        whole, total = self._values[0]._fitting(acting(value), call), self._replicas.total
+        whole, total = self._values[0]._fit(current_value(value), call), self._replicas.total
         if "int" not in str(self.dtype):
             return PerReplica([self._replicas.backend.divide(whole, total)] * self._replicas.here)
         share = whole // total
@@ -220,7 +224,7 @@ class SyncOnReadVariable(DistributedVariable):
 _REDUCTIONS = {SUM: ReduceOp.SUM, MEAN: ReduceOp.MEAN}
 
 
-def _of_first_worker(replicas: Replicas, value: Any) -> Any:
+def _broadcast_from_first_worker(replicas: Replicas, value: Any) -> Any:
     """The first worker's value, for all of them."""
     if replicas.collectives is None:
         return value

@@ -20,36 +20,36 @@ class ActsAsValue:
 
     __slots__ = ()
 
-    def _acting(self) -> Any:
+    def _current_value(self) -> Any:
         """The value that it stands for, here and now; every subclass says which."""
 
     @property
     def shape(self) -> Any:
-        return np.shape(value) if isinstance(value := self._acting(), bytes) else value.shape
+        return np.shape(value) if isinstance(value := self._current_value(), bytes) else value.shape
 
     @property
     def dtype(self) -> Any:
-        return self._acting().dtype
+        return self._current_value().dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(acting(self), dtype, copy=copy)
+        return np.array(current_value(self), dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-        return getattr(ufunc, method)(*map(acting, inputs), **keywords)
+        return getattr(ufunc, method)(*map(current_value, inputs), **keywords)
 
     def __jax_array__(self) -> Any:
-        return self._acting()
+        return self._current_value()
 
     def __eq__(self, other: object) -> Any:
-        value = self._acting()
-        return value == _beside(value, other)
+        value = self._current_value()
+        return value == _match_operand(value, other)
 
     def __ne__(self, other: object) -> Any:
-        value = self._acting()
-        return value != _beside(value, other)
+        value = self._current_value()
+        return value != _match_operand(value, other)
 
     def __getitem__(self, key: Any) -> Any:
-        value, key = self._acting(), map_leaves(acting, key)
+        value, key = self._current_value(), map_leaves(current_value, key)
         _check_key(type(self).__name__, key, tuple(np.shape(value)))
         try:
             return value[key]
@@ -62,33 +62,33 @@ class ActsAsValue:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*map_leaves(acting, args), **map_leaves(acting, kwargs or {}))
+        return func(*map_leaves(current_value, args), **map_leaves(current_value, kwargs or {}))
 
     def __len__(self) -> int:
-        return len(self._acting())
+        return len(self._current_value())
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._acting())
+        return iter(self._current_value())
 
     def __bool__(self) -> bool:
-        return bool(self._acting())
+        return bool(self._current_value())
 
     def __int__(self) -> int:
-        return int(self._acting())
+        return int(self._current_value())
 
     def __float__(self) -> float:
-        return float(self._acting())
+        return float(self._current_value())
 
     def __index__(self) -> int:
-        return operator.index(self._acting())
+        return operator.index(self._current_value())
 
     def __format__(self, spec: str) -> str:
-        return format(self._acting(), spec) if spec else str(self)
+        return format(self._current_value(), spec) if spec else str(self)
 
 
-def acting(value: Any) -> Any:
+def current_value(value: Any) -> Any:
     """The value that something stands for; other things stand for themselves."""
-    return value._acting() if isinstance(value, ActsAsValue) else value
+    return value._current_value() if isinstance(value, ActsAsValue) else value
 
 
 def _check_key(name: str, key: Any, shape: tuple[int, ...]) -> None:
@@ -105,9 +105,9 @@ def _no_entry(name: str, key: Any, shape: tuple[int, ...]) -> NoSuchEntryError:
     return NoSuchEntryError(f"{name}: index {key!r:.60} does not fit the shape {shape}")
 
 
-def _beside(value: Any, other: Any) -> Any:
+def _match_operand(value: Any, other: Any) -> Any:
     """The other side of an operator; a list has the dtype of an array beside it."""
-    other = acting(other)
+    other = current_value(other)
     if not isinstance(other, list | tuple) or not isinstance(value, np.ndarray | np.generic):
         return other
     array = np.asarray(other)
@@ -116,18 +116,20 @@ def _beside(value: Any, other: Any) -> Any:
     )
 
 
-def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
+def _make_operator(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: ActsAsValue, *others: Any) -> Any:
-        value = self._acting()
-        return function(value, *(_beside(value, other) for other in others))
+        value = self._current_value()
+        return function(value, *(_match_operand(value, other) for other in others))
 
     return apply
 
 
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[ActsAsValue, Any], Any]:
+def _make_reflected_operator(
+    function: Callable[[Any, Any], Any],
+) -> Callable[[ActsAsValue, Any], Any]:
     def apply(self: ActsAsValue, other: Any) -> Any:
-        value = self._acting()
-        return function(_beside(value, other), value)
+        value = self._current_value()
+        return function(_match_operand(value, other), value)
 
     return apply
 
@@ -135,6 +137,8 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[ActsAsValue, An
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 for _name in (*BINARY, "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert"):
-    setattr(ActsAsValue, f"__{_name}__", _forward(getattr(operator, f"__{_name}__")))
+    setattr(ActsAsValue, f"__{_name}__", _make_operator(getattr(operator, f"__{_name}__")))
 for _name in BINARY:
-    setattr(ActsAsValue, f"__r{_name}__", _reflected(getattr(operator, f"__{_name}__")))
+    setattr(
+        ActsAsValue, f"__r{_name}__", _make_reflected_operator(getattr(operator, f"__{_name}__"))
+    )

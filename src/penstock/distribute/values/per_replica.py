@@ -17,7 +17,7 @@ from penstock.distribute.backends import load
 from penstock.distribute.replica_context import local_index
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import BINARY, ActsAsValue
-from penstock.distribute.values.trees import container_of, described, leaves, map_leaves
+from penstock.distribute.values.trees import container_of, describe, leaves, map_leaves
 from penstock.element.spec import TensorSpec, TypeSpec
 from penstock.errors import DisagreementError, InvalidArgumentError
 
@@ -87,11 +87,11 @@ class Mirrored(DistributedValues, ActsAsValue):
     __str__ = DistributedValues.__str__
     __repr__ = DistributedValues.__repr__
 
-    def _acting(self) -> Any:
+    def _current_value(self) -> Any:
         return self._values[local_index() or 0]
 
 
-def _both_mirrored(name: str) -> Callable[[Mirrored, Any], Any]:
+def _make_mirrored_operator(name: str) -> Callable[[Mirrored, Any], Any]:
     one = getattr(ActsAsValue, f"__{name}__")
 
     def apply(self: Mirrored, other: Any) -> Any:
@@ -104,7 +104,7 @@ def _both_mirrored(name: str) -> Callable[[Mirrored, Any], Any]:
 
 
 for _name in BINARY:
-    setattr(Mirrored, f"__{_name}__", _both_mirrored(_name))
+    setattr(Mirrored, f"__{_name}__", _make_mirrored_operator(_name))
 
 
 class SyncOnRead(DistributedValues):
@@ -123,25 +123,25 @@ def regroup(
     first = trees[0]
     container = container_of(type(first))
     if container is None:
-        return _regrouped_leaf(trees, always, who)
+        return _regroup_leaf(trees, always, who)
     columns = [container.parts(first)]
     for index, other in enumerate(trees[1:], 1):
         same_type = type(other) is type(first)
         parts = container.parts_like(first, other) if same_type else None
         if parts is None:
-            raise _different(who, first, other, index)
+            raise _structure_error(who, first, other, index)
         columns.append(parts)
     rows = zip(*columns, strict=True)
     return container.rebuild(first, [regroup(row, always, who) for row in rows])
 
 
-def _regrouped_leaf(trees: Sequence[Any], always: bool, who: str) -> Any:
+def _regroup_leaf(trees: Sequence[Any], always: bool, who: str) -> Any:
     first, same = trees[0], not always
     for index, other in enumerate(trees[1:], 1):
         if other is not first:
             same = False
             if container_of(type(other)) is not None:
-                raise _different(who, first, other, index)
+                raise _structure_error(who, first, other, index)
     return first if same and not isinstance(first, _INTERNED) else PerReplica(trees)
 
 
@@ -150,9 +150,9 @@ def _regrouped_leaf(trees: Sequence[Any], always: bool, who: str) -> Any:
 _INTERNED = (np.bool_, bytes)
 
 
-def _different(who: str, first: Any, other: Any, index: int) -> DisagreementError:
+def _structure_error(who: str, first: Any, other: Any, index: int) -> DisagreementError:
     return DisagreementError(
-        f"{who} different structures: {described(first)} from replica 0, {described(other)} from "
+        f"{who} different structures: {describe(first)} from replica 0, {describe(other)} from "
         f"replica {index}; every replica must give the same structure"
     )
 
@@ -160,10 +160,10 @@ def _different(who: str, first: Any, other: Any, index: int) -> DisagreementErro
 def select(index: int, tree: Any) -> Any:
     """The tree as one replica of this process sees it: everywhere its own value."""
 
-    def chosen(leaf: Any) -> Any:
+    def select_leaf(leaf: Any) -> Any:
         return leaf._values[index] if isinstance(leaf, DistributedValues) else leaf
 
-    return map_leaves(chosen, tree)
+    return map_leaves(select_leaf, tree)
 
 
 def spread(tree: Any, count: int, call: str) -> Sequence[Any]:
@@ -256,7 +256,7 @@ class PerReplicaSpec(TypeSpec):
         if isinstance(value, PerReplicaSpec):
             return _all_fit(self.specs, value.specs)
         return isinstance(value, DistributedValues) and _all_fit(
-            self.specs, tuple(map(_described, value.values))
+            self.specs, tuple(map(_describe_tensor, value.values))
         )
 
     def __eq__(self, other: object) -> bool:
@@ -274,7 +274,7 @@ def _all_fit(specs: tuple[TypeSpec, ...], values: tuple[Any, ...]) -> bool:
     return len(specs) == len(values) and all(map(lambda s, v: s.fits(v), specs, values))
 
 
-def _described(value: Any) -> Any:
+def _describe_tensor(value: Any) -> Any:
     """A framework's tensor by its spec; what NumPy knows, as it is."""
     dtype = str(getattr(value, "dtype", ""))
     if not dtype.startswith("torch."):

@@ -10,7 +10,7 @@ from penstock.distribute import replica_context
 from penstock.distribute.devices import FRAMEWORKS, resolve
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
-from penstock.distribute.values.operators import acting
+from penstock.distribute.values.operators import current_value
 from penstock.element.dtypes import as_dtype
 from penstock.element.spec import TensorShape
 from penstock.element.values import as_value
@@ -23,12 +23,12 @@ from penstock.errors import (
 
 
 def initial_value_of(value: Any, dtype: Any) -> Any:
-    value = acting(value() if callable(value) else value)
+    value = current_value(value() if callable(value) else value)
     if value is None:
         raise InvalidArgumentError("Variable: initial_value is missing; pass an array or a number")
     if framework_of(value) is None or dtype is not None:
         array = texts.as_array(value)
-        return _copied(_leaf_of(value if array is None else array, dtype))
+        return _copy_array(_leaf_of(value if array is None else array, dtype))
     return value
 
 
@@ -40,7 +40,7 @@ def _leaf_of(value: Any, dtype: Any) -> Any:
         raise InvalidTypeError(f"Variable: {_reason(error)}") from error
     if wanted is not None:
         _check_range(value, wanted.dtype, "Variable")
-    if isinstance(value, _LITERALS) and wanted is not None and not _becomes(value, wanted.dtype):
+    if isinstance(value, _LITERALS) and wanted is not None and not _can_become(value, wanted.dtype):
         raise InvalidTypeError(
             f"Variable: {value!r:.60} cannot become {wanted.name}; convert it first, with cast"
         )
@@ -60,7 +60,7 @@ def _leaf_of(value: Any, dtype: Any) -> Any:
 _LITERALS = (bool, int, float, complex, list, tuple)
 
 
-def _becomes(value: Any, dtype: np.dtype[Any]) -> bool:
+def _can_become(value: Any, dtype: np.dtype[Any]) -> bool:
     """Whether a dtype can hold numbers of this kind: truth values are whole numbers, which are
     real numbers, which are complex ones. How large they are does not matter."""
     try:
@@ -114,7 +114,7 @@ def framework_of(value: Any) -> str | None:
     return FRAMEWORKS.get(type(value).__module__.partition(".")[0])
 
 
-def home(value: Any, strategy: Any) -> Replicas:
+def find_home(value: Any, strategy: Any) -> Replicas:
     """Where a variable lives that is not distributed: with its strategy, or where its value is."""
     if framework_of(value) is None or replica_context.has_strategy():
         replicas: Replicas = strategy._replicas
@@ -146,7 +146,7 @@ def array_like(value: Any, old: Any, call: str) -> Any:
     if value is None:
         raise InvalidArgumentError(f"{call}: None is no value; {_REMEDY}")
     if isinstance(old, bytes) or old.dtype.kind == "O":
-        return _copied(_text_of(value, call))
+        return _copy_array(_text_of(value, call))
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -156,7 +156,7 @@ def array_like(value: Any, old: Any, call: str) -> Any:
             f"{call}: {value!r:.60} is not one array: its rows differ in length; {_REMEDY}"
         ) from error
     _check_range(value, old.dtype, call)
-    if not _becomes(array, old.dtype):
+    if not _can_become(array, old.dtype):
         raise InvalidTypeError(
             f"{call}: a value of dtype {array.dtype} cannot become {old.dtype}; convert it first"
         )
@@ -170,11 +170,11 @@ def _text_of(value: Any, call: str) -> Any:
         raise InvalidTypeError(f"{call}: {_reason(error)}; pass strings") from error
 
 
-def _copied(leaf: Any) -> Any:
+def _copy_array(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def frozen(tensor: Any) -> Any:
+def freeze(tensor: Any) -> Any:
     """A value made for a variable, to be kept: without gradients, and read-only where that is."""
     if isinstance(tensor, np.ndarray):
         tensor.setflags(write=False)
@@ -183,7 +183,7 @@ def frozen(tensor: Any) -> Any:
     return tensor.detach() if hasattr(tensor, "detach") else tensor
 
 
-def apart(tensor: Any) -> Any:
+def copy_apart(tensor: Any) -> Any:
     """The value as a new object, because `Strategy.run` takes one that all replicas return for
     one that they share; in memory of its own where the framework has nothing that is read-only."""
     if isinstance(tensor, np.ndarray):

@@ -32,7 +32,7 @@ def _same_keys(first: Any, other: Any) -> list[Any] | None:
     return [other[key] for key in first] if first.keys() == other.keys() else None
 
 
-def _filled(first: Any, parts: Sequence[Any]) -> Any:
+def _fill_dict(first: Any, parts: Sequence[Any]) -> Any:
     """A dict of a type of its own, which may know more than its items."""
     filled = copy.copy(first)
     filled.update(zip(first, parts, strict=True))
@@ -47,7 +47,7 @@ _DICT = Container(
     _same_keys,
     lambda first, parts: dict(zip(first, parts, strict=True)),
 )
-_OTHER_DICT = _DICT._replace(rebuild=_filled)
+_OTHER_DICT = _DICT._replace(rebuild=_fill_dict)
 
 
 def _dataclass(kind: type) -> Container:
@@ -132,10 +132,10 @@ def _labels(tree: Any) -> list[str]:
     return [f"[{index}]" for index in range(len(tree))]
 
 
-def described(tree: Any) -> str:
+def describe(tree: Any) -> str:
     """The outermost part of a structure, in words.
 
-    >>> described((1, [2])), described({"a": 1}), described(None)
+    >>> describe((1, [2])), describe({"a": 1}), describe(None)
     ('tuple of 2', "dict of 'a'", 'NoneType')
     """
     name = type(tree).__name__

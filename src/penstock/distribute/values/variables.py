@@ -17,13 +17,13 @@ import numpy as np
 from penstock.distribute import replica_context
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
-from penstock.distribute.values.operators import ActsAsValue, acting
+from penstock.distribute.values.operators import ActsAsValue, current_value
 from penstock.distribute.values.storage import (
-    apart,
     array_like,
     check_shape,
-    frozen,
-    home,
+    copy_apart,
+    find_home,
+    freeze,
     initial_value_of,
     refuse_foreign,
     refuse_traced,
@@ -55,7 +55,7 @@ NONE = VariableAggregation.NONE
 
 Change = Callable[[Any, Any], Any]
 _CHANGES: dict[str, Change] = {
-    "assign": lambda old, new: apart(new),
+    "assign": lambda old, new: copy_apart(new),
     "assign_add": operator.add,
     "assign_sub": operator.sub,
 }
@@ -115,10 +115,10 @@ class Variable(ActsAsValue):
         self._constraint = constraint
         value = initial_value_of(initial_value, dtype)
         check_shape(np.shape(value), shape)
-        self._hold(value)
+        self._store_value(value)
 
-    def _hold(self, value: Any) -> None:
-        self._place(home(value, self._strategy), 0, value)
+    def _store_value(self, value: Any) -> None:
+        self._place(find_home(value, self._strategy), 0, value)
 
     def _describe(
         self,
@@ -147,7 +147,7 @@ class Variable(ActsAsValue):
         refuse_foreign(replicas, value, "Variable")
         placed = replicas.backend.put(value, self._device.handle)
         refuse_traced(replicas, placed, "Variable")
-        self._value = frozen(apart(placed))
+        self._value = freeze(copy_apart(placed))
 
     @property
     def name(self) -> str:
@@ -188,20 +188,20 @@ class Variable(ActsAsValue):
         is_text = isinstance(self._value, bytes) or self._value.dtype == np.dtype(object)
         return as_dtype("string") if is_text else self._value.dtype
 
-    def _acting(self) -> Any:
-        return apart(self._value)
+    def _current_value(self) -> Any:
+        return copy_apart(self._value)
 
     def value(self) -> Any:
         """The value: an array, or a tensor of the strategy's framework."""
-        return self._acting()
+        return self._current_value()
 
     def read_value(self) -> Any:
         """The same as `value()`."""
-        return self._acting()
+        return self._current_value()
 
     def numpy(self) -> Any:
         """The value as a NumPy array or scalar."""
-        return self._replicas.backend.numpy(self._acting())
+        return self._replicas.backend.numpy(self._current_value())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(self.numpy(), dtype)
@@ -214,7 +214,7 @@ class Variable(ActsAsValue):
         read_value: bool = True,
     ) -> Any:
         """Makes it `value`; the new value comes back, unless `read_value` is False."""
-        return self._assigned("assign", value, read_value)
+        return self._assign("assign", value, read_value)
 
     def assign_add(
         self,
@@ -224,7 +224,7 @@ class Variable(ActsAsValue):
         read_value: bool = True,
     ) -> Any:
         """Adds `delta`; the new value comes back, unless `read_value` is False."""
-        return self._assigned("assign_add", delta, read_value)
+        return self._assign("assign_add", delta, read_value)
 
     def assign_sub(
         self,
@@ -234,24 +234,24 @@ class Variable(ActsAsValue):
         read_value: bool = True,
     ) -> Any:
         """Subtracts `delta`; the new value comes back, unless `read_value` is False."""
-        return self._assigned("assign_sub", delta, read_value)
+        return self._assign("assign_sub", delta, read_value)
 
-    def _assigned(self, how: str, value: Any, read_value: bool) -> Any:
+    def _assign(self, how: str, value: Any, read_value: bool) -> Any:
         # Before the replicas meet: what one of them traces means nothing to the others.
         refuse_traced(self._replicas, value, f"Variable.{how}")
-        changed = self._changed(how, value)
+        changed = self._change(how, value)
         return changed if read_value else None
 
-    def _changed(self, how: str, value: Any) -> Any:
+    def _change(self, how: str, value: Any) -> Any:
         call = f"Variable.{how}"
-        fitting = self._fitting(acting(value), call)
+        fitting = self._fit(current_value(value), call)
         refuse_traced(self._replicas, fitting, call)
         new = _CHANGES[how](self._value, fitting)
         refuse_traced(self._replicas, new, call)
-        self._value = frozen(new)
-        return self._acting()
+        self._value = freeze(new)
+        return self._current_value()
 
-    def _fitting(self, value: Any, call: str) -> Any:
+    def _fit(self, value: Any, call: str) -> Any:
         """A value to assign, in this variable's dtype and shape, on its device."""
         backend = self._replicas.backend
         refuse_foreign(self._replicas, value, call)
@@ -305,7 +305,7 @@ class VariableCopy(Variable):
 
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
     """The class of a variable that is made here."""
-    strategy, replica = replica_context.here()
+    strategy, replica = replica_context.current_standpoint()
     if replica is not None and replica_context.has_strategy():
         raise FailedPreconditionError(
             f"Variable: made inside Strategy.run, as replica {replica._id}; "

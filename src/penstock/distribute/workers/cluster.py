@@ -104,7 +104,7 @@ class ClusterResolver(ABC):
         spec = self.cluster_spec()
         if task_type is not None:
             return spec.task_address(task_type, task_id or 0)
-        members = everyone(spec)
+        members = list_members(spec)
         return members[0].address if members else ""
 
     @property
@@ -152,14 +152,14 @@ def membership(resolver: ClusterResolver, call: str) -> Membership:
             f"{call}: the cluster has the job(s) {sorted(others)}, but only 'chief' and 'worker' "
             "train together (there are no parameter servers); leave them out"
         )
-    members = everyone(spec)
+    members = list_members(spec)
     worker = _position(members, resolver, call)
     if len(members) > 1:
         _check_address(members[0], call)
     return Membership(members, worker, resolver.local)
 
 
-def everyone(spec: ClusterSpec) -> tuple[Member, ...]:
+def list_members(spec: ClusterSpec) -> tuple[Member, ...]:
     return tuple(
         Member(f"{job} {index}", address)
         for job in TRAINING

@@ -123,53 +123,53 @@ class Peers(ABC):
         array = np.asarray(array)
         mine = pack("gather", array, self._call)
         with self._lock:
-            parcels = self._compared(mine)
-            if (found := _inside(parcels)) is not None:
+            parcels = self._compare_labels(mine)
+            if (found := _arrays_inside(parcels)) is not None:
                 return found
             longest = max(parcel.nbytes for parcel in parcels)
             row = np.frombuffer(array.tobytes().ljust(longest, b"\0"), np.uint8)
-            rows = self._guarded(lambda: self._exchange(row))
+            rows = self._run_step(lambda: self._exchange(row))
         return [p.array(r[: p.nbytes].tobytes()) for p, r in zip(parcels, rows, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of every process's tensor (of the backend; one shape, one dtype), where it is."""
-        array = self._small(tensor)
+        array = self._as_small_array(tensor)
         if array is not None:
             mine = pack("all_reduce", array, self._call)
         else:
-            mine = Parcel("all_reduce", *_described(tensor))
+            mine = Parcel("all_reduce", *_describe(tensor))
             check(mine.dtype, mine.shape, self._call)
         with self._lock:
-            parcels = self._compared(mine)
+            parcels = self._compare_labels(mine)
             self._check_shapes(parcels)
-            if array is not None and (found := _inside(parcels)) is not None:
-                return self._like(tensor, _added(found))
-            return self._guarded(lambda: self._sum(tensor))
+            if array is not None and (found := _arrays_inside(parcels)) is not None:
+                return self._convert_like(tensor, _add(found))
+            return self._run_step(lambda: self._sum(tensor))
 
     def broadcast(self, array: Array) -> Array:
         """The array of worker 0; the others' say only shape and dtype, which must be the same."""
         array = np.asarray(array)
         mine = pack("broadcast", array, self._call)
         with self._lock:
-            parcels = self._compared(mine)
+            parcels = self._compare_labels(mine)
             self._check_shapes(parcels)
             if (contents := parcels[0].contents) is not None:
                 return parcels[0].array(contents)
             row = np.frombuffer(array.tobytes(), np.uint8).copy()
-            row = self._guarded(lambda: self._first(row))
+            row = self._run_step(lambda: self._broadcast_first(row))
         return parcels[0].array(row.tobytes())
 
     def barrier(self) -> None:
         """Returns when every process has called it."""
         with self._lock:
-            self._compared(Parcel("barrier", "bool", (0,), b""))
+            self._compare_labels(Parcel("barrier", "bool", (0,), b""))
 
     @abstractmethod
     def _exchange(self, row: Array) -> Sequence[Array]:
         """Every process's bytes, as many from each, in the order of the workers."""
 
     @abstractmethod
-    def _first(self, row: Array) -> Array:
+    def _broadcast_first(self, row: Array) -> Array:
         """The bytes of worker 0; the others' are as many."""
 
     @abstractmethod
@@ -177,20 +177,20 @@ class Peers(ABC):
         """The sum of tensors that are known to have one shape and dtype."""
 
     @abstractmethod
-    def _small(self, tensor: Tensor) -> Array | None:
+    def _as_small_array(self, tensor: Tensor) -> Array | None:
         """A tensor that is on the host already, as NumPy's; None for the others."""
 
     @abstractmethod
-    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+    def _convert_like(self, tensor: Tensor, array: Array) -> Tensor:
         """An array as what the tensor is, where it is."""
 
-    def _absent(self) -> list[int] | None:
+    def _find_absent(self) -> list[int] | None:
         """After a failure: who does not answer any more; None if that cannot be known."""
         others = [index for index in range(len(self._members)) if index != self._worker]
         return others if len(others) == 1 else None
 
-    def _compared(self, mine: Parcel) -> list[Parcel]:
-        rows = self._guarded(lambda: self._exchange(mine.row()))
+    def _compare_labels(self, mine: Parcel) -> list[Parcel]:
+        rows = self._run_step(lambda: self._exchange(mine.row()))
         parcels = [Parcel.of_row(row) for row in rows]
         for index, parcel in enumerate(parcels):
             if (parcel.action, parcel.dtype) != (mine.action, mine.dtype):
@@ -209,7 +209,7 @@ class Peers(ABC):
                     "workers, or reduce over axis=0"
                 )
 
-    def _guarded(self, step: Callable[[], Result]) -> Result:
+    def _run_step(self, step: Callable[[], Result]) -> Result:
         if self._broken:
             raise UnavailableError(
                 f"{self._call}: the connection between the workers was lost before; "
@@ -223,8 +223,8 @@ class Peers(ABC):
             raise self._failure(time.monotonic() - start) from error
 
     def _failure(self, waited: float) -> OpError:
-        absent = self._absent()
-        who = self.named(absent) if absent else "another worker"
+        absent = self._find_absent()
+        who = self.name_members(absent) if absent else "another worker"
         if waited >= self._timeout:
             return DeadlineExceededError(
                 f"{self._call}: {who} has not taken part for {waited:.0f} s; is it still running? "
@@ -235,7 +235,7 @@ class Peers(ABC):
             f"{self._call}: {who} {reason}, see its own output; start all workers again"
         )
 
-    def named(self, workers: Sequence[int]) -> str:
+    def name_members(self, workers: Sequence[int]) -> str:
         """Members, as errors name them."""
         return ", ".join(str(self._members[worker]) for worker in workers)
 
@@ -257,7 +257,9 @@ def connect(
     return peers
 
 
-def not_there(membership: Membership, absent: Sequence[int], timeout: float, call: str) -> OpError:
+def absence_error(
+    membership: Membership, absent: Sequence[int], timeout: float, call: str
+) -> OpError:
     """The error for workers that have not come."""
     names = ", ".join(str(membership.members[index]) for index in absent)
     host, port = membership.meeting_point
@@ -268,18 +270,18 @@ def not_there(membership: Membership, absent: Sequence[int], timeout: float, cal
     )
 
 
-def _inside(parcels: Sequence[Parcel]) -> list[Array] | None:
+def _arrays_inside(parcels: Sequence[Parcel]) -> list[Array] | None:
     """The arrays, if all of them came with their labels."""
     found = [p.array(p.contents) for p in parcels if p.contents is not None]
     return found if len(found) == len(parcels) else None
 
 
-def _added(arrays: Sequence[Array]) -> Array:
+def _add(arrays: Sequence[Array]) -> Array:
     total = arrays[0]
     for array in arrays[1:]:
         total = np.asarray(np.add(total, array, dtype=total.dtype))
     return total
 
 
-def _described(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+def _describe(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

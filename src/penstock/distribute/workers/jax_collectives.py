@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.distribute.backends import Tensor
 from penstock.distribute.workers.cluster import Membership
-from penstock.distribute.workers.collectives import ROOM, Array, Peers, not_there
+from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
 from penstock.errors import DisagreementError, FailedPreconditionError, InvalidArgumentError
 
 Result = TypeVar("Result")
@@ -36,29 +36,29 @@ class JaxCollectives(Peers):
     """The processes of jax.distributed."""
 
     def _exchange(self, row: Array) -> list[Array]:
-        rows = self._computed(_gathered, jax.numpy.asarray(row, device=_own_devices("cpu")[0]))
+        rows = self._compute(_gather_rows, jax.numpy.asarray(row, device=_own_devices("cpu")[0]))
         return list(np.asarray(rows))
 
-    def _first(self, row: Array) -> Array:
+    def _broadcast_first(self, row: Array) -> Array:
         return self._exchange(row)[0]
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        return self._computed(_summed, tensor)
+        return self._compute(_sum_rows, tensor)
 
-    def _computed(self, function: Callable[[Any, Any], Any], tensor: Any) -> Any:
+    def _compute(self, function: Callable[[Any, Any], Any], tensor: Any) -> Any:
         def compute() -> Any:
             result = function(tensor, _one_per_process(tensor)).addressable_data(0)
             # An accelerator goes on by itself; on the CPU a failure would come out anywhere later.
             on_cpu = next(iter(tensor.devices())).platform == "cpu"
             return jax.block_until_ready(result) if on_cpu else result
 
-        return bounded(compute, self._timeout)
+        return run_with_timeout(compute, self._timeout)
 
-    def _small(self, tensor: Tensor) -> Array | None:
+    def _as_small_array(self, tensor: Tensor) -> Array | None:
         device = next(iter(tensor.devices()))
         return np.asarray(tensor) if device.platform == "cpu" and tensor.nbytes <= ROOM else None
 
-    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+    def _convert_like(self, tensor: Tensor, array: Array) -> Tensor:
         return jax.device_put(array, next(iter(tensor.devices())))
 
 
@@ -81,7 +81,7 @@ def _rows(platform: str, place: int) -> Any:
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("worker"))
 
 
-def _stacked(tensor: Any, rows: Any) -> Any:
+def _stack_rows(tensor: Any, rows: Any) -> Any:
     shape = (len(rows.device_set), *tensor.shape)
     return jax.make_array_from_single_device_arrays(shape, rows, [tensor[None]])
 
@@ -93,15 +93,15 @@ def _program(action: str, rows: Any) -> Any:
     return jax.jit(actions[action], out_shardings=everywhere)
 
 
-def _gathered(tensor: Any, rows: Any) -> Any:
-    return _program("gather", rows)(_stacked(tensor, rows))
+def _gather_rows(tensor: Any, rows: Any) -> Any:
+    return _program("gather", rows)(_stack_rows(tensor, rows))
 
 
-def _summed(tensor: Any, rows: Any) -> Any:
-    return _program("sum", rows)(_stacked(tensor, rows))
+def _sum_rows(tensor: Any, rows: Any) -> Any:
+    return _program("sum", rows)(_stack_rows(tensor, rows))
 
 
-def bounded(action: Callable[[], Result], seconds: float) -> Result:
+def run_with_timeout(action: Callable[[], Result], seconds: float) -> Result:
     """The result of an action; TimeoutError if it takes longer, and then it goes on by itself."""
     outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
@@ -134,7 +134,7 @@ def connect(
     if jax.distributed.is_initialized():
         _check_place(membership, call)
     else:
-        _meet(membership, timeout, call)
+        _join_service(membership, timeout, call)
     return JaxCollectives(membership, timeout, call)
 
 
@@ -149,7 +149,7 @@ def _check_place(membership: Membership, call: str) -> None:
         )
 
 
-def _meet(membership: Membership, timeout: float, call: str) -> None:
+def _join_service(membership: Membership, timeout: float, call: str) -> None:
     # Gloo is what lets CPUs of several processes compute together.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     host, port = membership.meeting_point
@@ -171,10 +171,10 @@ def _meet(membership: Membership, timeout: float, call: str) -> None:
         )
 
     try:
-        bounded(initialize, timeout)
+        run_with_timeout(initialize, timeout)
     except TimeoutError as error:
         others = [index for index in range(membership.workers) if index != membership.worker]
-        raise not_there(membership, others, timeout, call) from error
+        raise absence_error(membership, others, timeout, call) from error
     except RuntimeError as error:
         raise FailedPreconditionError(
             f"{call}: jax.distributed cannot start ({error}); make the strategy before anything "

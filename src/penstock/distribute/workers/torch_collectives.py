@@ -19,7 +19,7 @@ import torch.distributed
 
 from penstock.distribute.backends import Tensor
 from penstock.distribute.workers.cluster import Membership
-from penstock.distribute.workers.collectives import ROOM, Array, Peers, not_there
+from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
 from penstock.errors import (
     DisagreementError,
     FailedPreconditionError,
@@ -42,7 +42,7 @@ PLAIN = {"float16", "float32", "float64", "int8", "uint8", "int32", "int64"}
 SUMMED = PLAIN | {"bfloat16", "complex64", "complex128"}
 
 
-class Meeting:
+class SharedStore:
     """The store where processes meet; None before they have, and if others have let them meet."""
 
     store: Any = None
@@ -60,9 +60,11 @@ class TorchCollectives(Peers):
         self._control = dist.new_group(backend="gloo", timeout=limit)
         nccl = implementation != "RING" and torch.cuda.is_available() and dist.is_nccl_available()
         self._data = dist.new_group(backend="nccl", timeout=limit) if nccl else self._control
-        Meeting.groups += 1
+        SharedStore.groups += 1
         self._store = (
-            None if Meeting.store is None else dist.PrefixStore(str(Meeting.groups), Meeting.store)
+            None
+            if SharedStore.store is None
+            else dist.PrefixStore(str(SharedStore.groups), SharedStore.store)
         )
 
     def _exchange(self, row: Array) -> list[Array]:
@@ -71,7 +73,7 @@ class TorchCollectives(Peers):
         dist.all_gather(rows, mine, group=self._control)
         return [one.numpy() for one in rows]
 
-    def _first(self, row: Array) -> Array:
+    def _broadcast_first(self, row: Array) -> Array:
         dist.broadcast(torch.from_numpy(row), src=0, group=self._control)
         return row
 
@@ -99,22 +101,22 @@ class TorchCollectives(Peers):
         parts = [torch.from_numpy(row).view(tensor.dtype).to(wide) for row in rows]
         return torch.stack(parts).sum(0).to(tensor.dtype).reshape(tensor.shape)
 
-    def _small(self, tensor: Tensor) -> Array | None:
+    def _as_small_array(self, tensor: Tensor) -> Array | None:
         if not isinstance(tensor, torch.Tensor):
             return np.asarray(tensor)
         fits = tensor.numel() * tensor.element_size() <= ROOM and tensor.device.type == "cpu"
         plain = fits and _name(tensor) in PLAIN
         return tensor.detach().numpy() if plain else None
 
-    def _like(self, tensor: Tensor, array: Array) -> Tensor:
+    def _convert_like(self, tensor: Tensor, array: Array) -> Tensor:
         return torch.from_numpy(array) if isinstance(tensor, torch.Tensor) else array[()]
 
-    def _absent(self) -> list[int] | None:
+    def _find_absent(self) -> list[int] | None:
         """A roll call: whoever is alive leaves the failed group, and says so in the store."""
         with suppress(Exception):
             dist.destroy_process_group(self._control)
         if self._store is None or len(self._members) == 2:
-            return super()._absent()
+            return super()._find_absent()
         return _roll_call(self._store, self._worker, len(self._members), self._timeout)
 
 
@@ -141,7 +143,7 @@ def connect(
     if dist.is_initialized():
         _check_place(membership, call)
     else:
-        _meet(membership, timeout, call)
+        _join_process_group(membership, timeout, call)
     try:
         return TorchCollectives(membership, timeout, implementation, call)
     except RuntimeError as error:
@@ -160,7 +162,7 @@ def _check_place(membership: Membership, call: str) -> None:
         )
 
 
-def _meet(membership: Membership, timeout: float, call: str) -> None:
+def _join_process_group(membership: Membership, timeout: float, call: str) -> None:
     store = _store(membership, timeout, call)
     limit = timedelta(seconds=timeout)
     store.set_timeout(limit)
@@ -169,28 +171,28 @@ def _meet(membership: Membership, timeout: float, call: str) -> None:
     try:
         store.wait(here, limit)
     except RuntimeError as error:
-        raise not_there(membership, _missing(store, here), timeout, call) from error
+        raise absence_error(membership, _find_missing(store, here), timeout, call) from error
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(
         backend, store=store, rank=membership.worker, world_size=membership.workers, timeout=limit
     )
-    Meeting.store = store
+    SharedStore.store = store
     # A process that ends with a group of its own is aborted by it.
-    atexit.register(_leave)
+    atexit.register(_leave_process_group)
 
 
-def _leave() -> None:
+def _leave_process_group() -> None:
     if not dist.is_initialized():
         return
     # Gloo may abort a process whose peer leaves while it is leaving itself: all leave together.
     with suppress(Exception):
-        Meeting.store.set(f"left/{dist.get_rank()}", "")
+        SharedStore.store.set(f"left/{dist.get_rank()}", "")
         others = [f"left/{index}" for index in range(dist.get_world_size())]
-        Meeting.store.wait(others, timedelta(seconds=LEAVING_SECONDS))
+        SharedStore.store.wait(others, timedelta(seconds=LEAVING_SECONDS))
     dist.destroy_process_group()
 
 
-def _missing(store: Any, here: list[str]) -> list[int]:
+def _find_missing(store: Any, here: list[str]) -> list[int]:
     try:
         return [index for index, key in enumerate(here) if not store.check([key])]
     except RuntimeError:
@@ -202,11 +204,11 @@ def _store(membership: Membership, timeout: float, call: str) -> Any:
     started = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     hosts = membership.worker == 0 and not started
-    store = (_opened if hosts else _found)(membership, timeout, call)
+    store = (_open_store if hosts else _find_store)(membership, timeout, call)
     return dist.PrefixStore(f"penstock/{attempt}", store)
 
 
-def _opened(membership: Membership, timeout: float, call: str) -> Any:
+def _open_store(membership: Membership, timeout: float, call: str) -> Any:
     host, port = membership.meeting_point
     try:
         limit = timedelta(seconds=timeout)
@@ -218,7 +220,7 @@ def _opened(membership: Membership, timeout: float, call: str) -> Any:
         ) from error
 
 
-def _found(membership: Membership, timeout: float, call: str) -> Any:
+def _find_store(membership: Membership, timeout: float, call: str) -> Any:
     deadline = time.monotonic() + timeout
     while True:
         limit = timedelta(seconds=(deadline - time.monotonic()) * ONE_TRY)
@@ -226,7 +228,7 @@ def _found(membership: Membership, timeout: float, call: str) -> Any:
             return dist.TCPStore(*membership.meeting_point, membership.workers, False, limit)
         except RuntimeError as error:
             if time.monotonic() > deadline - timeout * NEARLY:
-                raise not_there(membership, [0], timeout, call) from error
+                raise absence_error(membership, [0], timeout, call) from error
 
 
 def _name(tensor: Any) -> str:

@@ -16,34 +16,34 @@ from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.traits import Trait
 
-NUMBERS = TensorSpec([None], "int64")
+ROW_NUMBERS = TensorSpec([None], "int64")
 """What a batch of such a plan, or a part of one, looks like."""
 
 
 @dataclass(frozen=True)
-class Numbered:
+class RowNumberPlan:
     """The plan with a number in the place of every row, and the rows."""
 
     plan: Node
     rows: Chunk
 
 
-def numbered(plan: Node) -> Numbered | None:
+def replace_by_row_numbers(plan: Node) -> RowNumberPlan | None:
     """The same plan of row numbers; None where it is not batches of rows in some order."""
-    found, batches = _numbered(plan)
+    found, batches = _replace_rows(plan)
     return found if batches == 1 else None
 
 
-def _numbered(plan: Node) -> tuple[Numbered | None, int]:
+def _replace_rows(plan: Node) -> tuple[RowNumberPlan | None, int]:
     if isinstance(plan, nodes.Slices):
         rows = plan.data.chunk
         if not all(isinstance(c, np.ndarray) and c.dtype.isnative for c in rows.columns):
             return None, 0
-        return Numbered(nodes.Range(0, len(rows), 1, NUMBERS.dtype), rows), 0
+        return RowNumberPlan(nodes.Range(0, len(rows), 1, ROW_NUMBERS.dtype), rows), 0
     if Trait.BY_POSITION not in plan.traits:
         return None, 0
-    inner, batches = _numbered(plan.inputs[0])
+    inner, batches = _replace_rows(plan.inputs[0])
     if inner is None:
         return None, 0
-    moved = Numbered(plan.with_inputs((inner.plan,)), inner.rows)
+    moved = RowNumberPlan(plan.with_inputs((inner.plan,)), inner.rows)
     return moved, batches + isinstance(plan, nodes.Batch)

@@ -10,8 +10,8 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset, Options
 from penstock.distribute.backends import numpy_backend
-from penstock.distribute.backends.fetching import fetched, owners_of_numbers
-from penstock.distribute.input.numbered import numbered
+from penstock.distribute.backends.fetching import fetch_rows, owners_of_row_numbers
+from penstock.distribute.input.row_numbers import replace_by_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.plan.optimize import prepare
 
@@ -24,7 +24,7 @@ class RowsByNumber(numpy_backend.NumpyDelivery):
         self._rows: Chunk | None = None
 
     def of_rows(self, rows: Chunk) -> RowsByNumber:
-        made = RowsByNumber(owners_of_numbers(self._owners, len(rows.columns)))
+        made = RowsByNumber(owners_of_row_numbers(self._owners, len(rows.columns)))
         made._rows = rows
         return made
 
@@ -33,7 +33,7 @@ class RowsByNumber(numpy_backend.NumpyDelivery):
         if rows is None:
             return chunk
         used.append(chunk)
-        return fetched(chunk, rows, self._owners, lambda leaf, _, n: list(rows.columns[leaf][n]))
+        return fetch_rows(chunk, rows, self._owners, lambda leaf, _, n: list(rows.columns[leaf][n]))
 
 
 used: list[Chunk] = []
@@ -154,4 +154,4 @@ def test_a_state_fits_both_ways(by_number):
     ],
 )
 def test_other_plans_have_no_numbers(make):
-    assert numbered(prepare(make().__plan__)) is None
+    assert replace_by_row_numbers(prepare(make().__plan__)) is None
