@@ -1,4 +1,4 @@
-"""Delivery to replicas: a global batch goes in, the right piece stands on every device."""
+"""Delivery to replicas: a global batch is cut, and every replica receives its portion."""
 
 from penstock.distribute import cluster_resolver, experimental
 from penstock.distribute.extended import StrategyExtended

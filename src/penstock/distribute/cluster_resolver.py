@@ -1,7 +1,7 @@
 """Resolvers, one per launcher: explicit arguments, `TF_CONFIG`, torchrun's and Slurm's variables.
 
-An environment is handed in (else it is the process's) and read once, when the resolver is made;
-variables that are half set or contradict each other are errors that say which.
+A resolver reads its environment (by default `os.environ`) once, when it is created. It raises an
+error that names the variables if some are missing or contradict each other.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
 
 Environment = Mapping[str, str]
 
-# Above the ports that Linux gives to outgoing connections: nobody gets one of these by chance.
+# Above the ports that Linux gives to outgoing connections, so that these are not taken by chance.
 SLURM_PORTS = range(61000, 65000)
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Explicit arguments: a cluster, or just the workers' addresses, and which task this is.
+    """Explicit arguments: a cluster, or only the workers' addresses, and the task of this process.
 
     >>> SimpleClusterResolver(["a:1", "b:1"], task_id=1).master()
     'a:1'
@@ -108,7 +108,7 @@ def _tf_config(environ: Environment) -> dict[str, Any]:
 class TorchrunClusterResolver(ClusterResolver):
     """torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; perhaps LOCAL_RANK.
 
-    torchrun tells only where worker 0 is: the other addresses of `cluster_spec()` are empty.
+    torchrun gives only the address of worker 0; the other addresses of `cluster_spec()` are empty.
 
     >>> environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     >>> TorchrunClusterResolver(environ=environ).cluster_spec()
@@ -133,8 +133,8 @@ class TorchrunClusterResolver(ClusterResolver):
 class SlurmClusterResolver(ClusterResolver):
     """Slurm's variables of a step that srun started: every task of it is a worker.
 
-    Ports follow from the job's number, so that two jobs on one machine do not meet; `port_base`
-    says otherwise. Addresses other than worker 0's suppose that tasks were dealt out by blocks.
+    Ports follow from the job's number, so that two jobs on one machine use different ports, unless
+    `port_base` is given. Addresses other than worker 0's assume that Slurm placed tasks by blocks.
 
     >>> environ = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_STEP_NODELIST": "n[1-3]"}
     >>> SlurmClusterResolver(8888, environ=environ).cluster_spec()
@@ -192,7 +192,7 @@ def _tasks_per_node(environ: Environment, workers: int, nodelist: str) -> list[i
 
 
 def find_resolver(environ: Environment) -> ClusterResolver:
-    """The resolver for what this process was started by: TF_CONFIG, then torchrun, then Slurm."""
+    """The resolver for this process's launcher: TF_CONFIG, then torchrun, then Slurm."""
     found: list[ClusterResolver] = []
     if environ.get("TF_CONFIG"):
         found.append(TFConfigClusterResolver(environ=environ))
@@ -201,7 +201,7 @@ def find_resolver(environ: Environment) -> ClusterResolver:
     found = [resolver for resolver in found if resolver.cluster_spec()]
     if len(found) == 2:
         _check_agreement(*found)
-    # torchrun itself is often started by srun, one per machine: then Slurm counts the wrong thing.
+    # srun often starts one torchrun per machine: then Slurm's tasks are not the workers.
     if not found and "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ:
         found.append(SlurmClusterResolver(environ=environ))
     return found[0] if found else TFConfigClusterResolver(environ={})
@@ -246,6 +246,7 @@ def _local(environ: Environment, index: str, count: str) -> tuple[int, int] | No
     return _check_below(_number(environ[index], index), size, index, count), size
 
 
+# Slurm's notations: `node[01-03,7]` for machines, `2(x3),1` for the tasks on each of them.
 PART = re.compile(r"(?:[^\[\],]|\[[\d,\-]+\])+")
 PIECE = re.compile(r"\[([\d,\-]+)\]|([^\[\]]+)")
 RANGE = re.compile(r"(\d+)(?:-(\d+))?")

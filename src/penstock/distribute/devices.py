@@ -1,7 +1,8 @@
-"""Devices: names as in TensorFlow or as in the framework, and where they are on this machine.
+"""Devices: finds the devices of this machine by the names of TensorFlow or of a framework.
 
-`resolve` is the only way from what a user wrote to devices. A framework is imported only if the
-user named it, by the backend or by one of its devices; what is installed decides nothing.
+`resolve` is the only function that turns a user's argument into devices. It imports a framework
+only if the user named it, by the backend or by one of its devices; it does not matter what is
+installed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 @dataclass(frozen=True)
 class Device:
-    """A place for a replica. `handle` is the framework's own device (None with numpy)."""
+    """The device of a replica; `handle` is the framework's own device (None with numpy)."""
 
     kind: str
     index: int
@@ -59,20 +60,20 @@ class Device:
 
 @dataclass(frozen=True)
 class LogicalDevice:
-    """A device as strategies see it; several may share one real CPU."""
+    """A device in `config.list_logical_devices`; several may share one real CPU."""
 
     name: str
     device_type: str
 
 
 class LogicalCpus:
-    """How many CPUs strategies see on this machine; None: as many as the backend has."""
+    """The number of CPUs that strategies use; None for as many as the backend has."""
 
     count: int | None = None
 
 
 def resolve(devices: Any, backend: str | None, call: str) -> tuple[Backend, tuple[Device, ...]]:
-    """The backend and the devices that a user means; `call` is how errors name the caller.
+    """The backend and the devices for a user's arguments; errors begin with `call`.
 
     >>> [str(device) for device in resolve(["CPU:1"], None, "MirroredStrategy")[1]]
     ['/job:localhost/replica:0/task:0/device:CPU:1']
@@ -92,12 +93,12 @@ def resolve(devices: Any, backend: str | None, call: str) -> tuple[Backend, tupl
 
 
 def choose_backend(devices: Any, backend: str | None, call: str) -> str:
-    """The name of the backend, by the argument or by the devices; loads nothing."""
+    """The name of the backend, from the argument or from the devices; imports nothing."""
     return backend if backend is not None else _infer_backend(_as_list(devices, call), call)
 
 
 def load_backend(name: str, call: str) -> Backend:
-    """The backend of that name; `call` is how errors name the caller."""
+    """The backend with this name; errors begin with `call`."""
     try:
         return load(name)
     except OpError as error:
@@ -128,7 +129,7 @@ def _as_list(devices: Any, call: str) -> list[Any]:
 
 
 def _framework(device: object) -> str | None:
-    """The backend that a device means by its type or its spelling; imports nothing."""
+    """The backend that a device belongs to by its type or spelling; imports nothing."""
     if isinstance(device, str):
         return "torch" if TORCH_NAME.fullmatch(device) else None
     return FRAMEWORKS.get(type(device).__module__.partition(".")[0])
@@ -204,7 +205,7 @@ def _place_devices(
 
 
 def _cpu_handle(backend: Backend, index: int) -> Any:
-    """CPUs are logical: one that the framework lacks shares another's place."""
+    """The handle of a logical CPU; CPUs that the framework lacks share the existing ones."""
     handles = backend.handles("CPU")
     return handles[index % len(handles)]
 

@@ -1,4 +1,4 @@
-"""What TensorFlow keeps under `distribute.experimental`: strategies and contexts, the same ones."""
+"""The names that TensorFlow has under `distribute.experimental`: aliases of the same classes."""
 
 from penstock.distribute.multiworker import (
     CommunicationImplementation,

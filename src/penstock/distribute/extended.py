@@ -1,4 +1,4 @@
-"""`StrategyExtended`: the rarer calls of a strategy, for optimizers and the like."""
+"""`StrategyExtended`: the rarely used calls of a strategy, mostly for optimizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.distribute.values.trees import map_leaves, place_of
 
 
 class StrategyExtended:
-    """What `strategy.extended` gives."""
+    """The type of `strategy.extended`."""
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
@@ -32,7 +32,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The names of the devices that hold the copies of variables: the same."""
+        """The names of the devices that hold the copies of variables: `worker_devices`."""
         return self.worker_devices
 
     def reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any = None) -> Any:
@@ -64,8 +64,8 @@ class StrategyExtended:
     ) -> Any:
         """`fn(copy, *args, **kwargs)` for each copy of a variable, with that replica's arguments.
 
-        What it returned comes back as `Strategy.run` would give it, but `Mirrored`; with
-        `group=False`, every leaf as a tuple of what each copy gave.
+        Returns the results as `Strategy.run` does, but `Mirrored`; with `group=False`, every leaf
+        is a tuple of the results for each copy.
         """
         call = "StrategyExtended.update"
         require_own_scope(self._strategy, call)
@@ -78,7 +78,7 @@ class StrategyExtended:
         return map_leaves(_as_mirrored if group else _as_tuple, regrouped)
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable was made under this strategy's scope."""
+        """Whether a variable was created under this strategy's scope."""
         return getattr(v, "_strategy", None) is self._strategy
 
     def value_container(self, value: Any) -> Any:
@@ -107,7 +107,7 @@ class StrategyExtended:
         return map_leaves(combine, tree)
 
     def _collect_values(self, leaf: Any, tree: Any, call: str) -> PerReplica:
-        """A leaf with a value from each replica, also where all of them gave the same object."""
+        """A `PerReplica` of a leaf, also if all replicas passed the same object."""
         if leaf is None:
             raise reduce.missing_error(place_of(leaf, tree), "", call)
         if not isinstance(leaf, PerReplica):

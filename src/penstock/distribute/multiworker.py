@@ -1,7 +1,7 @@
 """`MultiWorkerMirroredStrategy`: replicas in several processes, on one machine or many.
 
-Every process runs the same program. What it does alone needs no others; reductions, gathers,
-aggregated assignments and the steps of a dataset are done by all, or by none.
+Every process runs the same program. All processes must take part in reductions, gathers, aggregated
+assignments and the steps of a dataset; everything else is local to a process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 300.0
 
 
 class CommunicationImplementation(Enum):
-    """What carries sums between processes; RING is gloo, AUTO chooses by the devices."""
+    """What adds tensors of several processes; RING is gloo, AUTO follows the devices."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -42,11 +42,11 @@ class _CommunicationFields(NamedTuple):
 
 
 class CommunicationOptions(_CommunicationFields):
-    """How processes talk.
+    """How processes communicate.
 
     Args:
-        bytes_per_pack: accepted as in TensorFlow, without meaning.
-        timeout_seconds: how long to wait for another worker before that is an error.
+        bytes_per_pack: accepted as in TensorFlow, and ignored.
+        timeout_seconds: how long to wait for another worker before an error is raised.
         implementation: a `CommunicationImplementation` or its name.
 
     >>> CommunicationOptions(implementation="RING").implementation
@@ -81,14 +81,14 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Replicas in several processes, with the same variables; without a cluster, in this one.
 
     Args:
-        cluster_resolver: Says who takes part and who this is; by default the first of `TF_CONFIG`,
-            torchrun's and Slurm's variables that is set.
+        cluster_resolver: Finds the workers and the number of this one; by default from the first
+            of `TF_CONFIG`, torchrun's and Slurm's variables that is set.
         communication_options: `CommunicationOptions`.
-        backend: "numpy", "torch" or "jax", as in `MirroredStrategy`. NumPy's arrays travel by
-            torch.distributed, so more than one process needs torch.
-        devices: Those of this process, as many in each process; by default all there are, shared
-            evenly by the processes of one machine where the launcher says that there are several.
-        timeout: Seconds to wait for another worker before that is an error; by default the
+        backend: "numpy", "torch" or "jax", as in `MirroredStrategy`. NumPy's arrays are sent
+            by torch.distributed, so more than one process needs torch.
+        devices: The devices of this process, equally many in each process; by default all devices,
+            divided evenly among the processes of one machine if the launcher says how many.
+        timeout: Seconds to wait for another worker before an error is raised; by default the
             variable PENSTOCK_WORKER_TIMEOUT, or 300.
 
     >>> MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"]).num_replicas_in_sync
@@ -107,7 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         options = _options(communication_options)
         self._resolver = _resolver(cluster_resolver, os.environ)
         place = membership(self._resolver, CALL)
-        # The devices come last: jax wants to have met the others before it looks at them.
+        # The devices come last: jax must connect to the other workers before it lists devices.
         name = load_backend(choose_backend(devices, backend, CALL), CALL).name
         seconds = _timeout(options, timeout, os.environ)
         peers = None
@@ -121,7 +121,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """What says who takes part: `task_type`, `task_id`, `cluster_spec()`."""
+        """The resolver of this cluster: `task_type`, `task_id`, `cluster_spec()`."""
         return self._resolver
 
 
@@ -167,7 +167,7 @@ def _seconds(given: Any, name: str) -> float:
 
 
 def _share(devices: Sequence[Device], place: Membership) -> Sequence[Device]:
-    """The part of a machine's accelerators that is for this one of its processes."""
+    """The share of this process in the accelerators of its machine."""
     if place.local is None or devices[0].kind == "CPU" or len(devices) < place.local[1]:
         return devices
     index, count = place.local

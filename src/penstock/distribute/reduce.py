@@ -1,7 +1,7 @@
-"""Many values made one: sums, means and concatenations over the replicas of all processes.
+"""Sums, means and concatenations over the replicas of all processes.
 
-Each is done here first, among this process's replicas, then across the workers by the collectives.
-Only the backend touches tensors.
+The values of this process's replicas are combined first, then those of all workers by the
+collectives. Only the backend computes with tensors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def reduce_leaf(replicas: Replicas, op: ReduceOp, value: Any, axis: Axis, call: 
 
 
 def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | None:
-    """What each replica of this process has; None for a value that they have in common."""
+    """The value of each replica of this process; None for a value common to all of them."""
     if isinstance(value, DistributedValues):
         check_count(value, replicas.here, call)
         return value._values
@@ -92,7 +92,7 @@ def _reduce_over_axis(
 
 
 def _axes(tensor: Any, axis: Axis, call: str) -> tuple[tuple[int, ...], int]:
-    """The axes, counted from the front, and how many entries lie along them."""
+    """The axes as non-negative numbers, and the number of entries along them."""
     shape = tuple(tensor.shape)
     axes = axis if isinstance(axis, tuple) else (axis,)
     for one in axes:
@@ -112,7 +112,7 @@ def _axes(tensor: Any, axis: Axis, call: str) -> tuple[tuple[int, ...], int]:
 
 
 def _number_tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
-    """One replica's value, of a dtype that can be added."""
+    """One replica's value as a tensor; raises if its dtype cannot be added."""
     tensor = _tensor(replicas, value, index, call)
     dtype = str(getattr(tensor, "dtype", type(value).__name__)).removeprefix("torch.")
     numeric = replicas.backend.is_tensor(tensor) and dtype not in ("bool", "object")
@@ -140,7 +140,7 @@ def _add_all(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
 
 
 def _gather_from_workers(replicas: Replicas, tensor: Any) -> list[Any]:
-    """Every worker's tensor, on this process's first device."""
+    """The tensors of all workers, on the first device of this process."""
     if replicas.collectives is None:
         return [tensor]
     arrays = replicas.collectives.gather(np.asarray(replicas.backend.numpy(tensor)))
@@ -157,7 +157,7 @@ def _check_shapes(tensors: Sequence[Any], call: str) -> None:
 
 
 def _check_dtypes(replicas: Replicas, given: Sequence[Any], call: str) -> None:
-    """Refuses tensors of different dtypes; Python's numbers have none."""
+    """Raises if tensors have different dtypes; Python's numbers have none."""
     tensors = filter(replicas.backend.is_tensor, map(current_value, given))
     dtypes = list(dict.fromkeys(str(tensor.dtype) for tensor in tensors))
     if len(dtypes) > 1:
@@ -167,7 +167,7 @@ def _check_dtypes(replicas: Replicas, given: Sequence[Any], call: str) -> None:
 
 
 def gather_leaf(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
-    """The values of one leaf, one after the other along an axis, in the order of the replicas."""
+    """The values of one leaf concatenated along an axis, in the order of the replicas."""
     check_axis(axis, call)
     given = local_values(replicas, value, call)
     if given is None or replicas.total == 1:
@@ -177,8 +177,8 @@ def gather_leaf(replicas: Replicas, value: Any, axis: int, call: str) -> Any:
     tensors = [_row_tensor(replicas, part, index, axis, call) for index, part in enumerate(given)]
     _check_dtypes(replicas, given, call)
     whole = _concatenate(replicas, tensors, axis, call)
-    everyones = _gather_from_workers(replicas, whole)
-    return whole if len(everyones) == 1 else _concatenate(replicas, everyones, axis, call)
+    of_workers = _gather_from_workers(replicas, whole)
+    return whole if len(of_workers) == 1 else _concatenate(replicas, of_workers, axis, call)
 
 
 def check_axis(axis: Any, call: str) -> None:
@@ -220,8 +220,8 @@ def missing_error(place: str | None, whose: str, call: str) -> InvalidArgumentEr
 
 def _concatenate(replicas: Replicas, tensors: Sequence[Any], axis: int, call: str) -> Any:
     shapes = [list(tensor.shape) for tensor in tensors]
-    others = [shape[:axis] + shape[axis:][1:] for shape in shapes]
-    if any(other != others[0] for other in others):
+    without_axis = [shape[:axis] + shape[axis:][1:] for shape in shapes]
+    if any(shape != without_axis[0] for shape in without_axis):
         raise InvalidArgumentError(
             f"{call}: values of the shapes {', '.join(str(tuple(s)) for s in shapes)} cannot be "
             f"joined along axis {axis}; only that axis may differ"
@@ -231,16 +231,16 @@ def _concatenate(replicas: Replicas, tensors: Sequence[Any], axis: int, call: st
     return replicas.backend.concatenate(tensors, axis, replicas.devices[0].handle)
 
 
-def _gather_ragged(replicas: Replicas, local_values: Sequence[Any], axis: int, call: str) -> Any:
+def _gather_ragged(replicas: Replicas, values: Sequence[Any], axis: int, call: str) -> Any:
     if axis != 0:
         raise InvalidArgumentError(f"{call}: ragged values are joined along axis 0, got {axis}")
     if replicas.collectives is not None:
         raise UnimplementedError(f"{call}: ragged values cannot be gathered from other processes")
-    return Ragged.concat(local_values)
+    return Ragged.concat(values)
 
 
 def copy_to_replicas(replicas: Replicas, tensor: Any) -> PerReplica:
-    """A result for each replica, on its device, in memory of its own."""
+    """A copy of a result for each replica, on its device and in memory of its own."""
     return PerReplica([_copy_to_replica(replicas, tensor, index) for index in range(replicas.here)])
 
 
@@ -248,11 +248,11 @@ def _copy_to_replica(replicas: Replicas, tensor: Any, index: int) -> Any:
     placed = replicas.backend.put(tensor, replicas.devices[index].handle)
     shared = index > 0 and placed is tensor
     if hasattr(placed, "detach"):
-        # A gradient would lead from one replica into the others, which are not there any more.
+        # A gradient would lead from one replica into the functions of other replicas.
         placed = placed.detach()
     if not shared or isinstance(tensor, Ragged):
         return placed
-    # Replicas may write into what they are given, and those of logical devices share a place.
+    # Replicas may write into their arguments, and replicas on logical devices share a device.
     return placed.clone() if hasattr(placed, "clone") else placed.copy()
 
 

@@ -1,7 +1,7 @@
-"""Contexts: under which strategy the code runs that asks, and as which of its replicas.
+"""The context of the calling code: the current strategy, and the current replica, if any.
 
-A standpoint is entered by `Strategy.scope` and by each replica of a run. It is a context variable,
-so that threads and tasks have their own.
+`Strategy.scope` and each replica of `Strategy.run` enter a standpoint. It is a context variable, so
+every thread and every task has its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.errors import (
 )
 
 Meeting = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""What `merge_call` of one replica does: it waits for the others, and gives the merged result."""
+"""Implements `merge_call` for one replica: waits for all replicas, returns the merged result."""
 
 
 class ReplicaContext:
-    """What the function given to `Strategy.run` may ask about the replica that it runs as.
+    """The replica as which a function given to `Strategy.run` is running.
 
-    `get_replica_context()` gives the one that is in force.
+    `get_replica_context()` returns the current one.
     """
 
     __slots__ = ("_id", "_index", "_meeting", "_strategy")
@@ -47,7 +47,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """The replica's number among those of all processes."""
+        """The number of this replica among the replicas of all processes."""
         return self._id
 
     @property
@@ -91,7 +91,7 @@ class ReplicaContext:
         return self._meeting(merge_fn, args, kwargs)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """The sum or mean of every replica's value, for all of them; `value` may be a tree.
+        """The sum or mean of all replicas' values, for each replica; `value` may be a tree.
 
         Gradients end here: the result of torch's tensors is detached.
         """
@@ -103,7 +103,7 @@ class ReplicaContext:
         )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Every replica's value, one after the other along `axis`, for all of them; detached."""
+        """The values of all replicas, concatenated along `axis`, for each replica; detached."""
         return self._merge(
             "ReplicaContext.all_gather",
             lambda strategy, value: strategy.extended._all_gather(value, axis),
@@ -118,7 +118,7 @@ class ReplicaContext:
 def check_arguments(
     call: str, fn: Any, args: Any, kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What is given to a call that calls a function, checked."""
+    """The checked `args` and `kwargs` of a call that calls a function."""
     if not callable(fn):
         raise InvalidTypeError(f"{call}: needs a function to call, got {fn!r}")
     if not isinstance(args, tuple | list):
@@ -134,7 +134,7 @@ def check_arguments(
 
 
 class Standpoint(NamedTuple):
-    """Under a strategy; as one of its replicas, or (None) as the one that sees them all."""
+    """The current strategy and replica; the replica is None where code addresses all of them."""
 
     strategy: Any
     replica: ReplicaContext | None
@@ -142,16 +142,17 @@ class Standpoint(NamedTuple):
 
 _standpoint: ContextVar[Standpoint | None] = ContextVar("penstock_standpoint", default=None)
 _everywhere: ContextVar[Any] = ContextVar("penstock_strategy", default=None)
+"""The strategy set by `experimental_set_strategy`, for code outside of every scope."""
 
 
 class DefaultStandpoint:
-    """Where everybody is who has entered nothing; the default strategy puts itself here."""
+    """The standpoint of code outside of every scope; `strategy.py` sets it."""
 
     standpoint: Standpoint
 
 
 class enter:  # noqa: N801 (used as a function; a class, because it is entered in every step)
-    """While it is entered, the code sees replicas from there."""
+    """A context manager that makes a standpoint the current one."""
 
     __slots__ = ("_standpoint", "_token")
 
@@ -166,7 +167,7 @@ class enter:  # noqa: N801 (used as a function; a class, because it is entered i
 
 
 def current_standpoint() -> Standpoint:
-    """The standpoint of the code that calls."""
+    """The standpoint of the calling code."""
     standpoint = _standpoint.get()
     if standpoint is not None:
         return standpoint
@@ -175,7 +176,7 @@ def current_standpoint() -> Standpoint:
 
 
 def get_strategy() -> Any:
-    """The strategy whose scope (or run) this is; outside of all, the default one.
+    """The strategy of the current scope or run; outside of every scope, the default strategy.
 
     >>> get_strategy().num_replicas_in_sync
     1
@@ -184,17 +185,17 @@ def get_strategy() -> Any:
 
 
 def has_strategy() -> bool:
-    """Whether this is inside the scope (or run) of a strategy that is not the default one."""
+    """Whether the caller is inside the scope or run of a strategy other than the default."""
     return current_standpoint().strategy is not DefaultStandpoint.standpoint.strategy
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this code sees all replicas at once: under a scope, but not inside `run`."""
+    """Whether the caller addresses all replicas at once: under a scope, but not inside `run`."""
     return current_standpoint().replica is None
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The replica that this code runs as; None where it sees all of them.
+    """The replica that the caller runs as; None outside of `run`, under a scope.
 
     >>> get_replica_context().replica_id_in_sync_group
     0
@@ -203,13 +204,13 @@ def get_replica_context() -> ReplicaContext | None:
 
 
 def local_index() -> int | None:
-    """The number, in this process, of the replica that runs here; None outside of `run`."""
+    """The number, in this process, of the current replica; None outside of `run`."""
     standpoint = _standpoint.get()
     return None if standpoint is None or standpoint.replica is None else standpoint.replica._index
 
 
 def experimental_set_strategy(strategy: Any) -> None:
-    """Makes a strategy the one that holds outside of every scope; None takes it away again."""
+    """Sets the strategy for code outside of every scope; None restores the default."""
     require_outside_run("experimental_set_strategy")
     if strategy is not None and not hasattr(strategy, "_replicas"):
         raise InvalidTypeError(
@@ -219,7 +220,7 @@ def experimental_set_strategy(strategy: Any) -> None:
 
 
 def require_outside_run(call: str) -> None:
-    """Refuses a call that sees all replicas from inside one of them."""
+    """Raises if the caller runs inside a replica; the call addresses all replicas."""
     standpoint = _standpoint.get()
     if standpoint is not None and standpoint.replica is not None:
         raise FailedPreconditionError(
@@ -229,7 +230,7 @@ def require_outside_run(call: str) -> None:
 
 
 def require_own_scope(strategy: Any, call: str) -> None:
-    """Refuses a call of one strategy inside a run, or under the scope of another one."""
+    """Raises if the caller is inside a run, or under the scope of another strategy."""
     require_outside_run(call)
     standpoint = current_standpoint()
     if standpoint.strategy is not strategy and standpoint is not DefaultStandpoint.standpoint:
@@ -240,7 +241,7 @@ def require_own_scope(strategy: Any, call: str) -> None:
 
 
 def require_cross_replica(strategy: Any, call: str) -> None:
-    """Refuses input calls inside a run (a ValueError) or under another strategy's scope."""
+    """Raises if an input call is made inside a run (ValueError) or under a foreign scope."""
     index = local_index()
     if index is not None:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""`Replicas`: who takes part in a strategy, and which of them live in this process."""
+"""`Replicas`: the replicas of a strategy, and which of them belong to this process."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from penstock.distribute.devices import Device
 
 
 class Collectives(Protocol):
-    """What the processes of a strategy do together; every one of them must call the same."""
+    """Operations that all processes of a strategy must call, in the same order."""
 
     def gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Every process's array (shapes may differ, dtypes not), in the order of the workers."""
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of every process's tensor (of the backend; one shape, one dtype), where it is."""
+        """The sum of every process's tensor, on the device of this process's tensor.
+
+        The tensors belong to the backend and have one shape and one dtype.
+        """
 
     def broadcast(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The array of worker 0; the others' say only shape and dtype, which must be the same."""
+        """The array of worker 0; every worker passes an array of the same shape and dtype."""
 
     def barrier(self) -> None:
         """Returns when every process has called it."""
@@ -29,7 +32,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class Replicas:
-    """The devices of this process, and its place among the workers; all have as many devices."""
+    """The devices of this process, and its place among the workers, which all have as many."""
 
     backend: Backend
     devices: tuple[Device, ...]
@@ -39,7 +42,7 @@ class Replicas:
 
     @property
     def here(self) -> int:
-        """How many replicas this process has."""
+        """The number of replicas in this process."""
         return len(self.devices)
 
     @property
@@ -48,5 +51,5 @@ class Replicas:
 
     @property
     def first(self) -> int:
-        """The number, among all, of this process's first replica."""
+        """The global number of the first replica of this process."""
         return self.worker * self.here

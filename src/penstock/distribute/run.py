@@ -25,12 +25,12 @@ from penstock.errors import FailedPreconditionError
 
 
 class Unwind(BaseException):
-    """Raised inside a replica's function to end it, because another one has failed."""
+    """Raised inside a replica's function to end it, because another replica has failed."""
 
 
 @dataclass(frozen=True)
 class MergeCall:
-    """It stands at its merge_call."""
+    """The replica is blocked in this merge_call."""
 
     merge_fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -39,29 +39,34 @@ class MergeCall:
 
 @dataclass(frozen=True)
 class ReplicaResult:
-    """It has come to its end."""
+    """The replica's function returned this value."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class ReplicaFailure:
-    """It has failed."""
+    """The replica's function raised this error."""
 
     error: BaseException
 
 
 Stop = MergeCall | ReplicaResult | ReplicaFailure
+"""Why a strand does not run."""
 
 
 @lru_cache(maxsize=1)
 def _threads(process: int) -> Pool:
-    """The threads for replicas; a forked process has none of its parent's."""
+    """The threads for replicas. A forked process gets a pool of its own: threads do not survive."""
     return Pool(sys.maxsize, "penstock-replica")
 
 
 class Strand:
-    """A replica in a thread of its own, which runs only between `resume` and its next stop."""
+    """A replica in a thread of its own, which runs only between `resume` and its next stop.
+
+    Only the caller's thread writes `stop`, `_started` and `_unwinding`. The replica's thread reads
+    `_unwinding` after `_answers` has woken it; the two queues need no lock beside them.
+    """
 
     def __init__(self, call: Callable[[], Any], context: contextvars.Context) -> None:
         self._call, self._context = call, context
@@ -69,10 +74,10 @@ class Strand:
         self._stops: SimpleQueue[Stop] = SimpleQueue()
         self._started = self._unwinding = False
         self.stop: Stop | None = None
-        """Where it stands; None before it starts and while it runs."""
+        """Why it does not run; None before it starts and while it runs."""
 
     def resume(self, answer: Any) -> Stop:
-        """Lets it run to its next stop; the answer is what its merge_call returns."""
+        """Runs the replica until its next stop; its pending merge_call returns `answer`."""
         if isinstance(self.stop, ReplicaResult | ReplicaFailure):
             return self.stop
         self.stop = None
@@ -84,17 +89,20 @@ class Strand:
         self.stop = self._stops.get()
         return self.stop
 
-    def arrive(self, arrived: MergeCall) -> Any:
-        """Called by its own thread: stops, and gives what it is answered."""
+    def wait_for_answer(self, merge_call: MergeCall) -> Any:
+        """Called by the replica's thread: blocks until `resume`, and returns the answer."""
         if not self._unwinding:
-            self._stops.put(arrived)
+            self._stops.put(merge_call)
             answer = self._answers.get()
         if self._unwinding:
             raise Unwind
         return answer
 
     def unwind(self) -> None:
-        """Ends it. Nobody waits for one that runs (the wait for it was interrupted)."""
+        """Ends the replica; its next merge_call raises `Unwind`.
+
+        If it still runs (an interrupt ended `resume`), this does not wait for it.
+        """
         self._unwinding = True
         if isinstance(self.stop, MergeCall):
             self.resume(None)
@@ -111,7 +119,7 @@ class Strand:
 def each_replica(
     strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What `fn` returned, regrouped; bare if there is one replica here."""
+    """What `fn` returned, as `PerReplica`; unwrapped if this process has one replica."""
     count = strategy._replicas.here
     positional = spread(args, count, "Strategy.run")
     named = spread(kwargs, count, "Strategy.run")
@@ -121,12 +129,12 @@ def each_replica(
 
 
 class Run:
-    """One call of `Strategy.run`."""
+    """One call of `Strategy.run`; used by the caller's thread only."""
 
     def __init__(self, strategy: Any, calls: Sequence[Callable[[], Any]]) -> None:
         self._strategy, self._calls = strategy, calls
         self._replicas: Replicas = strategy._replicas
-        # As they are now: by the time of a merge_call, replica 0 may have changed them for itself.
+        # Copied before replica 0 runs, which may change them for itself before its merge_call.
         self._context = contextvars.copy_context()
         self._thread_settings = [self._replicas.backend.thread_settings() for _ in calls[1:]]
         self._strands: list[Strand] = []
@@ -134,7 +142,7 @@ class Run:
         self._failure: BaseException | None = None
 
     def results(self) -> list[Any]:
-        """What each replica returned; the first failure is raised when all of them have ended."""
+        """What each replica returned; raises the first failure once every replica has ended."""
         try:
             results = [self._finish_replica(index) for index in range(len(self._calls))]
         except (Exception, Unwind):
@@ -148,7 +156,7 @@ class Run:
         return results
 
     def _unwind(self) -> None:
-        """Ends the others, all of them also if an interrupt comes in between."""
+        """Ends every strand, even if an interrupt is raised in between."""
         with ExitStack() as ending:
             for strand in reversed(self._strands):
                 ending.callback(strand.unwind)
@@ -163,9 +171,9 @@ class Run:
             self._fail(self._missing_merge_error([index], [0]))
         return stop.value
 
-    def _call_replica(self, index: int, meeting: Callable[..., Any]) -> Any:
-        """Replica `index`, in the thread that calls."""
-        replica = ReplicaContext(self._strategy, self._replicas.first + index, meeting)
+    def _call_replica(self, index: int, merge_call: Callable[..., Any]) -> Any:
+        """Runs replica `index` in the calling thread."""
+        replica = ReplicaContext(self._strategy, self._replicas.first + index, merge_call)
         computing = self._replicas.backend.use_device(self._replicas.devices[index].handle)
         with enter(Standpoint(self._strategy, replica)), computing:
             try:
@@ -185,7 +193,7 @@ class Run:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """`merge_call` of a replica in the caller's thread."""
+        """`merge_call` of a replica that runs in the caller's thread."""
         if self._failure is not None:
             raise Unwind
         if len(self._calls) == 1:
@@ -210,7 +218,7 @@ class Run:
             return merge_fn(self._strategy, *args, **kwargs)
 
     def _resume_others(self) -> list[MergeCall]:
-        """Every other replica, brought to its merge_call."""
+        """Runs every other replica until its merge_call."""
         if not self._strands:
             count = len(self._calls)
             self._strands = [self._make_strand(index) for index in range(1, count)]
@@ -232,7 +240,9 @@ class Run:
     def _make_strand(self, index: int) -> Strand:
         def call() -> Any:
             with self._thread_settings[index - 1]:
-                return self._call_replica(index, lambda *given: strand.arrive(MergeCall(*given)))
+                return self._call_replica(
+                    index, lambda *given: strand.wait_for_answer(MergeCall(*given))
+                )
 
         strand = Strand(call, self._context.copy())
         return strand

@@ -31,7 +31,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
 class Strategy:
-    """What all strategies can do. Made by one of its subclasses, such as `MirroredStrategy`."""
+    """The calls of every strategy. Create one of its subclasses, such as `MirroredStrategy`."""
 
     def __init__(self, replicas: Replicas) -> None:
         per_replica.register_pytrees()
@@ -40,12 +40,12 @@ class Strategy:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are, in all processes."""
+        """The number of replicas in all processes."""
         return self._replicas.total
 
     @property
     def cluster_resolver(self) -> Any:
-        """What knows the other processes; None where there are none."""
+        """The resolver of the cluster; None for a strategy of one process."""
         return None
 
     @property
@@ -53,7 +53,10 @@ class Strategy:
         return self._extended
 
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Under it, variables have a copy on every replica, and this is `get_strategy()`."""
+        """A context manager in which `get_strategy()` returns this strategy.
+
+        Variables that are created in it have a copy on every replica.
+        """
         replica_context.require_own_scope(self, "Strategy.scope")
         return self._scope()
 
@@ -76,15 +79,15 @@ class Strategy:
 
         Args:
             fn: Called with the replica's own value of every `PerReplica` in the arguments; anything
-                else is passed as it is. Inside it, `get_replica_context()` tells which replica.
+                else is passed unchanged. Inside it, `get_replica_context()` returns the replica.
             args: Positional arguments, a tuple or list.
             kwargs: Named arguments.
-            options: Accepted, without meaning.
+            options: Accepted and ignored.
             jit: With the backend "jax", compiles one program for all replicas.
 
         Returns:
-            What `fn` returned, with a `PerReplica` at every leaf that is not the same object for
-            all replicas; with one replica, what it returned.
+            The results of `fn`, with a `PerReplica` at every leaf that is not the same object for
+            all replicas; with one replica, the result itself.
 
         >>> import penstock as tf
         >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -126,7 +129,7 @@ class Strategy:
             reduce_op: `ReduceOp.SUM`, `ReduceOp.MEAN`, or its name.
             value: What `run` returned; each leaf of a tree is reduced.
             axis: Also reduces each replica's value over this axis (0 is the batch); a mean then
-                weighs every entry alike, however many each replica has. None: the values as wholes.
+                gives every entry the same weight. None reduces over the replicas only.
 
         >>> import numpy as np
         >>> strategy = MirroredStrategy(["CPU:0", "CPU:1"])
@@ -144,19 +147,19 @@ class Strategy:
         )
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Every replica's values, one after the other along `axis`; of each leaf of a tree."""
+        """The values of all replicas, concatenated along `axis`; applied to each leaf of a tree."""
         call = "Strategy.gather"
         replica_context.require_own_scope(self, call)
         return map_leaves(lambda leaf: reduce.gather_leaf(self._replicas, leaf, axis, call), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """What each replica of this process has: a value, or a tree of them; a bare value once."""
+        """The values of this process's replicas; a value that is not distributed comes once."""
         return per_replica.local_results(value, self._replicas.here)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """What `value_fn` gives for each replica, on that replica's device."""
+        """Calls `value_fn` for each replica; its results are put on that replica's device."""
         call = "Strategy.experimental_distribute_values_from_function"
         replica_context.require_own_scope(self, call)
         if not callable(value_fn):
@@ -176,19 +179,19 @@ class Strategy:
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> Any:
-        """A dataset of global batches as one whose elements are `PerReplica`: a piece for each."""
+        """Distributes a dataset of global batches; each replica receives a portion of each."""
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """What `dataset_fn` makes for each worker; its replicas take whole batches in turn."""
+        """Distributes the dataset that `dataset_fn` returns; replicas take whole batches."""
         return distribute_from_function(self, dataset_fn, options)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable] | None:
-        """The class of variables made under the scope; None for plain ones."""
+        """The class of variables created under the scope; None for plain variables."""
         if synchronization is VariableSynchronization.NONE:
             raise InvalidArgumentError(
                 "Variable: synchronization NONE is not possible under a strategy's scope; "
@@ -197,7 +200,7 @@ class Strategy:
         return SyncOnReadVariable if synchronization is ON_READ else MirroredVariable
 
     def __deepcopy__(self, memo: Any) -> Strategy:
-        """A strategy is one, also for copies of the variables that know it."""
+        """A strategy is never copied, so that copies of its variables refer to the same one."""
         return self
 
     def __copy__(self) -> Strategy:
@@ -218,8 +221,9 @@ class MirroredStrategy(Strategy):
     """Replicas on several devices of this machine, with the same variables.
 
     Args:
-        devices: Names such as "GPU:0" or "CPU:1", or the framework's own devices. A device that is
-            not there becomes a logical one on the CPU, with a warning. None or []: all there are.
+        devices: Names such as "GPU:0" or "CPU:1", or the framework's own devices. A device that
+            this machine lacks is replaced by a logical one on the CPU, with a warning. None or []
+            takes all devices.
         backend: "numpy", "torch" or "jax"; by default the framework that the devices belong to,
             else NumPy.
 
@@ -234,13 +238,13 @@ class MirroredStrategy(Strategy):
 class TPUStrategy(Strategy):
     """Replicas on the TPU cores of this machine, by jax.
 
-    Without TPUs they are logical ones on the CPU, as many as `MirroredStrategy` would make, with a
-    warning.
+    Without TPUs they are logical devices on the CPU, as many as `MirroredStrategy` has by default,
+    with a warning.
 
     Args:
-        tpu_cluster_resolver: Accepted, without meaning: jax finds the TPUs by itself.
-        experimental_device_assignment: Accepted, without meaning.
-        backend: "jax", unless another one is named.
+        tpu_cluster_resolver: Accepted and ignored: jax finds the TPUs by itself.
+        experimental_device_assignment: Accepted and ignored.
+        backend: "jax" by default.
     """
 
     def __init__(
@@ -261,7 +265,7 @@ class SingleReplicaStrategy(Strategy):
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """What `value_fn` gives, on the device."""
+        """Calls `value_fn`; its result is put on the device."""
         return per_replica.select(0, super().experimental_distribute_values_from_function(value_fn))
 
     def _variable_kind(self, synchronization: VariableSynchronization) -> type[Variable] | None:
@@ -269,7 +273,7 @@ class SingleReplicaStrategy(Strategy):
 
 
 class OneDeviceStrategy(SingleReplicaStrategy):
-    """One replica on one device: code for many replicas, without them.
+    """One replica on one device: runs code written for many replicas, without wrapping values.
 
     >>> OneDeviceStrategy("CPU:0").run(lambda x: x + 1, args=(1,))
     2
@@ -280,7 +284,7 @@ class OneDeviceStrategy(SingleReplicaStrategy):
 
 
 class DefaultStrategy(SingleReplicaStrategy):
-    """What `get_strategy()` gives where no other strategy is in force: one replica, no wrapping."""
+    """The result of `get_strategy()` outside of every scope: one replica, no wrapping."""
 
     def __init__(self) -> None:
         super().__init__(Replicas(load("numpy"), (Device("CPU", 0),)))
@@ -294,7 +298,7 @@ class DefaultStrategy(SingleReplicaStrategy):
         *,
         jit: bool = False,
     ) -> Any:
-        """Calls the function, as it stands."""
+        """Calls the function without changing its arguments."""
         positional, named = self._run_arguments(fn, args, kwargs, options)
         if jit:
             return self._run_compiled(fn, positional, named)
@@ -309,7 +313,7 @@ class DefaultStrategy(SingleReplicaStrategy):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """The dataset that the function makes."""
+        """The dataset that the function returns."""
         return dataset_fn(InputContext())
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
@@ -318,7 +322,7 @@ class DefaultStrategy(SingleReplicaStrategy):
 def _merge_alone(
     merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """merge_call where there is nobody to wait for."""
+    """merge_call of the only replica, which has no other replica to wait for."""
     strategy = DefaultStandpoint.standpoint.strategy
     with replica_context.enter(Standpoint(strategy, None)):
         merged = merge_fn(strategy, *args, **kwargs)

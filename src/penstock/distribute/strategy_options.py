@@ -1,4 +1,4 @@
-"""What users hand to a strategy and are handed by it: options and contexts, all of them plain."""
+"""Options for the calls of a strategy, and the contexts that it passes to users' functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LAST_BATCH = ("short", "drop", "pad", "repeat")
 
 
 class ReduceOp(Enum):
-    """How values are made one."""
+    """How the values of replicas are combined."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
 
 class InputReplicationMode(Enum):
-    """Whether a worker's replicas share one dataset or each has its own."""
+    """Whether the replicas of a worker share one dataset or each has its own."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -37,14 +37,14 @@ class InputOptions(_InputFields):
 
     Args:
         experimental_fetch_to_device: whether values are put on the replicas' devices (the default)
-            or stay on the host.
+            or stay in the host's memory.
         experimental_replication_mode: one dataset per worker, or (from a function) per replica.
         experimental_place_dataset_on_device: accepted as in TensorFlow; datasets run on the host.
-        experimental_per_replica_buffer_size: how many steps are made and moved ahead; 0 for none.
-        last_batch: what becomes of a batch that is too short for all replicas. "short" gives some
-            of them less, or nothing; "drop" leaves it out; "pad" fills it with zeros and makes
+        experimental_per_replica_buffer_size: how many steps are prefetched; 0 for none.
+        last_batch: what to do with a batch that is too short for all replicas. "short" gives some
+            replicas fewer rows, or none; "drop" leaves it out; "pad" fills it with zeros and makes
             every element a pair of itself and a mask; "repeat" fills it with its own rows. All but
-            "short" promise the same shape on every replica in every step.
+            "short" guarantee the same shape on every replica in every step.
 
     >>> InputOptions().last_batch
     'short'
@@ -54,7 +54,7 @@ class InputOptions(_InputFields):
 
     @property
     def ahead(self) -> int:
-        """How many steps are made ahead: the buffer size, or the usual one."""
+        """How many steps are prefetched: the buffer size, 1 by default."""
         size = self.experimental_per_replica_buffer_size
         return 1 if size is None else size
 
@@ -98,7 +98,7 @@ class InputOptions(_InputFields):
 
 
 class RunOptions(NamedTuple):
-    """Accepted by `Strategy.run` as in TensorFlow; shapes are always dynamic here."""
+    """Accepted by `Strategy.run` as in TensorFlow, and ignored: shapes are always dynamic here."""
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -106,7 +106,7 @@ class RunOptions(NamedTuple):
 
 
 class InputContext:
-    """What a dataset function is told about the pipeline that it builds.
+    """The argument of a dataset function: which of how many input pipelines it builds.
 
     >>> context = InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
     >>> context.get_per_replica_batch_size(32)
@@ -136,7 +136,7 @@ class InputContext:
         return self._replicas
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The share of one replica, if all shares are equal."""
+        """The batch size of one replica; raises unless the global batch divides evenly."""
         if global_batch_size % self._replicas:
             raise InvalidArgumentError(
                 f"InputContext.get_per_replica_batch_size: {global_batch_size} does not divide "
@@ -152,7 +152,7 @@ class InputContext:
 
 
 class ValueContext:
-    """What the function given to `experimental_distribute_values_from_function` is told."""
+    """The argument of functions given to `experimental_distribute_values_from_function`."""
 
     def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
         self._replica = replica_id_in_sync_group

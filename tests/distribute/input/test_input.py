@@ -342,7 +342,7 @@ def test_wrong_options() -> None:
         mirrored(2).experimental_distribute_dataset(dataset, drop)
     pad = tf.distribute.InputOptions(last_batch="pad")
     inner = tf.data.Dataset.range(2).flat_map(lambda x: tf.data.Dataset.range(3).batch(2))
-    with pytest.raises(InvalidArgumentError, match="cannot be told behind flat_map"):
+    with pytest.raises(InvalidArgumentError, match="is not known behind flat_map"):
         mirrored(2).experimental_distribute_dataset(inner, pad)
     with pytest.raises(InvalidArgumentError, match="is for batches that are cut"):
         mirrored(2).distribute_datasets_from_function(lambda c: dataset, drop)

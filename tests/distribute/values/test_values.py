@@ -26,7 +26,7 @@ from penstock.distribute.values.per_replica import (
     select,
     spread,
 )
-from penstock.distribute.values.trees import container_of, described, leaves, map_leaves
+from penstock.distribute.values.trees import container_of, describe, leaves, map_leaves
 from penstock.element import nest
 from penstock.errors import DisagreementError, InvalidArgumentError
 
@@ -343,7 +343,7 @@ def test_trees_by_themselves() -> None:
     assert map_leaves(lambda leaf: leaf, tree) is tree
     assert map_leaves(str, tree) == ["1", {"a": ("2", "None")}]
     assert container_of(int) is None
-    assert described([1, 2]) == "list of 2"
+    assert describe([1, 2]) == "list of 2"
 
 
 def test_for_elements_they_are_leaves() -> None:

@@ -464,7 +464,7 @@ def test_a_constant_from_all_replicas(two: MirroredStrategy) -> None:
     for value, text in ((2.0, "2.0"), (one, "np.float32")):
         message = (
             "MirroredVariable.assign_add: SUM needs a value of each replica's own, but all 2 gave "
-            f"the same object, {text}.*; pass one that each makes inside run"
+            f"the same object, {text}.*; pass a value that each makes inside run"
         )
         with pytest.raises(InvalidArgumentError, match=message):
             two.run(lambda value=value: v.assign_add(value))

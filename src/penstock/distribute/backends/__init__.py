@@ -1,7 +1,7 @@
-"""Backends: the few things that a strategy asks of the framework whose tensors it hands out.
+"""Backends: what a strategy needs from the framework whose tensors it returns.
 
-`Backend` is the whole of it; `load` gives one by name and imports a framework only when it is asked
-for. What is here in words, `tests/distribute/backends/test_backends.py` asks of all of them alike.
+`Backend` is the whole interface; `load` returns one by name and imports its framework only then.
+`tests/distribute/backends/test_backends.py` tests this contract for every backend.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ Tensor = Any
 
 
 class Delivery(Protocol):
-    """Moves chunks of steps to the replicas' devices, some ahead of their use."""
+    """Moves chunks of steps to the replicas' devices, ahead of their use."""
 
     def of_rows(self, rows: Chunk) -> Delivery | None:
-        """A delivery to the same devices for chunks that hold numbers of these rows: a column of
-        numbers for each replica arrives as the rows' leaves. None where nothing is gained."""
+        """A delivery to the same devices for chunks of row numbers; None if it would not be faster.
+
+        Each replica has one column of numbers, and receives the leaves of the rows they mean.
+        """
 
     def send(self, chunk: Chunk) -> Chunk:
-        """The same chunk, each column on the device of its replica; may return before the copies
-        are done. Called by the thread that prefetches."""
+        """The same chunk, each column on the device of its replica.
+
+        Called by the thread that prefetches; may return before the copies are done.
+        """
 
     def receive(self, values: list[Tensor]) -> list[Tensor]:
-        """One step's leaves, fit for use by the thread (and the stream) that calls."""
+        """One step's leaves, ready for use by the calling thread and its CUDA stream."""
 
     def close(self) -> None:
-        """Gives back what is held; twice is fine."""
+        """Frees buffers and threads; calling it again does nothing."""
 
 
 class Backend(Protocol):
-    """A framework, as far as strategies know it."""
+    """What strategies use of a framework."""
 
     name: str
 
@@ -55,12 +59,13 @@ class Backend(Protocol):
     def put(self, value: Any, handle: Handle) -> Tensor:
         """A value (NumPy's, a Python number, or a tensor on any device) as a tensor on a device.
 
-        Never shares memory with a NumPy array that somebody else may change or must not see
-        changed. Strings and what else the framework lacks stay as they are.
+        The tensor shares no memory with a NumPy array (except in the numpy backend, which returns
+        values unchanged). Values of types that the framework lacks, such as strings, are returned
+        unchanged.
         """
 
     def delivery(self, handles: Sequence[Handle], columns: Sequence[int], ahead: int) -> Delivery:
-        """Column i of the chunks that it will move belongs to the device handles[columns[i]]."""
+        """A delivery of chunks whose column i goes to the device handles[columns[i]]."""
 
     def numpy(self, tensor: Tensor) -> Any:
         """A tensor as a NumPy value."""
@@ -69,31 +74,33 @@ class Backend(Protocol):
         """Whether it is a value of this framework (for numpy: an array or a NumPy scalar)."""
 
     def is_traced(self, value: object) -> bool:
-        """Whether it stands for a value that is known only when a compiled function runs."""
+        """Whether it is a placeholder for a value known only when a compiled function runs."""
 
     def add(self, tensors: Sequence[Tensor], handle: Handle) -> Tensor:
         """The sum of tensors of one shape, from any devices, on a device."""
 
     def sum(self, tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
-        """The sum over one axis or several, where it lies."""
+        """The sum over one axis or several, on the device of the tensor."""
 
     def divide(self, tensor: Tensor, count: float) -> Tensor:
-        """The quotient; float64 for whole numbers, float32 for those of 8 or 16 bits, else the
+        """The quotient: float64 for integers, float32 for integers of 8 or 16 bits, else the
         tensor's own dtype."""
 
     def concatenate(self, tensors: Sequence[Tensor], axis: int, handle: Handle) -> Tensor:
-        """The tensors one after the other along an axis, on a device."""
+        """The tensors concatenated along an axis, on a device."""
 
     def use_device(self, handle: Handle) -> AbstractContextManager[Any]:
-        """While it is entered, what is made without naming a device is made on this one."""
+        """A context manager inside which new tensors are created on this device by default."""
 
     def thread_settings(self) -> AbstractContextManager[Any]:
-        """What the calling thread has set for itself (gradients off, say), to be entered again by
-        another thread that goes on in its place."""
+        """Captures the calling thread's own settings, such as disabled gradients.
+
+        Another thread that continues the computation enters the result, once.
+        """
 
 
 def load(name: str) -> Backend:
-    """The backend of that name.
+    """The backend with this name; imports its framework.
 
     >>> load("numpy").name
     'numpy'

@@ -25,7 +25,7 @@ from penstock.distribute.backends.moving import Array
 _PORTABLE = 1
 _IN_STREAM_ORDER = 1
 _NON_BLOCKING = 1
-_WITHOUT_SPINNING = 1 | 2  # And without taking the time.
+_WITHOUT_SPINNING = 1 | 2  # Nor recording times.
 
 
 class _Attributes(ctypes.Structure):
@@ -40,7 +40,7 @@ class _Attributes(ctypes.Structure):
 
 
 class Driver:
-    """The calls of libcuda that are needed, on GPUs by their number."""
+    """The calls of libcuda that deliveries need; GPUs are given by their number."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -48,14 +48,14 @@ class Driver:
         newer, older = (
             getattr(library, name, None) for name in ("cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync")
         )
-        # The older one also wants a place to say which of the copies failed.
+        # The older function takes one more argument: where to store which copy failed.
         self._batch: Any = newer or older
         self._failed = () if newer else (byref(c_size_t()),)
         library.cuInit(0)
 
     @contextmanager
     def on(self, gpu: int) -> Iterator[None]:
-        """While it is entered, the calling thread works with a GPU as the frameworks do."""
+        """Makes the primary context of a GPU, which the frameworks use, current in this thread."""
         if gpu not in self._contexts:
             context = c_void_p()
             self._library.cuDevicePrimaryCtxRetain(byref(context), c_int(gpu))
@@ -68,11 +68,11 @@ class Driver:
 
     @property
     def copies_rows(self) -> bool:
-        """Whether it has `copy_rows`; drivers since CUDA 12.8 do."""
+        """Whether `copy_rows` is available; it is since CUDA 12.8."""
         return self._batch is not None
 
     def copy_rows(self, to: Array, sources: Array, sizes: Array, stream: int) -> bool:
-        """Begins copies from locked memory, given by addresses and bytes; whether it could."""
+        """Starts copies from locked memory; returns whether it could."""
         attributes = _Attributes(_IN_STREAM_ORDER)
         status = self._batch(
             _pointer(to),
@@ -88,13 +88,13 @@ class Driver:
         return bool(status == 0)
 
     def copy(self, source: int, nbytes: int, to: int, stream: int) -> bool:
-        """Begins a copy from locked memory to a GPU's; whether it could."""
+        """Starts a copy from locked memory to a GPU; returns whether it could."""
         call = self._library.cuMemcpyHtoDAsync_v2
         status = call(c_uint64(to), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
         return bool(status == 0)
 
     def lock(self, address: int, nbytes: int) -> bool:
-        """Lets all GPUs read some memory; whether that was possible."""
+        """Locks host memory so that all GPUs can read it; returns whether it could."""
         call = self._library.cuMemHostRegister_v2
         return bool(call(c_void_p(address), c_size_t(nbytes), c_uint(_PORTABLE)) == 0)
 
@@ -107,7 +107,7 @@ class Driver:
         return int(made.value or 0)
 
     def mark(self, gpu: int, stream: int) -> EventMark:
-        """Marks what was begun on a stream until now."""
+        """A mark after everything that was started on a stream until now."""
         made = c_void_p()
         with self.on(gpu):
             self._library.cuEventCreate(byref(made), c_uint(_WITHOUT_SPINNING))
@@ -124,21 +124,20 @@ class Driver:
         self._library.cuEventDestroy_v2(event)
 
     def wait(self) -> None:
-        """Waits for everything that was begun on the GPUs that were ever entered."""
+        """Blocks until all GPUs that were used through `on` have finished their work."""
         for gpu in tuple(self._contexts):
             with self.on(gpu):
                 self._library.cuCtxSynchronize()
 
 
 class EventMark:
-    """Some work of a GPU: all that was begun on a stream before a moment."""
+    """A point in a stream of a GPU; it is over once all work before it is done."""
 
     def __init__(self, driver: Driver, gpu: int, event: c_void_p) -> None:
         self._driver, self._gpu, self._event = driver, gpu, event
         weakref.finalize(self, driver.forget, event).atexit = False
 
     def is_over(self) -> bool:
-        """Whether it is done."""
         with self._driver.on(self._gpu):
             return self._driver.is_passed(self._event)
 
@@ -153,7 +152,7 @@ def _pointer(array: Array) -> c_void_p:
 
 @lru_cache(maxsize=1)
 def driver() -> Driver | None:
-    """The driver of this machine's GPUs; None without one."""
+    """The driver of this machine's GPUs; None if there is none."""
     try:
         return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError:
@@ -161,19 +160,20 @@ def driver() -> Driver | None:
 
 
 class LockedArrays:
-    """Arrays of the user's that GPUs may read, each until it is gone.
+    """Arrays of the user that are locked so that GPUs can read them, until they are freed.
 
-    When a process forks, the kernel copies all locked memory for the child, so before that it is
-    unlocked; it is locked again when it is next asked for.
+    A fork would copy all locked memory for the child process, so everything is unlocked before a
+    fork, and locked again when it is next needed.
     """
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
-        """Held by whoever begins copies, so that nothing is unlocked under them."""
+        """Guards `_places`. Held while copies are started, so that their source stays locked."""
         self._places: dict[int, tuple[int, Driver]] = {}
+        """The locked arrays by address: their size in bytes, and the driver that locked them."""
 
     def lock(self, array: Array, driver: Driver) -> bool:
-        """Whether GPUs may read this array; true at least as long as the mutex is held."""
+        """Locks an array, and returns whether GPUs can read it, as long as the mutex is held."""
         whole, owner = _origin(array)
         if whole.nbytes > _memory() // 2:
             whole = array
@@ -218,9 +218,9 @@ def _address(array: Array) -> int:
 
 
 def _origin(array: Array) -> tuple[Array, Any]:
-    """The array that it is a part of, and whoever the memory goes away with.
+    """The array that this one is a view of, and the object that owns its memory.
 
-    That is None if it is a file, or not to be known.
+    The owner is None for memory-mapped files, and for objects without weak references.
     """
     while isinstance(array.base, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
@@ -237,21 +237,21 @@ def _memory() -> int:
 
 
 _BUFFERS = 3
-"""Of one size, that wait for the GPU, before somebody has to wait for one of them."""
+"""How many buffers of one size the GPU may still read before `take_free` blocks."""
 
 _SMALL = 1 << 20
-"""Bytes of buffers that are so small that there may be any number of them."""
+"""Bytes below which the number of buffers is not limited."""
 
 
 class Buffer:
-    """Some locked memory, and who reads it."""
+    """Locked memory, and a mark after the copy that reads it last."""
 
     def __init__(self, cuda: Driver, nbytes: int) -> None:
         self.nbytes = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._memory = np.frombuffer(memory, np.uint8)
         address = self._memory.__array_interface__["data"][0]
-        # Where it cannot be locked, copies take longer and are right all the same.
+        # If it cannot be locked, copies are slower but still correct.
         if cuda.lock(address, self.nbytes):
             weakref.finalize(self, cuda.unlock, address).atexit = False
         self.reader: EventMark | None = None
@@ -269,14 +269,17 @@ class Buffer:
 
 
 class Buffers:
-    """The locked memory of one delivery; for one thread."""
+    """The locked buffers of one delivery; used by one thread."""
 
     def __init__(self, cuda: Driver) -> None:
         self._cuda = cuda
         self._all: list[Buffer] = []
 
     def take_free(self, nbytes: int) -> Buffer:
-        """A buffer of at least so many bytes that nobody reads any more."""
+        """A buffer of at least `nbytes` that no GPU reads any more; may block until one is free.
+
+        The caller must set its `reader` before it takes the next buffer.
+        """
         fitting = [one for one in self._all if nbytes <= one.nbytes <= 2 * nbytes + mmap.PAGESIZE]
         for one in fitting:
             if one.is_free():

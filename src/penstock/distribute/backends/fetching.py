@@ -1,7 +1,7 @@
-"""Fetching rows by their numbers: what every framework does alike before a GPU reads them.
+"""Fetching rows by their numbers: the part that does not depend on the framework.
 
-A GPU reads rows by itself where they are large or lie one behind the other; small ones are gathered
-by the host first, which is faster.
+A GPU reads rows by itself if they are large or contiguous. Small rows are gathered by the host
+first, which is faster.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from penstock.element.columns import Column
 
 _WORTH_FETCHING = 32 << 10
 """Bytes of a copy below which the host is faster. Measured: twelve threads gather 31 GB/s of rows
-of any size; the GPU reads 4 GB/s in pieces of 16 KB, 35 in pieces of 32 KB, 54 of 64 KB."""
+of any size; the GPU reads 4 GB/s in copies of 16 KB, 35 in copies of 32 KB, 54 of 64 KB."""
 
 FetchLeaf = Callable[[int, int, Array], Sequence[Any]]
-"""Of a leaf, for an owner, at an array of row numbers: the rows, one tensor for each step."""
+"""Called with a leaf, an owner and row numbers; returns the rows, one tensor for each step."""
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies out of locked memory: where to (counted from some address), from where, bytes."""
+    """Copies out of locked memory: offsets at the destination, source addresses, and sizes."""
 
     cuda: Driver
     offsets: Array
@@ -37,22 +37,22 @@ class Copies:
     sizes: Array
 
     def begin(self, address: int, stream: int) -> bool:
-        """Begins them, on a stream of the GPU that was entered; whether that was possible."""
+        """Starts the copies on a stream of the current GPU; returns whether it could."""
         to = self.offsets + np.uint64(address)
         with LOCKED.mutex:
-            # It may have been unlocked since: then the copies cannot begin, or are made at once.
+            # A fork may have unlocked the source since: then the copies fail, or are synchronous.
             return self.cuda.copy_rows(to, self.sources, self.sizes, stream)
 
 
 class RowFetch:
-    """Rows in memory, and whether a GPU can read them by itself."""
+    """Plans how a GPU reads rows out of the host's memory."""
 
     def __init__(self, rows: Chunk, cuda: Driver) -> None:
         self.rows = rows
         self.cuda = cuda
 
     def copies(self, leaf: int, numbers: Array) -> Copies | None:
-        """How a GPU gets the rows of a leaf; None if it had better not fetch them itself."""
+        """The copies that fetch rows of a leaf; None if the host should gather them instead."""
         column: Any = self.rows.columns[leaf]
         nbytes = column.nbytes // max(len(column), 1)
         flat = numbers.ravel()
@@ -73,13 +73,13 @@ class RowFetch:
 
 
 def owners_of_row_numbers(owners: Sequence[int], leaves: int) -> list[int]:
-    """Whose the columns of a chunk of numbers are, where each stands for so many leaves."""
+    """The owners of columns of row numbers, each of which replaces `leaves` columns of rows."""
     hosts = [owner for owner in owners if owner < 0]
     return hosts + [owner for owner in owners if owner >= 0][::leaves]
 
 
 def fetch_rows(chunk: Chunk, rows: Chunk, owners: Sequence[int], fetch: FetchLeaf) -> Chunk:
-    """A chunk of numbers as the chunk of the rows that they mean; strings stay on the host."""
+    """Replaces row numbers in a chunk by the rows; strings stay on the host."""
     trees: list[nest.Tree] = []
     made: list[Column] = []
     for numbers, owner in zip(chunk.columns, owners, strict=True):

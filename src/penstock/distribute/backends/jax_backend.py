@@ -1,8 +1,8 @@
 """The jax backend: arrays on JAX's devices.
 
-Without `jax_enable_x64`, JAX has no 64-bit numbers: they arrive narrowed to 32 bits, without a
-warning. On the CPU JAX lives in NumPy's memory where it can, so it is handed only what nobody else
-has: what the engine made for this step alone, or a copy.
+Without `jax_enable_x64`, JAX has no 64-bit numbers and narrows them to 32 bits, without a warning.
+On the CPU JAX uses NumPy's memory where it can, so it gets only arrays that the engine made for one
+step, or copies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _THREADS_OWN = (
     "enable_x64 disable_jit default_device default_matmul_precision debug_nans debug_infs "
     "numpy_dtype_promotion numpy_rank_promotion"
 ).split()
-"""What `jax.config` keeps for each thread by itself, by the name of its context manager."""
+"""The settings of `jax.config` that each thread has for itself, by their context managers."""
 
 
 class JaxBackend:
@@ -123,7 +123,7 @@ def _move_rows(array: Array, alone: bool, handle: jax.Device) -> Sequence[jax.Ar
 
 
 class _JaxSettings:
-    """What JAX keeps for each thread by itself, as the thread has it that makes this object."""
+    """The settings that JAX keeps per thread, captured from the thread that creates this object."""
 
     def __init__(self) -> None:
         self._entries = ExitStack()

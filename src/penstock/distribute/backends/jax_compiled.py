@@ -1,8 +1,8 @@
 """`Strategy.run(..., jit=True)`: one program for all replicas, compiled once.
 
-The function is traced once, in the place of every replica, so it must not ask which one it is
-except by `replica_id_in_sync_group`, which is a number only when the program runs. Arrays go in and
-out without copies.
+The function is traced once for all replicas. While it is traced, the number of the replica is a
+placeholder (`replica_id_in_sync_group`), and everything else that belongs to one replica raises an
+error. Arrays go in and out without copies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 
 class CompiledReplicaContext(ReplicaContext):
-    """What a compiled function may ask: the same, but answered by the program when it runs."""
+    """The `ReplicaContext` inside a compiled function, whose results are known when it runs."""
 
     __slots__ = ()
 
@@ -99,7 +99,7 @@ class CompiledReplicaContext(ReplicaContext):
 
 
 def _array(leaf: Any, tree: Any, call: str) -> Any:
-    """A leaf of what the replicas do something with together, as an array."""
+    """A leaf of the argument of `all_reduce` or `all_gather`, as an array."""
     if leaf is None:
         raise reduce.missing_error(place_of(leaf, tree), "", call)
     value = current_value(leaf)
@@ -112,7 +112,7 @@ def _array(leaf: Any, tree: Any, call: str) -> Any:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether JAX has such arrays; NumPy's may hold strings."""
+    """Whether JAX can represent a value as an array; it has no strings."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in "OSU"
     return isinstance(leaf, _ARRAYS)
@@ -132,7 +132,7 @@ def _gather_leaf(leaf: Any, axis: int, call: str) -> Any:
 def run_compiled(
     strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What `fn` returned for each replica, regrouped, from one program for all of them."""
+    """Runs `fn` for all replicas as one program; returns its results as `PerReplica`."""
     replicas: Replicas = strategy._replicas
     mesh = mesh_of(_devices_of_all_workers(replicas), CALL)
     given = spread((args, kwargs), replicas.here, "Strategy.run")
@@ -151,9 +151,9 @@ def run_compiled(
 
 
 def _place(given: Any, index: int) -> str:
-    """Where a leaf of the arguments stands, as one would write it."""
-    first, *others = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
-    return ("args", "kwargs")[first.idx] + str(jax.tree_util.keystr(tuple(others)))
+    """The path of a leaf of the arguments, as Python code."""
+    first, *rest = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
+    return ("args", "kwargs")[first.idx] + str(jax.tree_util.keystr(tuple(rest)))
 
 
 def _check_function(fn: Any) -> None:
@@ -180,7 +180,7 @@ def _devices_of_all_workers(replicas: Replicas) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Input:
-    """One leaf of the arguments: a global array, or (None) a constant of the program."""
+    """One leaf of the arguments: a global array, or None if it is a constant of the program."""
 
     key: Any
     array: Any = None
@@ -230,7 +230,7 @@ def _has_hash(value: Any) -> bool:
 
 @dataclass
 class _Program:
-    """A compiled function, and what it returned when it was traced."""
+    """A compiled function, and the structure of its result, which is known once it was traced."""
 
     run: Callable[..., list[Any]]
     traced: _TracedResult
@@ -249,7 +249,7 @@ class _Program:
 class _TracedResult:
     tree: Any = None
     kinds: list[int | None] = field(default_factory=list)
-    """The rank of each result; None for what is no array, and a constant of the program."""
+    """The rank of each result; None for a result that is no array but a constant."""
     leaves: list[Any] = field(default_factory=list)
 
 
@@ -261,7 +261,7 @@ def _reshape_outputs(shards: list[Any], rank: int) -> list[Any]:
 def _compile_program(
     strategy: Any, fn: Callable[..., Any], mesh: Any, tree: Any, keys: tuple[Any, ...]
 ) -> _Program:
-    """The program of a function for arguments of one kind; compiled when it is first run."""
+    """The program of a function for arguments of one structure; compiled on its first run."""
     traced = _TracedResult()
 
     def body(*arrays: Any) -> list[Any]:
@@ -277,7 +277,7 @@ def _compile_program(
 
     parts, whole = jax.sharding.PartitionSpec(AXIS), jax.sharding.PartitionSpec()
     taken = [whole if kind == "common" else parts for kind, _ in keys if kind != "constant"]
-    # What is the same on all devices is not checked: users' functions may return anything.
+    # check_vma is off: results of users' functions may differ between the devices.
     mapped = jax.shard_map(body, mesh=mesh, in_specs=tuple(taken), out_specs=parts, check_vma=False)
     return _Program(jax.jit(mapped), traced)
 
@@ -292,7 +292,7 @@ def _call_traced(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) 
 
 
 def _argument_of_replica(kind: str, detail: Any, given: Any) -> Any:
-    """An argument as one replica sees it."""
+    """The value of an argument for one replica."""
     if kind == "constant":
         return detail
     value = next(given)

@@ -1,7 +1,10 @@
-"""Batches on their way to NVIDIA's GPUs with JAX: the large ones copied by CUDA, on its own stream.
+"""Delivery to NVIDIA's GPUs with JAX: CUDA copies large arrays, on a stream of its own.
 
-JAX itself copies from memory that is not locked, nine times slower, and makes its callers wait for
-that; for small arrays this is nothing. What is large is handed to JAX when it is received.
+JAX itself copies from memory that is not locked, which is nine times slower and blocks the caller.
+Small arrays are left to it. A large array is copied into a *berth*, an array of JAX on the GPU that
+no caller ever sees. When a step is received, JAX copies the berth on the GPU and returns that copy.
+A berth is written to again only when that copy is done: nothing else shows when the berth is free,
+because the caller may have deleted the copy.
 """
 
 from __future__ import annotations
@@ -25,41 +28,41 @@ from penstock.engine.tuning import cores
 jax: Any = jax_module
 
 _LEFT = 2
-"""Berths of one kind that the host has left but the GPU has not, before one is waited for."""
+"""How many berths of one kind the GPU may still copy from before `_take_berth` blocks."""
 
 Begin = Callable[[int, int], bool]
-"""Begins copies to an address, on a stream; whether that was possible."""
+"""Starts copies to an address, on a stream; returns whether it could."""
 
 
 class Berth:
-    """Memory of a GPU for a leaf of a step."""
+    """Memory of a GPU that receives one leaf of a step."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> None:
         self.array = jax.block_until_ready(jax.numpy.zeros(shape, dtype, device=device))
         self.address: int = self.array.unsafe_buffer_pointer()
         self.kind = shape, dtype
         self.occupied = False
-        """Whether something is in it that nobody has received."""
+        """Whether it holds a leaf that the caller has not received yet."""
         self.left: Any = None
-        """Ready when what was received from it was copied."""
+        """An array of JAX that is ready once the received leaf was copied out of this berth."""
 
 
 class Arrival:
-    """What is sent to one GPU at once; the mark is set when nothing more belongs to it."""
+    """The leaves sent to one GPU by one call of `send`; `mark` is set when the call returns."""
 
     def __init__(self) -> None:
         self.mark: EventMark | None = None
 
 
 class LandedLeaf(NamedTuple):
-    """A leaf of a step, in a berth or on its way there."""
+    """A leaf of a step, in a berth or being copied there."""
 
     arrival: Arrival
     berth: Berth
 
 
 class Landing:
-    """The berths of one GPU, and the stream on which leaves arrive in them."""
+    """The berths of one GPU, and the stream that copies leaves into them."""
 
     def __init__(self, cuda: Driver, device: Any) -> None:
         self._cuda, self._device = cuda, device
@@ -73,7 +76,7 @@ class Landing:
     def begin(
         self, begin: Begin, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> LandedLeaf | None:
-        """A leaf of this shape, on its way; None if it cannot be."""
+        """Starts the copy of a leaf into a berth; None if it could not."""
         berth = self._take_berth(shape, dtype)
         with self._cuda.on(self.gpu):
             berth.occupied = begin(berth.address, self._stream)
@@ -91,11 +94,11 @@ class Landing:
         return oldest
 
     def mark(self) -> EventMark:
-        """Everything that was begun until now."""
+        """A mark after all copies that were started until now."""
         return self._cuda.mark(self.gpu, self._stream)
 
     def finish_arrival(self) -> None:
-        """Nothing more belongs to what is being sent."""
+        """Ends the current arrival; later leaves belong to the next one."""
         self._arrival.mark = self.mark()
         self._arrival = Arrival()
 
@@ -109,7 +112,7 @@ def _free_berths(cuda: Driver, berths: list[Berth]) -> None:
 
 
 def receive_landed(values: Sequence[Any]) -> list[Any]:
-    """Leaves of a step, with JAX's own arrays in the place of what has landed."""
+    """The leaves of a step, with each `LandedLeaf` replaced by an array of JAX."""
     groups: dict[Arrival, list[int]] = {}
     for i, value in enumerate(values):
         if isinstance(value, LandedLeaf):
@@ -135,7 +138,7 @@ def _copy_from_berths(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
 
 @lru_cache(maxsize=1)
 def _copy_program() -> Any:
-    """Gives copies of arrays, and something small that is ready when they are."""
+    """A compiled function that returns copies of arrays, and a small array ready with them."""
     return jax.jit(lambda arrays: ([jax.numpy.copy(a) for a in arrays], arrays[0].ravel()[:1]))
 
 
@@ -143,11 +146,11 @@ _COPYING_THREADS = 12
 """Measured on 16 cores: more threads copy no faster."""
 
 _LARGE = 1 << 20
-"""Bytes of a leaf of a step from which on it is worth a berth of its own."""
+"""Bytes from which on a leaf of a step is copied through a berth."""
 
 
 class JaxCudaDelivery(ColumnDelivery):
-    """Copies columns through locked memory."""
+    """Copies columns to GPUs through locked memory; used by the thread that prefetches."""
 
     def __init__(
         self, handles: Sequence[Any], columns: Sequence[int], ahead: int, cuda: Driver
@@ -160,7 +163,7 @@ class JaxCudaDelivery(ColumnDelivery):
         self._landings = {handle: Landing(cuda, handle) for handle in set(handles)}
 
     def of_rows(self, rows: Chunk) -> JaxCudaRows | None:
-        """A delivery for chunks of row numbers; None where the GPU cannot fetch the rows."""
+        """A delivery for chunks of row numbers; None if the driver cannot copy rows."""
         if not self._cuda.copies_rows:
             return None
         owners = owners_of_row_numbers(self._columns, len(rows.columns))
@@ -187,7 +190,7 @@ class JaxCudaDelivery(ColumnDelivery):
         fill: Callable[..., None],
         *source: Any,
     ) -> Any:
-        """An array that `fill` makes, on its way to a device."""
+        """Starts the copy of an array, which `fill` writes, to a device."""
         dtype = jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes < _LARGE:
@@ -215,7 +218,7 @@ class JaxCudaDelivery(ColumnDelivery):
 
 
 class JaxCudaRows(JaxCudaDelivery):
-    """Fetches rows by their numbers: large ones by the GPU itself, from where they lie."""
+    """Fetches rows by their numbers; the GPU reads large rows out of the user's arrays."""
 
     def __init__(
         self,

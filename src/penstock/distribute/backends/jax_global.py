@@ -1,7 +1,7 @@
-"""Values of replicas and JAX's global arrays: the same memory, seen in two ways.
+"""Converts between values of replicas and JAX's global arrays, without copies.
 
-A global array is one array whose pieces lie on the devices of a mesh. Nothing here copies: a
-replica's value *is* the piece on its device.
+A global array is one array whose shards are on the devices of a mesh. The value of a replica *is*
+the shard on its device.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 jax: Any = jax_module
 
 AXIS = "replica"
-"""The name of the mesh's only axis."""
+"""The name of the only axis of the mesh."""
 
 
 def to_global(value: Any, axis: int = 0) -> Any:
-    """What the replicas of this process have, as global arrays over their devices.
+    """The values of this process's replicas, as global arrays over their devices.
 
     Args:
         value: A `PerReplica` of arrays of one shape, which are joined along `axis`, or a
-            `Mirrored`, which is on every device as a whole; or a tree of them.
-        axis: The axis that the devices divide among them.
+            `Mirrored`, of which every device has a copy; or a tree of them.
+        axis: The axis along which the array is divided among the devices.
 
     Returns:
-        The same tree with a `jax.Array`, of a `NamedSharding` over the mesh axis "replica", at
-        every place where a distributed value was.
+        The same tree with every distributed value replaced by a `jax.Array` with a
+        `NamedSharding` over the mesh axis "replica".
     """
     return map_leaves(lambda leaf: _join_leaf(leaf, axis), value)
 
 
 def from_global(array: Any) -> PerReplica:
-    """The pieces of a global array that lie on this process's devices, in the mesh's order."""
+    """The shards of a global array on this process's devices, in the order of the mesh."""
     if not isinstance(array, jax.Array):
         raise InvalidTypeError(f"from_global: needs a jax.Array, got {array!r:.60}")
     return PerReplica(pieces(array))
 
 
 def pieces(array: Any) -> list[Any]:
-    """This process's pieces of a global array."""
+    """The shards of a global array that belong to this process."""
     return [shard.data for shard in array.addressable_shards]
 
 
@@ -73,7 +73,7 @@ def _join_leaf(leaf: Any, axis: int) -> Any:
 
 
 def mesh_of(devices: Sequence[Any], call: str) -> Any:
-    """The mesh of some devices; every replica must have one of its own."""
+    """A mesh of devices; raises if two replicas share a device."""
     if len(set(devices)) < len(devices):
         raise InvalidArgumentError(
             f"{call}: several replicas share a device ({', '.join(map(str, devices))}), but a "
@@ -84,7 +84,7 @@ def mesh_of(devices: Sequence[Any], call: str) -> Any:
 
 
 def check_alike(values: Sequence[Any], call: str, what: str) -> None:
-    """Refuses arrays of different shapes or dtypes."""
+    """Raises if arrays differ in shape or dtype."""
     kinds = [(tuple(value.shape), str(value.dtype)) for value in values]
     if any(kind != kinds[0] for kind in kinds):
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
@@ -107,7 +107,7 @@ def _whole(values: Sequence[Any], sharding: Any) -> Any:
 
 
 def everywhere(values: Sequence[Any], mesh: Any) -> Any:
-    """One array, of which every device of the mesh has a copy."""
+    """A global array of which every device of the mesh has a copy."""
     return _whole(values, _spread_over(mesh))
 
 

@@ -1,7 +1,7 @@
-"""Moving columns: what all deliveries do alike, whichever framework takes the arrays.
+"""Moving columns to devices: the part that does not depend on the framework.
 
-A column that belongs to a replica comes out as a list with one tensor for each step. Strings,
-ragged values and None stay on the host, as they are.
+A column that belongs to a replica becomes a list with one tensor for each step. Strings, ragged
+values and None stay on the host, unchanged.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from penstock.element.values import as_value
 Array = np.ndarray[Any, Any]
 
 Move = Callable[[Array, bool, Any], Sequence[Any]]
-"""The rows of an array on a device, one tensor each; the flag says that the memory may be kept."""
+"""Called with an array, whether no other column shares its memory, and a device; returns the rows
+of the array on the device, one tensor each."""
 
 
 class ColumnDelivery:
-    """Moves every column by a function, which must see to it that nobody has to wait."""
+    """Moves every column by the function `move`, which must not block."""
 
     def __init__(self, handles: Sequence[Any], columns: Sequence[int], move: Move) -> None:
         self._handles = handles
@@ -60,12 +61,12 @@ class ColumnDelivery:
 
 
 def is_movable(leaf: object) -> bool:
-    """Whether a framework has such values."""
+    """Whether frameworks have tensors for such values; they have none for strings."""
     return isinstance(leaf, np.ndarray | np.generic) and not leaf.dtype.hasobject
 
 
 def array_of(value: Any) -> Array | None:
-    """A value as an array; None where a framework has no such values."""
+    """A value as an array; None if it is not movable."""
     if isinstance(value, bool | int | float | complex):
         value = as_value(value)
     elif hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic):
@@ -74,22 +75,22 @@ def array_of(value: Any) -> Array | None:
 
 
 def may_keep_memory(array: Array, alone: bool) -> bool:
-    """Whether a tensor may live in an array's memory.
+    """Whether a tensor may use an array's memory instead of a copy.
 
-    The engine hands out arrays that can be written to only where no source and no cache has them.
+    The engine makes an array writable only if no source and no cache shares its memory.
     """
     return alone and array.flags.writeable and array.dtype.isnative and min(array.strides) >= 0
 
 
 def to_native(array: Array) -> Array:
-    """The array in this machine's order of bytes."""
+    """The array in the byte order of this machine."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def find_overlapping(columns: Sequence[Column]) -> set[int]:
-    """The columns that share memory with another one (a leaf that is there twice, say).
+    """The indices of columns that share memory with another column, such as a repeated leaf.
 
-    Portions of one batch lie beside each other, each within the rows of every step.
+    Portions of one batch do not overlap: within each row of steps they are side by side.
     """
     spans: dict[int, list[tuple[int, int, int]]] = {}
     for i, column in enumerate(columns):
@@ -108,7 +109,7 @@ def find_overlapping(columns: Sequence[Column]) -> set[int]:
 
 
 def _span(array: Array) -> tuple[int, int]:
-    """The addresses between which an array lies."""
+    """The first address of an array's memory, and the address behind it."""
     start: int = array.__array_interface__["data"][0]
     reaches = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
     ahead = sum(reach for reach in reaches if reach > 0)

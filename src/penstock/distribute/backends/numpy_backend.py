@@ -1,4 +1,4 @@
-"""The numpy backend: every device is a logical one, and its tensors are NumPy arrays."""
+"""The numpy backend: all devices are logical, and tensors are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.element.chunk import Chunk
 
 
 class NumpyDelivery:
-    """Nothing has to move."""
+    """Returns chunks and values unchanged: every logical device is the host."""
 
     def of_rows(self, rows: Chunk) -> None:
         return None
@@ -68,7 +68,7 @@ class NumpyBackend:
         dtype = array.dtype
         if dtype.kind in "iu":
             dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
-        with np.errstate(invalid="ignore"):  # The mean of nothing is no number, and no surprise.
+        with np.errstate(invalid="ignore"):  # The mean of no values is NaN.
             return np.true_divide(array.astype(dtype), count).astype(dtype)[()]
 
     def concatenate(self, tensors: Sequence[Any], axis: int, handle: None) -> Any:

@@ -1,7 +1,11 @@
 """The torch backend: tensors on torch's devices.
 
-A tensor never shares memory with an array that somebody else has: what the engine made for this
-step alone is kept as it is, everything else is copied.
+A tensor uses the memory of an array that the engine made for one step; all other arrays are copied.
+
+Batches for GPUs are copied ahead of their use, on CUDA streams of their own, so that neither the
+host nor the stream that computes waits for a copy that it does not need yet. Memory that a GPU
+still reads is not written to: torch tracks its own locked memory, and the user must not change the
+rows of a dataset while it is prefetched.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from penstock.engine.tuning import cores
 
 
 def tensor_of(array: Array, alone: bool) -> torch.Tensor:
-    """An array as a tensor on the CPU, in the array's memory where that may be kept."""
+    """An array as a tensor on the CPU; uses the array's memory if `alone` and that is allowed."""
     array = to_native(array) if may_keep_memory(array, alone) else to_native(array).copy()
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -43,7 +47,7 @@ def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def allocate_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, Array]:
-    """Memory that a GPU may read, as a tensor and as an array; torch uses it again afterwards."""
+    """Locked memory from torch's cache, as a tensor and as an array."""
     tensor = torch.empty(shape, dtype=dtype_of(dtype), pin_memory=True)
     raw = tensor.view(torch.int16) if dtype.name == "bfloat16" else tensor
     return tensor, raw.numpy().view(dtype.newbyteorder("="))
@@ -53,18 +57,22 @@ _COPYING_THREADS = 12
 """Measured on 16 cores: more threads copy no faster."""
 
 _UNFINISHED = 2
-"""Steps that were handed out, besides those prefetched, before one must be computed."""
+"""How many received steps may be uncomputed, beside the prefetched ones, before `send` blocks."""
 
 
 class TensorInTransit(NamedTuple):
-    """A tensor on its way, and the event that says it is there."""
+    """A tensor that is being copied to a GPU, and the event after that copy."""
 
     tensor: torch.Tensor
     copied: torch.cuda.Event
 
 
 class CudaDelivery(ColumnDelivery):
-    """Copies columns through locked memory, by streams that nobody else uses."""
+    """Copies columns to GPUs through locked memory, on streams of its own.
+
+    `_used` is shared by the thread that prefetches (`send`) and the caller (`receive`); a deque's
+    `append` and `popleft` are atomic.
+    """
 
     def __init__(self, handles: Sequence[torch.device], columns: Sequence[int], ahead: int) -> None:
         super().__init__(handles, columns, self._copy_steps)
@@ -79,7 +87,7 @@ class CudaDelivery(ColumnDelivery):
         self._drained = weakref.finalize(self, _drain, list(self._streams.values()), self._gather)
 
     def of_rows(self, rows: Chunk) -> CudaRows | None:
-        """A delivery for chunks of row numbers; None where the GPU cannot fetch the rows."""
+        """A delivery for chunks of row numbers; None if the driver cannot copy rows."""
         cuda = driver()
         if cuda is None or not cuda.copies_rows:
             return None
@@ -87,7 +95,7 @@ class CudaDelivery(ColumnDelivery):
         return CudaRows(self._handles, owners, self._ahead, rows, cuda)
 
     def send(self, chunk: Chunk) -> Chunk:
-        # Else a program that computes slower than it reads would fill the GPU with batches.
+        # Otherwise a program that computes slower than it reads would fill the GPU with batches.
         while len(self._used) > self._ahead + _UNFINISHED:
             self._used.popleft().synchronize()
         sent = self._send_columns(chunk)
@@ -113,7 +121,7 @@ class CudaDelivery(ColumnDelivery):
             return tensor.to(handle, non_blocking=True)
 
     def receive(self, values: list[Any]) -> list[Any]:
-        """The caller's stream waits for the copies, the caller does not."""
+        """Makes the caller's CUDA stream wait for the copies; does not block the caller."""
         waited = set()
         for value in values:
             if isinstance(value, TensorInTransit):
@@ -130,7 +138,7 @@ class CudaDelivery(ColumnDelivery):
 
 
 class CudaRows(CudaDelivery):
-    """Fetches rows by their numbers: large ones by the GPU itself, from where they lie."""
+    """Fetches rows by their numbers; the GPU reads large rows out of the user's arrays."""
 
     def __init__(
         self,
@@ -192,7 +200,7 @@ def _attach_events(column: Any, events: dict[torch.device, torch.cuda.Event]) ->
 
 
 def _drain(streams: list[torch.cuda.Stream], gather: Gather) -> None:
-    """What is read now may be gone soon."""
+    """Blocks until all copies are done: their sources may be freed afterwards."""
     for stream in streams:
         stream.synchronize()
     gather.stop()
@@ -268,7 +276,7 @@ class TorchBackend:
         return torch.cat([tensor.to(handle) for tensor in tensors], axis)
 
     def use_device(self, handle: torch.device) -> AbstractContextManager[Any]:
-        # Entering a device makes every call of torch slower, so not where it changes nothing.
+        # Entering a device makes every call of torch slower; it is skipped if it changes nothing.
         if handle.type == "cpu" and torch.get_default_device() == _CPU:
             return nullcontext()
         return _on(handle)
@@ -289,7 +297,7 @@ def _on(handle: torch.device) -> Iterator[None]:
 
 
 class _TorchSettings:
-    """What torch keeps for each thread by itself, as the thread has it that makes this object."""
+    """The settings that torch keeps per thread, captured from the thread that creates this."""
 
     def __init__(self) -> None:
         self._entries = ExitStack()

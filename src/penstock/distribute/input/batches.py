@@ -1,9 +1,9 @@
-"""How batches become portions: the two rules, which of them applies, and what a portion looks like.
+"""How batches become portions: which rule cuts them, what fills them, and the specs of portions.
 
 The *stream rule* takes the rows of all batches as one sequence and cuts it again and again by one
 vector of sizes. The *batch rule* cuts each batch on its own into equal portions. TensorFlow applies
-the first where it can tell the size of the batches and does not deal them out to workers as data;
-so do we, row by row.
+the stream rule if the batch size is known and the dataset is not sharded by DATA; so does penstock,
+row by row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.element import nest
+import numpy as np
+
+from penstock.element import columns, nest
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
 from penstock.element.dtypes import bool as bool_dtype
+from penstock.element.ragged import Ragged
 from penstock.element.spec import (
     NoneTensorSpec,
     RaggedTensorSpec,
@@ -30,7 +35,7 @@ from penstock.plan.traits import Trait
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with batches: "none", "stream" or "batch"; `size` is theirs, if it is known."""
+    """How batches are cut: "none", "stream", "batch" or "whole"; `size` is None if not known."""
 
     name: str
     size: int | None
@@ -38,24 +43,21 @@ class Rule:
 
     @property
     def explanation(self) -> str:
-        """For `explain()`."""
+        """The sentence that `explain()` prints."""
         if self.name == "none":
             return f"batches are not cut: {self.reason}"
         return f"batches are cut by the {self.name} rule: {self.reason}"
 
 
 def choose_rule(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -> Rule:
-    """The rule for a dataset that is delivered to so many replicas, sharded by `policy`."""
+    """The rule for a dataset that is sharded by `policy` and delivered to `replicas` replicas."""
     size = batch_size(plan, spec)
     if replicas == 1:
         return Rule("none", size, "there is one replica, which gets every batch as it is")
     _check_batched(spec)
     if size is None:
-        return Rule(
-            "batch",
-            None,
-            f"the batch size cannot be told behind {_find_hiding_operator(plan).label}",
-        )
+        hiding = _find_hiding_operator(plan).label
+        return Rule("batch", None, f"the batch size is not known behind {hiding}")
     if policy is AutoShardPolicy.DATA:
         return Rule("batch", size, "the data is sharded by element")
     if any(isinstance(leaf, NoneTensorSpec) for leaf in nest.flatten(spec)[0]):
@@ -64,15 +66,14 @@ def choose_rule(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -
 
 
 def choose_filling_rule(plan: Node, spec: Any, replicas: int, mode: str) -> Rule:
-    """The rule where every portion is to have one shape, by `InputOptions.last_batch`."""
+    """The rule for `InputOptions.last_batch`, if that makes all portions the same shape."""
     call = f"InputOptions(last_batch={mode!r})"
     size = probable_batch_size(plan, spec)
     _check_batched(spec)
     if size is None:
         raise InvalidArgumentError(
-            f"{call}: the batch size cannot be told behind "
-            f"{_find_hiding_operator(plan).label}; call "
-            "batch(global_batch_size) as the last step"
+            f"{call}: the batch size is not known behind {_find_hiding_operator(plan).label}; "
+            "call batch(global_batch_size) as the last step"
         )
     if mode == "drop" and size % replicas:
         raise InvalidArgumentError(
@@ -84,13 +85,13 @@ def choose_filling_rule(plan: Node, spec: Any, replicas: int, mode: str) -> Rule
 
 
 def filled_spec(spec: Any, rows: int, mode: str) -> Any:
-    """The spec of a portion that always has `rows` rows; padded, it comes with its mask."""
+    """The spec of a portion that always has `rows` rows; with a mask if it is padded."""
     part = nest.map_structure(lambda leaf: with_rows(leaf, rows), spec)
     return (part, TensorSpec([rows], bool_dtype)) if mode == "pad" else part
 
 
 def batch_size(plan: Node, spec: Any) -> int | None:
-    """How many rows a full batch has: by its spec, else by the operator that made it."""
+    """The number of rows of a full batch, from its spec or from the operator that made it."""
     leaves = nest.flatten(spec)[0]
     rows = [leaf.rows for leaf in leaves if not isinstance(leaf, NoneTensorSpec)]
     if rows and None not in rows:
@@ -110,7 +111,7 @@ def _batch_size_made_by(plan: Node) -> int | None:
 
 
 def probable_batch_size(plan: Node, spec: Any) -> int | None:
-    """The same, looking through functions, which seldom change the number of rows."""
+    """The batch size, assuming that functions of `map` keep the number of rows."""
     size = batch_size(plan, spec)
     while size is None:
         if isinstance(plan, nodes.Batch):
@@ -124,7 +125,7 @@ def probable_batch_size(plan: Node, spec: Any) -> int | None:
 
 
 def _find_hiding_operator(plan: Node) -> Node:
-    """The operator that hides the batch size."""
+    """The last operator behind which the batch size is not known."""
     while Trait.KEEPS_BATCH_SIZE in plan.traits:
         plan = plan.inputs[0]
     return plan
@@ -141,7 +142,7 @@ def _check_batched(spec: Any) -> None:
 
 
 def stream_sizes(batch: int, workers: int, here: int, worker: int) -> tuple[tuple[int, ...], ...]:
-    """The stream rule's sizes for one worker: a cycle of steps, each with a size per replica.
+    """The sizes of the stream rule for one worker: a cycle of steps, with a size per replica.
 
     >>> stream_sizes(8, 1, 3, 0)
     ((3, 3, 2),)
@@ -156,36 +157,40 @@ def stream_sizes(batch: int, workers: int, here: int, worker: int) -> tuple[tupl
     return (cycle[0],) if len(set(cycle)) == 1 else tuple(cycle)
 
 
-def batch_turns(workers: int, here: int, worker: int, dealt: bool) -> tuple[tuple[int, ...], ...]:
-    """The batch rule's portions for one worker. Dealt out, a batch is one step of all workers;
-    else each worker has batches of its own, and each of them makes as many steps as workers.
+def batch_turns(
+    workers: int, here: int, worker: int, shares_batches: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The portions that the batch rule gives to one worker, for each step that a batch makes.
 
-    >>> batch_turns(2, 2, 1, dealt=True), batch_turns(2, 1, 1, dealt=False)
+    If workers share batches, a batch makes one step for all of them. Otherwise each worker has
+    batches of its own, and a batch makes as many steps as there are workers.
+
+    >>> batch_turns(2, 2, 1, shares_batches=True), batch_turns(2, 1, 1, shares_batches=False)
     (((1, 3),), ((0,), (1,)))
     """
-    if dealt:
+    if shares_batches:
         return (tuple(range(worker, workers * here, workers)),)
     return tuple(tuple(range(i * here, (i + 1) * here)) for i in range(workers))
 
 
-def portion_spec(spec: Any, replicas: int, forget: bool) -> Any:
-    """The spec of one replica's portion; `forget` its rows where data may run out."""
+def portion_spec(spec: Any, replicas: int, may_run_out: bool) -> Any:
+    """The spec of one replica's portion; without a number of rows if data `may_run_out`."""
 
     def portion(leaf: TypeSpec) -> TypeSpec:
         rows = leaf.rows
-        even = rows is not None and rows % replicas == 0 and not forget
+        even = rows is not None and rows % replicas == 0 and not may_run_out
         return with_rows(leaf, rows // replicas if even and rows is not None else None)
 
     return nest.map_structure(portion, spec)
 
 
 def without_rows(spec: Any) -> Any:
-    """The spec of batches that may be of any length."""
+    """The spec with an unknown number of rows."""
     return nest.map_structure(lambda leaf: with_rows(leaf, None), spec)
 
 
 def with_rows(leaf: TypeSpec, rows: int | None) -> TypeSpec:
-    """The spec with another leading dimension; specs without one stay as they are."""
+    """The spec with another leading dimension; specs without one are returned unchanged."""
     if isinstance(leaf, TensorSpec):
         if not leaf.shape.rank:
             return leaf
@@ -204,7 +209,7 @@ def is_static(spec: Any) -> bool:
 
 
 def blank_leaves(spec: Any) -> list[Any]:
-    """The leaves of a portion without data: no rows; a single value is zero or empty."""
+    """The leaves of a portion without data: no rows; single values are zero or empty."""
     return [_blank_leaf(leaf) for leaf in nest.flatten(spec)[0]]
 
 
@@ -214,3 +219,64 @@ def _blank_leaf(leaf: TypeSpec) -> Any:
     if isinstance(leaf, TensorSpec) and leaf.shape.known:
         leaf = with_rows(leaf, None)
     return zeros(leaf, 0)
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Extends batches of up to `batch` rows to `rows`, by `mode`: "drop", "pad" or "repeat"."""
+
+    mode: str
+    batch: int
+    rows: int
+
+    def apply(self, chunk: Chunk) -> Chunk | None:
+        """The filled batches; None if all of them are dropped."""
+        sizes = self._count_rows(chunk)
+        if self.mode == "drop":
+            full = np.flatnonzero(sizes == self.batch)
+            if len(full) == len(chunk):
+                return chunk
+            return chunk.take(full) if len(full) else None
+        made = [self._fill_column(column) for column in chunk.columns]
+        if self.mode == "repeat":
+            return Chunk(chunk.tree, made, len(chunk))
+        mask = np.arange(self.rows) < sizes[:, None]
+        return Chunk(tree_with_mask(chunk.tree), [*made, mask], len(chunk))
+
+    def _count_rows(self, chunk: Chunk) -> Any:
+        counts = [
+            [len(leaf) for leaf in column] for column in chunk.columns if column[0] is not None
+        ]
+        sizes = np.array(counts[0])
+        if any(count != counts[0] for count in counts) or sizes.max() > self.batch:
+            raise InvalidArgumentError(
+                f"InputOptions(last_batch={self.mode!r}): batches of {self.batch} rows are "
+                f"expected, but the components of an element have {sorted({c[0] for c in counts})}"
+                " rows; let no operator behind batch change the number of rows"
+            )
+        return sizes
+
+    def _fill_column(self, column: Column) -> Column:
+        if type(column) is np.ndarray and column.ndim > 1 and column.shape[1] == self.rows:
+            return column
+        return columns.make([self._fill_leaf(leaf) for leaf in column])
+
+    def _fill_leaf(self, leaf: Any) -> Any:
+        if leaf is None or len(leaf) == self.rows:
+            return leaf
+        if self.mode == "repeat":
+            again = np.arange(self.rows) % max(len(leaf), 1)
+            return leaf.take(again) if isinstance(leaf, Ragged) else leaf[again]
+        if isinstance(leaf, Ragged):
+            more = np.full(self.rows - len(leaf), leaf.row_splits[-1])
+            return Ragged(leaf.values, np.concatenate([leaf.row_splits, more]))
+        longer = np.zeros((self.rows, *leaf.shape[1:]), leaf.dtype)
+        if leaf.dtype.hasobject:
+            longer.fill(b"")
+        longer[: len(leaf)] = leaf
+        return longer
+
+
+def tree_with_mask(tree: nest.Tree) -> nest.Tree:
+    """The structure of a pair of an element and its mask."""
+    return nest.graft(nest.PAIR, (tree, nest.LEAF))

@@ -12,7 +12,6 @@ from typing import Any
 
 from penstock.distribute.backends import Delivery
 from penstock.distribute.input import batches
-from penstock.distribute.input.fills import Fill
 from penstock.distribute.input.portions import (
     EvenPortions,
     PortionsStream,
@@ -120,7 +119,7 @@ class DeliveryPlan:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which a state may go on: that of this plan, and those that fit as well."""
+        """The rules under which a state may have been saved that this plan can restore."""
         if self.rule.name == "whole":
             return ("whole",)
         if self.rule.size is None or self.options.last_batch != "short":
@@ -154,12 +153,12 @@ class DeliveryPlan:
         assert size is not None
         return batches.stream_sizes(size, replicas.workers, replicas.here, replicas.worker)
 
-    def _fill(self) -> Fill | None:
+    def _fill(self) -> batches.Fill | None:
         if self.options.last_batch == "short":
             return None
         total, size = self.replicas.total, self.rule.size
         assert size is not None
-        return Fill(self.options.last_batch, size, -(-size // total) * total)
+        return batches.Fill(self.options.last_batch, size, -(-size // total) * total)
 
 
 def _wrap_leaves(tree: nest.Tree) -> Callable[[Leaves], Any]:

@@ -1,10 +1,11 @@
-"""Portions: streams whose elements are steps, cut from the elements of one input pipeline.
+"""Portions: streams whose elements are steps, cut from the batches of one input.
 
 An element of these streams is `(present, portion of replica 0, portion of replica 1, ...)`, for the
-replicas of this process. `present` says how many portions are there; the rest are made up, because
-the data ended inside the step. Cutting makes views, of many steps at once where shapes allow.
+replicas of this process. `present` is the number of portions with data; the other portions are
+blank, because the data ended inside the step. Portions are views, cut for many steps at once if
+all of them have the same shape.
 
-A state says where the *input* is, so that it fits another number of replicas.
+A state holds the position in the *input*, so that it fits another number of replicas.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.input.fills import Fill
+from penstock.distribute.input.batches import Fill
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
@@ -28,10 +29,10 @@ from penstock.errors import UnbatchedError
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream of steps is: `more` rows behind row `row` of the input's next element.
+    """Where a stream of steps is: `more` rows after row `row` of the input's next element.
 
-    `step` counts the steps before, `told` the failures behind it that were raised already. With
-    even portions `row` counts portions, not rows.
+    `step` is the number of steps before it, `failures` the number of failures after it that the
+    caller has already seen. For even portions `row` counts portions, not rows.
     """
 
     at: State = None
@@ -49,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True)
 class PartialStep:
-    """Elements that wait for more of their step, where the first stood, and failures since."""
+    """The first elements of a step, the place of the first one, and the failures since then."""
 
     rows: Chunk | None
     place: Place
@@ -68,7 +69,7 @@ class PartialStep:
 
 
 class PortionsStream(Stream):
-    """The common part: a feed of input elements, and states that speak of the input."""
+    """The common part: reads elements from the input, and saves states of the input."""
 
     def __init__(self, source: Stream, replicas: int, position: Position) -> None:
         self.inputs = (source,)
@@ -86,14 +87,14 @@ class PortionsStream(Stream):
         return {"at": self._input_state(), "row": 0, "more": 0}
 
     def _input_state(self) -> State:
-        """Where the input is, from which what is held can be read again."""
+        """The state of the input before the elements of a partial step."""
         return self._feed.save() if self._held is None else self._held.place.state
 
     def _collect(self, least: int, most: int) -> Chunk:
         """At least `least` elements, unless the input ends before; StopIteration if it has none.
 
-        What was collected when an element fails is held for the next step: nothing may be lost but
-        the element that failed.
+        If an element fails, the elements collected before it are kept for the next step, so that
+        only the failed element is lost.
         """
         held, self._held = self._held or PartialStep(None, self._feed.place, 0), None
         while len(held) < least:
@@ -115,6 +116,7 @@ class PortionsStream(Stream):
         return held.rows
 
     def _unread_rest(self, rows: Chunk, used: int) -> None:
+        """Returns the rows after the first `used` ones to the input."""
         if used < len(rows):
             self._feed.unread(self._last, len(self._last) - (len(rows) - used))
 
@@ -125,7 +127,7 @@ class PortionsStream(Stream):
         return Chunk(_step_tree(tree, len(portions)), [present, *flat], count)
 
     def _make_last_step(self, tree: nest.Tree, found: list[list[Any]], blank: list[Any]) -> Chunk:
-        """One step of the portions (lists of leaves) that are there; the rest are made up."""
+        """One step of the portions in `found` (lists of leaves), completed by blank portions."""
         self._step += 1
         missing = [blank] * (self._replicas - len(found))
         leaves = [leaf for portion in (*found, *missing) for leaf in portion]
@@ -160,9 +162,9 @@ class WholePortions(PortionsStream):
 
 
 class EvenPortions(PortionsStream):
-    """Each batch on its own, in equal portions: full ones first, then a shorter one, empty ones.
+    """Cuts each batch into `total` equal portions; the last ones may be shorter or empty.
 
-    A batch makes one step of the portions `numbers` (of `total`), or several `turns`.
+    A batch makes one step for each of `turns`, which lists the numbers of its portions.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class EvenPortions(PortionsStream):
 
 
 class SizedPortions(PortionsStream):
-    """The rows of all batches as one sequence, cut by a cycle of sizes; one entry for each step."""
+    """Cuts the rows of all batches, as one sequence, by a cycle of sizes, one entry per step."""
 
     def __init__(
         self,
@@ -259,7 +261,7 @@ class SizedPortions(PortionsStream):
         try:
             whole = stacked(rows.rows(0, count * total), [total] * count)
         except UnstackableError:
-            # Shapes differ within the step; within each portion they may be the same.
+            # Shapes differ within the step; within each portion they may still be equal.
             self._unread_rest(rows, total)
             return self._cut_short_step(rows.rows(0, total), sizes)
         self._unread_rest(rows, count * total)
@@ -269,12 +271,12 @@ class SizedPortions(PortionsStream):
         return self._make_steps(whole.tree, portions, count)
 
     def _cut_short_step(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
-        """A step portion by portion, as far as the rows reach."""
+        """One step, cut portion by portion, as far as the rows reach."""
         found: list[list[Any]] = []
         start = 0
         for size in sizes:
             piece = rows.rows(start, start + size)
-            # Behind a portion that is too short, or missing, even those of no rows are missing.
+            # After a portion that is too short or missing, portions of size 0 are missing as well.
             self._over = len(piece) < size
             if len(piece) or not size:
                 found.append(_stack_rows(piece) if size else self._blank())
@@ -284,7 +286,7 @@ class SizedPortions(PortionsStream):
         return self._make_last_step(rows.tree, found, self._blank())
 
     def _end_step(self, sizes: tuple[int, ...]) -> Chunk:
-        """Portions of no rows need none; the first that does is where the data has ended."""
+        """The step at the end of the data: only its leading portions of size 0, if any."""
         empty = next(i for i, size in enumerate(sizes) if size)
         self._over = True
         if not empty:
@@ -303,7 +305,7 @@ def _stack_rows(rows: Chunk) -> list[Any]:
 
 
 def even_part(column: Column, number: int, total: int) -> Column:
-    """Portion `number` of `total` of every leaf, along its leading axis."""
+    """Portion `number` of `total` equal portions of every leaf, along its leading axis."""
     if type(column) is np.ndarray and column.ndim > 1:
         each = -(-column.shape[1] // total)
         return column[:, number * each : (number + 1) * each]

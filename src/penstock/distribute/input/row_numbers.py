@@ -1,7 +1,7 @@
-"""Numbered plans: rows in memory that are only shuffled, batched and counted travel as numbers.
+"""Row numbers: a plan of rows in memory is rewritten to deliver row numbers instead of rows.
 
-Whoever fetches the rows does so at the end, from where they lie straight to where they are used,
-and only its own. A plan that looks into its rows anywhere has no such form.
+The backend then fetches each replica's rows directly from the user's array to the device. This is
+possible only if every operator of the plan works by position and none reads the rows.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from penstock.plan.nodes import Node
 from penstock.plan.traits import Trait
 
 ROW_NUMBERS = TensorSpec([None], "int64")
-"""What a batch of such a plan, or a part of one, looks like."""
+"""The spec of a batch of row numbers, and of a portion of it."""
 
 
 @dataclass(frozen=True)
 class RowNumberPlan:
-    """The plan with a number in the place of every row, and the rows."""
+    """A plan that delivers row numbers, and the rows that they refer to."""
 
     plan: Node
     rows: Chunk
 
 
 def replace_by_row_numbers(plan: Node) -> RowNumberPlan | None:
-    """The same plan of row numbers; None where it is not batches of rows in some order."""
+    """The same plan for row numbers; None unless it makes batches of rows in memory."""
     found, batches = _replace_rows(plan)
     return found if batches == 1 else None
 
 
 def _replace_rows(plan: Node) -> tuple[RowNumberPlan | None, int]:
+    """The plan for row numbers, and how many `batch` operators it has."""
     if isinstance(plan, nodes.Slices):
         rows = plan.data.chunk
         if not all(isinstance(c, np.ndarray) and c.dtype.isnative for c in rows.columns):

@@ -1,7 +1,7 @@
 """Steps: iterates over one input of a `DeliveryPlan`, step by step.
 
 A thread reads the input ahead, cuts it into portions and moves them to the devices. A state counts
-the steps that the caller has received, never those that were prepared ahead.
+the steps that the caller has received, not the steps that were prepared ahead.
 """
 
 from __future__ import annotations

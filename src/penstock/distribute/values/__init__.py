@@ -1,1 +1,1 @@
-"""Values: what stands on each replica, trees of it, and variables with a copy on each."""
+"""Values of replicas, trees of them, and variables with a copy on each replica."""

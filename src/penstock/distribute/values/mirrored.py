@@ -1,4 +1,4 @@
-"""Variables with a copy on every replica: kept equal when written, or made one when read."""
+"""Variables with a copy on every replica: synchronized when written, or when read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class DistributedVariable(DistributedValues, Variable):
         self._check_aggregation()
 
     def _check_aggregation(self) -> None:
-        """Refuses what cannot be aggregated, before anybody tries."""
+        """Raises if the aggregation does not fit the dtype, before the first assignment."""
         dtype = str(self.dtype)
         if self._aggregation is MEAN and "float" not in dtype:
             remedy = "pass dtype=, or use SUM" if "int" in dtype else "use ONLY_FIRST_REPLICA"
@@ -51,7 +51,7 @@ class DistributedVariable(DistributedValues, Variable):
             )
 
     def _replica_here(self) -> int | None:
-        """The replica that asks; None where all are seen."""
+        """The number of the current replica in this process; None outside of `run`."""
         index = replica_context.local_index()
         if index is not None and replica_context.get_strategy() is not self._strategy:
             raise FailedPreconditionError(
@@ -75,12 +75,12 @@ class DistributedVariable(DistributedValues, Variable):
 
     @property
     def device(self) -> str:
-        """The name of the device of the copy that is meant here."""
+        """The name of the device of the current replica's copy."""
         device: str = self._copy_here().device
         return device
 
     def _change_each(self, how: str, value: Any) -> None:
-        """Changes every copy; by its own value, if there is one for each."""
+        """Changes every copy, each by its own value if `value` is distributed."""
         replica_context.require_own_scope(self._strategy, f"{type(self).__name__}.{how}")
         per_replica = isinstance(value, DistributedValues)
         if per_replica:
@@ -101,7 +101,7 @@ class DistributedVariable(DistributedValues, Variable):
 
 
 class MirroredVariable(DistributedVariable):
-    """Copies that are equal as long as what replicas assign is aggregated."""
+    """Copies that stay equal if what replicas assign is aggregated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -119,9 +119,9 @@ class MirroredVariable(DistributedVariable):
         replica, own = replica_context.get_replica_context(), current_value(value)
         assert replica is not None
         if not isinstance(value, Variable) or isinstance(value, SyncOnReadVariable):
-            value = own  # Other variables are the same for all replicas, and no sum.
+            value = own  # Other variables are equal on all replicas, and are not summed.
         if container_of(type(value)) is not None:
-            # One array, of which a merge would make a tree.
+            # A list is one array here; a merge would treat it as a tree.
             value = self._values[index]._fit(value, f"{type(self).__name__}.{how}")
         return replica.merge_call(
             lambda _, value: PerReplica(self._change_all(how, self._aggregate(how, value))),
@@ -133,7 +133,7 @@ class MirroredVariable(DistributedVariable):
         return [one._current_value() for one in self._values]
 
     def _aggregate(self, how: str, value: Any) -> Any:
-        """What the replicas assign, aggregated."""
+        """The aggregate of the values that the replicas assign."""
         call = f"{type(self).__name__}.{how}"
         given = local_values(self._replicas, value, call)
         if self._aggregation is ONLY_FIRST:
@@ -148,18 +148,18 @@ class MirroredVariable(DistributedVariable):
         return reduce_leaf(self._replicas, op, PerReplica(fitting), None, call)
 
     def _aggregate_common(self, value: Any, call: str) -> Any:
-        """What all replicas assign, being one object: it stands for itself, but is no sum."""
+        """The value that all replicas assign as one object; it cannot be summed."""
         if self._aggregation is SUM:
             raise InvalidArgumentError(
                 f"{call}: SUM needs a value of each replica's own, but all {self._replicas.here} "
-                f"gave the same object, {value!r:.60}; pass one that each makes inside run, such "
-                "as np.float32(1)"
+                f"gave the same object, {value!r:.60}; pass a value that each makes inside run, "
+                "such as np.float32(1)"
             )
         return value
 
 
 class SyncOnReadVariable(DistributedVariable):
-    """Copies that each replica keeps for itself; reading them outside of `run` makes them one."""
+    """Copies that each replica changes for itself; reading outside of `run` aggregates them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -206,7 +206,7 @@ class SyncOnReadVariable(DistributedVariable):
         return self._current_value()
 
     def _divide_among_copies(self, how: str, value: Any) -> PerReplica:
-        """What to assign to each copy so that their sum is the value."""
+        """What to assign to each copy so that their sum over all workers is the value."""
         call = f"SyncOnReadVariable.{how}"
         if how != "assign":
             raise InvalidArgumentError(
@@ -225,7 +225,7 @@ _REDUCTIONS = {SUM: ReduceOp.SUM, MEAN: ReduceOp.MEAN}
 
 
 def _broadcast_from_first_worker(replicas: Replicas, value: Any) -> Any:
-    """The first worker's value, for all of them."""
+    """The value of worker 0, in every worker."""
     if replicas.collectives is None:
         return value
     return replicas.collectives.broadcast(np.asarray(replicas.backend.numpy(value)))

@@ -1,6 +1,6 @@
-"""Operators of things that stand for a value: in arithmetic, they are the value.
+"""Operators for objects that act as a value, such as variables and `Mirrored`.
 
-The value's own operators do the work, whichever framework it comes from.
+Each operator is applied to the current value, which may belong to any framework.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.errors import InvalidTypeError, NoSuchEntryError
 
 
 class ActsAsValue:
-    """Arithmetic, comparison, indexing and conversion, all of `_acting()`."""
+    """Arithmetic, comparison, indexing and conversion of `_current_value()`."""
 
     __slots__ = ()
 
     def _current_value(self) -> Any:
-        """The value that it stands for, here and now; every subclass says which."""
+        """The value of the current replica, or of all of them outside of `run`."""
 
     @property
     def shape(self) -> Any:
@@ -87,12 +87,12 @@ class ActsAsValue:
 
 
 def current_value(value: Any) -> Any:
-    """The value that something stands for; other things stand for themselves."""
+    """The current value of a variable or `Mirrored`; anything else is returned unchanged."""
     return value._current_value() if isinstance(value, ActsAsValue) else value
 
 
 def _check_key(name: str, key: Any, shape: tuple[int, ...]) -> None:
-    """Refuses indices that frameworks treat differently, down to JAX's taking the last entry."""
+    """Raises for indices that frameworks treat differently: JAX clamps them to the last entry."""
     for part in key if isinstance(key, tuple) else (key,):
         if isinstance(part, str | bytes | float):
             raise InvalidTypeError(f"{name}: an index must be ints or slices, got {key!r}")
@@ -106,7 +106,7 @@ def _no_entry(name: str, key: Any, shape: tuple[int, ...]) -> NoSuchEntryError:
 
 
 def _match_operand(value: Any, other: Any) -> Any:
-    """The other side of an operator; a list has the dtype of an array beside it."""
+    """The second operand; a list beside an array is converted to the array's dtype."""
     other = current_value(other)
     if not isinstance(other, list | tuple) or not isinstance(value, np.ndarray | np.generic):
         return other

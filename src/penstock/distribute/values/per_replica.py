@@ -1,7 +1,7 @@
-"""Values of replicas: one tensor (or anything) for each, and trees of them.
+"""Values of replicas: one object for each replica, usually a tensor, and trees of them.
 
-`PerReplica` says that the values may differ, `Mirrored` that they are the same. For NumPy elements
-they are leaves; in `jax.tree` and `torch.utils._pytree` they are nodes.
+The values of a `PerReplica` may differ, those of a `Mirrored` are equal. Trees of penstock treat
+both as leaves; `jax.tree` and `torch.utils._pytree` treat them as nodes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DistributedValues:
 
 
 class PerReplica(DistributedValues):
-    """Values that may differ, as distributed datasets and `Strategy.run` give them.
+    """Values that may differ; returned by distributed datasets and `Strategy.run`.
 
     >>> print(PerReplica((np.arange(2), np.arange(2, 4))))
     PerReplica:{
@@ -59,14 +59,14 @@ class PerReplica(DistributedValues):
 
     @classmethod
     def from_global(cls, array: Any) -> PerReplica:
-        """The pieces of a `jax.Array` that lie on this process's devices, without a copy."""
+        """The shards of a `jax.Array` on this process's devices, without a copy."""
         made: PerReplica = load("jax").from_global(array)  # type: ignore[attr-defined]
         return made
 
     def to_global(self, axis: int = 0) -> Any:
         """One `jax.Array` of the replicas' arrays, joined along `axis` without a copy.
 
-        It has a `NamedSharding` over the mesh axis "replica": what each device has stays there.
+        It has a `NamedSharding` over the mesh axis "replica"; nothing moves between devices.
         """
         return load("jax").to_global(self, axis)  # type: ignore[attr-defined]
 
@@ -80,7 +80,7 @@ class PerReplica(DistributedValues):
 
 
 class Mirrored(DistributedValues, ActsAsValue):
-    """Values that are the same: in arithmetic, the replica's own one, or the first of them."""
+    """Equal values: in arithmetic, the value of the current replica, or the first one."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -108,7 +108,7 @@ for _name in BINARY:
 
 
 class SyncOnRead(DistributedValues):
-    """Values that each replica keeps for itself until somebody reads them all."""
+    """Values that each replica changes for itself, and that are aggregated when they are read."""
 
     __slots__ = ()
 
@@ -116,9 +116,9 @@ class SyncOnRead(DistributedValues):
 def regroup(
     trees: Sequence[Any], always: bool, who: str = "Strategy.run: the replicas returned"
 ) -> Any:
-    """Trees of one structure, one per replica, as one tree of `PerReplica`.
+    """Combines trees of one structure, one per replica, into one tree of `PerReplica`.
 
-    Unless `always`, a leaf that is one and the same object in all of them stays as it is.
+    Unless `always` is set, a leaf that is the same object in all trees is not wrapped.
     """
     first = trees[0]
     container = container_of(type(first))
@@ -145,8 +145,7 @@ def _regroup_leaf(trees: Sequence[Any], always: bool, who: str) -> Any:
     return first if same and not isinstance(first, _INTERNED) else PerReplica(trees)
 
 
-# Scalar values of which Python or NumPy may keep only one object, so that being the same object
-# says nothing: the two truth values, and short strings.
+# Python and NumPy intern these scalars, so that replicas may return the same object by accident.
 _INTERNED = (np.bool_, bytes)
 
 
@@ -158,7 +157,7 @@ def _structure_error(who: str, first: Any, other: Any, index: int) -> Disagreeme
 
 
 def select(index: int, tree: Any) -> Any:
-    """The tree as one replica of this process sees it: everywhere its own value."""
+    """The tree with every distributed value replaced by the value of one replica."""
 
     def select_leaf(leaf: Any) -> Any:
         return leaf._values[index] if isinstance(leaf, DistributedValues) else leaf
@@ -167,7 +166,7 @@ def select(index: int, tree: Any) -> Any:
 
 
 def spread(tree: Any, count: int, call: str) -> Sequence[Any]:
-    """The tree as each of `count` replicas gets it. Variables know the replica by themselves."""
+    """The tree for each of `count` replicas. Variables are kept: they know the current replica."""
     found = _spread(tree, count, call)
     return (tree,) * count if found is None else found
 
@@ -193,7 +192,7 @@ def _values_of(value: DistributedValues, count: int, call: str) -> tuple[Any, ..
 
 
 def check_count(value: DistributedValues, count: int, call: str) -> None:
-    """Refuses a value of a strategy with another number of replicas."""
+    """Raises if a value comes from a strategy with another number of replicas."""
     if len(value._values) != count:
         raise InvalidArgumentError(
             f"{call}: the value has {len(value._values)} replicas but this strategy has {count}; "
@@ -202,7 +201,7 @@ def check_count(value: DistributedValues, count: int, call: str) -> None:
 
 
 def local_results(tree: Any, count: int) -> tuple[Any, ...]:
-    """The tree as each of `count` replicas has it; a bare value once."""
+    """The tree for each of `count` replicas; a value that is not distributed comes once."""
     for leaf in leaves(tree):
         if isinstance(leaf, DistributedValues):
             return tuple(select(index, tree) for index in range(len(leaf._values)))
@@ -210,10 +209,11 @@ def local_results(tree: Any, count: int) -> tuple[Any, ...]:
 
 
 _registered: set[str] = set()
+"""The frameworks with which `register_pytrees` has registered its types."""
 
 
 def register_pytrees() -> None:
-    """Makes `PerReplica` and `Mirrored` nodes of the frameworks that are loaded."""
+    """Registers `PerReplica` and `Mirrored` as tree nodes with every loaded framework."""
     for framework, register in (("jax", _register_with_jax), ("torch", _register_with_torch)):
         if sys.modules.get(framework) is not None and framework not in _registered:
             _registered.add(framework)
@@ -241,7 +241,7 @@ def _register_with_torch(kind: type[DistributedValues]) -> None:
 
 
 class PerReplicaSpec(TypeSpec):
-    """The specs of the values of one `PerReplica`.
+    """The specs of the values of a `PerReplica`.
 
     >>> PerReplicaSpec(TensorSpec([None]), TensorSpec([None])).specs[0]
     TensorSpec(shape=(None,), dtype=tf.float32, name=None)
@@ -275,7 +275,7 @@ def _all_fit(specs: tuple[TypeSpec, ...], values: tuple[Any, ...]) -> bool:
 
 
 def _describe_tensor(value: Any) -> Any:
-    """A framework's tensor by its spec; what NumPy knows, as it is."""
+    """The spec of a torch tensor; anything else unchanged."""
     dtype = str(getattr(value, "dtype", ""))
     if not dtype.startswith("torch."):
         return value

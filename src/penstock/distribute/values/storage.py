@@ -1,4 +1,4 @@
-"""What a variable holds: values made fit for it, on its device, and safe from later changes."""
+"""The values that variables hold: converted, checked, and in memory that nothing else writes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from penstock.errors import (
 
 
 def initial_value_of(value: Any, dtype: Any) -> Any:
+    """The initial value, called if it is a function, and converted unless it is a tensor."""
     value = current_value(value() if callable(value) else value)
     if value is None:
         raise InvalidArgumentError("Variable: initial_value is missing; pass an array or a number")
@@ -33,7 +34,7 @@ def initial_value_of(value: Any, dtype: Any) -> Any:
 
 
 def _leaf_of(value: Any, dtype: Any) -> Any:
-    """An initial value as NumPy has it."""
+    """An initial value as a NumPy value of the given dtype."""
     try:
         wanted = None if dtype is None else as_dtype(dtype)
     except OpError as error:
@@ -61,11 +62,13 @@ _LITERALS = (bool, int, float, complex, list, tuple)
 
 
 def _can_become(value: Any, dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype can hold numbers of this kind: truth values are whole numbers, which are
-    real numbers, which are complex ones. How large they are does not matter."""
+    """Whether a dtype can hold numbers of this kind: bool < integer < real < complex.
+
+    The size of the numbers is not checked.
+    """
     try:
         array = np.asarray(value)
-    except ValueError:  # Rows of different lengths, which are refused elsewhere.
+    except ValueError:  # Rows of different lengths; the caller rejects them.
         return True
     return dtype.kind == "O" or array.size == 0 or _width(array.dtype) <= _width(dtype)
 
@@ -78,7 +81,7 @@ _WIDTHS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _check_range(value: Any, dtype: np.dtype[Any], call: str) -> None:
-    """Refuses whole numbers that a dtype cannot hold; NumPy would wrap them around."""
+    """Raises for integers that a dtype cannot hold; NumPy would wrap them around."""
     if dtype.kind not in "iu" or not isinstance(value, _LITERALS):
         return
     array, info = np.asarray(value), np.iinfo(dtype)
@@ -93,7 +96,7 @@ def _check_range(value: Any, dtype: np.dtype[Any], call: str) -> None:
 
 
 def check_shape(shape: tuple[int, ...], wanted: Any) -> None:
-    """Refuses a `shape` that the initial value does not have."""
+    """Raises if `shape` is not the shape of the initial value."""
     dims = None if wanted is None else TensorShape(wanted).dims
     if dims is not None and (dims := tuple(dims)) != shape:
         raise InvalidArgumentError(
@@ -110,12 +113,15 @@ _REMEDY = "pass an array, a number, a string, or lists of them of one length"
 
 
 def framework_of(value: Any) -> str | None:
-    """The framework that a tensor comes from; None for everything that is NumPy's or Python's."""
+    """The framework of a tensor; None for values of NumPy and Python."""
     return FRAMEWORKS.get(type(value).__module__.partition(".")[0])
 
 
 def find_home(value: Any, strategy: Any) -> Replicas:
-    """Where a variable lives that is not distributed: with its strategy, or where its value is."""
+    """The backend and device of a variable that is not distributed.
+
+    They are those of its strategy; without a scope, those of its initial value.
+    """
     if framework_of(value) is None or replica_context.has_strategy():
         replicas: Replicas = strategy._replicas
         return replicas
@@ -123,7 +129,7 @@ def find_home(value: Any, strategy: Any) -> Replicas:
 
 
 def refuse_foreign(replicas: Replicas, value: Any, call: str) -> None:
-    """Refuses tensors of another framework, which would lose their device and their gradients."""
+    """Raises for tensors of another framework, which would lose their device and gradients."""
     framework, backend = framework_of(value), replicas.backend
     if framework not in (None, backend.name) and not backend.is_tensor(value):
         raise InvalidArgumentError(
@@ -133,7 +139,7 @@ def refuse_foreign(replicas: Replicas, value: Any, call: str) -> None:
 
 
 def refuse_traced(replicas: Replicas, value: Any, call: str) -> None:
-    """Refuses what a compiled function knows only when it runs; to keep it would keep nothing."""
+    """Raises for placeholders of a compiled function, which have no value to keep."""
     if replicas.backend.is_traced(value):
         raise FailedPreconditionError(
             f"{call}: called inside jax.jit or another transformation of JAX, where values are "
@@ -142,7 +148,7 @@ def refuse_traced(replicas: Replicas, value: Any, call: str) -> None:
 
 
 def array_like(value: Any, old: Any, call: str) -> Any:
-    """A NumPy value of its own, in the dtype of the old one."""
+    """A NumPy value in memory of its own, in the dtype of `old`."""
     if value is None:
         raise InvalidArgumentError(f"{call}: None is no value; {_REMEDY}")
     if isinstance(old, bytes) or old.dtype.kind == "O":
@@ -175,7 +181,7 @@ def _copy_array(leaf: Any) -> Any:
 
 
 def freeze(tensor: Any) -> Any:
-    """A value made for a variable, to be kept: without gradients, and read-only where that is."""
+    """A value for a variable to keep: without gradients, and read-only if it is an array."""
     if isinstance(tensor, np.ndarray):
         tensor.setflags(write=False)
     if framework_of(tensor) == "jax":
@@ -184,13 +190,15 @@ def freeze(tensor: Any) -> Any:
 
 
 def copy_apart(tensor: Any) -> Any:
-    """The value as a new object, because `Strategy.run` takes one that all replicas return for
-    one that they share; in memory of its own where the framework has nothing that is read-only."""
+    """The value as a new object; a copy if its framework has no read-only tensors.
+
+    A new object, because `Strategy.run` does not wrap an object that all replicas return.
+    """
     if isinstance(tensor, np.ndarray):
         return tensor.view()
     if isinstance(tensor, np.generic):
         return tensor.copy()
     if framework_of(tensor) == "jax":
-        # Read-only, but whoever gets it may donate its memory to a compiled function.
+        # Read-only, but the caller may donate its memory to a compiled function.
         return tensor.copy()
     return tensor.detach().clone() if hasattr(tensor, "detach") else tensor

@@ -1,4 +1,4 @@
-"""Texts of values: arrays, and the tensors of every framework, as TensorFlow prints its tensors."""
+"""Texts of arrays and of every framework's tensors, in the form of TensorFlow's tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.element.dtypes import of_numpy
 
 
 def as_array(value: Any) -> Any:
-    """A tensor in its NumPy form (bytes for a single string); None for anything else."""
+    """A tensor as a NumPy value (bytes for a single string); None for anything else."""
     if isinstance(value, np.ndarray | np.generic | bytes):
         return value
     framework = FRAMEWORKS.get(type(value).__module__.partition(".")[0])
@@ -47,7 +47,7 @@ def full(value: Any) -> str:
 
 
 def numpy_text(array: Any) -> str:
-    """What stands behind `numpy=`; a single number as Python's, with all of its digits."""
+    """The text after `numpy=`; a single number is written with all of its digits."""
     if np.ndim(array):
         return _own_lines(repr(array))
     return str(array if isinstance(array, bytes) else np.asarray(array).item())

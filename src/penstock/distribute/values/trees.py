@@ -1,7 +1,7 @@
-"""Trees of results: tuples, lists, dicts and dataclasses of leaves, rebuilt as what they were.
+"""Trees of results: tuples, lists, dicts and dataclasses of leaves, rebuilt with their own types.
 
-Here a list is a container, as users of replicas expect; in the elements of a dataset it is data
-(`element.nest`). What nothing changes in is handed on as the same object.
+A list is a container here; in the elements of a dataset it is data (`element.nest`). A container in
+which no leaf changes is returned as the same object.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 
 class Container(NamedTuple):
-    """What is known about one type of container."""
+    """How to take a type of container apart, and how to build it again."""
 
     parts: Callable[[Any], Sequence[Any]]
     parts_like: Callable[[Any, Any], Sequence[Any] | None]
-    """The parts of the second in the order of the first; None if they are other parts."""
+    """The parts of the second in the order of the first; None if their keys or lengths differ."""
     rebuild: Callable[[Any, Sequence[Any]], Any]
-    """A container like the first, of other parts."""
+    """A container like the first, with other parts."""
 
 
 def _same_length(first: Any, other: Any) -> Any:
@@ -33,7 +33,7 @@ def _same_keys(first: Any, other: Any) -> list[Any] | None:
 
 
 def _fill_dict(first: Any, parts: Sequence[Any]) -> Any:
-    """A dict of a type of its own, which may know more than its items."""
+    """A copy of an instance of a dict subclass, which may have other attributes, with new items."""
     filled = copy.copy(first)
     filled.update(zip(first, parts, strict=True))
     return filled
@@ -57,7 +57,7 @@ def _dataclass(kind: type) -> Container:
         return [getattr(value, name) for name in names]
 
     def rebuild(first: Any, parts: Sequence[Any]) -> Any:
-        # Without its constructor, which may want other arguments or refuse distributed values.
+        # Not by its constructor, which may take other arguments or reject distributed values.
         rebuilt = copy.copy(first)
         for name, part in zip(names, parts, strict=True):
             object.__setattr__(rebuilt, name, part)
@@ -67,7 +67,7 @@ def _dataclass(kind: type) -> Container:
 
 
 def _container_of(kind: type) -> Container | None:
-    """What is known about a type; None for leaves, to which other tuples belong (`torch.Size`)."""
+    """The container of a type; None for leaves, such as other tuples (`torch.Size`)."""
     if kind is tuple:
         return _TUPLE
     if kind is dict:
@@ -89,7 +89,7 @@ container_of: Callable[[Any], Container | None] = lru_cache(maxsize=1024)(_conta
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The tree with `function` of every leaf."""
+    """The tree with `function` applied to every leaf."""
     container = container_of(type(tree))
     if container is None:
         return function(tree)
@@ -110,7 +110,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def place_of(leaf: Any, tree: Any, place: str = "value") -> str | None:
-    """Where a leaf stands, as one would write it.
+    """The path of a leaf, as Python code; None if the tree does not contain it.
 
     >>> place_of(None, {"a": [1, None]})
     "value['a'][1]"
@@ -133,7 +133,7 @@ def _labels(tree: Any) -> list[str]:
 
 
 def describe(tree: Any) -> str:
-    """The outermost part of a structure, in words.
+    """The outermost container of a structure, in words.
 
     >>> describe((1, [2])), describe({"a": 1}), describe(None)
     ('tuple of 2', "dict of 'a'", 'NoneType')

@@ -1,8 +1,8 @@
-"""Variables: values that can be assigned; under a strategy's scope, a copy on every replica.
+"""Variables: values that can be assigned; under a strategy's scope, with a copy per replica.
 
-A copy is never changed in place, and shares no memory that can be written to with anybody: what
-was given, and what was read, stays what it was. In arithmetic a variable is its
-value: that of the replica that asks, or outside of `run` that of all of them.
+A variable is never changed in place and shares no writable memory: arrays that were assigned to it
+or read from it keep their values. In arithmetic a variable acts as its current value: that of the
+current replica, or outside of `run` that of all replicas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, Inval
 
 
 class VariableSynchronization(Enum):
-    """When the copies of a variable are made one."""
+    """When the copies of a variable are synchronized."""
 
     AUTO = 0
     NONE = 1
@@ -42,7 +42,7 @@ class VariableSynchronization(Enum):
 
 
 class VariableAggregation(Enum):
-    """How what replicas assign (or, ON_READ, their copies) is made one."""
+    """How the values that replicas assign (with ON_READ: their copies) are aggregated."""
 
     NONE = 0
     SUM = 1
@@ -66,16 +66,16 @@ class Variable(ActsAsValue):
 
     Args:
         initial_value: An array, a number, a tensor of the strategy's framework, or a function that
-            gives one.
+            returns one of these.
         trainable: Kept for the code that trains; an ON_READ variable never is.
         name: What it is called when printed.
         dtype: Converts the initial value.
         synchronization: Under a scope: AUTO or ON_WRITE keep the copies equal whenever they are
-            assigned; ON_READ lets each replica keep its own until somebody reads them all.
-        aggregation: How assignments from replicas (ON_READ: the copies) become one.
+            assigned; ON_READ lets each replica change its own copy, and aggregates when read.
+        aggregation: How assignments from replicas (ON_READ: the copies) are aggregated.
         shape: Checked: a variable keeps the shape of its initial value.
         constraint: Kept for the code that trains.
-        validate_shape: Accepted, without meaning.
+        validate_shape: Accepted and ignored.
 
     >>> v = Variable([1.0, 2.0], name="w")
     >>> v.assign_add([1.0, 1.0])
@@ -89,7 +89,7 @@ class Variable(ActsAsValue):
     def __new__(
         cls, *given: Any, synchronization: VariableSynchronization = AUTO, **named: Any
     ) -> Variable:
-        # Copies are made without arguments, and are what they are copies of.
+        # Only `Variable(...)` with arguments chooses a class; subclasses and copies keep theirs.
         made = cls is Variable and (given or named)
         if made and len(given) > 2:
             raise InvalidTypeError(
@@ -171,7 +171,7 @@ class Variable(ActsAsValue):
 
     @property
     def device(self) -> str:
-        """The name of the device that it is on."""
+        """The name of the device of the value."""
         return str(self._device)
 
     @property
@@ -184,7 +184,7 @@ class Variable(ActsAsValue):
 
     @property
     def dtype(self) -> Any:
-        """The dtype, as the framework of the value has it; `penstock.string` for strings."""
+        """The dtype, in the framework of the value; `penstock.string` for strings."""
         is_text = isinstance(self._value, bytes) or self._value.dtype == np.dtype(object)
         return as_dtype("string") if is_text else self._value.dtype
 
@@ -213,7 +213,7 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Makes it `value`; the new value comes back, unless `read_value` is False."""
+        """Assigns `value`; returns the new value, unless `read_value` is False."""
         return self._assign("assign", value, read_value)
 
     def assign_add(
@@ -223,7 +223,7 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Adds `delta`; the new value comes back, unless `read_value` is False."""
+        """Adds `delta`; returns the new value, unless `read_value` is False."""
         return self._assign("assign_add", delta, read_value)
 
     def assign_sub(
@@ -233,11 +233,11 @@ class Variable(ActsAsValue):
         name: str | None = None,
         read_value: bool = True,
     ) -> Any:
-        """Subtracts `delta`; the new value comes back, unless `read_value` is False."""
+        """Subtracts `delta`; returns the new value, unless `read_value` is False."""
         return self._assign("assign_sub", delta, read_value)
 
     def _assign(self, how: str, value: Any, read_value: bool) -> Any:
-        # Before the replicas meet: what one of them traces means nothing to the others.
+        # Before the replicas meet: a placeholder of one replica has no value in another.
         refuse_traced(self._replicas, value, f"Variable.{how}")
         changed = self._change(how, value)
         return changed if read_value else None
@@ -252,7 +252,7 @@ class Variable(ActsAsValue):
         return self._current_value()
 
     def _fit(self, value: Any, call: str) -> Any:
-        """A value to assign, in this variable's dtype and shape, on its device."""
+        """A value to assign, on this variable's device; raises unless dtype and shape fit."""
         backend = self._replicas.backend
         refuse_foreign(self._replicas, value, call)
         if backend.name == "numpy" or not backend.is_tensor(value):
@@ -271,7 +271,7 @@ class Variable(ActsAsValue):
         return tensor
 
     def __copy__(self) -> Variable:
-        # What it holds is never changed in place, so both may hold it; devices are not copied.
+        # The value is never changed in place, so both may hold it; devices are not copied.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
@@ -292,7 +292,7 @@ class Variable(ActsAsValue):
 
 
 class VariableCopy(Variable):
-    """One replica's copy of a distributed variable; assigning to it leaves the others alone."""
+    """One replica's copy of a distributed variable; assigning to it changes only this copy."""
 
     def __init__(self, container: Variable, index: int, value: Any) -> None:
         replica = f"/replica_{index}" if index else ""
@@ -304,7 +304,7 @@ class VariableCopy(Variable):
 
 
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
-    """The class of a variable that is made here."""
+    """The class of a variable that is created under the current strategy."""
     strategy, replica = replica_context.current_standpoint()
     if replica is not None and replica_context.has_strategy():
         raise FailedPreconditionError(

@@ -1,7 +1,7 @@
-"""Clusters: which processes take part in a strategy, where they are, and which one this is.
+"""Clusters: the processes of a strategy, their addresses, and the number of this process.
 
-A resolver says it in the words of whoever started the processes; `membership` turns that into
-numbers, and is the only thing that strategies look at.
+A resolver reads the format of the launcher that started the processes. `membership` turns that into
+a `Membership`, which is all that strategies use.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from penstock.errors import DisagreementError, InvalidArgumentError, InvalidTypeError
 
-# The jobs that train together, in the order of their numbers; evaluators run by themselves.
+# The jobs that train together, in the order of worker numbers; an evaluator runs alone.
 TRAINING = ("chief", "worker")
 ALONE = "evaluator"
 
 
 class ClusterSpec:
-    """The addresses of every job's tasks.
+    """The addresses of the tasks of every job.
 
     >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
     >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
@@ -83,7 +83,7 @@ def _addresses(job: object, tasks: Any) -> list[str]:
 
 
 class ClusterResolver(ABC):
-    """Who takes part, and who this process is; derive from it for a launcher of your own.
+    """Finds the cluster and the task of this process; subclass it for a launcher of your own.
 
     `task_type` and `task_id` are None where there is no cluster.
     """
@@ -91,16 +91,16 @@ class ClusterResolver(ABC):
     task_type: str | None = None
     task_id: int | None = None
     local: tuple[int, int] | None = None
-    """Which of how many processes on this machine this one is, where the launcher says so."""
+    """The number of this process on its machine and their count; None if not known."""
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Who takes part."""
+        """The jobs and addresses of the cluster; empty if there is none."""
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task; without one, that of worker 0, where all meet ("" if alone)."""
+        """The address of a task; by default of worker 0, to which all connect ("" if alone)."""
         spec = self.cluster_spec()
         if task_type is not None:
             return spec.task_address(task_type, task_id or 0)
@@ -114,7 +114,7 @@ class ClusterResolver(ABC):
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a cluster, as errors name it."""
+    """One process of a cluster; its text is how errors name it."""
 
     task: str
     address: str
@@ -125,7 +125,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Membership:
-    """A process's place among those that train together; the first one is where they meet."""
+    """The place of this process among the workers, which all connect to the first member."""
 
     members: tuple[Member, ...] = (Member("worker 0", ""),)
     worker: int = 0
@@ -143,13 +143,13 @@ class Membership:
 
 
 def membership(resolver: ClusterResolver, call: str) -> Membership:
-    """The place of this process by what a resolver says; alone if that names no cluster."""
+    """The place of this process according to a resolver; alone if there is no cluster."""
     spec = resolver.cluster_spec()
     if not spec or resolver.task_type == ALONE:
         return Membership(local=resolver.local)
-    if others := set(spec.jobs) - {*TRAINING, ALONE}:
+    if unknown := set(spec.jobs) - {*TRAINING, ALONE}:
         raise InvalidArgumentError(
-            f"{call}: the cluster has the job(s) {sorted(others)}, but only 'chief' and 'worker' "
+            f"{call}: the cluster has the job(s) {sorted(unknown)}, but only 'chief' and 'worker' "
             "train together (there are no parameter servers); leave them out"
         )
     members = list_members(spec)
@@ -160,6 +160,7 @@ def membership(resolver: ClusterResolver, call: str) -> Membership:
 
 
 def list_members(spec: ClusterSpec) -> tuple[Member, ...]:
+    """The processes that train together, in the order of their worker numbers."""
     return tuple(
         Member(f"{job} {index}", address)
         for job in TRAINING

@@ -1,7 +1,9 @@
-"""Collectives: what the processes of a strategy do together, on top of a framework's own.
+"""Collectives between the processes of a strategy, on top of a framework's own.
 
-Every process must make the same calls in the same order. Each call first compares what all are
-about to do: a worker that does something else, or nothing, is an error that names it, never a hang.
+Every process must make the same calls in the same order. Each call first exchanges a *parcel*: a
+label (operation, dtype, shape) and, if it is small, the array itself. Processes compare the labels
+before they exchange more, so that a worker that calls something else, or nothing, is reported by an
+error that names it; it never causes a hang.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ ROOM = LENGTH - LABEL.size
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a process sends: `contents` are the array's bytes, None if there was no room."""
+    """What a process sends first; `contents` are the array's bytes, None if they do not fit."""
 
     action: str
     dtype: str
@@ -46,7 +48,7 @@ class Parcel:
     contents: bytes | None = None
 
     def row(self) -> Array:
-        """The parcel as bytes, `LENGTH` of them."""
+        """The parcel as `LENGTH` bytes."""
         sizes = self.shape + (0,) * (DIMENSIONS - len(self.shape))
         texts = self.action.encode(), self.dtype.encode()
         label = LABEL.pack(*texts, self.contents is not None, len(self.shape), *sizes)
@@ -69,19 +71,19 @@ class Parcel:
         return f"{self.action} of {self.dtype}{list(self.shape)}"
 
     def array(self, contents: bytes) -> Array:
-        """The array of this label and those bytes; nobody else has its memory."""
+        """The array with this label and these bytes, in memory of its own."""
         return np.frombuffer(contents, _numpy_dtype(self.dtype)).reshape(self.shape).copy()
 
 
 def pack(action: str, array: Array, call: str) -> Parcel:
-    """An array as a parcel, with the array in it if it is small."""
+    """A parcel for an array, with its bytes if they fit."""
     check(array.dtype.name, array.shape, call)
     fits = array.nbytes <= ROOM
     return Parcel(action, array.dtype.name, array.shape, array.tobytes() if fits else None)
 
 
 def check(dtype: str, shape: Sequence[int], call: str) -> None:
-    """An error unless arrays of this dtype and shape can go to other processes."""
+    """Raises unless arrays of this dtype and shape can be sent to other processes."""
     if dtype == "object" or dtype[:3] in ("str", "byt"):
         raise UnimplementedError(
             f"{call}: strings cannot go from worker to worker; send numbers, such as their indices"
@@ -108,7 +110,10 @@ FRAMEWORKS = {"numpy": "torch", "torch": "torch", "jax": "jax"}
 
 
 class Peers(ABC):
-    """All processes of a cluster, as one of them sees them."""
+    """The collectives of one process with all processes of its cluster.
+
+    `_lock` lets one collective run at a time, and guards `_broken`.
+    """
 
     def __init__(self, membership: Membership, timeout: float, call: str) -> None:
         self._members = membership.members
@@ -116,6 +121,7 @@ class Peers(ABC):
         self._timeout = timeout
         self._call = call
         self._broken = False
+        """Whether a collective has failed, after which the processes are out of step."""
         self._lock = threading.Lock()
 
     def gather(self, array: Array) -> list[Array]:
@@ -132,7 +138,7 @@ class Peers(ABC):
         return [p.array(r[: p.nbytes].tobytes()) for p, r in zip(parcels, rows, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of every process's tensor (of the backend; one shape, one dtype), where it is."""
+        """The sum of every process's tensor (one shape, one dtype), on this tensor's device."""
         array = self._as_small_array(tensor)
         if array is not None:
             mine = pack("all_reduce", array, self._call)
@@ -147,7 +153,7 @@ class Peers(ABC):
             return self._run_step(lambda: self._sum(tensor))
 
     def broadcast(self, array: Array) -> Array:
-        """The array of worker 0; the others' say only shape and dtype, which must be the same."""
+        """The array of worker 0; every worker passes an array of the same shape and dtype."""
         array = np.asarray(array)
         mine = pack("broadcast", array, self._call)
         with self._lock:
@@ -166,11 +172,11 @@ class Peers(ABC):
 
     @abstractmethod
     def _exchange(self, row: Array) -> Sequence[Array]:
-        """Every process's bytes, as many from each, in the order of the workers."""
+        """The bytes of every process, equally many from each, in the order of the workers."""
 
     @abstractmethod
     def _broadcast_first(self, row: Array) -> Array:
-        """The bytes of worker 0; the others' are as many."""
+        """The bytes of worker 0; every worker passes equally many."""
 
     @abstractmethod
     def _sum(self, tensor: Tensor) -> Tensor:
@@ -178,16 +184,16 @@ class Peers(ABC):
 
     @abstractmethod
     def _as_small_array(self, tensor: Tensor) -> Array | None:
-        """A tensor that is on the host already, as NumPy's; None for the others."""
+        """A small tensor in the host's memory as an array; None for any other tensor."""
 
     @abstractmethod
     def _convert_like(self, tensor: Tensor, array: Array) -> Tensor:
-        """An array as what the tensor is, where it is."""
+        """An array converted to the type and device of a tensor."""
 
     def _find_absent(self) -> list[int] | None:
-        """After a failure: who does not answer any more; None if that cannot be known."""
-        others = [index for index in range(len(self._members)) if index != self._worker]
-        return others if len(others) == 1 else None
+        """The workers that do not answer after a failure; None if that is not known."""
+        peers = [index for index in range(len(self._members)) if index != self._worker]
+        return peers if len(peers) == 1 else None
 
     def _compare_labels(self, mine: Parcel) -> list[Parcel]:
         rows = self._run_step(lambda: self._exchange(mine.row()))
@@ -236,14 +242,14 @@ class Peers(ABC):
         )
 
     def name_members(self, workers: Sequence[int]) -> str:
-        """Members, as errors name them."""
+        """The names of workers, for errors."""
         return ", ".join(str(self._members[worker]) for worker in workers)
 
 
 def connect(
     backend: str, membership: Membership, timeout: float, implementation: str, call: str
 ) -> Peers:
-    """Joins the other processes; returns when all of them are there."""
+    """Connects to the other processes; blocks until all of them have connected."""
     framework = FRAMEWORKS[backend]
     try:
         module = importlib.import_module(f"penstock.distribute.workers.{framework}_collectives")
@@ -260,7 +266,7 @@ def connect(
 def absence_error(
     membership: Membership, absent: Sequence[int], timeout: float, call: str
 ) -> OpError:
-    """The error for workers that have not come."""
+    """The error for workers that did not connect in time."""
     names = ", ".join(str(membership.members[index]) for index in absent)
     host, port = membership.meeting_point
     return DeadlineExceededError(
@@ -271,7 +277,7 @@ def absence_error(
 
 
 def _arrays_inside(parcels: Sequence[Parcel]) -> list[Array] | None:
-    """The arrays, if all of them came with their labels."""
+    """The arrays inside parcels; None unless all parcels have contents."""
     found = [p.array(p.contents) for p in parcels if p.contents is not None]
     return found if len(found) == len(parcels) else None
 

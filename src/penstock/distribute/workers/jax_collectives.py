@@ -1,8 +1,8 @@
-"""jax.distributed between processes: programs over one device of each, gloo on CPUs.
+"""Collectives by jax.distributed: programs over one device of each process, gloo on CPUs.
 
-jax must not have computed anything before the processes meet. Its own waits know no end (or end
-the process), so whatever waits for others does so in a thread, and is left there when time is up.
-When worker 0 dies, which keeps its service, jax itself ends all the others, at once.
+jax must not have computed anything before the processes connect. Its own waits have no time-out, or
+abort the process, so each wait runs in a daemon thread, which is abandoned at the time-out. When
+worker 0 ends, whose process runs the service of jax.distributed, jax aborts all other processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 # Its own annotations are incomplete.
 jax: Any = jax_module
 
-# jax ends the process when its own time for the meeting is up; ours must be over long before.
+# jax aborts the process at its own time-out, so that must be long after ours.
 MARGIN_SECONDS = 3600
 
 
@@ -48,7 +48,7 @@ class JaxCollectives(Peers):
     def _compute(self, function: Callable[[Any, Any], Any], tensor: Any) -> Any:
         def compute() -> Any:
             result = function(tensor, _one_per_process(tensor)).addressable_data(0)
-            # An accelerator goes on by itself; on the CPU a failure would come out anywhere later.
+            # Accelerators compute asynchronously; a failure on the CPU must be raised here.
             on_cpu = next(iter(tensor.devices())).platform == "cpu"
             return jax.block_until_ready(result) if on_cpu else result
 
@@ -67,7 +67,7 @@ def _own_devices(platform: str) -> list[Any]:
 
 
 def _one_per_process(tensor: Any) -> Any:
-    """Rows on the devices that have, in each process, the place that the tensor's has in ours."""
+    """A sharding over the devices at the index of the tensor's device, one of each process."""
     device = next(iter(tensor.devices()))
     place = _own_devices(device.platform).index(device)
     return _rows(device.platform, place)
@@ -102,7 +102,7 @@ def _sum_rows(tensor: Any, rows: Any) -> Any:
 
 
 def run_with_timeout(action: Callable[[], Result], seconds: float) -> Result:
-    """The result of an action; TimeoutError if it takes longer, and then it goes on by itself."""
+    """The result of an action; after `seconds` raises TimeoutError and abandons its thread."""
     outcome: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
 
     def act() -> None:
@@ -125,7 +125,7 @@ def run_with_timeout(action: Callable[[], Result], seconds: float) -> Result:
 def connect(
     membership: Membership, timeout: float, implementation: str, call: str
 ) -> JaxCollectives:
-    """Joins jax.distributed, unless that is done, and waits for the others to join."""
+    """Initializes jax.distributed unless that is done; blocks until all workers have joined."""
     if implementation != "AUTO":
         raise InvalidArgumentError(
             f"{call}: jax chooses between NCCL and gloo by the devices, so the implementation "
@@ -150,7 +150,7 @@ def _check_place(membership: Membership, call: str) -> None:
 
 
 def _join_service(membership: Membership, timeout: float, call: str) -> None:
-    # Gloo is what lets CPUs of several processes compute together.
+    # CPUs of several processes compute together by gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     host, port = membership.meeting_point
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -173,8 +173,8 @@ def _join_service(membership: Membership, timeout: float, call: str) -> None:
     try:
         run_with_timeout(initialize, timeout)
     except TimeoutError as error:
-        others = [index for index in range(membership.workers) if index != membership.worker]
-        raise absence_error(membership, others, timeout, call) from error
+        peers = [index for index in range(membership.workers) if index != membership.worker]
+        raise absence_error(membership, peers, timeout, call) from error
     except RuntimeError as error:
         raise FailedPreconditionError(
             f"{call}: jax.distributed cannot start ({error}); make the strategy before anything "
@@ -183,7 +183,7 @@ def _join_service(membership: Membership, timeout: float, call: str) -> None:
 
 
 def _local_devices(membership: Membership) -> list[int] | None:
-    """The accelerator of a process that shares its machine; None if it may have all it sees."""
+    """The accelerator of a process that shares its machine; None if it may use all of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all,").split(",")
     if membership.local is None or membership.local[1] == 1 or len(visible) == 1:
         return None

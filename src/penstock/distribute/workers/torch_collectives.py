@@ -1,7 +1,7 @@
-"""torch.distributed between processes: gloo for the host's memory, nccl for CUDA's.
+"""Collectives by torch.distributed: gloo for the host's memory, nccl for CUDA's.
 
-The default process group is made here unless it exists, so that DDP works beside it; what penstock
-says itself goes through a gloo group of its own.
+The default process group is created here unless it exists, so that DDP works beside it. Penstock's
+own messages use a gloo group of their own.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ from penstock.errors import (
 # Not all of its public names are exported for type checkers.
 dist: Any = torch.distributed
 
-# A client that cannot connect tries twice, with a pause between; for one try it gets this share of
-# the time that is left, and another one unless the time is nearly over.
+# torch's client connects twice per attempt, with a pause between, so that an attempt gets only the
+# share ONE_TRY of the time that is left. None starts within the last share NEARLY of the time-out.
 ONE_TRY, NEARLY = 0.4, 0.1
-# How long the others may take to notice that one is gone, and to say that they are there.
+# How long workers may take to notice that a worker is gone, and to answer the roll call.
 ROLL_CALL_SECONDS = 5.0
-# How long a process that ends waits for the others to end as well.
+# How long a process that exits waits for the other processes to exit.
 LEAVING_SECONDS = 2.0
-# Of these, torch and NumPy have the same; of the other ones below, gloo too can form sums.
+# PLAIN: dtypes that torch and NumPy share. SUMMED: dtypes that gloo can add.
 PLAIN = {"float16", "float32", "float64", "int8", "uint8", "int32", "int64"}
 SUMMED = PLAIN | {"bfloat16", "complex64", "complex128"}
 
 
 class SharedStore:
-    """The store where processes meet; None before they have, and if others have let them meet."""
+    """The store of the default process group; None if penstock did not create that group.
+
+    Only `connect` changes the fields; every process must call it equally often.
+    """
 
     store: Any = None
     groups: int = 0
 
 
 class TorchCollectives(Peers):
-    """The peers of a process group; for NumPy's arrays too, whose memory torch shares."""
+    """The collectives of a process group; also for NumPy's arrays, whose memory torch shares."""
 
     def __init__(
         self, membership: Membership, timeout: float, implementation: str, call: str
@@ -95,7 +98,7 @@ class TorchCollectives(Peers):
         return np.asarray(np.add.reduce(rows, dtype=array.dtype))
 
     def _sum_of_others(self, tensor: Any) -> Any:
-        """Of a dtype that gloo cannot add (int16, say), as bytes and in a wider one."""
+        """The sum for a dtype that gloo cannot add, such as int16; added in a wider dtype."""
         wide = torch.float32 if tensor.is_floating_point() else torch.int64
         rows = self._exchange(tensor.contiguous().flatten().view(torch.uint8).numpy())
         parts = [torch.from_numpy(row).view(tensor.dtype).to(wide) for row in rows]
@@ -112,7 +115,7 @@ class TorchCollectives(Peers):
         return torch.from_numpy(array) if isinstance(tensor, torch.Tensor) else array[()]
 
     def _find_absent(self) -> list[int] | None:
-        """A roll call: whoever is alive leaves the failed group, and says so in the store."""
+        """A roll call: each worker leaves the failed group and sets its key in the store."""
         with suppress(Exception):
             dist.destroy_process_group(self._control)
         if self._store is None or len(self._members) == 2:
@@ -128,14 +131,14 @@ def _roll_call(store: Any, worker: int, workers: int, timeout: float) -> list[in
             store.wait([f"alive/{index}" for index in range(workers)], patience)
         return [index for index in range(workers) if not store.check([f"alive/{index}"])]
     except RuntimeError:
-        # Worker 0 keeps the store.
+        # The store is in the process of worker 0.
         return [0]
 
 
 def connect(
     membership: Membership, timeout: float, implementation: str, call: str
 ) -> TorchCollectives:
-    """Joins the process group, or makes it and waits for the others to join."""
+    """Joins the process group, or creates it and blocks until all workers have joined."""
     if implementation == "NCCL" and not torch.cuda.is_available():
         raise InvalidArgumentError(
             f"{call}: NCCL is for CUDA devices, and torch sees none here; use AUTO or RING"
@@ -177,18 +180,18 @@ def _join_process_group(membership: Membership, timeout: float, call: str) -> No
         backend, store=store, rank=membership.worker, world_size=membership.workers, timeout=limit
     )
     SharedStore.store = store
-    # A process that ends with a group of its own is aborted by it.
+    # gloo aborts a process that exits without leaving its group.
     atexit.register(_leave_process_group)
 
 
 def _leave_process_group() -> None:
     if not dist.is_initialized():
         return
-    # Gloo may abort a process whose peer leaves while it is leaving itself: all leave together.
+    # gloo may abort a process whose peer leaves at the same time, so all wait for each other.
     with suppress(Exception):
         SharedStore.store.set(f"left/{dist.get_rank()}", "")
-        others = [f"left/{index}" for index in range(dist.get_world_size())]
-        SharedStore.store.wait(others, timedelta(seconds=LEAVING_SECONDS))
+        keys = [f"left/{index}" for index in range(dist.get_world_size())]
+        SharedStore.store.wait(keys, timedelta(seconds=LEAVING_SECONDS))
     dist.destroy_process_group()
 
 
@@ -200,7 +203,7 @@ def _find_missing(store: Any, here: list[str]) -> list[int]:
 
 
 def _store(membership: Membership, timeout: float, call: str) -> Any:
-    # torchrun has started a store there already; a restart begins with a fresh part of it.
+    # torchrun has started a store there already; each restart uses a prefix of its own.
     started = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     hosts = membership.worker == 0 and not started
