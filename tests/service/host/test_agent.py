@@ -22,6 +22,7 @@ from penstock.service.protocol.messages import (
     Leave,
     Ok,
     OpenIteration,
+    StreamInfo,
     Work,
     WorkerInfo,
 )
@@ -67,9 +68,9 @@ def dispatcher(monkeypatch):
 def make(dispatcher):
     made = []
 
-    def agent(leased=True, reopen=lambda laps: None, wake=lambda event: None):
+    def agent(leased=True, reopen=lambda begins: None, wake=lambda event: None, lap=None):
         opened = IterationOpened(WORK, leased, 1, (), ())
-        made.append(Agent(dispatcher, OPENING, opened, wake, reopen))
+        made.append(Agent(dispatcher, OPENING, opened, wake, reopen, lap=lap))
         return made[-1]
 
     yield agent
@@ -158,19 +159,52 @@ def test_a_reader_that_was_forgotten_opens_again(dispatcher, make):
     dispatcher.answers[ClientBeat] = lambda beat: (
         NotFoundError("who?") if beat.version == 1 else ClientBeaten(5)
     )
-    agent = make(leased=False, reopen=lambda laps: opened)
+    agent = make(leased=False, reopen=lambda begins: opened)
     until(lambda: agent.events)
     assert agent.events.popleft() == opened
 
 
 def test_one_that_cannot_be_opened_again_is_an_error(dispatcher, make):
-    def reopen(laps):
+    def reopen(begins):
         raise NotFoundError("the dataset is forgotten")
 
     dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
     agent = make(leased=False, reopen=reopen)
     until(lambda: agent.events)
     assert agent.events.popleft().message == "the dataset is forgotten"
+
+
+def test_a_consumer_promises_a_limit_and_keeps_it_until_its_reader_knows_more(dispatcher, make):
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(2, joining=True)
+    agent = make(leased=False, lap=4)
+    until(lambda: any(beat.version == 2 for beat in dispatcher.of(ClientBeat)))
+    assert {beat.limit for beat in dispatcher.of(ClientBeat)[1:]} == {5}
+    agent.events.clear()
+    agent.release()
+    assert not agent.may_enter(5)
+    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(3)
+    until(lambda: agent.events)
+    agent.release()
+    assert not agent.may_enter(5), "the reader has not seen the answer yet"
+    agent.events.clear()
+    agent.release()
+    assert agent.may_enter(5)
+    assert agent.may_end()
+
+
+def test_a_consumer_that_was_forgotten_tells_the_laps_of_its_streams(dispatcher, make):
+    told = []
+
+    def reopen(begins):
+        told.append(begins)
+        return IterationOpened(WORK, False, 9, (WORKER,), streams)
+
+    streams = (StreamInfo(0, "w"), StreamInfo(1, "w", 7))
+    answers = {1: ClientBeaten(2, (WORKER,), streams), 9: ClientBeaten(9)}
+    dispatcher.answers[ClientBeat] = lambda beat: answers.get(beat.version, NotFoundError("who?"))
+    make(leased=False, reopen=reopen, lap=0)
+    until(lambda: told)
+    assert told[0] == (0, 7)
 
 
 def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
