@@ -149,7 +149,7 @@ class Dataset:
         if not callable(generator):
             raise InvalidTypeError(f"{where}: needs a function, got {check.describe(generator)}")
         signature = element_specs.generator_signature(
-            where, output_types, output_shapes, output_signature
+            where, types=output_types, shapes=output_shapes, given=output_signature
         )
         if not isinstance(args, list | tuple | None):
             raise InvalidTypeError(f"{where}: args must be a tuple, got {check.describe(args)}")
@@ -279,10 +279,17 @@ class Dataset:
         if element_spec is not None:
             spec = check.signature(where, element_spec, "element_spec")
         if reader_func is None:
-            return Dataset(nodes.Saved(folder, info.shards, spec, info.count, packing))
+            return Dataset(
+                nodes.Saved(
+                    folder, shards=info.shards, spec=spec, count=info.count, compression=packing
+                )
+            )
         parts = [
-            Dataset(nodes.Saved(folder, (shard,), spec, UNKNOWN, packing)) for shard in info.shards
-        ] or [Dataset(nodes.Saved(folder, (), spec, 0, packing))]
+            Dataset(
+                nodes.Saved(folder, shards=(shard,), spec=spec, count=UNKNOWN, compression=packing)
+            )
+            for shard in info.shards
+        ] or [Dataset(nodes.Saved(folder, shards=(), spec=spec, count=0, compression=packing))]
         function = checked(where, reader_func, 1)
         made = function.call(Dataset(nodes.Slices(Data(Chunk(nest.LEAF, [parts], len(parts))))))
         tracing.check_dataset(where, function, made)
@@ -342,12 +349,14 @@ class Dataset:
         return Dataset(
             nodes.Map(
                 self._plan,
-                tracing.element_function(where, map_func, self._plan, more=int(bool(random))),
-                parallel,
-                check.determinism(where, deterministic),
-                check.boolean(where, "vectorized", vectorized),
-                check.seed(where, seed) if random else None,
-                output_signature,
+                function=tracing.element_function(
+                    where, map_func, self._plan, more=int(bool(random))
+                ),
+                parallel=parallel,
+                deterministic=check.determinism(where, deterministic),
+                vectorized=check.boolean(where, "vectorized", vectorized),
+                random=check.seed(where, seed) if random else None,
+                signature=output_signature,
                 drawn=random and seed is None,
             )
         )
@@ -407,11 +416,11 @@ class Dataset:
         return Dataset(
             nodes.Interleave(
                 self._plan,
-                tracing.dataset_function(where, map_func, self._plan),
-                DEFAULT_CYCLE if cycle in (None, AUTOTUNE) else cycle,
-                check.integer(where, "block_length", block, at_least=1),
-                check.parallelism(where, "num_parallel_calls", num_parallel_calls),
-                check.determinism(where, deterministic),
+                function=tracing.dataset_function(where, map_func, self._plan),
+                cycle=DEFAULT_CYCLE if cycle in (None, AUTOTUNE) else cycle,
+                block=check.integer(where, "block_length", block, at_least=1),
+                parallel=check.parallelism(where, "num_parallel_calls", num_parallel_calls),
+                deterministic=check.determinism(where, deterministic),
             )
         )
 
@@ -521,10 +530,10 @@ class Dataset:
         return Dataset(
             nodes.Batch(
                 self._plan,
-                check.integer(where, "batch_size", batch_size, at_least=1),
-                check.boolean(where, "drop_remainder", drop_remainder),
-                check.parallelism(where, "num_parallel_calls", num_parallel_calls),
-                check.determinism(where, deterministic),
+                size=check.integer(where, "batch_size", batch_size, at_least=1),
+                drop_remainder=check.boolean(where, "drop_remainder", drop_remainder),
+                parallel=check.parallelism(where, "num_parallel_calls", num_parallel_calls),
+                deterministic=check.determinism(where, deterministic),
             )
         )
 
@@ -625,7 +634,11 @@ class Dataset:
         drop = check.boolean(where, "drop_remainder", drop_remainder)
         rows = _leading_dimension(where, self._plan)
         static = bool(rows and sizes[0] and len(set(sizes)) == 1 and rows % sizes[0] == 0)
-        return Dataset(nodes.Rebatch(nodes.Unbatch(self._plan), sizes, drop, static))
+        return Dataset(
+            nodes.Rebatch(
+                nodes.Unbatch(self._plan), sizes=sizes, drop_remainder=drop, static=static
+            )
+        )
 
     def window(
         self,
@@ -651,10 +664,10 @@ class Dataset:
         return Dataset(
             nodes.Window(
                 self._plan,
-                check.integer(where, "size", size, at_least=1),
-                check.integer(where, "shift", size if shift is None else shift, at_least=1),
-                check.integer(where, "stride", stride, at_least=1),
-                check.boolean(where, "drop_remainder", drop_remainder),
+                size=check.integer(where, "size", size, at_least=1),
+                shift=check.integer(where, "shift", size if shift is None else shift, at_least=1),
+                stride=check.integer(where, "stride", stride, at_least=1),
+                drop_remainder=check.boolean(where, "drop_remainder", drop_remainder),
             )
         )
 
@@ -689,9 +702,13 @@ class Dataset:
         else:
             size = checked(where, window_size_func, 1)
         key, reduce = tracing.grouping_functions(
-            where, key_func, reduce_func, self._plan, Dataset.from_tensors
+            where,
+            key=key_func,
+            reduce=reduce_func,
+            plan=self._plan,
+            as_dataset=Dataset.from_tensors,
         )
-        return Dataset(nodes.GroupByWindow(self._plan, key, reduce, size))
+        return Dataset(nodes.GroupByWindow(self._plan, key=key, reduce=reduce, size=size))
 
     def bucket_by_sequence_length(
         self,
@@ -740,8 +757,15 @@ class Dataset:
             shapes = padded_shapes
             if pad_to_bucket_boundary:
                 longest = buckets.longest(number)
-                shapes = padding.fill_unknown(shapes, _spec_of(plan), is_declared, longest)
-            return window.padded_batch(size, shapes, padding_values, drop_remainder)
+                shapes = padding.fill_unknown(
+                    shapes, spec=_spec_of(plan), is_declared=is_declared, length=longest
+                )
+            return window.padded_batch(
+                size,
+                padded_shapes=shapes,
+                padding_values=padding_values,
+                drop_remainder=drop_remainder,
+            )
 
         made = self.group_by_window(bucket, batches, window_size_func=buckets.size_of)._plan
         assert isinstance(made, nodes.GroupByWindow)
@@ -780,7 +804,9 @@ class Dataset:
         )
         buffer = sys.maxsize if buffer == UNKNOWN else buffer
         key = check.seed(where, seed)
-        return Dataset(nodes.Shuffle(self._plan, buffer, key, again, drawn=seed is None))
+        return Dataset(
+            nodes.Shuffle(self._plan, buffer=buffer, seed=key, reshuffle=again, drawn=seed is None)
+        )
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The elements, `count` times; None or a negative number: without end.
@@ -1027,15 +1053,18 @@ class Dataset:
         0 1 2 0 1 2
         """
         where = "Dataset.snapshot"
+        reader = None if reader_func is None else checked(where, reader_func, 1)
+        shard = None
+        if shard_func is not None:
+            shard = tracing.element_function(where, shard_func, self._plan)
+        packing = None if compression == "AUTO" else compression
         return Dataset(
             nodes.Snapshot(
                 self._plan,
-                check.path(where, "path", path),
-                check.compression(where, None if compression == "AUTO" else compression),
-                None if reader_func is None else checked(where, reader_func, 1),
-                None
-                if shard_func is None
-                else tracing.element_function(where, shard_func, self._plan),
+                path=check.path(where, "path", path),
+                compression=check.compression(where, packing),
+                reader=reader,
+                shard=shard,
             )
         )
 
@@ -1226,11 +1255,14 @@ class Dataset:
             numbers = itertools.count()
             shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
         with contextlib.closing(self._chunks()) as chunks:
-            saved.write(folder, chunks, self.element_spec, packing, shard)
+            saved.write(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
 
     def _chunks(self) -> Generator[Chunk, None, None]:
         context = Context(
-            ENVIRONMENT, (self._iterations.begin(),), seeds.draw(), nodes.options_of(self._plan)
+            ENVIRONMENT,
+            epoch=(self._iterations.begin(),),
+            key=seeds.draw(),
+            options=nodes.options_of(self._plan),
         )
         stream = open_plan(prepare(self._plan), None, context)
         try:

@@ -49,7 +49,11 @@ class TextLineDataset(Dataset):
     ) -> None:
         where = "TextLineDataset"
         options = reader_options(where, compression_type, buffer_size)
-        super().__init__(plan_records(where, "text", filenames, options, num_parallel_reads))
+        super().__init__(
+            plan_records(
+                where, "text", filenames=filenames, options=options, parallel=num_parallel_reads
+            )
+        )
 
 
 class TFRecordDataset(Dataset):
@@ -82,7 +86,11 @@ class TFRecordDataset(Dataset):
     ) -> None:
         where = "TFRecordDataset"
         options = reader_options(where, compression_type, buffer_size)
-        super().__init__(plan_records(where, "tfrecord", filenames, options, num_parallel_reads))
+        super().__init__(
+            plan_records(
+                where, "tfrecord", filenames=filenames, options=options, parallel=num_parallel_reads
+            )
+        )
 
 
 class FixedLengthRecordDataset(Dataset):
@@ -124,7 +132,11 @@ class FixedLengthRecordDataset(Dataset):
             ("footer_bytes", check.integer(where, "footer_bytes", footer_bytes or 0)),
             *reader_options(where, compression_type, buffer_size),
         )
-        super().__init__(plan_records(where, "fixed", filenames, options, num_parallel_reads))
+        super().__init__(
+            plan_records(
+                where, "fixed", filenames=filenames, options=options, parallel=num_parallel_reads
+            )
+        )
 
 
 def reader_options(where: str, compression_type: Any, buffer_size: Any) -> Options:
@@ -150,7 +162,7 @@ def plan_records(
         return Records(names, format, options)
     one = Function(functools.partial(one_file, format, options))
     cycle = DEFAULT_CYCLE if calls == AUTOTUNE else calls
-    return Interleave(names, one, cycle, 1, calls)
+    return Interleave(names, function=one, cycle=cycle, block=1, parallel=calls)
 
 
 def one_file(format: str, options: Options, filename: bytes) -> Dataset:

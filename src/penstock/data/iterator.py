@@ -156,10 +156,10 @@ class Iterator:
         self._stream = self._streams(
             Context(
                 self._environment,
-                (self._iteration,),
-                self._key,
-                options_of(self._written),
-                self._meters,
+                epoch=(self._iteration,),
+                key=self._key,
+                options=options_of(self._written),
+                meters=self._meters,
             )
         )
         self._marked = Marked(self._stream)

@@ -168,7 +168,7 @@ def reduce_sum(
     array([4, 6], dtype=int32)
     """
     numbers = _numbers("reduce_sum", input_tensor, axis)
-    return _sum("reduce_sum", numbers, axis, keepdims, numbers.dtype)
+    return _sum("reduce_sum", numbers, axis=axis, keepdims=keepdims, dtype=numbers.dtype)
 
 
 def reduce_mean(
@@ -182,7 +182,7 @@ def reduce_mean(
     numbers = _numbers("reduce_mean", input_tensor, axis)
     dtype = dtype_of(numbers)
     wide = np.float32 if dtype.is_floating and dtype.size == 2 else numbers.dtype
-    total = _sum("reduce_mean", numbers, axis, keepdims, wide)
+    total = _sum("reduce_mean", numbers, axis=axis, keepdims=keepdims, dtype=wide)
     count = numbers.size // max(np.size(total), 1)
     if dtype.is_integer:
         wide_total = total.astype(np.uint64 if dtype.dtype.kind == "u" else np.int64)

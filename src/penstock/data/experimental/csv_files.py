@@ -85,7 +85,7 @@ class CsvDataset(Dataset):
             _columns(where, "exclude_cols", exclude_cols),
         )
         spec = tuple(TensorSpec((), field.dtype) for field in fields)
-        rows = plan_records(where, "csv", filenames, options)
+        rows = plan_records(where, "csv", filenames=filenames, options=options)
         super().__init__(Map(rows, Function(convert), signature=spec))
 
 
@@ -128,7 +128,7 @@ def row_of(
     texts = [field.decode(*ENCODING) for field in row]
     if exclude is not None:
         select = tuple(i for i in range(len(row)) if i not in exclude)
-    return convert_row(texts, fields, na_value, select, "CsvDataset")
+    return convert_row(texts, fields, na_value=na_value, select_cols=select, where="CsvDataset")
 
 
 def make_csv_dataset(
@@ -191,8 +191,19 @@ def make_csv_dataset(
         raise InvalidArgumentError(f'{where}: encoding must be "utf-8", got {encoding!r}')
     found = files.expand(check.paths(where, "file_pattern", file_pattern), where)
     grammar: dict[str, Any] = {"field_delim": field_delim, "use_quote_delim": use_quote_delim}
-    table = Table(where, found, grammar | {"compression": compression_type}, header, na_value)
-    columns = table.columns(column_names, column_defaults, select_columns, num_rows_for_inference)
+    table = Table(
+        where=where,
+        paths=found,
+        grammar=grammar | {"compression": compression_type},
+        header=header,
+        na_value=na_value,
+    )
+    columns = table.columns(
+        names=column_names,
+        defaults=column_defaults,
+        selected=select_columns,
+        rows=num_rows_for_inference,
+    )
     if label_name is not None and label_name not in columns.names:
         raise InvalidArgumentError(
             f"{where}: label_name must be one of the columns {columns.names}, got {label_name!r}"
@@ -223,7 +234,13 @@ def _read(names: Dataset, rows: Any, parallel: int | None, sloppy: bool) -> Data
     if parallel is None:
         return names.flat_map(rows)
     cycle = DEFAULT_CYCLE if parallel == AUTOTUNE else parallel
-    return names.interleave(rows, cycle, 1, parallel, deterministic=not sloppy)
+    return names.interleave(
+        rows,
+        cycle_length=cycle,
+        block_length=1,
+        num_parallel_calls=parallel,
+        deterministic=not sloppy,
+    )
 
 
 def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> Any:

@@ -196,7 +196,9 @@ def snapshot(
     shard_func: Callable[..., Any] | None = None,
 ) -> Transformation:
     """`Dataset.snapshot`, for `apply`."""
-    return lambda dataset: dataset.snapshot(path, compression, reader_func, shard_func)
+    return lambda dataset: dataset.snapshot(
+        path, compression=compression, reader_func=reader_func, shard_func=shard_func
+    )
 
 
 def group_by_window(
@@ -207,7 +209,7 @@ def group_by_window(
 ) -> Transformation:
     """`Dataset.group_by_window`, for `apply`."""
     return lambda dataset: dataset.group_by_window(
-        key_func, reduce_func, window_size, window_size_func
+        key_func, reduce_func, window_size=window_size, window_size_func=window_size_func
     )
 
 
@@ -224,13 +226,13 @@ def bucket_by_sequence_length(
     """`Dataset.bucket_by_sequence_length`, for `apply`."""
     return lambda dataset: dataset.bucket_by_sequence_length(
         element_length_func,
-        bucket_boundaries,
-        bucket_batch_sizes,
-        padded_shapes,
-        padding_values,
-        pad_to_bucket_boundary,
-        no_padding,
-        drop_remainder,
+        bucket_boundaries=bucket_boundaries,
+        bucket_batch_sizes=bucket_batch_sizes,
+        padded_shapes=padded_shapes,
+        padding_values=padding_values,
+        pad_to_bucket_boundary=pad_to_bucket_boundary,
+        no_padding=no_padding,
+        drop_remainder=drop_remainder,
     )
 
 
@@ -241,7 +243,9 @@ def rejection_resample(
     seed: int | None = None,
 ) -> Transformation:
     """`Dataset.rejection_resample`, for `apply`."""
-    return lambda dataset: dataset.rejection_resample(class_func, target_dist, initial_dist, seed)
+    return lambda dataset: dataset.rejection_resample(
+        class_func, target_dist=target_dist, initial_dist=initial_dist, seed=seed
+    )
 
 
 def parallel_interleave(
@@ -254,7 +258,11 @@ def parallel_interleave(
 ) -> Transformation:
     """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order."""
     return lambda dataset: dataset.interleave(
-        map_func, cycle_length, block_length, cycle_length, deterministic=not sloppy
+        map_func,
+        cycle_length=cycle_length,
+        block_length=block_length,
+        num_parallel_calls=cycle_length,
+        deterministic=not sloppy,
     )
 
 
@@ -286,7 +294,9 @@ def save(
     checkpoint_args: Any = None,
 ) -> None:
     """Writes all elements into a folder: `Dataset.save`."""
-    dataset.save(path, compression, shard_func, checkpoint_args)
+    dataset.save(
+        path, compression=compression, shard_func=shard_func, checkpoint_args=checkpoint_args
+    )
 
 
 load = Dataset.load

@@ -115,7 +115,9 @@ def register_dataset(
     name = None if dataset_id is None else check.text(where, "dataset_id", dataset_id) or None
     plan = check.plan_of(where, "dataset", dataset)
     url = _dispatcher_url(where, service)
-    return connect.register(url, plan, dataset.element_spec, name, lasting=True).encode()
+    return connect.register(
+        url, plan, spec=dataset.element_spec, dataset_id=name, lasting=True
+    ).encode()
 
 
 def from_dataset_id(

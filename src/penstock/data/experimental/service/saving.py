@@ -68,11 +68,16 @@ def distributed_save(
     folder = folder if "://" in folder else os.path.abspath(folder)
     packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
     shares = _divide(plan)
-    run = RunWriter(folder, packing, None, _WHERE, dataset.element_spec)
+    run = RunWriter(folder, compression=packing, shard=None, call=_WHERE, spec=dataset.element_spec)
     try:
         files = [run.place(number) for number in range(len(shares))]
         write = ShardWriter(
-            codec.encode(plan), shares, tuple(files), packing, dataset.element_spec, seeds.draw()
+            plan=codec.encode(plan),
+            shares=shares,
+            files=tuple(files),
+            packing=packing,
+            spec=dataset.element_spec,
+            key=seeds.draw(),
         )
         counts = _write_shards(write, len(shares), dispatcher_address)
         for number, count in enumerate(counts):
@@ -123,7 +128,8 @@ def _divide(plan: Node) -> tuple[Share, ...]:
     shards = min(total, _SHARDS)
     ends = [total * number // shards for number in range(shards + 1)] if shards else []
     return tuple(
-        Share(shape.kind, start, stop, shape.streams) for start, stop in itertools.pairwise(ends)
+        Share(shape.kind, start=start, stop=stop, streams=shape.streams)
+        for start, stop in itertools.pairwise(ends)
     )
 
 
@@ -156,7 +162,7 @@ class ShardWriter:
 
     def _chunks(self, share: Share) -> Iterator[Chunk]:
         for plan in share.plans(_decode_plan(self.plan)):
-            context = Context(ENVIRONMENT, (0,), self.key, options_of(plan))
+            context = Context(ENVIRONMENT, epoch=(0,), key=self.key, options=options_of(plan))
             stream = open_plan(prepare(plan), None, context)
             try:
                 while True:
