@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.context import Context
+from penstock.engine.contract import State, Stream
 from penstock.engine.lower import open_plan
-from penstock.engine.stream import State, Stream
 from penstock.plan.nodes import Node
 from tests.engine.list_model import items
 from tests.engine.list_values import plain

@@ -10,8 +10,8 @@ from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
 from penstock.element.spec import TensorSpec
 from penstock.engine.context import Context
+from penstock.engine.contract import Stream
 from penstock.engine.lower import open_plan
-from penstock.engine.stream import Stream
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function

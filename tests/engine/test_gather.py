@@ -10,9 +10,8 @@ import pytest
 from penstock.data import Dataset, Options
 from penstock.element import columns
 from penstock.element.chunk import Chunk
-from penstock.engine import gather, mapped
-from penstock.engine.gather import Gather
-from penstock.engine.mapped import Mapped
+from penstock.engine import gather
+from penstock.engine.gather import Gather, Mapped
 
 ROWS = np.arange(60).reshape(20, 3)
 
@@ -108,7 +107,7 @@ def file(tmp_path):
 
 
 def test_a_mapped_file_is_told_to_let_go_of_its_pages(file, monkeypatch):
-    monkeypatch.setattr(mapped, "_RELEASE", 100)
+    monkeypatch.setattr(gather, "_RELEASE", 100)
     advice = []
     monkeypatch.setattr(Mapped, "_advise", lambda self, name: advice.append(name))
     rows = np.memmap(file, np.int64, "r", shape=(1000, 4))
@@ -121,7 +120,7 @@ def test_a_mapped_file_is_told_to_let_go_of_its_pages(file, monkeypatch):
 
 def test_letting_go_of_pages_keeps_what_was_written(file, monkeypatch):
     """A copy-on-write map holds changes that are nowhere else."""
-    monkeypatch.setattr(mapped, "_RELEASE", 1)
+    monkeypatch.setattr(gather, "_RELEASE", 1)
     shared, private = (np.memmap(file, np.int64, mode, shape=(1000, 4)) for mode in ("r+", "c"))
     shared[7], private[8] = -7, -8
     for rows, changed in ((shared, 7), (private, 8)):

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
-from penstock.engine.stream import Marked
+from penstock.engine.inlets import Marked
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
 from tests.engine.driving import (

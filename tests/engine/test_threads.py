@@ -20,8 +20,8 @@ from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.iterator import Iterator
 from penstock.element import nest
 from penstock.element.chunk import Chunk
+from penstock.engine.contract import Stream
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.stream import Stream
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n

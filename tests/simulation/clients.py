@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.stream import settled
+from penstock.engine.contract import settled
 from penstock.errors import (
     AbortedError,
     FailedPreconditionError,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Stream
+from penstock.engine.contract import Stream
 from penstock.engine.trail import WIDTH, Trail, placed
 from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.parts import GUESS, WHOLE

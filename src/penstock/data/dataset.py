@@ -29,14 +29,14 @@ from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
 from penstock.element.values import as_value
 from penstock.engine import specs
 from penstock.engine.access import Reader, access
-from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
+from penstock.engine.contract import State, Stream
 from penstock.engine.copies import kept
 from penstock.engine.formats import files, saved
 from penstock.engine.lower import open_plan
 from penstock.engine.specs import known_spec
-from penstock.engine.stream import State, Stream
 from penstock.engine.streams.elementwise import check_state
+from penstock.engine.user_calls import Calls
 from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,

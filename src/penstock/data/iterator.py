@@ -19,10 +19,11 @@ from penstock.data.states import VERSION, check_state
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
+from penstock.engine.contract import State, Stream, must_settle, settled
 from penstock.engine.endings import Ending
+from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
-from penstock.engine.stream import Demand, Marked, Place, State, Stream, must_settle, settled
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan import seeds
 from penstock.plan.nodes import Node, Repetitions, is_shared, options_of

@@ -16,11 +16,11 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of, groups, scaled, slice_of
 from penstock.element.values import as_value
-from penstock.engine.calls import Calls
 from penstock.engine.collate import Collate, batched, collate_of
-from penstock.engine.formats.fitting import fitted
-from penstock.engine.mapped import Mapped, TakeRows
+from penstock.engine.fitting import fitted
+from penstock.engine.gather import Mapped, TakeRows
 from penstock.engine.permute import shuffled
+from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import (
     INFINITE,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.engine.access import Epoch
+from penstock.engine.contract import State, Stream
 from penstock.engine.meters import Meters
-from penstock.engine.stream import State, Stream
 from penstock.engine.trail import Trail
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.engine.stream import State, Stream
+from penstock.engine.contract import State, Stream
 
 
 class Log(list[Any]):

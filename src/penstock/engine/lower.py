@@ -12,23 +12,24 @@ from functools import partial
 from penstock.engine.access import access, key_of, round_length
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
+from penstock.engine.contract import State, Stream
 from penstock.engine.gather import Gather
 from penstock.engine.heap import keep_freed_memory
+from penstock.engine.inlets import discard
 from penstock.engine.logs import Sequels
 from penstock.engine.meters import Tap
 from penstock.engine.parallel import ParallelMapStream
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.stream import State, Stream, discard
 from penstock.engine.streams import (
     batching,
     buffering,
     counting,
     elementwise,
-    files,
     interleaving,
     merging,
     ordering,
     sources,
+    storing,
     unordered,
     windowing,
 )
@@ -81,9 +82,9 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
         case nodes.Cache(source, ""):
             return buffering.CacheStream(node, partial(_open, source, context), state)
         case nodes.Cache(source):
-            return files.FileCacheStream(node, partial(_open, source, context), state)
+            return buffering.FileCacheStream(node, partial(_open, source, context), state)
         case nodes.Snapshot(source):
-            return files.snapshot(node, source, context, open_plan, state)
+            return storing.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():
             return context.environment.connect(node, state, context)
     if isinstance(state, int) and _is_accessed(node):
@@ -170,7 +171,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Records():
             return sources.RecordsStream(node, streams[0], own, context.numbered, context.trail)
         case nodes.Saved():
-            return sources.ChunksStream(partial(files.saved_chunks, node, context.numbered), own)
+            return sources.ChunksStream(partial(storing.saved_chunks, node, context.numbered), own)
         case nodes.Map():
             return _map(node, streams[0], own, context)
         case nodes.TakeWhile():

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Claims, State, Stream
+from penstock.engine.contract import Claims, State, Stream
 from penstock.plan.nodes import Node, Prefetch
 from penstock.plan.seeds import numbers_from
 

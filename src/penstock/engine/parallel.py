@@ -14,12 +14,13 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import BUDGET, Inlet, Place
 from penstock.engine.logs import Logs
 from penstock.engine.pool import Pool
 from penstock.engine.results import Results
-from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.engine.tuning import Parallelism
+from penstock.engine.user_calls import Calls, FailedCall
 
 
 class _Work:

@@ -15,8 +15,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from penstock.element.chunk import Chunk
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.pool import Pool
-from penstock.engine.stream import Demand, Marked, Place, State, Stream
 from penstock.engine.tuning import Depth
 
 

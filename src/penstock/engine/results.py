@@ -11,9 +11,9 @@ from penstock.element.chunk import Chunk, changed_structure, describe, unusable_
 from penstock.element.columns import Array
 from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
-from penstock.engine.calls import Calls, FailedCall
-from penstock.engine.formats.fitting import fitted
+from penstock.engine.fitting import fitted
 from penstock.engine.trail import put_place
+from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
 

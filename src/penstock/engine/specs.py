@@ -22,11 +22,11 @@ from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
 from penstock.element.values import spec_of as spec_of_element
 from penstock.engine.access import access, vectorized
-from penstock.engine.calls import Calls
 from penstock.engine.context import Context, Environment
 from penstock.engine.copies import kept
 from penstock.engine.lower import open_plan
 from penstock.engine.streams.windowing import plan_of
+from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import OPAQUE, Node

@@ -10,9 +10,9 @@ import sys
 from types import FrameType
 from typing import Any
 
-from penstock.engine.calls import Calls
+from penstock.engine.contract import Stream
 from penstock.engine.pool import Pool
-from penstock.engine.stream import Stream
+from penstock.engine.user_calls import Calls
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = os.path.dirname(os.path.abspath(os.__file__)) + os.sep

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from penstock.data.iterator import Iterator
+from penstock.engine.inlets import Place
 from penstock.engine.pool import Pool
-from penstock.engine.stream import Place
 
 
 class Transfer(Protocol):

@@ -25,7 +25,7 @@ from penstock.distribute.values.per_replica import PerReplica, PerReplicaSpec
 from penstock.element import nest
 from penstock.element.spec import TensorShape
 from penstock.element.values import zeros
-from penstock.engine.stream import Stream
+from penstock.engine.contract import Stream
 from penstock.plan.nodes import INFINITE, Node
 
 Leaves = Sequence[Any]

@@ -22,7 +22,8 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.ragged import Ragged
 from penstock.engine.collate import UnstackableError, batched, stacked
-from penstock.engine.stream import Inlet, Place, State, Stream, discard
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Inlet, Place, discard
 from penstock.engine.streams.batching import UnbatchStream
 from penstock.errors import UnbatchedError
 

@@ -24,9 +24,10 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Place, discard
 from penstock.engine.lower import open_plan
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.stream import Place, State, Stream, discard
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Node, Repetitions

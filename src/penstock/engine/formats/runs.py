@@ -17,10 +17,10 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
+from penstock.engine.fitting import fitted, spec_of_chunk
 from penstock.engine.formats import metadata
 from penstock.engine.formats.blocks import check_packing
 from penstock.engine.formats.chunks import ChunkWriter
-from penstock.engine.formats.fitting import fitted, spec_of_chunk
 from penstock.engine.formats.folders import join, open_folder
 from penstock.engine.formats.locks import LockFile
 from penstock.engine.formats.metadata import METADATA, SavedInfo

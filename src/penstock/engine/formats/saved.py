@@ -16,15 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.element.chunk import Chunk
+from penstock.engine.fitting import fitted
 from penstock.engine.formats.blocks import check_packing
-from penstock.engine.formats.chunks import ChunkWriter, read_chunks
-from penstock.engine.formats.fitting import fitted
+from penstock.engine.formats.chunks import read_chunks
 from penstock.engine.formats.folders import join
 from penstock.engine.formats.metadata import SavedInfo, find
 from penstock.engine.formats.runs import RunWriter, Shard
 from penstock.errors import AbortedError, NotFoundError
-
-__all__ = ["ChunkWriter", "SavedInfo", "describe", "read", "read_chunks", "write"]
 
 _POLL = 0.1
 """Seconds between two looks whether something was saved."""

@@ -11,7 +11,8 @@ from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, batched, stacked
-from penstock.engine.stream import Inlet, State, Stream, discard
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Inlet, discard
 from penstock.engine.trail import PLACED, drawn, placed, put_place
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch

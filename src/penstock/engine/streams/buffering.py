@@ -1,19 +1,27 @@
-"""Buffering operators: the memory cache; file caches are in `files`, prefetching in `parallel`.
+"""Buffering operators: caches in memory and in files; prefetching is in `engine.prefetch`.
 
-A cache passes its input through and keeps it; once it has seen all of it, it gives it again
-without asking the input.
+A cache passes its input through and keeps it; once it has seen all of it, later passes read the
+cache and do not open the input.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import State
-from penstock.engine.streams.keeping import Keeper, KeepingStream, Open, warn_of_partial_passes
+from penstock.engine.contract import State
+from penstock.engine.formats.cached import CacheFiles, CacheWriter
+from penstock.engine.streams.recording import (
+    Open,
+    Recorder,
+    RecordingStream,
+    warn_of_partial_passes,
+)
 from penstock.engine.streams.sources import ChunksStream
 from penstock.plan.nodes import INFINITE, Cache, Store
 
 
-class _MemoryKeeper:
+class _MemoryRecorder:
     """Fills the store of a cache, unless another pass has done so: its order stays."""
 
     def __init__(self, store: Store) -> None:
@@ -30,7 +38,7 @@ class _MemoryKeeper:
         self._chunks = []
 
 
-class CacheStream(KeepingStream):
+class CacheStream(RecordingStream):
     """A memory cache: a complete pass fills it, a partial one is forgotten.
 
     A state from within a pass that filled goes on with the input, for only that has the same
@@ -49,11 +57,38 @@ class CacheStream(KeepingStream):
             self._read(ChunksStream(lambda: iter(chunks), count))
         else:
             endless = node.input.cardinality == INFINITE
-            self._begin(None if endless else _MemoryKeeper(node.store), open_input)
+            self._begin(None if endless else _MemoryRecorder(node.store), open_input)
 
-    def _write(self, keeper: Keeper, chunk: Chunk) -> Chunk:
+    def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
         # Everybody is given the same arrays, so nobody may write to them.
-        return super()._write(keeper, chunk.frozen())
+        return super()._write(recorder, chunk.frozen())
+
+    def _note_partial(self) -> None:
+        warn_of_partial_passes(self._store)
+
+    def save(self) -> State:
+        return {"count": self._count, "input": None} if self._reads else super().save()
+
+
+class FileCacheStream(RecordingStream):
+    """A file cache: a complete pass fills it, and a complete file is believed.
+
+    A state from within a pass that filled goes on with the input, for only that has the same
+    order; it does not fill.
+    """
+
+    def __init__(self, node: Cache, open_input: Open, state: State) -> None:
+        count, begun = (0, None) if state is None else (state["count"], state["input"])
+        super().__init__(node.input, count)
+        self._store = node.store
+        files = CacheFiles(node.filename)
+        self._reads = begun is None and files.complete
+        if begun is not None:
+            self._read(open_input(begun))
+        elif self._reads:
+            self._read(ChunksStream(partial(files.read, count), None))
+        else:
+            self._begin(CacheWriter(files), open_input)
 
     def _note_partial(self) -> None:
         warn_of_partial_passes(self._store)

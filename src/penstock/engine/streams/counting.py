@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import leaf, pair
-from penstock.engine.stream import Counted, State, Stream, discard
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Counted, discard
 from penstock.errors import FailedPreconditionError, InvalidTypeError
 from penstock.plan.nodes import INFINITE
 

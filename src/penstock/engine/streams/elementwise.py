@@ -13,11 +13,12 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.values import as_value
 from penstock.engine.access import Epoch, leaf, pair, vectorized
-from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.contract import State, Stream
 from penstock.engine.copies import kept
+from penstock.engine.inlets import BUDGET, Inlet, Place
 from penstock.engine.results import Results
-from penstock.engine.stream import BUDGET, Inlet, Place, State, Stream
 from penstock.engine.trail import drawn, put_place
+from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
 from penstock.plan.seeds import generator, numbers_from

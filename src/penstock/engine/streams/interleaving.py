@@ -18,12 +18,13 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.engine.calls import Calls, FailedCall
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Demand, Inlet, Place
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.stream import Demand, Inlet, Place, State, Stream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
 from penstock.engine.trail import WIDTH, Trail, drawn, inherited, placed, put_place
+from penstock.engine.user_calls import Calls, FailedCall
 from penstock.plan.nodes import Inputs, Interleave, Node
 from penstock.plan.seeds import derive, derive_array, numbers_from, scoped
 

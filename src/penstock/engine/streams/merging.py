@@ -12,8 +12,9 @@ from penstock.element.chunk import Chunk, describe
 from penstock.element.index import Array
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Inlet
 from penstock.engine.logs import Sequels
-from penstock.engine.stream import Inlet, State, Stream
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan.seeds import derive_array
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Counted, Inlet
 from penstock.engine.logs import Sequels
-from penstock.engine.stream import Counted, Inlet, State, Stream
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
 

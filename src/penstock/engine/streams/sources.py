@@ -10,14 +10,15 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import Epoch, Reader, leaf
-from penstock.engine.calls import Calls, failure, is_failure
-from penstock.engine.conform import converter
+from penstock.engine.contract import State, Stream
+from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader
 from penstock.engine.formats.csv import ENCODING
 from penstock.engine.formats.records import Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
-from penstock.engine.stream import Inlet, State, Stream
+from penstock.engine.inlets import Inlet
 from penstock.engine.trail import Trail
+from penstock.engine.user_calls import Calls, failure, is_failure
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Generator, Records
 from penstock.plan.parts import DIVISION, NOWHERE

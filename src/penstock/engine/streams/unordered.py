@@ -12,11 +12,11 @@ from itertools import takewhile
 from typing import Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.calls import FailedCall
+from penstock.engine.contract import State
 from penstock.engine.logs import Logs
 from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.stream import State
 from penstock.engine.streams.interleaving import InterleaveStream, Slot
+from penstock.engine.user_calls import FailedCall
 
 
 class UnorderedInterleaveStream(InterleaveStream):

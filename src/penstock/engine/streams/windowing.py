@@ -10,8 +10,9 @@ import numpy as np
 from penstock import errors
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.engine.calls import Calls
-from penstock.engine.stream import Inlet, State, Stream
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Inlet
+from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, GroupByWindow, Node, Slices, Window

@@ -19,8 +19,8 @@ import msgspec
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
+from penstock.engine.contract import State, Stream, settled
 from penstock.engine.lower import open_plan
-from penstock.engine.stream import State, Stream, settled
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
 from penstock.plan.cuts import cut

@@ -13,7 +13,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Demand, settled
+from penstock.engine.contract import settled
+from penstock.engine.inlets import Demand
 from penstock.engine.trail import Trail, place_of
 from penstock.errors import UnavailableError
 from penstock.service.host.failures import Fault, fault_of

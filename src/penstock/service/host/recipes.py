@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from penstock.engine.context import Context, Environment
+from penstock.engine.contract import State, Stream
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
-from penstock.engine.stream import State, Stream
 from penstock.engine.trail import Trail
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of

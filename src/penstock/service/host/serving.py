@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from functools import partial
 
-from penstock.engine.calls import CONTAINED
 from penstock.engine.trail import with_places
+from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.connections import Connection

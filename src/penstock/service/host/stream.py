@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
+from penstock.engine.contract import Claims, Later, State, Stream
 from penstock.engine.endings import Ending
-from penstock.engine.stream import Claims, Later, State, Stream
 from penstock.errors import (
     AbortedError,
     CancelledError,

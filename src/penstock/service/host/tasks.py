@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Environment
-from penstock.engine.stream import Stream
+from penstock.engine.contract import Stream
 from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node

@@ -23,8 +23,8 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import int64
 from penstock.element.spec import TensorSpec
 from penstock.engine.context import Context
+from penstock.engine.fitting import fitted
 from penstock.engine.formats.chunks import ChunkWriter
-from penstock.engine.formats.fitting import fitted
 from penstock.engine.formats.runs import RunWriter
 from penstock.engine.lower import open_plan
 from penstock.errors import AbortedError, InvalidArgumentError

@@ -1,31 +1,28 @@
-"""Elements in files: saved datasets, file caches and snapshots.
+"""Elements in files: saved datasets and snapshots; file caches are in `buffering`.
 
-A cache and a snapshot write their input down as it passes through; `keeping` says when it counts.
+A snapshot writes its input down as it passes through; `recording` says when that counts.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.engine.calls import Calls
 from penstock.engine.context import Context
+from penstock.engine.contract import State, Stream
 from penstock.engine.formats import saved
-from penstock.engine.formats.cached import CacheFiles, CacheWriter
 from penstock.engine.formats.folders import join
 from penstock.engine.formats.metadata import SavedInfo, find
 from penstock.engine.formats.runs import RunWriter, Shard
-from penstock.engine.stream import State, Stream
-from penstock.engine.streams.keeping import Keeper, KeepingStream, Open, warn_of_partial_passes
-from penstock.engine.streams.sources import ChunksStream
+from penstock.engine.streams.recording import Open, Recorder, RecordingStream
 from penstock.engine.streams.windowing import plan_of
+from penstock.engine.user_calls import Calls
 from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
-from penstock.plan.nodes import UNKNOWN, Cache, Data, Node, Saved, Slices, Snapshot
+from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
 from penstock.plan.seeds import derive_array, numbers_from, scoped
 
 OpenPlan = Callable[[Node, State, Context], Stream]
@@ -43,34 +40,7 @@ def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
             yield chunk.numbered(numbers)
 
 
-class FileCacheStream(KeepingStream):
-    """A file cache: a complete pass fills it, and a complete file is believed.
-
-    A state from within a pass that filled goes on with the input, for only that has the same
-    order; it does not fill.
-    """
-
-    def __init__(self, node: Cache, open_input: Open, state: State) -> None:
-        count, begun = (0, None) if state is None else (state["count"], state["input"])
-        super().__init__(node.input, count)
-        self._store = node.store
-        files = CacheFiles(node.filename)
-        self._reads = begun is None and files.complete
-        if begun is not None:
-            self._read(open_input(begun))
-        elif self._reads:
-            self._read(ChunksStream(partial(files.read, count), None))
-        else:
-            self._begin(CacheWriter(files), open_input)
-
-    def _note_partial(self) -> None:
-        warn_of_partial_passes(self._store)
-
-    def save(self) -> State:
-        return {"count": self._count, "input": None} if self._reads else super().save()
-
-
-class SnapshotStream(KeepingStream):
+class SnapshotStream(RecordingStream):
     """A snapshot that was not complete when the pass began; another pass may be writing it."""
 
     def __init__(self, node: Snapshot, folder: str, open_input: Open, state: State) -> None:
@@ -81,7 +51,7 @@ class SnapshotStream(KeepingStream):
             self._begin(_run(node, folder), open_input)
 
 
-def _run(node: Snapshot, folder: str) -> Keeper | None:
+def _run(node: Snapshot, folder: str) -> Recorder | None:
     try:
         return RunWriter(folder, node.compression, _shard(node), "Dataset.snapshot")
     except AlreadyExistsError:

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from penstock.element.chunk import Chunk
 from penstock.element.strict import holds_strings, plain, strict
 from penstock.engine.copies import fixed, kept, owners
-from penstock.engine.stream import BUDGET
+from penstock.engine.inlets import BUDGET
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
 

@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.element.chunk import Chunk
+from penstock.engine.contract import Stream, must_settle
+from penstock.engine.inlets import Counted, Inlet
 from penstock.engine.meters import Tap
-from penstock.engine.stream import Counted, Inlet, Stream, must_settle
 
 
 class Scripted(Stream):

@@ -1,4 +1,4 @@
-"""Keeping: a pass through the input that writes it down, for later passes to read.
+"""Recording: a pass through the input that writes it down, for later passes to read.
 
 What was written counts once the last element has been handed on, even if nobody asks for the end:
 `zip`, `take` and users who count do not. A pass that fails, is closed or is forgotten before that
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.element.chunk import Chunk
-from penstock.engine.stream import Inlet, State, Stream, discard
+from penstock.engine.contract import State, Stream
+from penstock.engine.inlets import Inlet, discard
 from penstock.plan.nodes import UNKNOWN, AssertCardinality, Distribute, Generator, Node, Store
 
 log = logging.getLogger("penstock")
@@ -22,7 +23,7 @@ log = logging.getLogger("penstock")
 Open = Callable[[State], Stream]
 
 
-class Keeper(Protocol):
+class Recorder(Protocol):
     """Where elements are written down. It must not know the stream that it serves."""
 
     def write(self, chunk: Chunk) -> None: ...
@@ -34,7 +35,7 @@ class Keeper(Protocol):
         """Removes what was written, unless it counts; twice is fine."""
 
 
-class KeepingStream(Stream):
+class RecordingStream(Stream):
     """The input, passed through and, while all goes well, written down.
 
     An element that could not be made ends the writing. So does a failure to write: it is logged at
@@ -46,7 +47,7 @@ class KeepingStream(Stream):
         self._looks_ahead = self._total == UNKNOWN and not _may_wait_for_consumer(source)
         self._count = count
         self._pid = os.getpid()
-        self._keeper: Keeper | None = None
+        self._recorder: Recorder | None = None
         self._failure: Exception | None = None
 
     def _read(self, stream: Stream) -> None:
@@ -54,11 +55,11 @@ class KeepingStream(Stream):
         self.inputs = (stream,)
         self._feed: Stream | Inlet = stream
 
-    def _begin(self, keeper: Keeper | None, open_input: Open) -> None:
-        """Begins at the start, even if only the rest is wanted: `keeper` is to have it all."""
-        if keeper is not None:
-            self._keeper = keeper
-            self._forgotten = weakref.finalize(self, keeper.abandon)
+    def _begin(self, recorder: Recorder | None, open_input: Open) -> None:
+        """Begins at the start, even if only the rest is wanted: `recorder` is to have it all."""
+        if recorder is not None:
+            self._recorder = recorder
+            self._forgotten = weakref.finalize(self, recorder.abandon)
         wanted, self._count = self._count, 0
         try:
             self._read(open_input(None))
@@ -80,18 +81,18 @@ class KeepingStream(Stream):
             self._abandon()
             raise
         self._count += len(chunk)
-        if self._keeper is not None:
-            chunk = self._write(self._keeper, chunk)
+        if self._recorder is not None:
+            chunk = self._write(self._recorder, chunk)
             if self._is_complete(limit):
                 self._commit()
         return chunk
 
-    def _write(self, keeper: Keeper, chunk: Chunk) -> Chunk:
+    def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
         """Writes a chunk down and gives it as it is handed on."""
         if os.getpid() != self._pid:
             return chunk  # A forked child: the files are its parent's.
         try:
-            keeper.write(chunk)
+            recorder.write(chunk)
         except Exception as error:
             self._fail(error)
         return chunk
@@ -108,10 +109,10 @@ class KeepingStream(Stream):
 
     def _commit(self) -> None:
         """Makes what was written count."""
-        if self._keeper is None or os.getpid() != self._pid:
+        if self._recorder is None or os.getpid() != self._pid:
             return
         try:
-            self._keeper.commit()
+            self._recorder.commit()
         except Exception as error:
             self._fail(error)
         self._abandon()
@@ -124,7 +125,7 @@ class KeepingStream(Stream):
 
     def finish(self) -> None:
         """Asks the input for its end, if that was left to the consumer, who did not ask."""
-        if self._keeper is not None and self._total == UNKNOWN and not self._looks_ahead:
+        if self._recorder is not None and self._total == UNKNOWN and not self._looks_ahead:
             feed = Inlet(self.inputs[0])
             if feed.is_at_end(1):
                 self._commit()
@@ -132,15 +133,15 @@ class KeepingStream(Stream):
         super().finish()
 
     def _abandon(self) -> None:
-        if self._keeper is not None:
-            self._keeper = None
+        if self._recorder is not None:
+            self._recorder = None
             self._forgotten()
 
     def save(self) -> State:
         return {"count": self._count, "input": self._feed.save()}
 
     def close(self) -> None:
-        if self._keeper is not None and self._count:
+        if self._recorder is not None and self._count:
             self._note_partial()
         self._abandon()
         super().close()

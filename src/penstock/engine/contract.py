@@ -1,0 +1,142 @@
+"""Streams: a sequence of chunks that is pulled, can say where it is, and can be closed.
+
+The contract. `pull(limit)` gives 1 to `limit` elements, as soon as it has some: *a chunk never
+waits* for more than about a millisecond of work. `StopIteration` is the end, and stays the end.
+Any other exception is one element that could not be made: it comes after all elements before it,
+and the next pull goes on behind it. `save()` says where the stream is; opening the same plan with
+that state gives exactly the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.element.chunk import Chunk
+
+State = Any
+"""A position (int) where the plan has random access; else a dict of plain values."""
+
+
+class Later:
+    """A part of a state that is made of plain values only when somebody keeps the state."""
+
+    def __init__(self, make: Callable[[], State]) -> None:
+        self.make = make
+
+
+def settled(state: State) -> State:
+    """A copy of plain values, which the streams, as they go on, do not share."""
+    if isinstance(state, dict):
+        return {name: settled(part) for name, part in state.items()}
+    if isinstance(state, list):
+        return [settled(part) for part in state]
+    return state.make() if isinstance(state, Later) else state
+
+
+class Stream:
+    """One operator at work. Subclasses pull from `inputs` and keep their own state small."""
+
+    inputs: tuple[Stream, ...] = ()
+
+    def pull(self, limit: int) -> Chunk:
+        """1 to `limit` elements, StopIteration at the end."""
+        raise AssertionError(f"{type(self).__name__} must say how to pull")
+
+    def state(self) -> State:
+        """This operator's own part of the state; None if it keeps nothing."""
+        return None
+
+    def input_states(self) -> list[State]:
+        """Where the inputs are, counting only what was handed on."""
+        return [stream.save() for stream in self.inputs]
+
+    def save(self) -> State:
+        return {"own": self.state(), "inputs": self.input_states()}
+
+    @property
+    def claims(self) -> Claims | None:
+        """What this stream settles with other processes; None if there is nothing to settle."""
+        for stream in self.inputs:
+            if stream.claims is not None:
+                return _ClaimsOfInputs(self.inputs)
+        return None
+
+    def interrupt(self) -> None:
+        """Makes a `pull` that blocks in another thread raise."""
+        for stream in self.inputs:
+            stream.interrupt()
+
+    def finish(self) -> None:
+        """The consumer got StopIteration and will not pull again.
+
+        The inputs may have more elements, or they may have ended without having been asked.
+        """
+        for stream in self.inputs:
+            stream.finish()
+
+    def close(self) -> None:
+        """Ends threads and releases what is open; a second call does nothing."""
+        for stream in self.inputs:
+            stream.close()
+
+
+class Claims(Protocol):
+    """What a stream settles with other processes that may take elements of the same sequence.
+
+    Only what this reader has claimed will come again from a state, so states are exact as long as
+    consumers pull no more than `sure` says and call `commit` before they hand out a state.
+    """
+
+    @property
+    def replays(self) -> bool:
+        """Whether every element comes again from a state, also those that are not claimed yet."""
+
+    @property
+    def shared_end(self) -> bool:
+        """At the end: whether other readers got elements that this reader did not get."""
+
+    def sure(self, limit: int) -> int:
+        """How many of `limit` elements would come again from the state as it is now."""
+
+    def commit(self, unused: int = 0) -> None:
+        """Reports what was handed out, because the consumer keeps a state.
+
+        The consumer has not used the last `unused` elements of the last pull yet.
+        """
+
+    def unused(self, count: int) -> None:
+        """Gives the last `count` elements of the last pull back: the consumer never used them."""
+
+
+class _ClaimsOfInputs:
+    """The claims of an operator: one element at a time is sure, whatever it is made of."""
+
+    def __init__(self, inputs: tuple[Stream, ...]) -> None:
+        found = (stream.claims for stream in inputs)
+        self._claims = [claims for claims in found if claims is not None]
+
+    @property
+    def replays(self) -> bool:
+        return all(claims.replays for claims in self._claims)
+
+    @property
+    def shared_end(self) -> bool:
+        return any(claims.shared_end for claims in self._claims)
+
+    def sure(self, limit: int) -> int:
+        return limit if self.replays else 1
+
+    def commit(self, unused: int = 0) -> None:
+        # An element of an operator may be made of many elements of its inputs: all count as used.
+        for claims in self._claims:
+            claims.commit()
+
+    def unused(self, count: int) -> None:
+        """Nothing: the elements of the inputs were used, whatever became of them."""
+
+
+def must_settle(stream: Stream) -> bool:
+    """Whether a state of this stream is exact only for the elements that it has claimed."""
+    claims = stream.claims
+    return claims is not None and not claims.replays
