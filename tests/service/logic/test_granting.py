@@ -4,14 +4,14 @@ import pytest
 
 from penstock.errors import AbortedError, DataLossError
 from penstock.plan.shape import ENDLESS, Shape
-from penstock.service.logic.granting import MOST_GRANTS, RETRY
+from penstock.service.logic.choosing import MOST_GRANTS
+from penstock.service.logic.granting import RETRY
 from penstock.service.protocol.messages import (
     Address,
     ClientBeaten,
     Lease,
     Leased,
     Leave,
-    WorkerBeat,
 )
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World
 
@@ -245,44 +245,58 @@ def test_nobody_consumes_what_others_hold() -> None:
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10}
 
 
-def test_streams_are_finished_before_others_are_begun() -> None:
+def test_pieces_are_leased_one_after_the_other() -> None:
     world = reading(SPLIT, "a")
-    assert world.leases("a", 4) == [(0, 0, 4)]
+    # One element of those behind: they are made ahead.
+    assert world.leases("a", 4) == [(0, 0, 4), (1, 0, 1), (2, 0, 1), (3, 0, 1)]
     assert world.leases("a", 4) == [(0, 4, 8)]
-    assert world.leases("a", 4, ended=((0, 5),)) == [(1, 0, 4)]
+    assert world.leases("a", 4, ended=((0, 5),)) == [(1, 1, 5)]
     world.lease("a", 4, ended=((1, 0), (2, 0), (3, 0)))
     world.beat("a", consumed=(Address(0, 0, 8),))
     assert world.lease("a").finished
     assert world.record("a").finished
 
 
-def test_workers_have_a_stream_each() -> None:
-    world = reading(SPLIT, "a", workers=2)
+def test_a_lease_goes_on_behind_streams_that_end() -> None:
+    world = reading(SPLIT, "a")
+    world.lease("a", 1)
+    assert world.leases("a", 9, ended=((0, 3), (1, 2))) == [(0, 1, 3), (1, 1, 2), (2, 1, 7)]
+
+
+def test_workers_have_a_stream_each_and_readers_one_of_their_own() -> None:
+    world = reading(Shape("split", streams=20), "a", workers=2)
     grants = world.lease("a", 9).grants
-    assert [(g.address, g.worker) for g in grants] == [
-        (Address(0, 0, 5), "w0"),
-        (Address(1, 0, 5), "w1"),
+    assert [(g.address.stream, g.worker) for g in grants] == [
+        (stream, f"w{stream % 2}") for stream in range(MOST_GRANTS)
     ]
-    # Others help with those: a third stream would be one too many.
     world.open("b", "1000")
-    assert world.leases("b", 4) == [(0, 5, 7), (1, 5, 7)]
-    assert world.leases("a", 4, ended=((0, 6),)) == [(2, 0, 2), (1, 7, 9)]
-    assert world.places("a") == {0: "w0", 1: "w1", 2: "w0"}
+    assert world.leases("b", 4) == [(8, 0, 4), (9, 0, 1), (10, 0, 1), (11, 0, 1)]
+    assert world.leases("a", 4) == [(0, 9, 13)]
+    assert world.leases("b", 4, ended=((8, 2),)) == [(9, 1, 5), (12, 0, 1)]
 
 
-def test_streams_that_nobody_holds_go_first() -> None:
-    world = reading(SPLIT, "a", "b", workers=3)
-    assert world.leases("a", 3) == [(0, 0, 1), (1, 0, 1), (2, 0, 1)]
-    world.beat("a", consumed=(Address(1, 0, 1),))
-    world.ask(WorkerBeat("w1", draining=True))
-    world.ask(WorkerBeat("w2", draining=True))
-    assert world.leases("b", 1) == [(1, 1, 2)]
+def test_a_reader_takes_over_what_another_has_not_come_to() -> None:
+    world = reading(SPLIT, "a", "b", "c")
+    world.lease("a", 5)
+    assert world.leases("b", 5) == [(1, 1, 6)]
+    assert world.leases("c", 5, ended=((1, 6),)) == [(2, 1, 6)]
+    assert world.leases("a", 5) == [(0, 5, 10)]
+    assert world.leases("a", 5, ended=((0, 10),)) == [(2, 6, 11)]
+
+
+def test_what_is_given_back_is_leased_in_its_place() -> None:
+    world = reading(SPLIT, "a", "b")
+    world.lease("a", 5)
+    world.ask(Leave("a", consumed=(Address(0, 0, 2), Address(1, 0, 1)), ended=((2, 1),)))
+    assert world.leases("b", 9) == [(0, 2, 5), (0, 5, 11), (1, 1, 2), (2, 0, 1), (3, 0, 1)]
 
 
 def test_endless_streams() -> None:
     world = reading(Shape("split", ENDLESS), "a")
+    assert world.leases("a", 1) == [(stream, 0, 1) for stream in range(MOST_GRANTS)]
     for stream in range(5):
-        assert world.leases("a", 1, ended=((stream - 1, 1),) if stream else ()) == [(stream, 0, 1)]
+        ahead = (stream + MOST_GRANTS, 0, 1)
+        assert world.leases("a", 1, ended=((stream, 1),)) == [(stream + 1, 1, 2), ahead]
     assert not world.record("a").finished
 
 
@@ -350,4 +364,4 @@ def test_where_streams_have_moved_is_news() -> None:
     assert world.beat("a", version) == ClientBeaten(version)
     world.beat("a", version, lost=("w0",))
     news = world.beat("a", version)
-    assert [(info.stream, info.worker) for info in news.streams] == [(0, "w1"), (1, "w1")]
+    assert [(info.stream, info.worker) for info in news.streams] == [(at, "w1") for at in range(4)]

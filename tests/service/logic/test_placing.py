@@ -146,9 +146,9 @@ def test_leased_streams_move_with_their_workers() -> None:
         world.worker(worker)
     world.open("a", world.dataset(SPLIT))
     world.lease("a", 3)
-    assert world.places("a") == {0: "u", 1: "v", 2: "w"}
+    assert world.places("a") == {0: "u", 1: "v", 2: "w", 3: "u"}
     world.ask(LeaveWorker("u"))
-    assert world.places("a") == {0: "v", 1: "v", 2: "w"}
+    assert world.places("a") == {0: "v", 1: "v", 2: "w", 3: "w"}
     world.ask(LeaveWorker("v"))
     world.ask(LeaveWorker("w"))
     assert world.places("a") == {}

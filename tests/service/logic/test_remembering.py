@@ -121,6 +121,7 @@ def test_what_is_in_doubt_is_named(world):
     assert in_doubt(world.state) == ["job 'job', repetition 0: elements 7 to 99 of stream 0"]
     world.open("c", world.dataset(SPLIT), job="files")
     world.lease("c", 5)
+    world.beat("c", ended=((1, 1), (2, 1), (3, 1)))
     assert in_doubt(world.state)[1:] == ["job 'files', repetition 0: elements 5 on of stream 0"]
 
 

@@ -20,7 +20,7 @@ def busy() -> World:
     world.open("a", split)
     world.open("b", split)
     world.read("a", 10)
-    world.lease("b", 10, ended=((0, 4), (3, 0)))
+    world.lease("b", 10, ended=((0, 10), (3, 1)))
     world.lease("a", 10)
     world.open("c", random, "random")
     world.read("c", 20)

@@ -31,7 +31,7 @@ def test_a_status_is_plain_data() -> None:
             "address": "w:1",
             "host": "here",
             "tags": [],
-            "streams": 1,
+            "streams": 4,
             "rate": 2.0,
             "buffered": 77,
             "restarts": 3,
@@ -41,7 +41,7 @@ def test_a_status_is_plain_data() -> None:
     ]
     job = told["jobs"][0]
     assert (job["name"], job["repetition"], job["mode"], job["clients"]) == ("job", 0, "DYNAMIC", 1)
-    assert (job["streams"], job["leased"], job["consumed"]) == (4, 6, 4)
+    assert (job["streams"], job["leased"], job["consumed"]) == (4, 9, 4)
     assert (job["rate"], job["lag"], job["finished"]) == (2.0, 0.25, False)
     assert told["datasets"][0]["dataset_id"] == "1000"
 

@@ -54,11 +54,14 @@ def _check_partition(where: str, parts: list[tuple[int, int]], reached: int) -> 
 
 def _check_holders(state: State, where: str, group: Group) -> None:
     held: dict[str, int] = {}
-    for _, client, start, stop in group.held():
+    at: dict[str, dict[int, None]] = {}
+    for stream, client, start, stop in group.held():
         held[client] = held.get(client, 0) + stop - start
+        at.setdefault(client, {})[stream] = None
         known = state.clients.get(client)
         _require(known is not None and known.standing == HERE, f"{where}: {client} is not here")
     _require(held == group.holders, f"{where}: holders {group.holders}, but leases {held}")
+    _require(at == group.at, f"{where}: clients are at {group.at}, but leases are of {at}")
 
 
 def _check_clients(state: State, record: IterationRecord) -> None:

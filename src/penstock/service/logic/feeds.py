@@ -98,6 +98,11 @@ class Feed:
         return self.stop if self.length is None else min(self.stop, self.length)
 
     @property
+    def held(self) -> int:
+        """No element that this client may hand out stands here or behind."""
+        return self.limit
+
+    @property
     def over(self) -> bool:
         """Whether all was handed out."""
         return self.next >= self.limit
@@ -294,7 +299,7 @@ def spans(feeds: list[Feed]) -> Iterator[tuple[int, int, int]]:
     """What feeds of leases have not handed out: stream, start, stop."""
     for feed in feeds:
         start = feed.next
-        for ahead, stop in [*sorted(feed.ahead.items()), (feed.limit, feed.limit)]:
+        for ahead, stop in [*sorted(feed.ahead.items()), (feed.held, feed.held)]:
             if start < ahead:
                 yield feed.stream, start, ahead
             start = max(start, stop)

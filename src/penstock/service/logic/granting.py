@@ -1,17 +1,14 @@
-"""Granting: which elements a reader of a named job gets next.
+"""Granting: what the dispatcher answers to a reader of a named job that asks for elements.
 
-What was given back goes first, then what is begun, then what is new. No more streams are begun
-than there are workers to make them.
+Every grant is journalled before the reader learns of it; the same request gets the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
-
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
 from penstock.plan.shape import ENDLESS
 from penstock.service.logic.agreement import check_ends, gone_for_good
+from penstock.service.logic.choosing import choose
 from penstock.service.logic.facts import (
     ClientHeard,
     ClientWaits,
@@ -22,16 +19,12 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
 )
 from penstock.service.logic.iterations import HERE, LOST, ClientRecord, IterationRecord, is_local
-from penstock.service.logic.leases import Group
 from penstock.service.logic.roster import least_loaded
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol.messages import Address, Grant, Lease, Leased
 
 RETRY = 0.2
 """Seconds after which a client may ask again when nothing is free."""
-
-MOST_GRANTS = 8
-"""So many ranges are handed out at once, at most."""
 
 
 def reader(state: State, name: str) -> ClientRecord:
@@ -75,7 +68,7 @@ def lease(state: State, request: Lease) -> Decision:
     if request.number <= client.number:
         answer = client.answer if request.number == client.number else ()
         return Decision((heard, *report), _leased(record, answer, {}))
-    chosen = _Choice(state, record, state.group(client), dict(request.ended)).of(request.want)
+    chosen = choose(state, client, request.want, dict(request.ended))
     facts, reply = _answer(state, record, client, chosen)
     addresses = tuple(grant.address for grant in reply.grants)
     leased = RangesLeased(client.client, request.number, addresses)
@@ -130,7 +123,7 @@ def _places(
             usable = state.roster.usable()
             near = (w for w in usable if not local or w.info.host == client.host)
             # Somebody who is about to leave is better than nobody.
-            worker = least_loaded(near, places.values()) or worker
+            worker = least_loaded(near, list(places.values())) or worker
         places[stream] = worker.info.worker if worker is not None else None
     return places
 
@@ -149,86 +142,3 @@ def _in_vain(
         shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())
         return [], Leased(finished=True, shared=shared)
     return [ClientWaits(client.client)], Leased(retry=RETRY)
-
-
-class _Choice:
-    """What is free for a group, where `ended` are lengths that are not in its state yet."""
-
-    def __init__(
-        self, state: State, record: IterationRecord, group: Group, ended: dict[int, int]
-    ) -> None:
-        self._state = state
-        self._record = record
-        self._group = group
-        self._ended = ended
-
-    def of(self, want: int) -> list[Address]:
-        """About `want` elements."""
-        want = max(1, want)
-        found = []
-        for stream, start, stop in self._returned():
-            found.append(Address(stream, start, min(stop, start + want)))
-            want -= stop - start
-            if want <= 0 or len(found) == MOST_GRANTS:
-                return found
-        streams = self._streams(MOST_GRANTS - len(found))
-        size = -(-want // max(1, len(streams)))
-        return found + [self._next(stream, size) for stream in streams]
-
-    def _end(self, stream: int) -> int | None:
-        return self._ended.get(stream, self._record.ends.get(stream))
-
-    def _returned(self) -> Iterator[tuple[int, int, int]]:
-        for stream in self._group.returned:
-            end = self._end(stream)
-            for start, stop in self._group.tracks[stream].free:
-                stop = stop if end is None else min(stop, end)
-                if start < stop:
-                    yield stream, start, stop
-
-    def _next(self, stream: int, size: int) -> Address:
-        track, end = self._group.tracks.get(stream), self._end(stream)
-        start = track.reached if track is not None else 0
-        if end is None:
-            return Address(stream, start, start + size)
-        return Address(stream, start, min(start + size, end))
-
-    def _streams(self, most: int) -> list[int]:
-        """The streams to go on with, one for each worker that could do something for it."""
-        if not self._record.bound:
-            most = 1
-        else:
-            most = max(1, self._state.roster.count_usable(most))
-        chosen: dict[int, None] = {}
-        for stream in self._candidates():
-            if stream not in chosen and self._end(stream) != 0 and stream not in self._ended:
-                chosen[stream] = None
-                if len(chosen) == most:
-                    break
-        return list(chosen)
-
-    def _candidates(self) -> Iterator[int]:
-        yield from self._group.idle
-        yield from self._fresh()
-        yield from self._group.open
-
-    def _fresh(self) -> Iterator[int]:
-        """Streams that nobody has begun, as many as workers have time for."""
-        record, group = self._record, self._group
-        room = self._room()
-        numbers = (
-            count(group.begun) if record.total == ENDLESS else range(group.begun, record.total)
-        )
-        for stream in numbers:
-            if room <= 0:
-                return
-            if self._end(stream) != 0:
-                room -= 1
-                yield stream
-
-    def _room(self) -> int:
-        group = self._group
-        going = len(group.open) - sum(1 for stream in self._ended if stream in group.open)
-        if self._record.owned:
-            return max(0, self._record.total)
-        return max(1, self._state.roster.count_usable(going + MOST_GRANTS)) - going

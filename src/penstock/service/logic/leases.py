@@ -59,6 +59,8 @@ class Group:
         """Streams with free elements."""
         self.holders: dict[str, int] = {}
         """How much each client holds; the one that was silent longest comes first."""
+        self.at: dict[str, dict[int, None]] = {}
+        """The streams of which each client holds something."""
 
     def begin(self, streams: int) -> None:
         for stream in range(self.begun, streams):
@@ -89,6 +91,7 @@ class Group:
             track.reach(stop)
             track.free.remove(start, stop)
         track.holdings(client).add(start, stop)
+        self.at.setdefault(client, {})[stream] = None
         self._holds(client, stop - start)
         self.open.pop(stream, None)
         self._sort(stream)
@@ -99,7 +102,7 @@ class Group:
         if track is None or client not in track.held:
             return []
         used = track.held[client].inside(start, stop)
-        self._drop(client, track, start, stop)
+        self._drop(client, stream, start, stop)
         self._sort(stream)
         return used
 
@@ -125,11 +128,11 @@ class Group:
         """Frees all that a client holds."""
         if client not in self.holders:
             return
-        for stream, track in list(self.tracks.items()):
-            if client in track.held:
-                for start, stop in track.held.pop(client):
-                    track.free.add(start, stop)
-                self._sort(stream)
+        for stream in self.at.pop(client):
+            track = self.tracks[stream]
+            for start, stop in track.held.pop(client):
+                track.free.add(start, stop)
+            self._sort(stream)
         del self.holders[client]
 
     def undo(self, stream: int, ranges: Ranges) -> None:
@@ -146,7 +149,7 @@ class Group:
             return
         behind = max(track.reached, length)
         for client in list(track.held):
-            self._drop(client, track, length, behind)
+            self._drop(client, stream, length, behind)
         track.free.remove(length, behind)
         track.reached = min(track.reached, length)
         self._sort(stream)
@@ -186,13 +189,21 @@ class Group:
         else:
             self.holders.pop(client, None)
 
-    def _drop(self, client: str, track: Track, start: int, stop: int) -> None:
+    def _drop(self, client: str, stream: int, start: int, stop: int) -> None:
+        track = self.tracks[stream]
         held = track.held[client]
         before = held.count
         held.remove(start, stop)
         self._holds(client, held.count - before)
         if not held:
             del track.held[client]
+            self._leave(client, stream)
+
+    def _leave(self, client: str, stream: int) -> None:
+        streams = self.at[client]
+        del streams[stream]
+        if not streams:
+            del self.at[client]
 
     def _sort(self, stream: int) -> None:
         """Puts a stream where it belongs now."""

@@ -15,7 +15,8 @@ from itertools import chain
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.blame import Blame
 from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
-from penstock.service.logic.orders import AsLeased, InSequence, InTurns
+from penstock.service.logic.leasing import AsLeased
+from penstock.service.logic.orders import InSequence, InTurns
 from penstock.service.logic.turns import SHORT, InputFeed, Placed, TakingTurns
 from penstock.service.protocol.fetches import Mark
 
@@ -285,7 +286,7 @@ class Reader:
     @property
     def _usual(self) -> int | None:
         """How long streams are that are read one after the other, if that was seen."""
-        return self.sizes.usual if isinstance(self.order, InSequence) else None
+        return self.sizes.usual if isinstance(self.order, InSequence | AsLeased) else None
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether a feed has a turn in a later lap only."""

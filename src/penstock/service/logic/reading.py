@@ -13,7 +13,8 @@ from typing import Any
 from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import Feed, Piece, spans
 from penstock.service.logic.laps import agreed_laps
-from penstock.service.logic.orders import AsLeased, InSequence, InTurns
+from penstock.service.logic.leasing import AsLeased
+from penstock.service.logic.orders import InSequence, InTurns
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.reader import Limits, Order, Reader
 from penstock.service.logic.turns import MOST_INPUTS, TakingTurns
@@ -101,7 +102,7 @@ class Reading:
     ) -> Order:
         work = opened.work
         if opened.leased:
-            return AsLeased()
+            return self._as_leased()
         if work.form in _OWNED:
             block = 1 if work.consumers else 32
             return InTurns(block, state, free)
@@ -109,6 +110,9 @@ class Reading:
             most = 1 if self._elements is not None else MOST_INPUTS
             return TakingTurns(self._turns, work.streams, most, state)
         return InSequence(work.streams, length, state, free)
+
+    def _as_leased(self) -> AsLeased:
+        return AsLeased(in_order=self.form == "split", ahead=self._elements is None)
 
     @property
     def takes_turns(self) -> bool:
@@ -144,19 +148,13 @@ class Reading:
             for start, stop in ranges:
                 self._consume(int(stream), start, stop)
         self._ends = {int(stream): length for stream, length in state["ended"].items()}
-        for address in held:
-            self._grant(Grant(address))
+        order = self.reader.order
+        assert isinstance(order, AsLeased)
+        order.grant(map(Grant, held), self._ends)
 
     def _consume(self, stream: int, start: int, stop: int) -> None:
         self._consumed.setdefault(stream, Ranges()).add(start, stop)
         self._changed.add(stream)
-
-    def _grant(self, grant: Grant) -> None:
-        order = self.reader.order
-        assert isinstance(order, AsLeased)
-        feed = Feed(grant.address.stream, grant.address.start, grant.address.stop, grant.worker)
-        feed.length = self._ends.get(feed.stream)
-        order.grant(feed)
 
     def granted(self, leased: Leased, now: float) -> None:
         """What the dispatcher leased."""
@@ -164,10 +162,9 @@ class Reading:
         assert isinstance(order, AsLeased)
         self._asked = False
         self._retry = now + leased.retry
-        order.finished = order.finished or leased.finished
+        order.answer(leased.grants, leased.finished, self._ends)
+        self.reader.hungry = True
         self.shared_end = self.shared_end or leased.shared
-        for grant in leased.grants:
-            self._grant(grant)
 
     def unanswered(self) -> None:
         """Leases that were asked for may not come, and are asked for again."""
@@ -175,7 +172,7 @@ class Reading:
 
     def forget_leases(self) -> None:
         """Others may have what this client held, but did not hand out."""
-        self.reader.restart(AsLeased())
+        self.reader.restart(self._as_leased())
         self._asked, self._retry = False, 0.0
 
     def want(self, now: float) -> int:
@@ -287,7 +284,8 @@ class Reading:
             return 0
         # A lease may lie behind the end of its stream, and the next element then in another one.
         known = self.form == "random" or feed.length is not None
-        return feed.limit - feed.next if known else feed.here
+        left = feed.held - feed.next
+        return left if known else min(feed.here, left)
 
     def state(self, later: Callable[[Callable[[], Any]], Any] = _now) -> dict[str, Any]:
         """Where the reading is; what was handed out counts.

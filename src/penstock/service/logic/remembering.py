@@ -79,8 +79,8 @@ def in_doubt(state: State) -> list[str]:
 
 def _ahead(record: IterationRecord) -> Iterator[Address]:
     for group in record.groups.values():
-        for stream, track in sorted(group.tracks.items()):
-            yield Address(stream, track.reached, record.ends.get(stream, -1))
+        for stream in sorted(group.open):
+            yield Address(stream, group.tracks[stream].reached, record.ends.get(stream, -1))
 
 
 def spans(addresses: Iterator[Address] | tuple[Address, ...]) -> str:

@@ -5,7 +5,7 @@ A worker is *usable* if it may get something new: not suspected, not about to le
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock.service.logic.throughput import Throughput
@@ -161,12 +161,14 @@ class Roster:
 
 
 def least_loaded(
-    workers: Iterable[WorkerRecord], avoid: Collection[str | None] = ()
+    workers: Iterable[WorkerRecord], given: Sequence[str | None] = ()
 ) -> WorkerRecord | None:
-    """The first of `workers` that is not to be avoided; the first of all if there is none."""
-    first = None
+    """The first of `workers` that is in `given` the fewest times; None if there are none."""
+    best, fewest = None, len(given) + 1
     for record in workers:
-        if record.info.worker not in avoid:
-            return record
-        first = first or record
-    return first
+        times = given.count(record.info.worker)
+        if times < fewest:
+            best, fewest = record, times
+        if not times:
+            break
+    return best
