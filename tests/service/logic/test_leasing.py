@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.plan.shape import Shape
 from penstock.service.logic.reader import Limits
 from penstock.service.logic.reading import Reading, claimed
-from penstock.service.protocol.messages import Address, Grant, IterationOpened, Leased, Shape, Work
+from penstock.service.protocol.messages import Address, Grant, IterationOpened, Leased, Work
 from tests.effort import examples
 from tests.service.logic.test_reading import Crew, Elements
 from tests.service.logic.world import World

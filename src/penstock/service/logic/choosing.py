@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from heapq import merge
 from itertools import count
 
+from penstock.plan.shape import ENDLESS
 from penstock.service.logic.iterations import ClientRecord
 from penstock.service.logic.state import State
-from penstock.service.protocol.messages import ENDLESS, Address
+from penstock.service.protocol.messages import Address
 
 MOST_GRANTS = 8
 """So many ranges are handed out at once, at most."""

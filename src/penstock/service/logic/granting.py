@@ -6,7 +6,6 @@ Every grant is journalled before the reader learns of it; the same request gets 
 from __future__ import annotations
 
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
-from penstock.plan.shape import ENDLESS
 from penstock.service.logic.agreement import check_ends, gone_for_good
 from penstock.service.logic.choosing import choose
 from penstock.service.logic.facts import (
