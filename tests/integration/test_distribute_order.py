@@ -153,18 +153,24 @@ def test_without_order_every_record_comes_once(cluster, folder, monkeypatch):
     assert sorted(made) == sorted(dataset)
 
 
+@pytest.mark.parametrize("way", ["ordered", "unordered", "named"])
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize(
     "read", [TextLineDataset, TFRecordDataset, lambda files: FixedLengthRecordDataset(files, 50)]
 )
-def test_a_missing_file_is_one_error(cluster, folder, read, ignored, monkeypatch):
+def test_a_missing_file_is_one_error(cluster, folder, read, ignored, way, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 1000)
     kind = {TextLineDataset: "txt", TFRecordDataset: "plain"}.get(read, "bin")
     files = [*names(folder, kind, [3]), str(folder / "missing"), *names(folder, kind, [2])]
     # Where the order of the files is drawn, every file is thought to have as many parts.
     dataset = read(Dataset.from_tensor_slices(files).shuffle(3, seed=1))
     dataset = dataset.ignore_errors() if ignored else dataset
-    assert outcomes(dataset.apply(cluster.distribute())) == outcomes(dataset)
+    job = {"job_name": f"missing, {kind}, {ignored}"} if way == "named" else {}
+    options = tf.data.Options()
+    options.deterministic = way != "unordered"
+    made = dataset.apply(cluster.distribute(**job)).with_options(options)
+    arrange = list if way != "unordered" else sorted
+    assert arrange(map(repr, outcomes(made))) == arrange(map(repr, outcomes(dataset)))
 
 
 def outcomes(dataset):

@@ -183,6 +183,11 @@ class Feed:
         """What has arrived and was not handed out."""
         return self._pieces.values()
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether the stream is a part of a file, but not the first, that could not be opened."""
+        return bool(self.began) and not self.next and isinstance(self._pieces.get(0), Failure)
+
     def tell(self, began: int | None, ended: int | None = None) -> None:
         """What a worker found out about the part of a file that the stream is."""
         self.began = self.began if began is None else began

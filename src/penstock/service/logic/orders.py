@@ -95,8 +95,17 @@ class InSequence:
         return 0, 0
 
     def any(self) -> Iterator[Feed]:
-        """Where the order is free: every open feed."""
-        return iter([feed for feed in self._open if not feed.over])
+        """Where the order is free: every open feed.
+
+        A part of a file that could not be opened waits for the part before it: if that could not,
+        either, it is the same error.
+        """
+        before = None
+        for feed in list(self._open):
+            waits = before is not None and not before.over and feed.is_unread
+            if not feed.over and not waits:
+                yield feed
+            before = feed
 
     def upcoming(self) -> Iterator[Feed]:
         """The feeds in the order in which they will be needed."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.feeds import Feed, Piece, spans
+from penstock.service.logic.feeds import Failure, Feed, Piece, spans
 from penstock.service.logic.laps import agreed_laps
 from penstock.service.logic.leasing import AsLeased
 from penstock.service.logic.orders import InSequence, InTurns
@@ -80,6 +80,8 @@ class Reading:
         """What was consumed, of all streams but those that have changed since."""
         self._ends: dict[int, int] = {}
         self._new_ends: dict[int, int] = {}
+        self._unread: set[int] = set()
+        """Parts of files that could not be opened."""
         self._handed: list[Address] = []
         self._report: list[Address] = []
         self._rate = 0.0
@@ -199,6 +201,20 @@ class Reading:
 
     def take(self, count: int, now: float) -> Piece | None:
         """The next elements (or a `Failure`); None if nothing is here."""
+        while (taken := self._take(count, now)) is not None:
+            if not self._is_repeated(*taken):
+                return taken[2]
+        return None
+
+    def _is_repeated(self, feed: Feed, start: int, piece: Piece) -> bool:
+        """Whether a part of a file could not be opened, as the part before it: a file that is
+        missing is one error. Where parts are compared, a part behind such a one has nothing."""
+        if self.replays or start or feed.began is None or not isinstance(piece, Failure):
+            return False
+        self._unread.add(feed.stream)
+        return feed.began > 0 and feed.stream - 1 in self._unread
+
+    def _take(self, count: int, now: float) -> tuple[Feed, int, Piece] | None:
         self._settle()
         if self.leased:
             count = max(1, min(count, int(self._rate * _CHUNK_SECONDS)))
@@ -210,7 +226,7 @@ class Reading:
             self._note_end(feed)
             self._handed.append(Address(feed.stream, start, start + len(piece)))
             self._pace(len(piece), now)
-        return piece
+        return taken
 
     def take_turns(self, count: int) -> list[Piece]:
         """The next elements in parts (or a `Failure`); empty if nothing is here."""
