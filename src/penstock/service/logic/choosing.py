@@ -124,8 +124,8 @@ class _InOrder(_Choice):
     def _share(self) -> int:
         """How many streams a client may be at, so that all workers have something to make."""
         usable = self._state.roster.count_usable(_FOREVER)
-        readers = len({self._client, *self._group.holders})
-        return max(2, max(MOST_GRANTS, usable) // readers)
+        others = len(self._group.holders) - (self._client in self._group.holders)
+        return max(2, max(MOST_GRANTS, usable) // (others + 1))
 
     def _lowest(self) -> Iterator[int]:
         """Streams that no other client is at, in the local order."""
