@@ -37,11 +37,12 @@ class Ragged:
         """Checks `row_splits`, and raises InvalidArgumentError if they do not fit `values`."""
         ragged = cls(values, row_splits)
         splits = ragged.row_splits
-        ends = len(splits) > 0 and splits[0] == 0 and splits[-1] == len(ragged.values)
-        if splits.ndim != 1 or not ends or bool(np.any(np.diff(splits) < 0)):
+        fits = splits.ndim == 1 and len(splits) > 0
+        fits = fits and bool(splits[0] == 0 and splits[-1] == len(ragged.values))
+        if not fits or bool(np.any(np.diff(splits) < 0)):
             raise InvalidArgumentError(
                 "Ragged.from_row_splits: row_splits must rise from 0 to the number of values "
-                f"({len(ragged.values)}), got {splits.tolist()[:8]}"
+                f"({len(ragged.values)}), got {splits.ravel().tolist()[:8]}"
             )
         return ragged
 

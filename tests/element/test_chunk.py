@@ -1,0 +1,100 @@
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+from penstock.element.chunk import Chunk, describe, describe_spec
+from penstock.element.ragged import Ragged
+from penstock.element.spec import NoneTensorSpec, TensorSpec
+from penstock.errors import InvalidArgumentError
+
+Point = namedtuple("Point", "x y")
+
+ELEMENTS = {
+    "numbers": [np.int64(1), np.int64(2)],
+    "python numbers": [1.5, 2.5],
+    "strings": [b"a\0", b""],
+    "arrays": [np.ones(2), np.zeros(2)],
+    "arrays of different shapes": [np.ones(2), np.zeros(3)],
+    "pairs": [(np.int64(1), b"a"), (np.int64(2), b"b")],
+    "dicts": [{"b": np.int64(1), "a": b"x"}, {"b": np.int64(2), "a": b"y"}],
+    "named tuples": [Point(np.int64(1), {"z": b"a"}), Point(np.int64(2), {"z": b"b"})],
+    "ragged": [Ragged.from_rows([[1], []]), Ragged.from_rows([[2, 3]])],
+    "none": [(None, np.int64(1)), (None, np.int64(2))],
+    "empty structures": [(), ()],
+}
+
+
+def listed(value):
+    if isinstance(value, Ragged):
+        return value.to_list()
+    if isinstance(value, dict):
+        return {key: listed(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return type(value), [listed(part) for part in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+@pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
+def test_elements_come_out_as_they_went_in(elements):
+    chunk = Chunk.of(elements)
+    assert len(chunk) == 2
+    assert [listed(x) for x in chunk.elements()] == [listed(x) for x in elements]
+
+
+@pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
+def test_chunks_are_sliced_taken_and_joined(elements):
+    chunk = Chunk.of(elements).numbered(np.array([7, 8]))
+    joined = Chunk.join([chunk.rows(1, 9), chunk.take(np.array([0]))])
+    assert [listed(x) for x in joined.elements()] == [listed(x) for x in elements[::-1]]
+    assert joined.numbers.tolist() == [8, 7]
+    assert joined.kind == chunk.kind
+
+
+def test_slices_share_memory_and_all_rows_are_the_chunk_itself():
+    chunk = Chunk.of([np.arange(3), np.arange(3)])
+    assert chunk.rows(0, 5) is chunk
+    assert np.shares_memory(chunk.rows(1, 2).columns[0], chunk.columns[0])
+
+
+def test_numbers_are_kept_only_if_all_chunks_have_them():
+    chunk = Chunk.of([np.int64(1)])
+    assert Chunk.join([chunk, chunk.numbered(np.array([3]))]).numbers is None
+
+
+def test_one_element_many_times():
+    assert Chunk.of([(np.int64(4), b"a")]).again(3).elements() == [(4, b"a")] * 3
+
+
+def test_frozen_chunks_cannot_be_written_to():
+    with pytest.raises(ValueError, match="read-only"):
+        Chunk.of([np.ones(2)]).frozen().columns[0][0] = 0
+
+
+@pytest.mark.parametrize(
+    ("second", "described"),
+    [
+        (np.float32(1), "float32 for element 11; .*: convert it yourself, e.g. numpy.float32"),
+        (b"a", "string for element 11"),
+        ((np.int64(1),), r"\(int64,\) for element 11"),
+    ],
+)
+def test_elements_must_have_one_structure_and_one_dtype(second, described):
+    with pytest.raises(InvalidArgumentError, match=f"int64 for element 10 but {described}"):
+        Chunk.of([np.int64(1), second], "Dataset.map: f", 10)
+
+
+def test_a_value_that_cannot_be_an_element_is_named_with_its_number():
+    with pytest.raises(InvalidArgumentError, match="f returned .* for element 5: a value of type"):
+        Chunk.of([object()], "f", 5)
+
+
+def test_ints_of_different_sizes_are_different_dtypes():
+    with pytest.raises(InvalidArgumentError, match="int32 for element 0 but int64 for element 1"):
+        Chunk.of([1, 1 << 40])
+
+
+def test_structures_are_described_alike_by_elements_and_specs():
+    element = (np.int64(1), {"a": b"x", "b": None})
+    spec = (TensorSpec((), "int64"), {"a": TensorSpec((), "string"), "b": NoneTensorSpec()})
+    assert describe(element) == describe_spec(spec) == "(int64, {'a': string, 'b': nonetensor})"

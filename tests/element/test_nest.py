@@ -1,0 +1,72 @@
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.element import nest
+from penstock.element.spec import TensorSpec
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Pair:
+    first: int
+    second: object
+
+
+STRUCTURES = {
+    "leaf": 1,
+    "tuple": (1, (2, ())),
+    "dict": {"b": 1, "a": (2, 3)},
+    "ordered dict": OrderedDict(b=1, a=2),
+    "named tuple": Point(1, {"z": 2}),
+    "dataclass": Pair(1, (2, 3)),
+    "none": (None, 1),
+    "list": ([1, [2]], 3),
+}
+
+
+@pytest.mark.parametrize("value", STRUCTURES.values(), ids=STRUCTURES)
+def test_unflatten_reverses_flatten(value):
+    leaves, tree = nest.flatten(value)
+    again = nest.unflatten(tree, leaves)
+    assert again == value
+    assert type(again) is type(value)
+
+
+def test_lists_and_none_are_leaves():
+    assert nest.flatten(([1, 2], None))[0] == [[1, 2], None]
+
+
+def test_specs_are_leaves_although_they_are_dataclasses():
+    spec = TensorSpec((), "int64")
+    assert nest.flatten((spec, 1))[0] == [spec, 1]
+
+
+def test_dicts_keep_the_order_of_their_items_and_leaves_are_sorted_by_key():
+    leaves, tree = nest.flatten({"b": 1, "a": 2})
+    assert leaves == [2, 1]
+    assert list(nest.unflatten(tree, leaves)) == ["b", "a"]
+    assert nest.keys_of(("b", "a")) == (["a", "b"], tree)
+
+
+def test_map_structure_takes_whole_parts_of_further_values():
+    found = nest.map_structure(lambda x, part: (x, part), (1, 2), ("a", ["b", "c"]))
+    assert found == ((1, "a"), (2, ["b", "c"]))
+
+
+def test_values_of_another_structure_are_refused():
+    with pytest.raises(ValueError, match="arity"):
+        nest.flatten_up_to(nest.PAIR, (1, 2, 3))
+
+
+def test_grafted_structures_are_those_of_the_nested_value():
+    outer, (left, right) = nest.PAIR, (nest.flatten({"a": 0})[1], nest.LEAF)
+    assert nest.graft(outer, (left, right)) == nest.flatten(({"a": 0}, 0))[1]
+    assert nest.tuple_of(2) == nest.PAIR
+
+
+def test_structures_have_a_text_and_leaves_have_none():
+    assert nest.text_of(nest.LEAF) == ""
+    assert nest.text_of(nest.PAIR) == nest.text_of(nest.flatten((5, 6))[1]) != ""
