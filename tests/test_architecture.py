@@ -54,9 +54,8 @@ IMPURE_IMPORTS = {
     "penstock.plan.parts.WHOLE",
     "signal",
 }
-FILE_NAMES_USED_TWICE = {"dispatcher", "reading"}
+FILE_NAMES_USED_TWICE: set[str] = set()
 FACADES = {
-    "service.host.connections": {"Connection", "here"},
     "service.logic.dispatcher": {"snapshot", "status"},
 }
 SHAPELESS_NAMES = {"util", "helper", "common", "misc", "manager"}

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from penstock.errors import OpError, UnavailableError
-from penstock.service.host.control import refusal
+from penstock.service.host.control_messages import refusal
 from penstock.service.logic.dispatcher import (
     Settings,
     State,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
-from penstock.service.host.handshake import News
+from penstock.service.host.authentication import News
 from penstock.service.protocol.fetches import Closing, Mark, Rows
 from penstock.service.protocol.frames import (
     HEAD_SIZE,

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import UnavailableError
-from penstock.service.host.control import is_transient, refused_as
-from penstock.service.host.handshake import HANDSHAKE_SECONDS
+from penstock.service.host.authentication import HANDSHAKE_SECONDS
+from penstock.service.host.control_client import is_transient
+from penstock.service.host.control_messages import refused_as
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer

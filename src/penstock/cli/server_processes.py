@@ -113,7 +113,7 @@ def allow_files() -> None:
 
 def load_token(path: str) -> bytes:
     """Reads the token in a file."""
-    from penstock.service.host.tokens import read_token
+    from penstock.service.host.security import read_token
 
     return read_token(path, "--token-file")
 

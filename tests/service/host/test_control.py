@@ -26,11 +26,18 @@ from penstock.errors import (
     UnfitServerError,
     UnknownError,
 )
-from penstock.service.host import answering
+from penstock.service.host import control_server
+from penstock.service.host.authentication import CONTROL, Terms, introduce
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.control import ControlClient, ControlServer, is_transient, refused_as
-from penstock.service.host.envelopes import LARGEST, Envelopes, decode_reply, encode
-from penstock.service.host.handshake import CONTROL, Terms, introduce
+from penstock.service.host.control_client import ControlClient, is_transient
+from penstock.service.host.control_messages import (
+    LARGEST,
+    Envelopes,
+    decode_reply,
+    encode,
+    refused_as,
+)
+from penstock.service.host.control_server import ControlServer
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
@@ -131,7 +138,7 @@ def test_messages_that_are_too_large(client):
 
 
 def test_where_threads_cannot_wait_for_all_connections_each_has_one(monkeypatch):
-    monkeypatch.setattr(answering, "_WATCHES", False)
+    monkeypatch.setattr(control_server, "_WATCHES", False)
     server = ControlServer(echo, "localhost", 0, SECURITY)
     server.start()
     clients = [ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(3)]
@@ -155,7 +162,7 @@ def test_connections_that_say_nothing_cost_no_thread(server, client):
 
 
 def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
-    monkeypatch.setattr("penstock.service.host.control._GRACE", 600.0)
+    monkeypatch.setattr("penstock.service.host.control_server._GRACE", 600.0)
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -182,7 +189,7 @@ def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
 
 
 def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
-    monkeypatch.setattr(answering, "_TURNS", 1)
+    monkeypatch.setattr(control_server, "_TURNS", 1)
     begun, go_on = queue.Queue(), threading.Event()
 
     def slow(request):
@@ -210,8 +217,8 @@ def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
 
 
 def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr(answering, "_TURNS", 1)
-    monkeypatch.setattr(answering, "_TURN_SECONDS", 0.01)
+    monkeypatch.setattr(control_server, "_TURNS", 1)
+    monkeypatch.setattr(control_server, "_TURN_SECONDS", 0.01)
     held, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -514,7 +521,8 @@ def test_a_server_that_is_dropped_gives_its_port_back():
 PROGRAM = """
 import os, sys
 sys.path[:0] = {path!r}
-from penstock.service.host.control import ControlClient, ControlServer
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetStatus, Ok
 security = Security(b"token of a program")
@@ -636,7 +644,7 @@ def busy_server():
 
 
 def test_a_dispatcher_that_cannot_answer_for_now_is_asked_again(busy_server, monkeypatch, caplog):
-    monkeypatch.setattr("penstock.service.host.control._WARN", 0.0)
+    monkeypatch.setattr("penstock.service.host.control_client._WARN", 0.0)
     server, left = busy_server
     client = ControlClient(f"localhost:{server.port}", SECURITY)
     assert client.call(GetStatus()) == Ok()

@@ -27,8 +27,8 @@ from penstock.errors import (
 from penstock.plan.shape import Shape
 from penstock.service.host import ledger
 from penstock.service.host.configs import DispatcherConfig
-from penstock.service.host.control import ControlClient
-from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.logic.dispatcher import snapshot
 from penstock.service.protocol.messages import (
@@ -165,7 +165,7 @@ PROGRAM = """
 import os, sys, tempfile
 sys.path[:0] = {path!r}
 from penstock.service.host.configs import DispatcherConfig
-from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.dispatcher_server import Dispatcher
 dispatcher = Dispatcher(DispatcherConfig(token="a token of a program"))
 dispatcher.start()
 child = os.fork()
@@ -348,7 +348,7 @@ def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
     program = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
         "from penstock.service.host.configs import DispatcherConfig\n"
-        "from penstock.service.host.dispatcher import Dispatcher\n"
+        "from penstock.service.host.dispatcher_server import Dispatcher\n"
         f"config = DispatcherConfig({port}, work_dir={str(work_dir)!r}, token={TOKEN!r})\n"
         "dispatcher = Dispatcher(config)\n"
         "dispatcher.start()\n"
@@ -477,7 +477,7 @@ def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
 
 
 def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.control._WARN", 0.0)
+    monkeypatch.setattr("penstock.service.host.control_client._WARN", 0.0)
     dispatcher = made(work_dir=str(tmp_path))
     dispatcher.start()
     put(dispatcher)

@@ -12,9 +12,11 @@ import pytest
 
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
 from penstock.service.host import admission
-from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.chunk_memory import here
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
-from penstock.service.host.security import split_address
+from penstock.service.host.sockets import split_address
 from penstock.service.protocol.fetches import Done, Fetch
 from tests.integration.clusters import until
 from tests.service.host.wire_peers import SECURITY, info_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.service.host import processes
-from penstock.service.host.handshake import News
+from penstock.service.host.authentication import News
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.nursery import Death
 from penstock.service.host.plan_process import LARGEST

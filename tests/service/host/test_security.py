@@ -13,10 +13,17 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from penstock.service.host.authentication import proof, proven
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.privacy import check_folder, check_secret
-from penstock.service.host.security import Security, is_loopback, proof, proven, split_address
-from penstock.service.host.tokens import find_token, read_token, write_token
+from penstock.service.host.security import (
+    Security,
+    check_folder,
+    check_secret,
+    find_token,
+    read_token,
+    write_token,
+)
+from penstock.service.host.sockets import is_loopback, split_address
 
 TOKEN = "a token that is long enough"
 NAMES = ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES")
@@ -83,7 +90,7 @@ def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(
-        "penstock.service.host.tokens._places",
+        "penstock.service.host.security._places",
         lambda: [str(tmp_path / "file" / "p" / "token"), str(tmp_path / "other" / "token")],
     )
     assert find_token().origin == str(tmp_path / "other" / "token")
@@ -92,7 +99,7 @@ def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
 def test_nowhere_to_keep_a_token(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
-        "penstock.service.host.tokens._places", lambda: [str(tmp_path / "file" / "p" / "token")]
+        "penstock.service.host.security._places", lambda: [str(tmp_path / "file" / "p" / "token")]
     )
     with pytest.raises(FailedPreconditionError, match="no private file can be made at .*; set PEN"):
         find_token()

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.service.host.control import ControlClient, ControlServer
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.control_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetDataset, GetStatus, Ok, Request, Status
 
@@ -26,7 +27,7 @@ PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 from penstock.service.host.configs import DispatcherConfig
-from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.dispatcher_server import Dispatcher
 dispatcher = Dispatcher(DispatcherConfig(token={TOKEN!r}))
 dispatcher.start()
 print(dispatcher.port, flush=True)

@@ -24,10 +24,12 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host.certificates import make_certificates
+from penstock.service.host.chunk_memory import here
 from penstock.service.host.configs import DispatcherConfig, WorkerConfig
-from penstock.service.host.connections import Connection, connect_data, here
-from penstock.service.host.control import ControlClient
-from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.failures import from_failed
 from penstock.service.host.running import Running
 from penstock.service.host.security import Security

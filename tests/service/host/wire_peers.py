@@ -13,7 +13,9 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.chunk_memory import here
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.fetches import Rows

@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.errors import UnavailableError
-from penstock.service.host.handshake import (
+from penstock.service.host.authentication import (
     HANDSHAKE_SECONDS,
     Admitted,
     News,

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from penstock.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
-from penstock.service.host.tokens import write_token
+from penstock.service.host.security import write_token
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 

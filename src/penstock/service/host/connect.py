@@ -30,7 +30,8 @@ from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shard import in_order
-from penstock.service.host.connections import Connection, connect_data
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.services import HOME, borrow, parse, register_scheme
 from penstock.service.host.session import Session, session
 from penstock.service.host.stream import Opening, RemoteStream

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import OpError, UnavailableError
-from penstock.service.host.connections import Connection
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.outside import MACHINE, Bell, Outside
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo

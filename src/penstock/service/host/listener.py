@@ -14,14 +14,13 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
+from penstock.service.host.authentication import DATA, HANDSHAKE_SECONDS, Admitted, News, no_news
+from penstock.service.host.channels import Channel, SecretChannel
+from penstock.service.host.chunk_memory import SlabPool, can_share
 from penstock.service.host.compression import AUTO, NONE, Squeezer
-from penstock.service.host.exchange import Connection
-from penstock.service.host.handshake import DATA, HANDSHAKE_SECONDS, Admitted, News, no_news
-from penstock.service.host.ports import joined, listen
-from penstock.service.host.security import Security, is_loopback
-from penstock.service.host.segments import SlabPool
-from penstock.service.host.sockets import can_share, listen_unix, tuned
-from penstock.service.host.wires import Channel, SecretChannel
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.security import Security
+from penstock.service.host.sockets import is_loopback, joined, listen, listen_unix, tuned
 
 
 class AcceptedClient(NamedTuple):

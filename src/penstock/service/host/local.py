@@ -18,7 +18,7 @@ import time
 
 from penstock.errors import InternalError, InvalidArgumentError
 from penstock.service.host.configs import DispatcherConfig
-from penstock.service.host.dispatcher import Dispatcher
+from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.session import Session
 
 _STARTS = 3

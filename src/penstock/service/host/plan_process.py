@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import OpError
-from penstock.service.host.exchange import Connection
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.serving import Gate, serve
 from penstock.service.host.sockets import receive_descriptor

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
-from penstock.service.host.handshake import News
+from penstock.service.host.authentication import News
+from penstock.service.host.channels import relay
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.nursery import Nursery
 from penstock.service.host.plan_process import LARGEST
 from penstock.service.host.plan_records import HeldClient, PlanRecord
-from penstock.service.host.relays import relay
 from penstock.service.host.sockets import tuned
 from penstock.service.logic.losses import Losses, how_it_ended
 from penstock.service.protocol.handovers import (

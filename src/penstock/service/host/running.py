@@ -11,8 +11,8 @@ import os
 import threading
 
 from penstock.errors import OpError
-from penstock.service.host.connections import Connection
-from penstock.service.host.control import ControlClient
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
 from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.processes import PlanProcesses

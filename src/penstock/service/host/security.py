@@ -1,31 +1,32 @@
-"""Security: who may talk to a service, and how each side proves to the other that it may.
+"""Security: the token and the certificates of a service, and where each process finds them.
 
-A dataset is code. So nobody without the token gets as far as a decoder: every control message
-carries a proof in both directions, and every data connection begins with one.
+A plan contains code, so a peer without the token is rejected before anything is decoded. On one
+machine nothing needs to be configured: each user has a private file with a token, made when it is
+first needed. A secret in a file that other users can read or write is refused.
 """
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
+import contextlib
 import logging
 import os
+import secrets
+import shlex
 import ssl
+import stat
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
+    PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.ports import joined
-from penstock.service.host.privacy import check_secret, check_unchanged
-from penstock.service.host.tokens import find_token
-
-PROOF_SIZE = 32
-"""Bytes of a proof."""
+from penstock.service.host.sockets import is_loopback, joined, split_address
 
 _GIVE = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
@@ -146,35 +147,197 @@ class Security:
         return context
 
 
-def proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
-    """What only somebody with the token can say about these parts, each with its own length."""
-    mac = hmac.new(token, digestmod="sha256")
-    for part in parts:
-        mac.update(len(part).to_bytes(8, "big"))
-        mac.update(part)
-    return mac.digest()
+SHORTEST = 16
+"""Bytes of the shortest token that is taken."""
+
+_LONGEST = 4096
 
 
-def proven(claim: bytes, token: bytes, *parts: bytes | bytearray | memoryview) -> bool:
-    """Whether `claim` is the proof of these parts; takes as long whatever is wrong with it."""
-    return hmac.compare_digest(claim, proof(token, *parts))
+class FoundToken(NamedTuple):
+    """A token, and where it was found, in words. `given`: other machines may know it too."""
+
+    token: bytes
+    origin: str
+    given: bool
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server at `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, with or without a scheme before it; IPv6 in brackets."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgumentError(
-            f"address {address!r} must be host:port with a port of 1 to 65535, as in localhost:5050"
+def find_token(token: str | bytes | None = None, folder: str | None = None) -> FoundToken:
+    """The first of: the argument, the environment, `folder` (of certificates), the user's file."""
+    if token is not None:
+        return FoundToken(checked(token, "token"), "the argument token", True)
+    if value := os.environ.get("PENSTOCK_TOKEN"):
+        return FoundToken(checked(value, "PENSTOCK_TOKEN"), "PENSTOCK_TOKEN", True)
+    if path := os.environ.get("PENSTOCK_TOKEN_FILE"):
+        return FoundToken(
+            read_token(path, "PENSTOCK_TOKEN_FILE"), f"PENSTOCK_TOKEN_FILE={path}", True
         )
-    return host.strip("[]"), int(port)
+    if folder is not None:
+        path = os.path.join(folder, "token")
+        return FoundToken(read_token(path, "certificates"), path, True)
+    return _user_token()
+
+
+def checked(token: str | bytes, call: str) -> bytes:
+    """A token that somebody gave, as bytes."""
+    value = (token.encode() if isinstance(token, str) else bytes(token)).strip()
+    if len(value) < SHORTEST:
+        raise InvalidArgumentError(
+            f"{call}: a token must have at least {SHORTEST} characters, got {len(value)}; "
+            f"make one with: {_MAKE}"
+        )
+    return value
+
+
+_MAKE = 'python -c "import secrets; print(secrets.token_hex(32))"'
+
+
+def read_token(path: str, call: str) -> bytes:
+    """The token in a file that the user named; PermissionDeniedError if others can see it."""
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            check_secret(path, os.fstat(file.fileno()), call)
+            return checked(file.read(_LONGEST), f"{call}: {path!r}")
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"{call}: {path!r} does not exist; write a token into it, made with: {_MAKE}"
+        ) from None
+    except PermissionDeniedError:
+        raise
+    except OSError as error:
+        raise PermissionDeniedError(
+            f"{call}: {path!r} cannot be read ({error.strerror}); make it readable for this user"
+        ) from None
+
+
+def write_token(path: str) -> bytes:
+    """A new token in a new private file; whoever comes second gets the token of the first."""
+    token = secrets.token_hex(32).encode()
+    mine = f"{path}.{secrets.token_hex(8)}"
+    file = os.open(mine, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with open(file, "wb") as writer:
+            writer.write(token + b"\n")
+        # A link never replaces anything and is never seen half-written.
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    finally:
+        os.unlink(mine)
+    return _read_private(path) or token
+
+
+def _user_token() -> FoundToken:
+    """From the user's private file, in the first place where there can be one."""
+    places = _places()
+    for path in places:
+        if (token := _read_private(path)) is None:
+            token = _write_private(path)
+        if token is not None:
+            return FoundToken(token, path, False)
+    raise FailedPreconditionError(
+        f"token: no private file can be made at {' or '.join(places)}; set PENSTOCK_TOKEN for the "
+        f"dispatcher, its workers and its clients, to a token made with: {_MAKE}"
+    )
+
+
+def _places() -> list[str]:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    folders = [os.path.join(state, "penstock")]
+    if hasattr(os, "getuid"):
+        folders.append(f"/tmp/penstock-{os.getuid()}")
+    return [os.path.join(folder, "token") for folder in folders]
+
+
+def _write_private(path: str) -> bytes | None:
+    """A new token in a private folder; None where the disk does not allow it."""
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        return write_token(path)
+    except PermissionDeniedError:
+        raise
+    except OSError:
+        return None
+
+
+def _read_private(path: str) -> bytes | None:
+    """What only this user can have written; None if there is nothing."""
+    folder = os.path.dirname(path)
+    try:
+        _check_private(folder, os.lstat(folder), stat.S_ISDIR)
+        _check_private(path, os.lstat(path), stat.S_ISREG)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with open(file, "rb") as reader:
+        # The file that is open, not the one that had its name a moment ago.
+        _check_private(path, os.fstat(file), stat.S_ISREG)
+        return checked(reader.read(_LONGEST), f"token: {path!r}")
+
+
+def _check_private(path: str, found: os.stat_result, kind: Callable[[int], bool]) -> None:
+    if not kind(found.st_mode):
+        what = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is of the wrong kind"
+    elif hasattr(os, "getuid") and found.st_uid != os.getuid():
+        what = f"belongs to user {found.st_uid}"
+    elif hasattr(os, "getuid") and found.st_mode & 0o077:
+        what = f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise PermissionDeniedError(
+        f"token: {path!r} {what}, so a token there may be known to others; remove it (a new one "
+        "is made when it is next needed) or set PENSTOCK_TOKEN"
+    )
+
+
+ROOT = 0
+
+
+def check_secret(path: str, found: os.stat_result, call: str) -> None:
+    """Raises if another user could know or change what is in the file.
+
+    Root may give a secret to a group to read: Kubernetes does.
+    """
+    forbidden = 0o077 if found.st_uid == _me() else 0o037
+    _check(path, found, call, forbidden, "600")
+
+
+def check_unchanged(path: str, call: str) -> None:
+    """Raises if another user could change the file; anybody may read it."""
+    _check(path, os.stat(path), call, 0o022, "644")
+
+
+def check_folder(path: str, call: str) -> None:
+    """Raises if another user could see or change what is in the folder."""
+    found = os.stat(path)
+    if found.st_uid == ROOT != _me():
+        raise PermissionDeniedError(f"{call}: {_belongs(path, found)}; {_OWN_FOLDER}")
+    _check(path, found, call, 0o077, "700", f", or {_OWN_FOLDER}")
+
+
+_OWN_FOLDER = "name a folder that does not exist yet, which is made private"
+
+
+def _check(
+    path: str, found: os.stat_result, call: str, forbidden: int, cure: str, instead: str = ""
+) -> None:
+    if not hasattr(os, "geteuid"):
+        return  # Such systems have other means.
+    if found.st_uid not in (_me(), ROOT):
+        raise PermissionDeniedError(
+            f"{call}: {_belongs(path, found)}; chown {_me()} {shlex.quote(path)}{instead}"
+        )
+    if found.st_mode & forbidden:
+        raise PermissionDeniedError(
+            f"{call}: {path!r} is open to other users (mode {stat.S_IMODE(found.st_mode):o}); "
+            f"chmod {cure} {shlex.quote(path)}{instead}"
+        )
+
+
+def _belongs(path: str, found: os.stat_result) -> str:
+    return f"{path!r} belongs to user {found.st_uid}, and this process runs as user {_me()}"
+
+
+def _me() -> int:
+    return os.geteuid() if hasattr(os, "geteuid") else ROOT

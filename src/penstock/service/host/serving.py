@@ -17,7 +17,7 @@ from penstock.engine.trail import with_places
 from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
-from penstock.service.host.connections import Connection
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.failures import to_failed, to_impossible
 from penstock.service.host.outside import MACHINE, Outside
 from penstock.service.host.tasks import Made, Missed, Task, Tasks

@@ -19,8 +19,8 @@ from penstock.plan.parts import with_parts
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
-from penstock.service.host.connections import here
-from penstock.service.host.control import ControlClient
+from penstock.service.host.chunk_memory import here
+from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
     PROTOCOL,

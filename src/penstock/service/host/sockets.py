@@ -1,21 +1,76 @@
-"""Sockets for data: made, tuned, and named; `here` says who can share memory with whom.
+"""Sockets and addresses: how they are made, tuned, written and read.
 
-A Unix socket has an abstract name, so that nothing is left behind when its process dies.
+`localhost` is 127.0.0.1 for servers and clients alike, so that both mean the same address even
+where the name has an IPv6 address as well. A Unix socket has an abstract name, which is gone when
+its process ends.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import functools
-import os
+import errno
+import ipaddress
 import secrets
 import socket
 from collections.abc import Sequence
+from typing import Any
 
-from penstock.service.host.ports import numeric
-from penstock.service.host.security import is_loopback, split_address
-from penstock.service.host.segments import AVAILABLE
+from penstock.errors import AlreadyExistsError, InvalidArgumentError, UnfitServerError
+
+_BACKLOG = 1024
+"""Connections that wait to be accepted, if the system allows as many."""
+
+
+def numeric(host: str) -> str:
+    """The host as the network libraries get it."""
+    return "127.0.0.1" if host == "localhost" else host.strip("[]")
+
+
+def joined(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def listen(host: str, port: Any) -> socket.socket:
+    """A socket that listens there, on a free port if it is 0; raises, in words, if none can."""
+    if not isinstance(port, int) or not 0 <= port < 65536:
+        raise UnfitServerError(
+            f"port must be 0 (any free one) or a number up to 65535, got {port!r}"
+        )
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            numeric(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # Connections of a predecessor that are still closing do not matter.
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(place)
+            made.listen(_BACKLOG)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        raise _explained(host, port, error) from None
+    return made
+
+
+def _explained(host: str, port: int, error: OSError) -> Exception:
+    if error.errno == errno.EADDRINUSE:
+        return AlreadyExistsError(
+            f"port {port} is in use; choose another (0 takes any free one) or stop what listens "
+            f"at {joined(host, port)}"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return UnfitServerError(
+            f"port {port} needs rights that this user does not have; choose one above 1023"
+        )
+    return UnfitServerError(
+        f"host {host!r} is no address of this machine ({error.strerror}); use localhost, or "
+        "0.0.0.0 for every address it has"
+    )
+
 
 # Through a network the system finds the best sizes; on one machine what fits the caches is faster.
 _UNIX_BUFFER = 1 << 20
@@ -25,22 +80,6 @@ _ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
 
 _SOONER = 0.75
 """The part of a time after which the system gives a connection up: it looks only now and then."""
-
-
-@functools.cache
-def here() -> str:
-    """Equal in processes that can share memory: one machine, since it started, and one network."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return f"{socket.gethostname()}/{secrets.token_hex(8)}"  # Nobody else's: no sharing.
-
-
-def can_share() -> bool:
-    """Whether this system offers shared memory to processes that are connected."""
-    return AVAILABLE and os.path.exists("/proc/self/ns/net")
 
 
 def tuned(connected: socket.socket) -> socket.socket:
@@ -142,3 +181,23 @@ def receive_descriptor(unix: socket.socket, size: int) -> tuple[bytes, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             return data, array.array("i", came)[0]
     return data, -1
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server at `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, with or without a scheme before it; IPv6 in brackets."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArgumentError(
+            f"address {address!r} must be host:port with a port of 1 to 65535, as in localhost:5050"
+        )
+    return host.strip("[]"), int(port)

@@ -18,19 +18,19 @@ from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
 from penstock.errors import FailedPreconditionError
 from penstock.service.host import nursery, plan_process
+from penstock.service.host.chunk_memory import here
 from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
-from penstock.service.host.connections import here
-from penstock.service.host.control import ControlClient
+from penstock.service.host.control_client import ControlClient
 from penstock.service.host.decoding import Decode, DecodedPlans, decoder
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
 from penstock.service.host.nursery import Nursery
-from penstock.service.host.ports import joined
 from penstock.service.host.processes import PlanProcesses
 from penstock.service.host.running import Running
-from penstock.service.host.security import Security, split_address
+from penstock.service.host.security import Security
 from penstock.service.host.session import Session, greeting
+from penstock.service.host.sockets import joined, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol.messages import Welcome, WorkerInfo
 

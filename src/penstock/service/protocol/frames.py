@@ -1,48 +1,34 @@
-"""Frames: how messages stand on a data connection.
+"""Frames of a data connection: a head, a message and, behind `Rows`, the columns of a chunk.
 
     head     24 bytes: two that never change, the kind, the sizes of the two parts that follow,
              the checksum of the message, and that of the head up to here
     message  msgpack; of the kind that the head says
-    body     the bytes of columns (see `bodies`), if the message is `Rows`, which has its checksum
+    body     the bytes of columns, as `element.buffers` packs them; the message has its checksum
 
-A receiver checks the head before it uses a size, and the message before it decodes it: behind a
-damaged one it cannot tell where the next frame begins or what was lost, so the connection ends.
-Behind a damaged body it can: only that frame is lost. No size is believed before it is compared
-with a bound, and no type but the declared ones is made.
+A receiver checks the head before it uses a size, and the message before it decodes it. After a
+damaged head or message it cannot find the next frame, so the connection is closed. After a damaged
+body it can: only that frame is lost. Every size is compared with a bound before memory is
+allocated, and only the declared types are decoded. The tree of the elements is not sent, because
+the client knows it. Unpacked columns are read-only views of the body.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import google_crc32c
 import msgspec
 import numpy as np
 
+from penstock.element.buffers import MALFORMED, Description, Packing, measure, unpack
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
 from penstock.errors import DataLossError, InvalidArgumentError
-from penstock.service.protocol.bodies import body_size, pack_columns, unpack_columns
 from penstock.service.protocol.fetches import ToClient, ToWorker
 from penstock.service.protocol.messages import Plain
-
-__all__ = [
-    "HEAD_SIZE",
-    "MESSAGE",
-    "SLAB",
-    "Slab",
-    "body_size",
-    "checksum",
-    "decoder_of_client",
-    "decoder_of_worker",
-    "encode",
-    "frame",
-    "frame_head",
-    "pack_columns",
-    "read_head",
-    "unpack_columns",
-    "understand",
-]
 
 MESSAGE, SLAB = 0, 1
 """Kinds of frames: what the two sides say, and a piece of shared memory that they will use."""
@@ -130,3 +116,48 @@ def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
             f"data connection: a frame of {message} and {body} bytes is larger than any can be"
         )
     return kind, message, body, check
+
+
+_CACHED = 2048  # Bytes of the longest description that is kept decoded.
+
+_decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
+
+
+def pack_columns(chunk: Chunk) -> tuple[bytes, list[memoryview]]:
+    """The description of a chunk's columns, and their bytes: views, copied only where scattered."""
+    packing = Packing("sent to another process")
+    described = [packing.column(column) for column in chunk.columns]
+    return _encoder.encode(described), packing.parts
+
+
+def unpack_columns(description: bytes, body: memoryview) -> list[Column]:
+    """The columns that `body` holds; DataLossError where it does not hold what is described."""
+    described, size = _decode(description)
+    if size != len(body):
+        raise DataLossError(f"data connection: {len(body)} bytes of elements, described as {size}")
+    try:
+        return unpack(described, body.toreadonly())
+    except MALFORMED as error:
+        raise DataLossError(f"data connection: damaged columns ({error})") from None
+
+
+def body_size(description: bytes) -> int:
+    """How many bytes the described columns take; DataLossError where it is no description."""
+    return _decode(description)[1]
+
+
+def _decode(description: bytes) -> tuple[tuple[Description, ...], int]:
+    """The described columns, and the number of bytes that they take."""
+    try:
+        short = len(description) <= _CACHED
+        return _decode_cached(description) if short else _decode_anew(description)
+    except (msgspec.MsgspecError, *MALFORMED) as error:
+        raise DataLossError(f"data connection: not a description ({error})") from None
+
+
+def _decode_anew(description: bytes) -> tuple[tuple[Description, ...], int]:
+    described = _decoder.decode(description)
+    return described, sum(map(measure, described))
+
+
+_decode_cached = lru_cache(maxsize=256)(_decode_anew)  # Most chunks of a stream have the same one.

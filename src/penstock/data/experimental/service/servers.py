@@ -13,7 +13,7 @@ from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 from penstock.service.host.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
-    from penstock.service.host.dispatcher import Dispatcher
+    from penstock.service.host.dispatcher_server import Dispatcher
     from penstock.service.host.worker import Worker
 
 
@@ -65,7 +65,7 @@ class DispatchServer(_Server):
     _hosted: Dispatcher
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
-        from penstock.service.host.dispatcher import Dispatcher
+        from penstock.service.host.dispatcher_server import Dispatcher
 
         super().__init__(Dispatcher(DispatcherConfig() if config is None else config), start)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import DataLossError, ResourceExhaustedError, UnauthenticatedError
-from penstock.service.host.envelopes import LARGEST, SMALL, Envelopes, encode
+from penstock.service.host.control_messages import LARGEST, SMALL, Envelopes, encode
 from penstock.service.protocol.messages import PutPlan
 
 KEY = b"the key of a connection"

@@ -13,9 +13,11 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host import sockets
+from penstock.service.host import chunk_memory
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.connections import Connection, connect_data, here
+from penstock.service.host.chunk_memory import here
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.fetches import Rows
@@ -114,12 +116,12 @@ def test_a_client_without_certificates(certificates: Security) -> None:
 def test_here_is_the_same_in_another_process() -> None:
     with worker_process() as (info, _):
         assert info.host == here()
-        assert here() == sockets.here.__wrapped__()
+        assert here() == chunk_memory.here.__wrapped__()
 
 
 def test_here_is_nobody_elses_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", lambda path: (_ for _ in ()).throw(OSError()))
-    assert sockets.here.__wrapped__() != sockets.here.__wrapped__()
+    assert chunk_memory.here.__wrapped__() != chunk_memory.here.__wrapped__()
 
 
 def test_the_system_watches_the_network_for_clients() -> None:

@@ -1,6 +1,6 @@
 """Channels: bytes through a socket, many parts at once, with descriptors or encrypted.
 
-One thread may send while another receives. Errors of the socket come as they are (OSError).
+One thread may send while another receives. Errors of the socket are raised as they are (OSError).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from penstock.errors import DataLossError
 
@@ -228,3 +229,38 @@ def _joined(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
             joined += waiting if len(part) >= small else [b"".join(waiting)]
             waiting = []
     return [*joined, b"".join(waiting)] if waiting else joined
+
+
+_PIECE = 256 << 10
+
+
+def relay(secret: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Passes everything on between two sockets, until either ends; both are shut then."""
+    channel = SecretChannel(secret)
+    end = partial(_end, channel, plain)
+    decrypt = partial(_pump, channel.receive, plain.sendall, end)
+    other = threading.Thread(target=decrypt, name="penstock relay", daemon=True)
+    other.start()
+    _pump(plain.recv_into, lambda piece: channel.send([piece]), end)
+    other.join()
+
+
+def _pump(
+    receive: Callable[[memoryview], int],
+    send: Callable[[memoryview], None],
+    end: Callable[[], None],
+) -> None:
+    piece = memoryview(bytearray(_PIECE))
+    try:
+        while count := receive(piece):
+            send(piece[:count])
+    except OSError:
+        pass  # Either side is gone.
+    finally:
+        end()
+
+
+def _end(channel: SecretChannel, plain: socket.socket) -> None:
+    channel.shut()
+    with contextlib.suppress(OSError):
+        plain.shutdown(socket.SHUT_RDWR)

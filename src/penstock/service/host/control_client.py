@@ -1,83 +1,57 @@
-"""Control: requests to the dispatcher, and its answers.
+"""The client's side of control connections: calls to the dispatcher, through its restarts.
 
-A request is repeated until it is answered, so whoever handles it must not mind to see it twice.
+A request is repeated until it is answered, so the dispatcher must expect to receive it twice. A
+connection carries one call at a time, in the thread that calls. There are as many connections as
+there were calls at the same time, and a few of them are kept for later calls.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+import weakref
 
 from penstock.engine.endings import Ending
 from penstock.errors import (
+    CancelledError,
     DataLossError,
+    OpError,
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.admission import Admission
-from penstock.service.host.answering import Answering, Caller, refusal, refused_as
-from penstock.service.host.calls import CallConnections
-from penstock.service.host.envelopes import decode_reply, encode
-from penstock.service.host.handshake import CONTROL
-from penstock.service.host.ports import joined, listen
-from penstock.service.host.security import Security, is_loopback, split_address
+from penstock.service.host.authentication import CONTROL, Terms, introduce
+from penstock.service.host.control_messages import (
+    Envelopes,
+    decode_reply,
+    encode,
+    limit,
+    refused_as,
+)
+from penstock.service.host.security import Security
+from penstock.service.host.sockets import (
+    is_loopback,
+    joined,
+    kept_alive,
+    numeric,
+    split_address,
+)
 from penstock.service.protocol.messages import Refused, Reply, Request
-
-__all__ = ["ControlClient", "ControlServer", "refusal", "refused_as"]
 
 _ATTEMPT = 10.0
 """Seconds after which a request that is not answered is sent again."""
 _PATIENCE = 5.0
 """Seconds that an attempt may take at least, however short the time in which it is repeated."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
-_GRACE = 1.0
-"""Seconds in which a server that stops finishes what it has in hand."""
 
 _LONG, _WARN = 10.0, 2.0
 """Whoever has so much time is told after so many seconds that there is no answer yet."""
 
 _LOG = logging.getLogger("penstock.service")
-
-
-class ControlServer:
-    """Answers requests with what `handle` returns or raises. It stops when nobody holds it.
-
-    It has its port from the beginning, and answers from `start` on.
-    """
-
-    def __init__(
-        self, handle: Callable[[Request], Reply], host: str, port: int, security: Security
-    ) -> None:
-        security.check_exposure(host, port)
-        listening = listen(host, port)
-        self.port: int = listening.getsockname()[1]
-        # Nothing here knows `self`: the server's threads would keep it for ever.
-        self._admission = Admission(
-            [listening],
-            security,
-            CONTROL,
-            lambda connected, admitted: Caller(connected, admitted.key, answering),
-            grace=_GRACE,
-        )
-        answering = Answering(handle)
-        self._end = Ending(self, _stop, self._admission, answering)
-
-    def start(self) -> None:
-        """Begins to answer."""
-        self._admission.start()
-
-    def stop(self) -> None:
-        """Finishes what it has in hand and gives the port back; twice is fine."""
-        self._end()
-
-
-def _stop(admission: Admission, answering: Answering) -> None:
-    admission.close()
-    answering.close()
 
 
 def is_transient(reply: Reply) -> bool:
@@ -226,3 +200,154 @@ _MISMATCHES = (
     ("ALERT_BAD_CERTIFICATE", "the other side says that this certificate is not usable"),
     ("ALERT_CERTIFICATE", "the other side says that this certificate is not usable"),
 )
+
+
+_KEPT = 4
+"""Connections that are kept for the next calls."""
+
+_ALL: weakref.WeakSet[CallConnections] = weakref.WeakSet()
+
+
+class CallConnections:
+    """Connections to the dispatcher at `host` and `port`, made when they are needed.
+
+    What goes wrong comes as it is: OSError (ours are of that kind, too) or EOFError. After `close`,
+    also at the end of the program, it is CancelledError.
+    """
+
+    def __init__(self, host: str, port: int, security: Security) -> None:
+        self._place, self._security = (host, port), security
+        self._closed = False
+        self._open: set[socket.socket] = set()
+        self._forget()
+        _ALL.add(self)
+
+    def _forget(self) -> None:
+        """Begins anew; also in a forked child, whose parent goes on with what is closed here."""
+        self._lock = threading.Lock()  # Guards all fields. Another thread may hold the parent's.
+        self._idle: list[Envelopes] = []
+        for connected in self._open:
+            connected.close()
+        self._open.clear()
+
+    def call(self, message: bytes, deadline: float) -> bytes | bytearray:
+        """Sends a request and returns its answer, or fails by then."""
+        envelopes = self._borrow(deadline)
+        try:
+            envelopes.send(message, deadline)
+            answer = envelopes.receive(deadline)
+        except BaseException as error:
+            self._end(envelopes.connected)
+            self._drop_idle()  # A dispatcher that ended one connection has ended all of them.
+            self._check_open()
+            if isinstance(error, OpError):  # A message that cannot be: as good as none.
+                raise UnavailableError(error.message) from None
+            raise
+        self._give_back(envelopes)
+        return answer
+
+    def close(self) -> None:
+        """Ends every call that is under way; twice is fine."""
+        with self._lock:
+            self._closed = True
+            for connected in self._open:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(connected, socket.SHUT_RDWR)
+        self._drop_idle()
+
+    def _borrow(self, deadline: float) -> Envelopes:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._connect(deadline)
+
+    def _give_back(self, envelopes: Envelopes) -> None:
+        with self._lock:
+            if not self._closed and len(self._idle) < _KEPT:
+                self._idle.append(envelopes)
+                return
+        self._end(envelopes.connected)
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for envelopes in idle:
+            self._end(envelopes.connected)
+
+    def _end(self, connected: socket.socket) -> None:
+        with self._lock:
+            self._open.discard(connected)
+        connected.close()
+
+    def _connect(self, deadline: float) -> Envelopes:
+        connected = self._reach(deadline)
+        try:
+            kept_alive(connected)
+            if (context := self._security.client_context()) is not None:
+                connected = self._secret(context, connected, deadline)
+            key = introduce(connected, self._security.token, Terms(), deadline, CONTROL).key
+        except BaseException:
+            self._end(connected)
+            self._check_open()
+            raise
+        return Envelopes(connected, key, client=True)
+
+    def _reach(self, deadline: float) -> socket.socket:
+        """A connection to the first address of the host that answers."""
+        host, port = self._place
+        failed = OSError("the host has no address")
+        for family, kind, _, _, place in socket.getaddrinfo(
+            numeric(host), port, type=socket.SOCK_STREAM
+        ):
+            connected = self._hold(socket.socket(family, kind))
+            try:
+                limit(connected, deadline)
+                connected.connect(place)
+                return connected
+            except OSError as error:
+                failed = error
+                self._end(connected)
+                self._check_open()
+        raise failed
+
+    def _secret(
+        self, context: ssl.SSLContext, connected: socket.socket, deadline: float
+    ) -> ssl.SSLSocket:
+        # The certificate is for the name that the user wrote.
+        secret = context.wrap_socket(
+            connected, server_hostname=self._place[0], do_handshake_on_connect=False
+        )
+        with self._lock:
+            self._open.discard(connected)
+        self._hold(secret)
+        try:
+            limit(secret, deadline)
+            secret.do_handshake()
+        except BaseException:
+            self._end(secret)
+            raise
+        return secret
+
+    def _hold(self, connected: socket.socket) -> socket.socket:
+        """Lets `close` end it, from now on."""
+        with self._lock:
+            if not self._closed:
+                self._open.add(connected)
+                return connected
+        connected.close()
+        raise self._cancelled()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise self._cancelled()
+
+    def _cancelled(self) -> CancelledError:
+        return CancelledError(f"dispatcher {joined(*self._place)}: the connection was closed here")
+
+
+def _begin_anew() -> None:
+    for calls in list(_ALL):
+        calls._forget()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

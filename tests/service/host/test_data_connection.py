@@ -13,10 +13,11 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host import incoming
+from penstock.service.host import data_connection
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.connections import Connection, connect_data, here
-from penstock.service.host.exchange import INLINE
+from penstock.service.host.chunk_memory import here
+from penstock.service.host.data_client import connect_data
+from penstock.service.host.data_connection import INLINE, Connection
 from penstock.service.host.security import Security
 from penstock.service.protocol.fetches import Done, Failed, Fetch, Mark, Rows
 from tests.service.host.wire_peers import (
@@ -297,7 +298,7 @@ def test_no_memory_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
             raise MemoryError
 
     with linked("tcp") as (client, worker):
-        monkeypatch.setattr(incoming, "BUFFERS", Full())
+        monkeypatch.setattr(data_connection, "BUFFERS", Full())
         worker.send_rows(1, 0, rows_of(10))
         with pytest.raises(ResourceExhaustedError, match="no memory .* use smaller batches"):
             client.receive()

@@ -1,4 +1,4 @@
-"""Envelopes: control messages on a connection, each under the key of that connection.
+"""Control messages on a connection, each with a proof under the key of that connection.
 
     head     8 bytes: four that never change, the size of the message
     proof    of the direction, the number and the bytes of the message
@@ -18,14 +18,17 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock import errors
 from penstock.errors import (
     DataLossError,
     InvalidArgumentError,
+    OpError,
     ResourceExhaustedError,
     UnauthenticatedError,
+    UnknownError,
 )
-from penstock.service.host.security import PROOF_SIZE, proof, proven
-from penstock.service.protocol.messages import Reply, Request
+from penstock.service.host.authentication import PROOF_SIZE, proof, proven
+from penstock.service.protocol.messages import Refused, Reply, Request
 
 LARGEST = 8 << 20
 """Bytes of the largest message: a part of a plan with room to spare."""
@@ -158,3 +161,18 @@ def decode_reply(data: bytes | bytearray) -> Reply:
         return _replies.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"the answer is not understood ({error})") from None
+
+
+def refusal(error: Exception) -> Refused:
+    """An error as an answer."""
+    if isinstance(error, OpError):
+        return Refused(type(error).__name__, error.message)
+    return Refused("InternalError", f"the dispatcher failed with {type(error).__name__}: {error}")
+
+
+def refused_as(reply: Refused) -> OpError:
+    """An answer as the error that it was."""
+    kind = getattr(errors, reply.kind, None)
+    if isinstance(kind, type) and issubclass(kind, OpError):
+        return kind(reply.message)
+    return UnknownError(f"{reply.kind}: {reply.message}")

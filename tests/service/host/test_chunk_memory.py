@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.service.host.segments import MappedSlabs, SlabPool
+from penstock.service.host.chunk_memory import MappedSlabs, SlabPool
 from penstock.service.protocol.fetches import Fetch, Release, Rows
 from penstock.service.protocol.frames import Slab
 from tests.service.host.wire_peers import (

@@ -13,8 +13,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.plans import PART, Plans
-from penstock.service.host.shelves import NamelessShelves
+from penstock.service.host.plan_store import PART, NamelessShelves, Plans
 
 PLAN = bytes(range(256)) * 5
 DIGEST = hashlib.sha256(PLAN).hexdigest()

@@ -1,17 +1,24 @@
-"""Shared memory between a worker and a client: written by the one, read in place by the other.
+"""Memory for the bytes of chunks: shared by a worker and a client, or reused to receive into.
 
-Memory comes in slabs, files without a name that die with the last process that knows them. A slab
-is cut into cells of one size; a `Rows` names the cell that holds its bytes, and the client's
-`Release` gives it back when no array shows it any more. Nobody waits for a cell: when none is
-free, bytes go through the socket.
+Shared memory comes in slabs: files without a name that the kernel frees with the last process that
+maps them. A slab is cut into cells of one size. A `Rows` names the cell that holds its bytes, and
+the client's `Release` returns the cell when no array shows it any more. A worker never waits for a
+cell: when none is free, it sends the bytes through the socket.
+
+The first use of fresh memory costs as much as filling it, so large receive buffers are reused. A
+buffer is reused only when no array is left that shows a part of it.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
+import functools
 import mmap
 import os
+import secrets
+import socket
 import threading
 import weakref
 from collections.abc import Iterable
@@ -19,10 +26,95 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.element.buffers import ALIGN
 from penstock.element.columns import Array
 from penstock.errors import DataLossError
-from penstock.service.host.memory import rounded
 from penstock.service.protocol.frames import Slab
+
+_SMALL = 96 << 10  # Below that, the allocator has memory that was used before.
+_HUGE = 4 << 20
+
+
+def rounded(size: int) -> int:
+    """The next of the sizes in which memory is cut: 2 and 3 times the powers of two."""
+    power = 1 << max(size - 1, 1).bit_length()
+    return power * 3 // 4 if size <= power * 3 // 4 else power
+
+
+class BufferRef(weakref.ref[Array]):
+    """Knows when the last array that shows a buffer has died; a lighter `weakref.finalize`."""
+
+    __slots__ = ("memory", "room")
+    memory: mmap.mmap
+    room: int
+    __hash__ = object.__hash__  # What it refers to has none.
+    __eq__ = object.__eq__
+
+
+class ReceiveBuffers:
+    """Buffers for what comes; those that come back are kept, up to `limit` bytes of them."""
+
+    def __init__(self, limit: int = 128 << 20) -> None:
+        self._limit = limit
+        self._idle = 0
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._shown: set[BufferRef] = set()
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        """A buffer of this size, for as long as anything refers to it."""
+        if size < _SMALL:
+            raw: Array = np.empty(size + ALIGN, np.uint8)
+            start = -raw.__array_interface__["data"][0] % ALIGN
+            return raw[start : start + size].data
+        room = rounded(size)
+        memory = self._reuse(room) or _fresh(room)
+        buffer: Array = np.frombuffer(memory, np.uint8, size)
+        shown = BufferRef(buffer, self._back)
+        shown.memory, shown.room = memory, room
+        self._shown.add(shown)
+        return buffer.data
+
+    def _reuse(self, room: int) -> mmap.mmap | None:
+        # Neither here nor in `_back` does anybody wait for the lock: the collector may call
+        # `_back` at any time, also in the thread that holds it.
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if not (kept := self._free.get(room)):
+                return None
+            self._idle -= room
+            return kept.pop()
+        finally:
+            self._lock.release()
+
+    def _back(self, shown: BufferRef) -> None:
+        self._shown.discard(shown)
+        memory, room = shown.memory, shown.room
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._idle + room > self._limit:
+                self._free.clear()
+                self._idle = 0
+            if room <= self._limit:
+                self._free.setdefault(room, []).append(memory)
+                self._idle += room
+        finally:
+            self._lock.release()
+
+
+def _fresh(room: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, room)
+    if room >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+BUFFERS = ReceiveBuffers()
+"""Those of this process."""
+
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 """Whether this system has what is needed."""
@@ -233,3 +325,19 @@ class MappedSlabs:
     def close(self) -> None:
         """Forgets all slabs; arrays that still show a part keep what they need."""
         self._slabs.clear()
+
+
+@functools.cache
+def here() -> str:
+    """Equal in processes that can share memory: one machine, since it started, and one network."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return f"{socket.gethostname()}/{secrets.token_hex(8)}"  # Nobody else's: no sharing.
+
+
+def can_share() -> bool:
+    """Whether this system offers shared memory to processes that are connected."""
+    return AVAILABLE and os.path.exists("/proc/self/ns/net")

@@ -17,13 +17,12 @@ from penstock.engine.endings import Ending
 from penstock.engine.formats.files import reported
 from penstock.errors import FailedPreconditionError
 from penstock.service.host.configs import DispatcherConfig, check_dispatcher, seconds
-from penstock.service.host.control import ControlServer
+from penstock.service.host.control_server import ControlServer
 from penstock.service.host.ledger import Ledger
 from penstock.service.host.lifecycle import Lifecycle
-from penstock.service.host.plans import Plans
-from penstock.service.host.ports import joined
-from penstock.service.host.privacy import check_folder
-from penstock.service.host.security import Security
+from penstock.service.host.plan_store import Plans
+from penstock.service.host.security import Security, check_folder
+from penstock.service.host.sockets import joined
 from penstock.service.logic.forgetting import SPARE_SECONDS
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (

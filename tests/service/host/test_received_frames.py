@@ -15,13 +15,12 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import compression
-from penstock.service.host.connections import Connection
-from penstock.service.host.segments import MappedSlabs
-from penstock.service.host.wires import Channel, DescriptorChannel
+from penstock.service.host.channels import Channel, DescriptorChannel
+from penstock.service.host.chunk_memory import MappedSlabs
+from penstock.service.host.data_connection import Connection
 from penstock.service.protocol import frames
-from penstock.service.protocol.bodies import pack_columns
 from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
-from penstock.service.protocol.frames import MESSAGE, SLAB, Slab
+from penstock.service.protocol.frames import MESSAGE, SLAB, Slab, pack_columns
 from tests.effort import examples
 from tests.service.host.wire_peers import (
     chunk,

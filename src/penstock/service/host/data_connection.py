@@ -1,7 +1,8 @@
-"""Exchange: messages and chunks between a client and a worker, after the handshake.
+"""Data connections: messages and chunks between a client and a worker, after the handshake.
 
-One thread may send while another receives. After any error a connection is of no use: what was
-half sent or half read cannot be made whole.
+One thread may send while another receives. After an error the connection is closed: a message that
+was half sent or half read cannot be completed. A receiver checks every size before it allocates
+memory for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
 from penstock.element.nest import text_of
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
@@ -32,14 +34,25 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.compression import Squeezer
-from penstock.service.host.handshake import News
-from penstock.service.host.incoming import Incoming, Received
-from penstock.service.host.segments import MappedSlabs, SlabPool
-from penstock.service.host.wires import Channel, Part
-from penstock.service.protocol.bodies import pack_columns
+from penstock.service.host.authentication import News
+from penstock.service.host.channels import Channel, Part
+from penstock.service.host.chunk_memory import BUFFERS, MappedSlabs, SlabPool
+from penstock.service.host.compression import Squeezer, expand
 from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
-from penstock.service.protocol.frames import SLAB, checksum, frame
+from penstock.service.protocol.frames import (
+    HEAD_SIZE,
+    SLAB,
+    body_size,
+    checksum,
+    decoder_of_client,
+    decoder_of_worker,
+    frame,
+    pack_columns,
+    read_head,
+    slab_decoder,
+    understand,
+    unpack_columns,
+)
 
 INLINE = 48 << 10
 """Rows of fewer bytes go through the socket, also where memory is shared."""
@@ -272,3 +285,154 @@ def _fill(memory: Any, parts: Sequence[Part]) -> None:
         # By NumPy, unlike a memoryview, without the GIL.
         _copier(os.getpid()).copy(memory[start:end], np.frombuffer(part, np.uint8))
         start = end
+
+
+_MOST_ROWS = 1 << 28  # Some have no bytes that could be counted.
+
+Received = tuple[ToClient | ToWorker, list[Column] | None]
+
+
+class Incoming:
+    """The receiving half of a connection; shared memory is mapped and released on the way."""
+
+    def __init__(
+        self, channel: Channel, client: bool, pool: SlabPool | None, mapped: MappedSlabs | None
+    ) -> None:
+        self._channel = channel
+        self._reader = FrameReader(channel)
+        self._decoder = decoder_of_client if client else decoder_of_worker
+        self._pool, self._mapped = pool, mapped
+        self.look, self.complete = self._reader.look, self._reader.complete
+
+    def read(self) -> Received:
+        """The next message, with its columns; `Rows` without columns arrived damaged."""
+        kind, data, body = self._reader.frame()
+        while kind == SLAB:
+            self._map(data, body)
+            kind, data, body = self._reader.frame()
+        message = understand(self._decoder, data)
+        if type(message) is Rows:
+            return message, self._columns(message, body)
+        if body:
+            raise DataLossError(f"data connection: {body} bytes behind a {type(message).__name__}")
+        if type(message) is Release:
+            self._release(message)
+        return message, None
+
+    def _map(self, data: memoryview, body: int) -> None:
+        if self._mapped is None or body:
+            raise DataLossError("data connection: shared memory where none is used")
+        slab = understand(slab_decoder, data)
+        self._mapped.map(slab, self._channel.descriptor())
+
+    def _release(self, release: Release) -> None:
+        if self._pool is None:
+            raise DataLossError("data connection: a release where no memory is shared")
+        self._pool.release(release.segments)
+
+    def _columns(self, rows: Rows, size: int) -> list[Column] | None:
+        """The columns of rows that have `size` bytes behind them; None where those are damaged."""
+        shared, described = rows.segment >= 0, body_size(rows.columns)
+        follow = 0 if shared else size if rows.packed and size < described else described
+        if rows.nbytes != described or size != follow:
+            raise DataLossError(
+                f"data connection: {size} bytes behind rows of {rows.nbytes}, described as "
+                f"{described}"
+            )
+        body = self._shared(rows) if shared else self._sent(rows, size)
+        if body is None:
+            return None
+        columns = unpack_columns(rows.columns, body)
+        if not 0 <= rows.count <= _MOST_ROWS or any(
+            len(column) != rows.count for column in columns
+        ):
+            raise DataLossError(f"data connection: a column that has not {rows.count} rows")
+        return columns
+
+    def _shared(self, rows: Rows) -> memoryview:
+        if self._mapped is None:
+            raise DataLossError("data connection: a segment where no memory is shared")
+        return self._mapped.take(rows.segment, rows.nbytes)
+
+    def _sent(self, rows: Rows, size: int) -> memoryview | None:
+        body = BUFFERS.take(size)
+        self._reader.fill(body)
+        if rows.check is not None and checksum((body,)) != rows.check:
+            return None
+        if not rows.packed:
+            return body
+        plain = BUFFERS.take(rows.nbytes)
+        expand(rows.packed, body, plain)
+        return plain
+
+
+_AHEAD = 16 << 10
+
+
+class FrameReader:
+    """What comes out of a channel; EOFError where it ends inside of something."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._ahead = memoryview(bytearray(_AHEAD))
+        self._start = self._end = 0
+
+    def frame(self) -> tuple[int, memoryview, int]:
+        """The kind of the next frame, its message, and the size of its body, still to be read.
+
+        The message is valid until more is read; DataLossError if it arrived damaged.
+        """
+        kind, size, body, check = read_head(self.bytes(HEAD_SIZE))
+        message = self.bytes(size)
+        if checksum((message,)) != check:
+            raise DataLossError(f"data connection: a message of {size} bytes arrived damaged")
+        return kind, message, body
+
+    def bytes(self, size: int) -> memoryview:
+        """The next bytes; valid until more are read."""
+        if size > _AHEAD:
+            large = memoryview(bytearray(size))
+            self.fill(large)
+            return large
+        if self._start + size > _AHEAD:
+            self._compact()
+        while self._end - self._start < size:
+            if not (count := self._channel.receive(self._ahead[self._end :])):
+                raise EOFError
+            self._end += count
+        self._start += size
+        return self._ahead[self._start - size : self._start]
+
+    def fill(self, target: memoryview) -> None:
+        """Reads as many bytes as `target` has, without a detour if they are many."""
+        here = min(self._end - self._start, len(target))
+        target[:here] = self._ahead[self._start : self._start + here]
+        self._start += here
+        if self._start == self._end:
+            self._start = self._end = 0
+        left = len(target) - here
+        if left and self._channel.receive_all(target[here:]) < left:
+            raise EOFError
+
+    def look(self) -> None:
+        """Reads ahead what is there, without waiting."""
+        if self._start:
+            self._compact()
+        if self._end < _AHEAD:
+            self._end += self._channel.receive_now(self._ahead[self._end :])
+
+    def complete(self) -> bool:
+        """Whether `frame` would not have to wait: for a whole frame, or to raise."""
+        here = self._end - self._start
+        if here < HEAD_SIZE:
+            return False
+        try:
+            _, message, body, _ = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
+        except DataLossError:
+            return True
+        return here >= HEAD_SIZE + message + body
+
+    def _compact(self) -> None:
+        left = self._end - self._start
+        self._ahead[:left] = self._ahead[self._start : self._end].tobytes()
+        self._start, self._end = 0, left

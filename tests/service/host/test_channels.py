@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.relays import relay
+from penstock.service.host.channels import relay
 from penstock.service.host.security import Security
 
 LARGE = bytes(range(256)) * 8192

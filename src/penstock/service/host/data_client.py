@@ -1,6 +1,6 @@
-"""Data connections from a client to a worker: the best that both can have, and reasons if none.
+"""The client's side of data connections: shared memory where possible, else TCP.
 
-Whoever answers must prove that it has the token before a byte of its messages is looked at.
+A worker must prove that it has the token before one of its messages is decoded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from penstock.service.host.authentication import HANDSHAKE_SECONDS, News, Terms, introduce
+from penstock.service.host.channels import Channel, DescriptorChannel, SecretChannel
+from penstock.service.host.chunk_memory import MappedSlabs, can_share
 from penstock.service.host.compression import mode_of
-from penstock.service.host.exchange import Connection
-from penstock.service.host.handshake import HANDSHAKE_SECONDS, News, Terms, introduce
-from penstock.service.host.security import Security, split_address
-from penstock.service.host.segments import MappedSlabs
-from penstock.service.host.sockets import can_share, connect_tcp, connect_unix, here, watch
-from penstock.service.host.wires import Channel, DescriptorChannel, SecretChannel
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.security import Security
+from penstock.service.host.sockets import connect_tcp, connect_unix, split_address, watch
 from penstock.service.protocol.messages import WorkerInfo
-
-__all__ = ["Connection", "connect_data", "here"]
 
 
 def connect_data(

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
-from penstock.service.host.handshake import CONTROL, DATA, Admitted, News, Terms, admit, introduce
+from penstock.service.host.authentication import (
+    CONTROL,
+    DATA,
+    Admitted,
+    News,
+    Terms,
+    admit,
+    introduce,
+)
 from tests.effort import examples
 
 TOKEN = b"the token"

@@ -1,7 +1,7 @@
-"""Answering: the dispatcher's side of control connections.
+"""The dispatcher's side of control connections.
 
-Requests of one connection are answered one after the other. Plans, and whatever else is large,
-take turns, so that many clients that send plans at once do not fill the memory.
+Requests of one connection are answered one after the other. At most a few large messages, such as
+plans, are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,25 @@ import threading
 import time
 from collections.abc import Callable
 
-from penstock import errors
-from penstock.errors import OpError, UnavailableError, UnknownError
-from penstock.service.host.envelopes import Envelopes, decode_request, encode
-from penstock.service.protocol.messages import GetPlan, Refused, Reply, Request
+from penstock.engine.endings import Ending
+from penstock.errors import (
+    OpError,
+    UnavailableError,
+)
+from penstock.service.host.admission import Admission
+from penstock.service.host.authentication import CONTROL
+from penstock.service.host.control_messages import (
+    Envelopes,
+    decode_request,
+    encode,
+    refusal,
+)
+from penstock.service.host.security import Security
+from penstock.service.host.sockets import listen
+from penstock.service.protocol.messages import GetPlan, Reply, Request
+
+_LOG = logging.getLogger("penstock.service")
+
 
 Handle = Callable[[Request], Reply]
 
@@ -35,8 +50,6 @@ _WATCHES = hasattr(select, "epoll")
 """Whether threads can wait for all connections together; else each connection has a thread."""
 
 _NEXT = select.EPOLLIN | select.EPOLLONESHOT if _WATCHES else 0
-
-_LOG = logging.getLogger("penstock.service")
 
 
 class Answering:
@@ -197,16 +210,42 @@ class Caller:
         self._connected.close()
 
 
-def refusal(error: Exception) -> Refused:
-    """An error as an answer."""
-    if isinstance(error, OpError):
-        return Refused(type(error).__name__, error.message)
-    return Refused("InternalError", f"the dispatcher failed with {type(error).__name__}: {error}")
+_GRACE = 1.0
+"""Seconds in which a server that stops finishes what it has in hand."""
 
 
-def refused_as(reply: Refused) -> OpError:
-    """An answer as the error that it was."""
-    kind = getattr(errors, reply.kind, None)
-    if isinstance(kind, type) and issubclass(kind, OpError):
-        return kind(reply.message)
-    return UnknownError(f"{reply.kind}: {reply.message}")
+class ControlServer:
+    """Answers requests with what `handle` returns or raises. It stops when nobody holds it.
+
+    It has its port from the beginning, and answers from `start` on.
+    """
+
+    def __init__(
+        self, handle: Callable[[Request], Reply], host: str, port: int, security: Security
+    ) -> None:
+        security.check_exposure(host, port)
+        listening = listen(host, port)
+        self.port: int = listening.getsockname()[1]
+        # Nothing here knows `self`: the server's threads would keep it for ever.
+        self._admission = Admission(
+            [listening],
+            security,
+            CONTROL,
+            lambda connected, admitted: Caller(connected, admitted.key, answering),
+            grace=_GRACE,
+        )
+        answering = Answering(handle)
+        self._end = Ending(self, _stop, self._admission, answering)
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._admission.start()
+
+    def stop(self) -> None:
+        """Finishes what it has in hand and gives the port back; twice is fine."""
+        self._end()
+
+
+def _stop(admission: Admission, answering: Answering) -> None:
+    admission.close()
+    answering.close()

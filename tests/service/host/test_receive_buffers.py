@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from penstock.service.host.memory import ReceiveBuffers, rounded
+from penstock.service.host.chunk_memory import ReceiveBuffers, rounded
 
 
 def address(view: memoryview) -> int:
