@@ -45,7 +45,7 @@ def replica_threads() -> list[threading.Thread]:
 
 
 def busy_strands() -> int:
-    """How many replicas stand somewhere in a thread of their own."""
+    """The number of replicas that are blocked in threads of their own."""
     return sum(
         any(frame.name == "_body" for frame in traceback.extract_stack(stack))
         for stack in sys._current_frames().values()
@@ -263,7 +263,7 @@ def test_a_failing_merge_function_ends_all_replicas() -> None:
         try:
             merge(lambda strategy: 1 // 0)
         except Exception:
-            ended.append(-1)  # It is nobody's own failure: no replica may take it for its own.
+            ended.append(-1)  # Not a failure of this replica, which must not handle it.
         finally:
             ended.append(number())
 

@@ -1,4 +1,4 @@
-"""Strategies: how they are made, what they tell, and the values and updates they spread."""
+"""Strategies: their constructors, their properties, and the values and updates they distribute."""
 
 import copy
 import pickle

@@ -117,7 +117,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         here = _own_devices(found if devices else _share(found, place), self._resolver, place)
         if peers is not None:
             _check_counts(peers, len(here), place)
-        super().__init__(Replicas(chosen, here, place.workers, place.worker, peers))
+        super().__init__(
+            Replicas(chosen, here, workers=place.workers, worker=place.worker, collectives=peers)
+        )
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

@@ -175,7 +175,7 @@ def test_a_tensor_shares_no_memory_with_the_array_it_was_made_of(backend, place)
 
 
 def test_jax_would_have_taken_that_memory_over():
-    """Or the test above, and others like it, would prove nothing."""
+    """Otherwise the test above would prove nothing."""
     import jax
 
     array = aligned(np.arange(4096, dtype=np.float32))

@@ -72,7 +72,7 @@ class Library:
 
 
 class OlderLibrary(Library):
-    """One that also says which copy failed."""
+    """A driver before `cuMemcpyBatchAsync_v2`, whose function also returns which copy failed."""
 
     cuMemcpyBatchAsync_v2 = None  # type: ignore[assignment]
 
@@ -225,7 +225,7 @@ def test_numbers_have_the_owners_of_their_rows():
 
 
 class Reading:
-    """Somebody who reads a buffer."""
+    """A stand-in for the mark after a copy that reads a buffer."""
 
     def __init__(self) -> None:
         self.done = False

@@ -1,7 +1,7 @@
 """A team: real processes that make one MultiWorkerMirroredStrategy and run the same programs.
 
 `run_team` starts them and returns what each said; a member runs this file as a program. Members are
-ended by their own strategy's timeout, or by what they are told to do, never by a clock of ours.
+ended by their own strategy's timeout, or by their program, never by a clock of the test.
 """
 
 import json
@@ -35,7 +35,7 @@ class Said:
 
 
 def addresses(count: int) -> list[str]:
-    """Places on this machine where nobody listens now."""
+    """Addresses on this machine at which no process listens now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -51,10 +51,10 @@ def run_team(
     timeout: float = 120,
     places: Sequence[str] = (),
 ) -> list[Said]:
-    """What each of the `members` of a team of `workers` said; the others are not started."""
+    """What each of the `members` of a team of `workers` said; other workers are not started."""
     where = list(places) or addresses(workers)
-    told = [[index, where, backend, timeout, list(programs)] for index in members]
-    return run_processes([["-m", __name__, json.dumps(one)] for one in told])
+    given = [[index, where, backend, timeout, list(programs)] for index in members]
+    return run_processes([["-m", __name__, json.dumps(one)] for one in given])
 
 
 def run_processes(commands: Sequence[Sequence[str]], **variables: str) -> list[Said]:

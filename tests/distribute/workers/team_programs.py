@@ -142,7 +142,7 @@ def variables(strategy: Any) -> Any:
 
 
 def disagreements(strategy: Any) -> Any:
-    """Workers that do different things are told so, and can go on."""
+    """Workers that call different things get an error, and can continue."""
     collectives, worker = strategy._replicas.collectives, strategy._replicas.worker
     answer = {
         "shapes": outcome(collectives.all_reduce, _own(strategy, np.zeros(3 + worker))),
@@ -172,7 +172,7 @@ def arrays(strategy: Any) -> Any:
 
 
 def sums(strategy: Any) -> Any:
-    """Sums of all dtypes, small and large: of those that the transport knows, and of others."""
+    """Sums of all dtypes, small and large, also of dtypes that the transport cannot add."""
     found = {}
     for dtype in ("int8", "int16", "float16", "bfloat16", "float64", "complex64"):
         for size in (3, 2000):
@@ -213,7 +213,7 @@ def again(strategy: Any) -> Any:
     }
 
 
-# After these, jax would hold up whoever is left at its end, for as long as the timeout.
+# After these, jax would block the remaining workers at their exit until the timeout.
 LAST = ("die", "keep_silent")
 
 
@@ -230,7 +230,7 @@ def die(strategy: Any) -> Any:
 
 
 def keep_silent(strategy: Any) -> Any:
-    """The last worker does nothing until its input is closed; the others wait only a little."""
+    """The last worker does nothing until its input is closed; the other workers wait briefly."""
     impatient = MultiWorkerMirroredStrategy(
         strategy.cluster_resolver,
         backend=strategy._replicas.backend.name,

@@ -65,10 +65,10 @@ class RowFetch:
             return None
         address = column.__array_interface__["data"][0]
         return Copies(
-            self.cuda,
-            (starts * nbytes).astype(np.uint64),
-            (flat[starts] * nbytes + address).astype(np.uint64),
-            (np.diff(starts, append=flat.size) * nbytes).astype(np.uint64),
+            cuda=self.cuda,
+            offsets=(starts * nbytes).astype(np.uint64),
+            sources=(flat[starts] * nbytes + address).astype(np.uint64),
+            sizes=(np.diff(starts, append=flat.size) * nbytes).astype(np.uint64),
         )
 
 

@@ -64,7 +64,7 @@ class JaxBackend:
     ) -> ColumnDelivery:
         cuda = driver() if all(handle.platform in _NVIDIA for handle in handles) else None
         if cuda is not None:
-            return JaxCudaDelivery(handles, columns, ahead, cuda)
+            return JaxCudaDelivery(handles, columns, ahead=ahead, cuda=cuda)
         return ColumnDelivery(handles, columns, _move_rows)
 
     def numpy(self, tensor: Any) -> Any:

@@ -167,7 +167,7 @@ class JaxCudaDelivery(ColumnDelivery):
         if not self._cuda.copies_rows:
             return None
         owners = owners_of_row_numbers(self._columns, len(rows.columns))
-        return JaxCudaRows(self._handles, owners, self._ahead, self._cuda, rows)
+        return JaxCudaRows(self._handles, owners, ahead=self._ahead, cuda=self._cuda, rows=rows)
 
     def send(self, chunk: Chunk) -> Chunk:
         sent = self._send_columns(chunk)

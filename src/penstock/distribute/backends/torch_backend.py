@@ -92,7 +92,7 @@ class CudaDelivery(ColumnDelivery):
         if cuda is None or not cuda.copies_rows:
             return None
         owners = owners_of_row_numbers(self._columns, len(rows.columns))
-        return CudaRows(self._handles, owners, self._ahead, rows, cuda)
+        return CudaRows(self._handles, owners, ahead=self._ahead, rows=rows, cuda=cuda)
 
     def send(self, chunk: Chunk) -> Chunk:
         # Otherwise a program that computes slower than it reads would fill the GPU with batches.

@@ -137,28 +137,44 @@ class DeliveryPlan:
         """Opens the stream that cuts the elements of `source` into portions with that spec."""
         replicas, blank = self.replicas, partial(batches.blank_leaves, portion)
         if rule == "whole":
-            return WholePortions(source, self.replicas_per_input, blank, position)
+            each = self.replicas_per_input
+            return WholePortions(source, replicas=each, blank=blank, position=position)
         if rule == "stream":
             tree = nest.flatten(portion)[1]
-            return SizedPortions(source, self._stream_sizes(), blank, tree, position)
+            cycle = self._stream_sizes()
+            return SizedPortions(source, cycle=cycle, blank=blank, tree=tree, position=position)
         if self._fill() is None and replicas.total == 1:
-            return WholePortions(source, 1, blank, position)
-        turns = batches.batch_turns(
-            replicas.workers, replicas.here, replicas.worker, self.shares_batches
+            return WholePortions(source, replicas=1, blank=blank, position=position)
+        return EvenPortions(
+            source,
+            total=replicas.total,
+            turns=self._batch_turns(),
+            fill=self._fill(),
+            position=position,
         )
-        return EvenPortions(source, replicas.total, turns, self._fill(), position)
 
     def _stream_sizes(self) -> tuple[tuple[int, ...], ...]:
         replicas, size = self.replicas, self.rule.size
         assert size is not None
-        return batches.stream_sizes(size, replicas.workers, replicas.here, replicas.worker)
+        return batches.stream_sizes(
+            size, workers=replicas.workers, here=replicas.here, worker=replicas.worker
+        )
+
+    def _batch_turns(self) -> tuple[tuple[int, ...], ...]:
+        return batches.batch_turns(
+            workers=self.replicas.workers,
+            here=self.replicas.here,
+            worker=self.replicas.worker,
+            shares_batches=self.shares_batches,
+        )
 
     def _fill(self) -> batches.Fill | None:
         if self.options.last_batch == "short":
             return None
         total, size = self.replicas.total, self.rule.size
         assert size is not None
-        return batches.Fill(self.options.last_batch, size, -(-size // total) * total)
+        rows = -(-size // total) * total
+        return batches.Fill(mode=self.options.last_batch, batch=size, rows=rows)
 
 
 def _wrap_leaves(tree: nest.Tree) -> Callable[[Leaves], Any]:

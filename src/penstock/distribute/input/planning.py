@@ -46,7 +46,8 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
             "distribute_datasets_from_function"
         )
     plan, key = _agree_on_seeds(strategy._replicas, plan, call)
-    return DistributedDataset(strategy, _plan_batches(strategy._replicas, options, plan, key))
+    delivery = _plan_batches(strategy._replicas, options, plan, key)
+    return DistributedDataset(strategy, delivery)
 
 
 def distribute_from_function(
