@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from penstock.service.host import lines
+from penstock.service.host import worker_streams
 from penstock.service.logic.dispatcher import Settings, check
 from penstock.service.logic.reader import Limits
 from penstock.service.protocol.messages import JobOptions
@@ -74,12 +74,12 @@ def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
 def _tuned() -> Iterator[None]:
     """Short streams have marks, too; and nobody reads what clients say while they wait."""
     log = logging.getLogger("penstock.service")
-    frames, disabled, log.disabled = lines._MARK_FRAMES, log.disabled, True
-    lines._MARK_FRAMES = 3
+    frames, disabled, log.disabled = worker_streams._MARK_FRAMES, log.disabled, True
+    worker_streams._MARK_FRAMES = 3
     try:
         yield
     finally:
-        lines._MARK_FRAMES, log.disabled = frames, disabled
+        worker_streams._MARK_FRAMES, log.disabled = frames, disabled
 
 
 @contextmanager

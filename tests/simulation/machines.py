@@ -1,6 +1,6 @@
 """The machine that a simulated process runs on: time, threads and waiting on the virtual clock.
 
-It takes the place of the real `Outside`, and offers what is used of that.
+It takes the place of the real `Runtime`, and offers what is used of that.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from penstock.service.host.outside import Outside
+from penstock.service.host.runtime import Runtime
 from tests.simulation.kernel import Bell, Process, Thread, World
 
 
-class Machine(Outside):
+class Machine(Runtime):
     """As one process sees it. `named` is told of every name that it is given."""
 
     def __init__(self, process: Process, named: Callable[[str], None] | None = None) -> None:

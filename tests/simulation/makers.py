@@ -17,10 +17,10 @@ from penstock.engine.contract import Stream
 from penstock.engine.trail import WIDTH, Trail, placed
 from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.parts import GUESS, WHOLE
-from penstock.service.host.lines import Depot, Line
-from penstock.service.host.outside import Outside
+from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
-from penstock.service.logic.keeping import Block
+from penstock.service.host.worker_streams import Depot, Line
+from penstock.service.logic.production import Block
 from penstock.service.protocol.messages import Work
 from tests.simulation.elements import FailingError, chunk_of
 from tests.simulation.kernel import World
@@ -206,8 +206,8 @@ class Inputs(Numbers):
 class CheckedDepot(Depot):
     """Keeps no more than it may."""
 
-    def __init__(self, world: World, address: str, kept: int, outside: Outside) -> None:
-        super().__init__(address, kept, outside)
+    def __init__(self, world: World, address: str, kept: int, runtime: Runtime) -> None:
+        super().__init__(address, kept, runtime)
         self._world = world
 
     def keep(self, line: Line, block: Block) -> None:
@@ -221,10 +221,10 @@ class NumberTasks(Tasks):
     """Tasks over datasets that are known beforehand."""
 
     def __init__(
-        self, world: World, plans: dict[str, Dataset], address: str, kept: int, outside: Outside
+        self, world: World, plans: dict[str, Dataset], address: str, kept: int, runtime: Runtime
     ) -> None:
-        super().__init__(plans.__getitem__, dict, address, kept, outside)  # type: ignore[arg-type]
-        self.depot = CheckedDepot(world, address, kept, outside)
+        super().__init__(plans.__getitem__, dict, address, kept, runtime)  # type: ignore[arg-type]
+        self.depot = CheckedDepot(world, address, kept, runtime)
         self.world = world
         self.opened = 0
         """Streams that are open."""

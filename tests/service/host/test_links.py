@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.service.host.links import Links
-from penstock.service.host.outside import Bell, Outside
+from penstock.service.host.runtime import Bell, Runtime
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 from tests.integration.clusters import until
@@ -223,7 +223,7 @@ def test_why_workers_are_missing(links, exchange):
     assert links.missing() == ["b is away"]
 
 
-class Still(Outside):
+class Still(Runtime):
     """A machine whose clock stands still."""
 
     @staticmethod

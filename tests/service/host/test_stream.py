@@ -19,7 +19,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.service.host import agent
-from penstock.service.host.decoding import DecodedPlans
+from penstock.service.host.plan_cache import DecodedPlans
 from penstock.service.host.stream import RemoteStream
 from penstock.service.logic.facts import ClientGone
 from penstock.service.logic.iterations import LOST

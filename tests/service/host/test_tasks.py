@@ -15,8 +15,8 @@ from penstock.errors import InvalidArgumentError, UnavailableError
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
-from penstock.service.host import lines
-from penstock.service.host.outside import Outside
+from penstock.service.host import worker_streams
+from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Made, Task, Tasks
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
@@ -94,7 +94,7 @@ every_stream = pytest.mark.parametrize("plan", STREAMS.values(), ids=STREAMS)
 @every_plan
 @pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
 def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan, kept, monkeypatch):
-    monkeypatch.setattr(lines, "_MARK_FRAMES", 2)
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 2)
     expected = expected_of(plan)
     rng = random.Random(1)
     tasks = tasks_of(fresh(plan))
@@ -114,8 +114,8 @@ def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan, kept, monkeyp
 @every_stream
 def test_another_worker_goes_on_from_every_mark(plan, monkeypatch):
     """A mark travels as bytes; a fresh worker that has it begins there."""
-    monkeypatch.setattr(lines, "_MARK_FRAMES", 1)
-    monkeypatch.setattr(lines, "_MARK_SHARE", 0)
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     expected = expected_of(plan)
     first = tasks_of(fresh(plan))
     marks = [
@@ -132,8 +132,8 @@ def test_another_worker_goes_on_from_every_mark(plan, monkeypatch):
 
 
 def test_marks_are_sent_and_small(monkeypatch):
-    monkeypatch.setattr(lines, "_MARK_FRAMES", 3)
-    monkeypatch.setattr(lines, "_MARK_SHARE", 0)
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 3)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     tasks = tasks_of(stream(numbers(100)))
     tasks.open(work_of())
     parts = list(tasks.open(work_of()).fetch(0, 100))
@@ -145,8 +145,8 @@ def test_marks_are_sent_and_small(monkeypatch):
 
 
 def test_a_state_that_holds_elements_is_not_sent_but_used_here(monkeypatch):
-    monkeypatch.setattr(lines, "_MARK_FRAMES", 1)
-    monkeypatch.setattr(lines, "_MARK_SHARE", 0)
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     monkeypatch.setattr("penstock.service.logic.production.TAIL", 0)
     calls = Calls()
     plan = n.Shuffle(mapped(stream(numbers(200)), calls), 3, 1)
@@ -295,8 +295,8 @@ def test_consumers_get_every_nth_element(form):
 
 
 def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
-    monkeypatch.setattr(lines, "_MARK_FRAMES", 1)
-    monkeypatch.setattr(lines, "_MARK_SHARE", 0)
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     plan = stream(numbers(60))
     works = [work_of(consumers=2, consumer=j, kept=True) for j in range(2)]
     for work in works:
@@ -313,8 +313,8 @@ def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
 
 
 def test_a_consumer_that_is_ahead_waits_for_the_others(monkeypatch):
-    monkeypatch.setattr(lines, "TAIL", 200_000)
-    monkeypatch.setattr(lines, "_CHUNK", 1_000_000)
+    monkeypatch.setattr(worker_streams, "TAIL", 200_000)
+    monkeypatch.setattr(worker_streams, "_CHUNK", 1_000_000)
     monkeypatch.setattr("penstock.service.logic.production.TAIL", 200_000)
     calls = Calls()
     plan = mapped(stream(numbers(100)), lambda x: np.full(100_000, calls(x), np.uint8))
@@ -395,11 +395,11 @@ def test_says_what_was_done_since_the_last_time():
 def test_streams_that_nobody_reads_are_closed():
     now = [0.0]
 
-    class Watched(Outside):
+    class Watched(Runtime):
         def now(self):
             return now[0]
 
-    tasks = tasks_of(stream(numbers(50)), outside=Watched())
+    tasks = tasks_of(stream(numbers(50)), runtime=Watched())
     task = tasks.open(work_of())
     assert len(tasks) == 0
     fetched(task, 0, 30)

@@ -31,9 +31,8 @@ from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.failures import from_failed
-from penstock.service.host.running import Running
 from penstock.service.host.security import Security
-from penstock.service.host.worker import Worker
+from penstock.service.host.worker import Running, Worker
 from penstock.service.protocol.fetches import (
     Cancel,
     CloseTask,

@@ -4,23 +4,21 @@ import random
 
 import pytest
 
-from penstock.service.logic.keeping import (
-    NEWEST,
-    TAIL_BLOCKS,
-    Block,
-    Known,
-    Marks,
-    Pace,
-    Shelf,
-    Stock,
-)
 from penstock.service.logic.production import (
     IDLE,
+    NEWEST,
     TAIL,
+    TAIL_BLOCKS,
+    Block,
     End,
+    Known,
     Make,
+    Marks,
+    Pace,
     Production,
     Serve,
+    Shelf,
+    Stock,
     Stride,
     Wait,
     Want,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import InternalError, NotFoundError, OpError, UnavailableError
-from penstock.service.host.outside import MACHINE, Outside
+from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.laps import Laps
 from penstock.service.protocol.messages import (
@@ -76,11 +76,11 @@ class Agent:
         opened: IterationOpened,
         wake: Callable[[Any], None],
         reopen: Callable[[tuple[int, ...]], IterationOpened],
-        outside: Outside = MACHINE,
+        runtime: Runtime = MACHINE,
         lap: int | None = None,
     ) -> None:
         self.events: deque[ClientBeaten | Leased | IterationOpened | Forgotten | OpError] = deque()
-        self._now = outside.now
+        self._now = runtime.now
         self._session = session
         self._opening = opening
         self._version = opened.version
@@ -91,7 +91,7 @@ class Agent:
         self._wake = wake
         self._reopen = reopen
         self._told = Told()
-        self._changed = outside.condition()
+        self._changed = runtime.condition()
         self._flying: Told = Told()
         """What was told, and is not known to have arrived; saying it twice does no harm."""
         self._valid = _VALID * opened.lease_seconds
@@ -106,7 +106,7 @@ class Agent:
         self._beaten = self._now()
         self._laps = None if lap is None else Laps(opened, lap)
         """Of coordinated reads that streams may join; guarded by `_changed`."""
-        self._thread = outside.start(self._run, "penstock-agent")
+        self._thread = runtime.start(self._run, "penstock-agent")
 
     @property
     def _interval(self) -> float:

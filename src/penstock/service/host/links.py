@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.outside import MACHINE, Bell, Outside
+from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 
@@ -76,10 +76,10 @@ class Link:
 class Links:
     """Who is connected, who should be, and who could not be reached."""
 
-    def __init__(self, connect: Connect, bell: Bell, outside: Outside = MACHINE) -> None:
+    def __init__(self, connect: Connect, bell: Bell, runtime: Runtime = MACHINE) -> None:
         self._connect = connect
         self._bell = bell
-        self._outside = outside
+        self._runtime = runtime
         self._wanted: dict[str, WorkerInfo] = {}
         self._links: dict[str, Link] = {}
         self._busy: set[str] = set()
@@ -90,7 +90,7 @@ class Links:
         """No link had more to say at that time than it has said by now."""
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
         self._closed = False
-        self._selector = outside.selector()
+        self._selector = runtime.selector()
         self._selector.register(bell, selectors.EVENT_READ)
         self.unreachable: dict[str, OpError] = {}
         self._reasons: dict[str, str] = {}
@@ -132,12 +132,12 @@ class Links:
 
     def dial(self) -> None:
         """Begins to connect to those who are wanted and not connected."""
-        now = self._outside.now()
+        now = self._runtime.now()
         for worker, info in self._wanted.items():
             waits = worker in self._links or worker in self._busy
             if not waits and self._again.get(worker, 0.0) <= now:
                 self._busy.add(worker)
-                self._outside.start(partial(self._dialled, info), "penstock-connect")
+                self._runtime.start(partial(self._dialled, info), "penstock-connect")
 
     def _dialled(self, info: WorkerInfo) -> None:
         try:
@@ -158,13 +158,13 @@ class Links:
             self._busy.discard(worker)
             if isinstance(connection, OpError):
                 self.unreachable[worker] = connection
-                self._again[worker] = self._outside.now() + _AGAIN
+                self._again[worker] = self._runtime.now() + _AGAIN
             elif worker not in self._wanted:
                 connection.close()
             else:
                 self.unreachable.pop(worker, None)
                 self._reasons.pop(worker, None)
-                self._links[worker] = Link(worker, connection, self._outside.now)
+                self._links[worker] = Link(worker, connection, self._runtime.now)
                 self._selector.register(connection, selectors.EVENT_READ, worker)
                 made.append(worker)
                 self.ever = True
@@ -185,7 +185,7 @@ class Links:
         if reason:
             self._reasons[worker] = reason
         pause = min(_AGAIN, _AT_ONCE * _LATER ** self._cuts.get(worker, 0))
-        self._again[worker] = self._outside.now() + pause
+        self._again[worker] = self._runtime.now() + pause
         if link is not None:
             self._cuts[worker] = self._cuts.get(worker, 0) + 1
             self._selector.unregister(link.connection)
@@ -212,12 +212,12 @@ class Links:
         if not found:
             found = self._select(timeout)
         for link in found:
-            link.heard = self._outside.now()
+            link.heard = self._runtime.now()
         return found
 
     def _select(self, timeout: float) -> list[Link]:
         # Before: this process may be stopped for a while, and what came meanwhile is found then.
-        looked, found = self._outside.now(), []
+        looked, found = self._runtime.now(), []
         for key, _ in self._selector.select(timeout):
             if key.data is None:
                 self._bell.quiet()

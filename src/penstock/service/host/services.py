@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
-from penstock.service.host.local import LocalService
+from penstock.service.host.local_service import LocalService
 from penstock.service.host.session import Session, session
 
 HOME = ""

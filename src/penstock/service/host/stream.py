@@ -32,11 +32,11 @@ from penstock.plan.shape import Shape
 from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Connect, Link, Links
-from penstock.service.host.outside import MACHINE, Bell, Outside
+from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
 from penstock.service.host.structures import Structures
+from penstock.service.logic.crashes import how_it_ended
 from penstock.service.logic.feeds import Failure, Feed, Piece
-from penstock.service.logic.losses import how_it_ended
 from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
@@ -91,7 +91,7 @@ class Opening:
     connect: Connect
     extra: dict[str, Any]
     """Goes into the state as it is."""
-    outside: Outside = MACHINE
+    runtime: Runtime = MACHINE
 
 
 class RemoteStream(Stream):
@@ -101,18 +101,18 @@ class RemoteStream(Stream):
         self, opening: Opening, state: dict[str, Any] | None, leave: Callable[[], None]
     ) -> None:
         self._opening = opening
-        self._now = opening.outside.now
+        self._now = opening.runtime.now
         self._work = self._mine(opening.opened.work)
         self._reading = Reading(
             *(opening.opened, opening.shape, opening.limits, opening.ordered, state),
             consumer=opening.request.consumer,
         )
-        self._bell = opening.outside.bell()
-        self._links = Links(opening.connect, self._bell, opening.outside)
+        self._bell = opening.runtime.bell()
+        self._links = Links(opening.connect, self._bell, opening.runtime)
         wake = partial(_wake, self._links, self._bell)
         self._agent = Agent(
             *(opening.session, opening.request, opening.opened, wake),
-            *(partial(_reopen, opening), opening.outside),
+            *(partial(_reopen, opening), opening.runtime),
             lap=self._reading.lap if self._reading.extendable else None,
         )
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
@@ -294,7 +294,7 @@ class RemoteStream(Stream):
         while True:
             request = msgspec.structs.replace(
                 self._opening.request,
-                client=self._opening.outside.name(),
+                client=self._opening.runtime.name(),
                 # The job's, which may be those of a reader in another process.
                 key=self._work.key,
                 epoch=self._work.epoch,

@@ -18,12 +18,9 @@ from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.failures import Fault, fault_of
-from penstock.service.host.lines import KEPT, Depot, Item, Line, Quit
-from penstock.service.host.outside import MACHINE, Outside
-from penstock.service.host.progress import Reporter
-from penstock.service.host.recipes import Recipe, recipe_of
-from penstock.service.logic.keeping import Block
-from penstock.service.logic.production import Stride, Want
+from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.host.worker_streams import KEPT, Depot, Item, Line, Quit, Recipe, recipe_of
+from penstock.service.logic.production import Block, Stride, Want
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work, WorkStatus
 
@@ -62,11 +59,10 @@ class Tasks:
         environment: Callable[[], Environment],
         address: str,
         kept: int = KEPT,
-        outside: Outside = MACHINE,
+        runtime: Runtime = MACHINE,
     ) -> None:
         self.address = address
-        self.depot = Depot(address, kept, outside)
-        self.reporter = Reporter(outside)
+        self.depot = Depot(address, kept, runtime)
         self._plan = plan
         self._environment = environment
         self._closed = False
@@ -101,14 +97,14 @@ class Tasks:
         """A reader less; it may have `finished`, and then nobody asks again for what is kept."""
         with self.depot.lock:
             line.readers -= 1
-            line.idle_since = self.depot.outside.now()
+            line.idle_since = self.depot.runtime.now()
         if finished and line.over:
             self._close_idle(line)
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Closes what nobody reads: at once if its job is over, else after a while."""
         with self.depot.lock:
-            late = self.depot.outside.now() - _GRACE
+            late = self.depot.runtime.now() - _GRACE
             idle = [line for line in self.depot.lines.values() if not line.readers]
         for line in idle:
             if line.idle_since <= late or (jobs is not None and line.job not in jobs):
@@ -150,7 +146,7 @@ class Task:
 
     def __init__(self, tasks: Tasks, work: Work) -> None:
         self._tasks = tasks
-        self._timer = tasks.depot.outside.timer
+        self._timer = tasks.depot.runtime.timer
         self._work = work
         self._line: Line | None = None
         self._stride = Stride()

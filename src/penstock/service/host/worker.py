@@ -1,12 +1,15 @@
 """`Worker`: a process's service to a dispatcher and its clients, from `start` to `stop`.
 
-It registers, says regularly that it lives, and makes what clients fetch from its data port, the
-only port it has. Nothing that runs in its threads knows the `Worker` itself, so one that is
-dropped stops.
+A worker registers, sends heartbeats, and computes what clients fetch from its data port, the only
+port it has. Its threads share a `Running` and never refer to the `Worker`, so that a `Worker` which
+was dropped is garbage-collected and stops.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import socket
 import threading
 import uuid
@@ -16,26 +19,46 @@ from functools import partial
 
 from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
-from penstock.errors import FailedPreconditionError
-from penstock.service.host import nursery, plan_process
+from penstock.errors import FailedPreconditionError, OpError
+from penstock.service.host import fork_server, plan_process_main
 from penstock.service.host.chunk_memory import here
 from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
-from penstock.service.host.decoding import Decode, DecodedPlans, decoder
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.fetch_server import Gate, serve
+from penstock.service.host.fork_server import Nursery
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
-from penstock.service.host.nursery import Nursery
-from penstock.service.host.processes import PlanProcesses
-from penstock.service.host.running import Running
+from penstock.service.host.plan_cache import Decode, DecodedPlans, decoder
+from penstock.service.host.plan_processes import PlanProcesses
+from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
-from penstock.service.host.session import Session, greeting
+from penstock.service.host.session import Session, greeting, python_version
 from penstock.service.host.sockets import joined, split_address
 from penstock.service.host.tasks import Tasks
-from penstock.service.protocol.messages import Welcome, WorkerInfo
+from penstock.service.protocol.messages import (
+    PROTOCOL,
+    LeaveWorker,
+    RegisterWorker,
+    Welcome,
+    WorkerBeat,
+    WorkerBeaten,
+    WorkerInfo,
+)
+from penstock.version import VERSION
+
+_LOG = logging.getLogger("penstock.service")
 
 HEARTBEAT = 1.0
+
 DISPATCHER_TIMEOUT = 30.0
+
+_BEAT_TIMEOUT = 5.0
+
+_LEAVE_TIMEOUT = 0.5
+
+_CLOSE_SECONDS = 0.5
 
 
 class Worker(Lifecycle):
@@ -65,9 +88,9 @@ class Worker(Lifecycle):
         This forks, so it must come before `start`, in the main thread of a process that has no
         other threads yet. Where the system lacks what is needed, plans run in this process.
         """
-        if nursery.AVAILABLE:
+        if fork_server.AVAILABLE:
             make_tasks = partial(_make_tasks, self._control(), *self._world())
-            self._nursery = Nursery(partial(plan_process.run, make_tasks))
+            self._nursery = Nursery(partial(plan_process_main.run, make_tasks))
 
     def _begin(self) -> None:
         """Registers and serves; UnavailableError if the dispatcher does not answer in time."""
@@ -199,3 +222,95 @@ def _reached_by(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     return f"[{host}]:%port%" if ":" in host else f"{host}:%port%"
+
+
+class Running:
+    """A worker at work. Who makes it sets what it works with, one after the other."""
+
+    control: ControlClient
+    listener: DataListener
+    tasks: Tasks | PlanProcesses
+    info: WorkerInfo
+
+    def __init__(
+        self, stopped: threading.Event, interval: float, runtime: Runtime = MACHINE
+    ) -> None:
+        self._runtime = runtime
+        self._stopped = stopped
+        """Tells those who wait for the end."""
+        self._ending = runtime.event()
+        self._interval = interval
+        self._gate = Gate(runtime)
+        self._hurry = runtime.event()
+        self.failed = False
+        """Whether it was stopped by `fail`."""
+
+    def serve(self, connection: Connection) -> None:
+        assert isinstance(self.tasks, Tasks)
+        serve(connection, self.tasks, self._gate)
+
+    def register(self, timeout: float | None = None) -> None:
+        request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
+        self.control.call(request, timeout)
+
+    def hurry(self) -> None:
+        """Has the next heartbeat come at once: there is news."""
+        self._hurry.set()
+
+    def fail(self) -> None:
+        """Stops, because it cannot go on."""
+        self.failed = True
+        self.stop()
+
+    def beat_on(self) -> None:
+        self._runtime.start(self._beat, "penstock-beat")
+
+    def _beat(self) -> None:
+        while not self._ending.is_set():
+            self._hurry.wait(self._interval)
+            self._hurry.clear()
+            try:
+                if not self._ending.is_set():
+                    self._say()
+            except OpError:
+                pass  # A dispatcher that is away comes back, or somebody stops the worker.
+            except Exception:
+                _LOG.exception("worker %s: a heartbeat failed; it goes on", self.info.address)
+
+    def _say(self) -> None:
+        beat = WorkerBeat(
+            self.info.worker, self.tasks.statuses(), self._gate.draining, self.tasks.restarts
+        )
+        beaten = self.control.call(beat, _BEAT_TIMEOUT)
+        assert isinstance(beaten, WorkerBeaten)
+        if not beaten.known:
+            self.register(_BEAT_TIMEOUT)
+        self.tasks.tidy(beaten.jobs)
+
+    def drain(self, timeout: float | None) -> None:
+        self._gate.close()
+        self._hurry.set()
+        if isinstance(self.tasks, PlanProcesses):
+            self.tasks.drain(timeout)
+        else:
+            self._gate.wait(timeout)
+
+    def stop(self, leave: bool = True) -> None:
+        """Ends everything; what does not end by itself is left to its threads."""
+        self._ending.set()
+        self._hurry.set()
+        if leave:
+            with contextlib.suppress(OpError):
+                self.control.call(LeaveWorker(self.info.worker), _LEAVE_TIMEOUT)
+        if hasattr(self, "control"):
+            self.control.close()
+        closing = self._runtime.start(self._close, "penstock-close")
+        closing.join(_CLOSE_SECONDS)
+        self._stopped.set()
+
+    def _close(self) -> None:
+        """A stream cannot be closed before the function that it has called returns."""
+        if hasattr(self, "listener"):
+            self.listener.close()
+        if hasattr(self, "tasks"):
+            self.tasks.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from penstock.errors import OpError, UnavailableError
-from penstock.service.logic.blame import Blame
+from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
 from penstock.service.logic.leasing import AsLeased
 from penstock.service.logic.orders import InSequence, InTurns

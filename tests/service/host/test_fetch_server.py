@@ -7,10 +7,9 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host import progress
-from penstock.service.host.outside import MACHINE
-from penstock.service.host.progress import Reporter
-from penstock.service.host.serving import Gate, serve
+from penstock.service.host import fetch_server
+from penstock.service.host.fetch_server import Gate, Reporter, serve
+from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol.fetches import Done, Fetch, OpenTask, Progress, Rows
 from penstock.service.protocol.messages import Work
@@ -27,7 +26,7 @@ def hang(x: int) -> int:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(fetch_server, "PROGRESS_SECONDS", 0.01)
     GATE.set()
 
 
@@ -45,7 +44,7 @@ def test_a_client_is_told_where_its_request_is(protocol: str) -> None:
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
         line = hang.__code__.co_firstlineno
         said = [client.receive()[0] for _ in range(3)]
-        until(lambda: client.receive()[0] == Progress(3, f"hang at test_progress.py:{line}"))
+        until(lambda: client.receive()[0] == Progress(3, f"hang at test_fetch_server.py:{line}"))
         assert all(isinstance(message, Progress) for message in said)
         GATE.set()
         rest = [client.receive()[0]]

@@ -1,29 +1,52 @@
-"""Lines: the engine at work on one stream, for all who read it.
+"""The streams that a worker runs on the engine, each for all tasks that read it.
 
-Users' functions run outside of every lock: who asks for something that is there gets it, however
-long the function of another one takes.
+Users' functions run outside of every lock: a task gets elements that are there, however long the
+function that another task waits for takes. A stream must be the same on every worker and every
+time, so no stream sees what another one has cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
 from penstock.element.chunk import Chunk
-from penstock.engine.contract import settled
+from penstock.engine.context import Context, Environment
+from penstock.engine.contract import State, Stream, settled
 from penstock.engine.inlets import Demand
+from penstock.engine.lower import open_plan
+from penstock.engine.meters import Meters
 from penstock.engine.trail import Trail, place_of
 from penstock.errors import UnavailableError
+from penstock.plan.bounds import bound_plan
+from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
+from penstock.plan.optimize import prepare
+from penstock.plan.splits import piece
 from penstock.service.host.failures import Fault, fault_of
-from penstock.service.host.outside import Outside
-from penstock.service.host.recipes import Recipe, decode_state, encode_state
-from penstock.service.logic.keeping import Block, Known, Pace, Stock
-from penstock.service.logic.production import TAIL, Cursor, End, Make, Production, Serve, Wait, Want
+from penstock.service.host.runtime import Runtime
+from penstock.service.logic.production import (
+    TAIL,
+    Block,
+    Cursor,
+    End,
+    Known,
+    Make,
+    Pace,
+    Production,
+    Serve,
+    Stock,
+    Wait,
+    Want,
+)
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
+
+MOST_STATE = 16 << 10
+"""Bytes of a state that travels; larger ones stay where they are."""
 
 KEPT = 256 << 20
 """Bytes that a worker keeps for those who read the same elements."""
@@ -38,8 +61,91 @@ _POLL = 0.05
 """Seconds after which somebody who waits looks whether it is still to wait."""
 
 _MARK_SECONDS, _MARK_FRAMES = 0.5, 64
+
 _MARK_SHARE = 20
 """Marks take at most this part of the time."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The plan of one stream, ready to be opened. `random`: anywhere."""
+
+    plan: Node
+    context: Context
+
+    @property
+    def random(self) -> bool:
+        return self.plan.blocked is None
+
+    @property
+    def longest(self) -> int | None:
+        """How many elements there are, where anybody could begin behind the last of them."""
+        return self.plan.cardinality if self.random and self.plan.cardinality >= 0 else None
+
+    def open(self, state: State, stop: int | None = None, trail: Trail | None = None) -> Stream:
+        """The stream from a state on (for random access a position, and up to `stop`).
+
+        `trail` is told what the stream finds out.
+        """
+        plan = self.plan if stop is None else bound_plan(self.plan, stop)
+        return open_plan(plan, state, replace(self.context, trail=trail))
+
+
+def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
+    """How to make the stream that `work` describes of a plan.
+
+    With random access, the elements of one consumer are a plan of their own.
+    """
+    part = private(_piece(plan, work))
+    ready = prepare(part)
+    if ready.blocked is None and work.consumers > 1:
+        ready = prepare(Shard(part, work.consumers, work.consumer))
+    # Every copy of the whole is shuffled in an order of its own.
+    copy = (work.stream,) if work.form == "whole" and work.stream > 0 else ()
+    epoch, options = (*work.epoch, *copy), options_of(plan)
+    # Nobody reads the meters of a worker, and every fetch of a random-access plan has new nodes.
+    context = Context(environment, epoch, work.key, options, Meters(recording=False))
+    return Recipe(ready, replace(context, numbered=work.form == "turns"))
+
+
+def _piece(plan: Node, work: Work) -> Node:
+    how = (work.stream, work.streams, work.policy, work.begin, work.inputs)
+    return piece(plan, work.form, *how)
+
+
+def private(node: Node) -> Node:
+    """The plan with memory caches of its own."""
+    if node.sealed:
+        return node
+    node = node.with_inputs(tuple(map(private, node.inputs)))
+    return replace(node, store=Store()) if isinstance(node, Cache) else node
+
+
+def encode_state(ordinal: int, state: State) -> bytes | None:
+    """A state before element `ordinal`, as bytes; None if it holds elements, or is large."""
+    if not _is_plain(state):
+        return None
+    encoded = msgspec.msgpack.encode([ordinal, state])
+    return encoded if len(encoded) <= MOST_STATE else None
+
+
+def decode_state(encoded: bytes) -> tuple[int, State]:
+    """What `encode_state` was given."""
+    ordinal, state = msgspec.msgpack.decode(encoded)
+    return ordinal, state
+
+
+def _is_plain(state: Any) -> bool:
+    """Whether a state is made of numbers and texts alone. A tuple would come back as a list."""
+    kind = type(state)
+    if kind is dict:
+        return all(type(name) is str and _is_plain(part) for name, part in state.items())
+    if kind is list:
+        return len(state) <= MOST_STATE and all(map(_is_plain, state))
+    if kind is int:
+        return bool(-(1 << 63) <= state < 1 << 64)
+    return state is None or kind in (bool, float, str, bytes)
+
 
 Quit = Callable[[], bool]
 
@@ -58,10 +164,10 @@ class Item:
 class Depot:
     """What all lines of a worker share: one lock, and the bytes that they keep."""
 
-    def __init__(self, address: str, kept: int, outside: Outside) -> None:
+    def __init__(self, address: str, kept: int, runtime: Runtime) -> None:
         self.address = address
-        self.outside = outside
-        self.lock = outside.lock()
+        self.runtime = runtime
+        self.lock = runtime.lock()
         self.lines: dict[Hashable, Line] = {}
         self.demands: WeakValueDictionary[str, Demand] = WeakValueDictionary()
         """How much is made in one go, by job: its streams are alike, and some of them short."""
@@ -122,8 +228,8 @@ class Line:
         self.trail = Trail()
         """What its cursors have found out, all of them the same."""
         self._depot = depot
-        self._timer = depot.outside.timer
-        self._changed = depot.outside.condition(depot.lock)
+        self._timer = depot.runtime.timer
+        self._changed = depot.runtime.condition(depot.lock)
         self._closed = False
 
     @property
@@ -179,7 +285,7 @@ class Line:
             raise UnavailableError("distribute: this worker stops; ask another one")
         self._depot.trim(self)
         allowance = 0 if self.production.pace is None else self._depot.allowance()
-        return self.production.step(want, self._depot.outside.now(), allowance)
+        return self.production.step(want, self._depot.runtime.now(), allowance)
 
     def _make(self, cursor: Cursor, most: int) -> Block | None:
         """Goes on with a cursor; what it gives is kept, as far as it is to be."""

@@ -1,13 +1,20 @@
-"""Losses: how the processes that ran plans on a worker ended, and when the next ones may start.
+"""Crashed processes: when a worker restarts them, and when a reader stops asking for elements.
 
-A process that is lost is replaced at once. Where one after the other is lost soon after its start,
-the pauses between them grow, so that a plan whose processes cannot live does not occupy a worker.
+A worker replaces a crashed plan process at once. If its successors crash soon after their start,
+too, the pauses between them grow, so that a plan whose processes cannot live does not occupy a
+worker.
+
+A function can end its process by a crash in native code, or because memory runs out. Asking for
+the same elements again would cost the next process. So a reader counts the crashes that happen
+while the same elements are computed.
 """
 
 from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+
+from penstock.errors import AbortedError
 
 SOON = 5.0
 """A process that is lost so many seconds after its start may never have worked."""
@@ -20,6 +27,9 @@ MEMORY = 600.0
 """Seconds for which a loss is remembered."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+MOST_DEATHS = 3
+"""Workers, or processes of theirs, that may be lost with the same elements in hand."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +89,43 @@ def how_it_ended(code: int) -> str:
     except ValueError:
         name = ""
     return f"was killed by signal {-code}" + (f" ({name})" if name else "")
+
+
+class Blame:
+    """The elements that were in hand when the last workers were lost, and those workers."""
+
+    def __init__(self) -> None:
+        self._stream = self._start = self._stop = 0
+        self.workers: list[str] = []
+        self._how = ""
+
+    def add(self, worker: str, stream: int, start: int, stop: int) -> None:
+        """A worker was lost while it made elements `start` to `stop`."""
+        if (stream, start) != (self._stream, self._start):
+            self._clear()
+        self._stream, self._start, self._stop = stream, start, stop
+        self.workers.append(worker)
+
+    def explain(self, worker: str, how: str) -> None:
+        """A worker has told how it lost the process that was at work."""
+        if worker in self.workers:
+            self._how = f"; the process of worker {worker.partition('/')[0]} {how}"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether enough were lost; nothing more may be asked for then."""
+        return len(self.workers) >= MOST_DEATHS
+
+    def verdict(self) -> AbortedError:
+        """The error that names the elements; whoever goes on begins to count anew."""
+        error = AbortedError(
+            f"distribute: {MOST_DEATHS} workers were lost one after the other while they made "
+            f"elements {self._start} to {self._stop - 1} of stream {self._stream}{self._how}; a "
+            "function may end its process there (memory, a crash in native code): see what workers "
+            "printed"
+        )
+        self._clear()
+        return error
+
+    def _clear(self) -> None:
+        self.workers, self._how = [], ""

@@ -15,11 +15,11 @@ from typing import Any
 
 from penstock.errors import OpError
 from penstock.service.host.data_connection import Connection
+from penstock.service.host.fetch_server import Gate, serve
 from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.serving import Gate, serve
 from penstock.service.host.sockets import receive_descriptor
 from penstock.service.host.tasks import Tasks
-from penstock.service.protocol.handovers import (
+from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
     Drain,

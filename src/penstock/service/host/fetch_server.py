@@ -1,7 +1,9 @@
-"""Serving: one data connection of a worker, from its first message to its last.
+"""Answers the fetches on one data connection of a worker, from its first message to its last.
 
-Requests are answered one after the other, in order. While one is answered, what arrives is looked
-at between two chunks, so that a request nobody waits for any more ends at once.
+Requests are answered one after the other, in order. Between two chunks the server reads what has
+arrived, so that a cancelled request ends at once. While a function runs for long, another thread
+reports where it is: without that, a client could not distinguish a slow function from a network
+that carries nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import select
 import threading
 from collections import deque
 from functools import partial
+from typing import Protocol
 
 from penstock.engine.trail import with_places
 from penstock.engine.user_calls import CONTAINED
@@ -19,7 +22,7 @@ from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.failures import to_failed, to_impossible
-from penstock.service.host.outside import MACHINE, Outside
+from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Made, Missed, Task, Tasks
 from penstock.service.protocol.fetches import (
     Cancel,
@@ -34,15 +37,58 @@ from penstock.service.protocol.fetches import (
 
 _LOG = logging.getLogger("penstock.service")
 
+PROGRESS_SECONDS = 0.5
+"""After so long without a word, a client is told what is done for it; and again and again."""
+
 _MOST_WAITING = 1024
 """Messages that are read before their turn; more of them stay in the socket."""
+
+
+class Reporting(Protocol):
+    """Somebody who has something to report."""
+
+    def report(self) -> None: ...
+
+
+class Reporter:
+    """Has all who serve clients report, for as long as there are any."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._changed = runtime.condition()
+        self._serving: dict[Reporting, None] = {}
+        self._runs = False
+
+    def add(self, serving: Reporting) -> None:
+        with self._changed:
+            self._serving[serving] = None
+            starts, self._runs = not self._runs, True
+        if starts:
+            self._runtime.start(self._run, "penstock-progress")
+
+    def remove(self, serving: Reporting) -> None:
+        with self._changed:
+            self._serving.pop(serving, None)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(PROGRESS_SECONDS)
+                if not self._serving:
+                    self._runs = False
+                    return
+                serving = list(self._serving)
+            for each in serving:
+                each.report()
 
 
 class Gate:
     """Counts the fetches that were taken on, and lets no more in once the worker drains."""
 
-    def __init__(self, outside: Outside = MACHINE) -> None:
-        self._changed = outside.condition()
+    def __init__(self, runtime: Runtime = MACHINE) -> None:
+        self.reporter = Reporter(runtime)
+        self._changed = runtime.condition()
         self._inside = 0
         self.draining = False
 
@@ -72,7 +118,7 @@ def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     """Answers a client until it is gone."""
     CONTAINED.set(True)
     serving = Serving(connection, tasks, gate)
-    tasks.reporter.add(serving)
+    gate.reporter.add(serving)
     try:
         serving.run()
     except DataLossError as error:
@@ -80,7 +126,7 @@ def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
     except (OpError, OSError):
         pass  # The client is gone: nobody is there to be told.
     finally:
-        tasks.reporter.remove(serving)
+        gate.reporter.remove(serving)
         serving.close()
 
 
@@ -103,7 +149,7 @@ class Serving:
         self._said = 0
         """How many messages were sent."""
         self._reported: tuple[int | None, int] = (None, 0)
-        self._ends = tasks.depot.outside.poll()
+        self._ends = tasks.depot.runtime.poll()
         self._ends.register(connection, getattr(select, "POLLRDHUP", 0))
 
     def run(self) -> None:

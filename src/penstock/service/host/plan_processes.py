@@ -1,8 +1,8 @@
-"""Plan processes: a worker runs every plan in a process of its own, and replaces those it loses.
+"""Plan processes: a worker runs every plan in a process of its own, and replaces crashed ones.
 
 The worker listens and proves who it is; a connection then goes to the process of its plan. The
-worker keeps the socket, too: when a process is lost, it first notes how, and only then ends that
-process's connections. So a client that comes back is told what happened.
+worker keeps the socket, too: when a process crashes, it first notes how, and only then shuts that
+process's connections. So a client that reconnects learns what happened.
 """
 
 from __future__ import annotations
@@ -15,26 +15,33 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from penstock.service.host.authentication import News
 from penstock.service.host.channels import relay
+from penstock.service.host.fork_server import Nursery
 from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.nursery import Nursery
-from penstock.service.host.plan_process import LARGEST
-from penstock.service.host.plan_records import HeldClient, PlanRecord
-from penstock.service.host.sockets import tuned
-from penstock.service.logic.losses import Losses, how_it_ended
-from penstock.service.protocol.handovers import (
+from penstock.service.host.plan_process_main import LARGEST
+from penstock.service.host.sockets import send_descriptors, tuned
+from penstock.service.logic.crashes import Losses, how_it_ended
+from penstock.service.protocol.messages import WorkStatus
+from penstock.service.protocol.plan_process_messages import (
     Begin,
+    ClientLeft,
     Drain,
+    Drained,
+    Report,
     TakeClient,
     TidyUp,
+    ToProcess,
     decoder_of_worker,
     encode,
 )
-from penstock.service.protocol.messages import WorkStatus
+
+_LOG = logging.getLogger("penstock.service")
 
 _IDLE = 30.0
 """Seconds after which a process without clients is ended; the next epoch begins sooner."""
@@ -44,7 +51,78 @@ _END_SECONDS = 0.5
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the nursery will say so soon."""
 
-_LOG = logging.getLogger("penstock.service")
+
+class HeldClient:
+    """A client's socket, which the worker keeps to shut it when the process is lost."""
+
+    def __init__(self, held: socket.socket) -> None:
+        self._socket = held
+        self.over = threading.Event()
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.over.set()
+
+
+@dataclass
+class PlanRecord:
+    """A process, its clients, and what it did since the last heartbeat.
+
+    The lock of `PlanProcesses` guards all of it.
+    """
+
+    number: int
+    plan: bytes
+    channel: socket.socket
+    started: float
+    idle_since: float
+    clients: dict[int, HeldClient] = field(default_factory=dict)
+    drained: bool = False
+    _done: dict[str, WorkStatus] = field(default_factory=dict)
+    _buffered: dict[str, int] = field(default_factory=dict)
+
+    def tell(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
+        """Never waits: a process that reads nothing must not hold up the others."""
+        send_descriptors(self.channel, encode(message), descriptors, socket.MSG_DONTWAIT)
+
+    def note(self, message: Any, now: float) -> None:
+        """Takes notice of what the process says."""
+        match message:
+            case ClientLeft(number):
+                if (left := self.clients.pop(number, None)) is not None:
+                    left.shut()
+                self.idle_since = now
+            case Report(jobs, first):
+                self._report(jobs, first)
+            case Drained():
+                self.drained = True
+
+    def _report(self, jobs: Iterable[WorkStatus], first: bool) -> None:
+        if first:
+            self._buffered = {}
+        for job in jobs:
+            so_far = self._done.get(job.job, WorkStatus(job.job, 0, 0.0))
+            elements, seconds = so_far.elements + job.elements, so_far.seconds + job.seconds
+            self._done[job.job] = WorkStatus(job.job, elements, seconds)
+            self._buffered[job.job] = job.buffered
+
+    def collect(self) -> list[WorkStatus]:
+        """What was done for every job since the last time this was asked."""
+        done, self._done = self._done, {}
+        found = {name: done.get(name, WorkStatus(name, 0, 0.0)) for name in self._buffered} | done
+        return [
+            WorkStatus(name, job.elements, job.seconds, self._buffered.get(name, 0))
+            for name, job in found.items()
+        ]
+
+    def dismiss(self) -> None:
+        """Ends the connections of all clients, and the channel: the process ends with that."""
+        for held in self.clients.values():
+            held.shut()
+        self.clients.clear()
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
 
 
 class PlanProcesses:

@@ -1,9 +1,16 @@
-"""Losses: how processes ended, and the pauses before the next ones."""
+"""Crashes: the pauses before a worker restarts a process, and when a reader gives up."""
 
 import pytest
 
-from penstock.service.logic.blame import MOST_DEATHS
-from penstock.service.logic.losses import AT_ONCE, MEMORY, SOON, Losses, how_it_ended
+from penstock.service.logic.crashes import (
+    AT_ONCE,
+    MEMORY,
+    MOST_DEATHS,
+    SOON,
+    Blame,
+    Losses,
+    how_it_ended,
+)
 
 PLAN, OTHER = b"a plan", b"another one"
 
@@ -55,3 +62,28 @@ def test_losses_are_numbered_and_forgotten() -> None:
 )
 def test_an_exit_code_in_words(code: int, words: str) -> None:
     assert how_it_ended(code) == words
+
+
+def test_only_losses_with_the_same_elements_in_hand_count() -> None:
+    blame = Blame()
+    for start in (5, 5, 6, 6):
+        blame.add("w/1", 0, start, start + 4)
+        assert not blame.is_certain
+    blame.add("w/1", 1, 6, 10)
+    assert not blame.is_certain
+    blame.add("v/1", 1, 6, 8)
+    blame.add("w/1", 1, 6, 7)
+    assert blame.is_certain
+    assert blame.workers == ["w/1", "v/1", "w/1"]
+    assert "elements 6 to 6 of stream 1; a function may end" in blame.verdict().message
+    assert not blame.is_certain
+
+
+def test_a_verdict_tells_how_a_process_was_lost() -> None:
+    blame = Blame()
+    for _ in range(3):
+        blame.add("w:1/abc", 0, 5, 9)
+    blame.explain("somebody:1/def", "exited with code 3")
+    blame.explain("w:1/abc", "was killed by signal 9 (killed)")
+    verdict = "stream 0; the process of worker w:1 was killed by signal 9 (killed); a function"
+    assert verdict in blame.verdict().message

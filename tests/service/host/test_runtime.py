@@ -3,7 +3,7 @@
 import selectors
 import threading
 
-from penstock.service.host.outside import MACHINE
+from penstock.service.host.runtime import MACHINE
 
 
 def test_a_bell_is_heard_by_whoever_waits_for_sockets():

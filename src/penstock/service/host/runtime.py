@@ -1,7 +1,7 @@
-"""Outside: what readers and workers need of the machine they run on: time, threads, and waiting.
+"""`Runtime`: the clock, threads, locks and waiting of the machine that a reader or worker runs on.
 
-They read no clock, start no thread and wait for nothing but through the `Outside` that they are
-given, so that a whole service can also run where time and network are made up.
+Readers and workers read the clock, start threads and wait only through the `Runtime` that they are
+given. The simulation passes its own, with a virtual clock.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Bell:
         self._there.close()
 
 
-class Outside:
-    """A machine."""
+class Runtime:
+    """Clock, threads, locks and waiting of this machine."""
 
     now = staticmethod(time.monotonic)
     """Seconds, for whoever waits."""
@@ -71,5 +71,5 @@ class Outside:
         return thread
 
 
-MACHINE = Outside()
+MACHINE = Runtime()
 """The one that this process runs on."""

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.service.host import processes
+from penstock.service.host import plan_processes
 from penstock.service.host.authentication import News
+from penstock.service.host.fork_server import Death
 from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.nursery import Death
-from penstock.service.host.plan_process import LARGEST
-from penstock.service.host.processes import PlanProcesses
+from penstock.service.host.plan_process_main import LARGEST
+from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.sockets import receive_descriptor
-from penstock.service.protocol.handovers import (
+from penstock.service.protocol.messages import WorkStatus
+from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
     Drain,
@@ -27,7 +28,6 @@ from penstock.service.protocol.handovers import (
     decoder_of_process,
     encode,
 )
-from penstock.service.protocol.messages import WorkStatus
 from tests.integration.clusters import until
 
 PLAN, OTHER = bytes(32), bytes(range(32))
@@ -97,7 +97,7 @@ class House(PlanProcesses):
         near, far = socket.socketpair()
         self.ends.append(near)
         client = AcceptedClient(far, "shm", "a client", 0, True, plan)
-        processes._start(lambda: self._visited(client))
+        plan_processes._start(lambda: self._visited(client))
         self.given.get()
         return near
 
@@ -115,7 +115,7 @@ class House(PlanProcesses):
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     made = Time()
-    monkeypatch.setattr(processes, "time", made)
+    monkeypatch.setattr(plan_processes, "time", made)
     return made
 
 
@@ -170,7 +170,7 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     first = house.visit()
     house.ward.ends[1].close()
     visiting = queue.Queue[socket.socket]()
-    processes._start(lambda: visiting.put(house.visit()))
+    plan_processes._start(lambda: visiting.put(house.visit()))
     until(lambda: house._clients == 2)
     house.ward.deaths.put(Death(1, 3))
     visiting.get()
@@ -247,7 +247,7 @@ def test_idle_processes_end(house: House, time: Time) -> None:
 def test_a_worker_drains_when_all_its_processes_have(house: House) -> None:
     house.visit(), house.visit(OTHER)
     done = queue.Queue[None]()
-    processes._start(lambda: done.put(house.drain(None)))
+    plan_processes._start(lambda: done.put(house.drain(None)))
     assert [house.ward.told(1) for _ in range(3)][2] == Drain()
     house.ward.say(1, Drained())
     house.ward.die(2, -9)
