@@ -148,7 +148,7 @@ def test_a_second_signal_stops_a_worker_at_once(
 
 
 def pipe(path: Path) -> str:
-    """Opening it waits until somebody opens its other end."""
+    """Opening it blocks until another process opens its other end."""
     os.mkfifo(path)
     return str(path)
 
@@ -168,15 +168,15 @@ def in_process(dispatcher: service.DispatchServer) -> service.WorkerServer:
     return service.WorkerServer(service.WorkerConfig(address(dispatcher)))
 
 
-@pytest.mark.parametrize("told", [(), ("--quiet",)])
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
 def test_a_child_ends_with_its_parent(
-    dispatcher: service.DispatchServer, told: tuple[str, ...]
+    dispatcher: service.DispatchServer, options: tuple[str, ...]
 ) -> None:
     with command(
-        "worker", "--stop-with-stdin", "--dispatcher", address(dispatcher), *told
+        "worker", "--stop-with-stdin", "--dispatcher", address(dispatcher), *options
     ) as child:
         assert child.stdin is not None
-        if not told:
+        if not options:
             assert line_of(child).startswith("penstock worker at localhost:")
             # Ctrl-C in a terminal is for the parent, which then ends its children.
             child.send_signal(signal.SIGINT)
@@ -186,9 +186,9 @@ def test_a_child_ends_with_its_parent(
 
 
 def test_a_child_ends_with_its_parent_even_if_nobody_answers() -> None:
-    with socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        place = f"localhost:{nobody.getsockname()[1]}"
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = f"localhost:{unused.getsockname()[1]}"
         with command("worker", "--stop-with-stdin", "--dispatcher", place) as child:
             assert child.stdin is not None
             child.stdin.close()
@@ -196,9 +196,9 @@ def test_a_child_ends_with_its_parent_even_if_nobody_answers() -> None:
 
 
 def test_a_worker_without_a_dispatcher_says_so() -> None:
-    with socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        place = f"localhost:{nobody.getsockname()[1]}"
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = f"localhost:{unused.getsockname()[1]}"
         with command("worker", "--dispatcher", place, "--dispatcher-timeout", "0.1") as worker:
             words = f"penstock worker: dispatcher {place} has not answered"
             assert words in worker.communicate()[1]
@@ -206,9 +206,9 @@ def test_a_worker_without_a_dispatcher_says_so() -> None:
 
 
 def test_a_worker_that_waits_says_so_and_ends_with_ctrl_c() -> None:
-    with socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        place = f"localhost:{nobody.getsockname()[1]}"
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        place = f"localhost:{unused.getsockname()[1]}"
         with command("worker", "--dispatcher", place) as waiting:
             assert waiting.stderr is not None
             assert f"dispatcher {place} does not answer (" in waiting.stderr.readline()
@@ -361,7 +361,7 @@ def test_status_finds_secrets_that_are_given(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", "")
     secret = tmp_path / "token"
-    secret.write_text("a secret that is long enough for everybody")
+    secret.write_text("a secret that is long enough")
     secret.chmod(0o600)
     config = service.DispatcherConfig(token=secret.read_text())
     with service.DispatchServer(config) as server:

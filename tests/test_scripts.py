@@ -43,7 +43,7 @@ def test_demo_reports_a_bad_argument_in_one_line(tmp_path: Path) -> None:
     assert result.stdout.startswith("Dataset.batch: batch_size must be at least 1, got 0")
 
 
-# Stands for python3: `-m venv` puts it into the new environment, every call is written down.
+# Replaces python3: `-m venv` copies it into the new environment, every call is recorded.
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$CALLS"
 case "$*" in "-m venv"*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;; esac

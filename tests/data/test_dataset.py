@@ -190,17 +190,17 @@ class TestBuckets:
         )
         assert [batch.shape for batch in ds] == [(2, 4)]
 
-    def test_to_the_boundary_where_shapes_are_told(self) -> None:
+    def test_to_the_boundary_where_shapes_are_declared(self) -> None:
         ds = Dataset.from_tensor_slices(np.ones((2, 2, 3))).bucket_by_sequence_length(
             len, [5], [2, 2], padded_shapes=[None, 3], pad_to_bucket_boundary=True
         )
         assert [batch.shape for batch in ds] == [(2, 4, 3)]
 
     @pytest.mark.parametrize("sizes", [(1, 2, 3, 4, 8, 8), (2, 2, 4, 4)])
-    @pytest.mark.parametrize("told", [False, True])
-    def test_the_spec_holds_for_every_bucket(self, sizes: tuple[int, ...], told: bool) -> None:
+    @pytest.mark.parametrize("declared", [False, True])
+    def test_the_spec_holds_for_every_bucket(self, sizes: tuple[int, ...], declared: bool) -> None:
         ds = lengths(*sizes)
-        if told:
+        if declared:
             wide = tf.TensorSpec([None], tf.int64)
             ds = ds.map(lambda x: x, output_signature=wide)
         for boundary in (False, True):
@@ -360,8 +360,8 @@ def test_a_ragged_batch_says_which_dimension_it_did_not_expect() -> None:
     ds = Dataset.range(6).map(lambda x: np.zeros((3, 3 if x < 3 else 4))).ragged_batch(2)
     with pytest.raises(ValueError, match=r"has shape \(3, 4\), but those before it \(None, 3\)"):
         list(ds)
-    told = tf.TensorSpec([None, None], tf.float64)
-    ds = Dataset.range(6).map(lambda x: np.zeros((3, 3 if x < 3 else 4)), output_signature=told)
+    spec = tf.TensorSpec([None, None], tf.float64)
+    ds = Dataset.range(6).map(lambda x: np.zeros((3, 3 if x < 3 else 4)), output_signature=spec)
     assert [x[1][0].shape for x in ds.ragged_batch(2)] == [(3,), (4,), (4,)]
 
 
@@ -385,7 +385,7 @@ def test_unbatch_leaves_none_as_it_is() -> None:
         list(Dataset.range(4).map(lambda x: (x, None)).unbatch())
 
 
-def test_endless_datasets_that_must_end_are_told() -> None:
+def test_endless_datasets_that_must_end_are_refused() -> None:
     endless = experimental.assert_cardinality(experimental.INFINITE_CARDINALITY)
     iterator = iter(Dataset.range(2).apply(endless))
     assert [int(next(iterator)), int(next(iterator))] == [0, 1]

@@ -1,4 +1,4 @@
-"""Randomness belongs to the plan: whoever computes an element, it is the same."""
+"""Randomness belongs to the plan: every process and thread computes the same element."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_shards_that_belong_together_do_not_warn(tmp_path, global_seed):
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_shards_of_datasets_that_functions_shuffle_belong_together(epoch):
-    """Each dataset stands for one process: nothing is shared but the code."""
+    """Each dataset plays one process: they share only the code."""
 
     def read_by(process):
         inner = Dataset.range(2).flat_map(lambda x: Dataset.range(x * 50, x * 50 + 50).shuffle(50))

@@ -1,4 +1,4 @@
-"""Readers: where names come from, and the options on their way to the files."""
+"""Readers: where names come from, and how options reach the files."""
 
 import contextlib
 import gzip

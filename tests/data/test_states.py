@@ -1,4 +1,4 @@
-"""A state that cannot be right is refused at the call, and the iterator goes on as it was."""
+"""A state that cannot be right is refused at the call, and the iterator continues as it was."""
 
 import json
 import pickle

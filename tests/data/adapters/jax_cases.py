@@ -1,4 +1,4 @@
-"""`as_jax` on eight devices. Run by `test_apart`: JAX must be told of them before it is used."""
+"""`as_jax` on eight devices. Run by `test_apart`: XLA_FLAGS must be set before JAX is used."""
 
 import json
 from typing import Any

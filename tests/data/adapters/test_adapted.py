@@ -1,4 +1,4 @@
-"""Elements sent ahead: in order, failures too, and states that count what was handed out."""
+"""Elements sent ahead: in order, failures too, and states that count what the caller got."""
 
 import json
 import threading

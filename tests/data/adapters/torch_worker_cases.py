@@ -1,6 +1,6 @@
-"""`as_torch` in worker processes: every element once per epoch, whoever reads it.
+"""`as_torch` in worker processes: every element once per epoch, from one of the workers.
 
-Run by `test_apart` in a process of its own: one that has threads already should not be forked.
+Run by `test_apart` in a process of its own: a process with threads should not be forked.
 """
 
 import multiprocessing

@@ -75,7 +75,7 @@ def test_what_was_there_is_replaced_and_nothing_is_left(target: str, tmp_path: P
 
 
 def test_a_shard_may_be_written_twice(target: str, tmp_path: Path) -> None:
-    """As when a worker dies after it has written one, before anybody knows."""
+    """As when a worker is killed after it has written a shard, before it replies."""
 
     class Twice(saving.ShardWriter):
         def __call__(self, number: Any) -> np.int64:

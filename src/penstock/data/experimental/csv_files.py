@@ -204,10 +204,7 @@ def make_csv_dataset(
         selected=select_columns,
         rows=num_rows_for_inference,
     )
-    if label_name is not None and label_name not in columns.names:
-        raise InvalidArgumentError(
-            f"{where}: label_name must be one of the columns {columns.names}, got {label_name!r}"
-        )
+    _check_label(where, label_name, columns.names)
     rows = functools.partial(
         CsvDataset,
         record_defaults=columns.defaults,
@@ -217,17 +214,24 @@ def make_csv_dataset(
         select_cols=columns.numbers,
         **grammar,
     )
-    ds = Dataset.from_tensor_slices(found)
+    names = Dataset.from_tensor_slices(found)
     if shuffle:
-        ds = ds.shuffle(len(found), shuffle_seed)
-    ds = _read(ds, rows, num_parallel_reads, sloppy)
+        names = names.shuffle(len(found), shuffle_seed)
+    ds = _read(names, rows, parallel=num_parallel_reads, sloppy=sloppy)
     ds = ds.ignore_errors() if ignore_errors else ds
     if shuffle:
         ds = ds.shuffle(shuffle_buffer_size, shuffle_seed)
     ds = ds if num_epochs == 1 else ds.repeat(num_epochs)
     ds = ds.batch(batch_size, drop_remainder=num_epochs is None)
-    named = ds.map(functools.partial(by_name, tuple(columns.names), label_name))
-    return named.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+    ds = ds.map(functools.partial(by_name, tuple(columns.names), label_name))
+    return ds.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
+
+
+def _check_label(where: str, label: str | None, names: list[str]) -> None:
+    if label is not None and label not in names:
+        raise InvalidArgumentError(
+            f"{where}: label_name must be one of the columns {names}, got {label!r}"
+        )
 
 
 def _read(names: Dataset, rows: Any, parallel: int | None, sloppy: bool) -> Dataset:
