@@ -173,6 +173,16 @@ def test_turns_are_those_of_the_local_dataset(
     assert again.reader._here == again.reader._buffered == 0
 
 
+def test_no_input_is_asked_for_twice() -> None:
+    """Also where several inputs were parted, and one behind them was asked for alone."""
+    whole: list[Input] = [*[None] * 13, [["x"]] * 60, None]
+    for seed in range(20):
+        reading = reading_of([whole], (2, 1, len(whole)), Limits())
+        assert read(reading, Crew([whole], seed)) == local(whole, 2, 1)
+        reading.reader.asks()
+        assert reading.reader._here == 0
+
+
 def test_short_inputs_share_a_stream() -> None:
     whole: list[Input] = [[["a"], ["b"]]] * 2000
     crew = Crew([whole], 3)

@@ -246,10 +246,14 @@ class TakingTurns:
             first, count = feed.inputs
             if feed.stream == stream and first <= number < first + count:
                 return feed
-        return self._opened(stream, number)
+        return self._open_feed(stream, number)
 
-    def _opened(self, stream: int, number: int) -> InputFeed:
-        count = self._count if self._inputs < 0 else min(self._count, self._inputs - number)
+    def _open_feed(self, stream: int, number: int) -> InputFeed:
+        """Opens a feed for as many inputs as may be read at once and no other feed has."""
+        ends = [f.inputs[0] for f in self._feeds if f.stream == stream and f.inputs[0] > number]
+        if self._inputs >= 0:
+            ends.append(self._inputs)
+        count = min([self._count, *(end - number for end in ends)])
         feed = InputFeed(stream, number, count)
         self._feeds.append(feed)
         self._feeds.sort(key=_number)
@@ -326,13 +330,13 @@ class TakingTurns:
     def _ahead(self) -> Feed | None:
         """A feed that will be needed after all that are open."""
         if not self._feeds:
-            return self._opened(*self._next) if self._exists(*self._next) else None
+            return self._open_feed(*self._next) if self._exists(*self._next) else None
         last = self._feeds[-1]
         after = (last.stream, sum(last.inputs))
         if self._inputs == UNKNOWN:
             after = (last.stream + 1, 0)
         after = max(after, self._next)
-        return self._opened(*after) if self._exists(*after) else None
+        return self._open_feed(*after) if self._exists(*after) else None
 
     def share(self, feed: Feed) -> float:
         """The part of all that may wait that may be asked for of one feed: of those that are not
