@@ -31,7 +31,9 @@ class CheckedStream(RemoteStream):
         reader, limits = self._reading.reader, self._opening.limits
         waiting = reader._here + reader._owed
         if limits.elements is not None:
-            most = limits.elements + DEPTH
+            # Where turns are taken, every slot may have an element.
+            turns = self._opening.shape.turns
+            most = limits.elements + max(DEPTH, turns[0] if turns else 0)
         else:
             # Before the first one is there, nobody knows how large they are.
             most = (

@@ -57,9 +57,10 @@ def local(inputs: list[Input], cycle: int, block: int) -> list[str]:
 
 
 class Crew:
-    """Workers that answer late, in parts, and die."""
+    """Workers that answer late, in parts, and die; a share of the chunks arrives `damaged`."""
 
-    def __init__(self, streams: list[list[Input]], seed: int) -> None:
+    def __init__(self, streams: list[list[Input]], seed: int, damaged: float = 0.0) -> None:
+        self.damaged = damaged
         self.streams = streams
         self.random = random.Random(seed)
         self.queues: dict[str, list[Ask]] = {"w0": [], "w1": [], "w2": []}
@@ -97,9 +98,10 @@ class Crew:
         assert isinstance(ask.feed, InputFeed)
         elements, lengths = self.elements(ask.feed)
         stop = min(ask.stop, len(elements), ask.at + self.random.randint(1, 4))
-        if ask.at < stop:
+        damaged = self.random.random() < self.damaged
+        if ask.at < stop and not damaged:
             self.send(reader, ask, elements[ask.at : stop])
-        if ask.at >= min(ask.stop, len(elements)):
+        if damaged or ask.at >= min(ask.stop, len(elements)):
             queue.pop(0)
             ends = len(elements) <= ask.stop
             length = len(elements) if ends else None
@@ -166,9 +168,9 @@ def test_turns_are_those_of_the_local_dataset(
     turns = (cycle, block, len(whole) if known else -2)
     reading = reading_of(streams, turns, limits)
     count = data.draw(st.integers(0, len(expected)))
-    before = read(reading, Crew(streams, seed), count)
+    before = read(reading, Crew(streams, seed, damaged=0.05), count)
     again = reading_of(streams, turns, limits, reading.state())
-    assert before + read(again, Crew(streams, seed + 1)) == expected
+    assert before + read(again, Crew(streams, seed + 1, damaged=0.05)) == expected
     again.reader.asks()
     assert again.reader._here == again.reader._buffered == 0
 

@@ -64,7 +64,14 @@ class InputFeed(Feed):
 
     def ready(self, anywhere: bool = False) -> bool:
         """Whether something can be handed out; of several inputs, all must be here."""
-        return super().ready(anywhere) and not (self.whole and self.lengths is None)
+        return super().ready(anywhere) and (not self.whole or self.complete)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all elements of all inputs are here. Chunks that arrived damaged are asked for
+        again, after their request has said how long the inputs are."""
+        arrived = sum(map(len, self.pieces))
+        return self.lengths is not None and arrived == self.length
 
     def mark(self, ordinal: int) -> Any:
         return None if self.whole else super().mark(ordinal)
@@ -220,7 +227,7 @@ class TakingTurns:
             stream, number = self._next
             feed = self._feed(stream, number)
             index = number - feed.inputs[0]
-            if feed.whole and feed.lengths is None:
+            if feed.whole and not feed.complete:
                 return None, feed
             if feed.lengths is not None and index >= len(feed.lengths):
                 self._next = (stream + 1, 0)
@@ -354,7 +361,7 @@ class TakingTurns:
             each = ((feed.length or 0) + len(lengths)) / max(1, len(lengths))
             fits = min(MOST_INPUTS, 2 * self._count, self._most, int(short / max(each, 1)))
             self._count = max(1, fits)
-        elif feed.whole and not feed.asks:
+        elif feed.whole and feed.lengths is None and not feed.asks:
             self.part(feed)
 
     def part(self, feed: InputFeed) -> None:
