@@ -44,7 +44,7 @@ def test_elements_come_out_as_they_went_in(elements):
 
 @pytest.mark.parametrize("elements", ELEMENTS.values(), ids=ELEMENTS)
 def test_chunks_are_sliced_taken_and_joined(elements):
-    chunk = Chunk.of(elements).numbered(np.array([7, 8]))
+    chunk = Chunk.of(elements).with_numbers(np.array([7, 8]))
     joined = Chunk.join([chunk.rows(1, 9), chunk.take(np.array([0]))])
     assert [listed(x) for x in joined.elements()] == [listed(x) for x in elements[::-1]]
     assert joined.numbers.tolist() == [8, 7]
@@ -59,7 +59,7 @@ def test_slices_share_memory_and_all_rows_are_the_chunk_itself():
 
 def test_numbers_are_kept_only_if_all_chunks_have_them():
     chunk = Chunk.of([np.int64(1)])
-    assert Chunk.join([chunk, chunk.numbered(np.array([3]))]).numbers is None
+    assert Chunk.join([chunk, chunk.with_numbers(np.array([3]))]).numbers is None
 
 
 def test_one_element_many_times():

@@ -170,7 +170,7 @@ def test_options_choose_the_rules():
     assert rules_for(options) == ()
 
 
-def test_prepare_gives_up_order_only_where_nobody_asked_to_keep_it():
+def test_prepare_gives_up_order_only_where_the_user_did_not_ask_to_keep_it():
     parallel = Map(SOURCE, SQUARE, parallel=2)
     kept = Map(parallel, SQUARE, parallel=2, deterministic=True)
     plan = WithOptions(Map(kept, SQUARE), Options(deterministic=False))

@@ -340,7 +340,7 @@ def test_what_describes_no_plan_is_refused(text):
 @examples(300)
 @given(st.data())
 def test_damaged_bytes_are_refused_or_a_plan(data):
-    """Whatever a few bytes are changed to: a plan or one of our errors."""
+    """If a few bytes change, decoding returns a plan or raises one of our errors."""
     damaged = bytearray(GOOD)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(GOOD) - 1))] = data.draw(st.integers(0, 255))

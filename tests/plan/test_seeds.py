@@ -123,14 +123,14 @@ def test_a_global_seed_repeats_its_draws():
     assert draws() != draws()
 
 
-def test_a_scope_repeats_its_draws_whatever_stands_outside():
-    with seeds.scoped(7):
+def test_a_scope_repeats_its_draws_for_any_seed_outside():
+    with seeds.seed_scope(7):
         first = draws()
     seeds.set_seed(1)
     outside = draws(1)
-    with seeds.scoped(7):
+    with seeds.seed_scope(7):
         assert draws() == first
-    with seeds.scoped(8):
+    with seeds.seed_scope(8):
         assert draws() != first
     after = draws(1)
     seeds.set_seed(1)
@@ -138,26 +138,26 @@ def test_a_scope_repeats_its_draws_whatever_stands_outside():
 
 
 def test_scopes_nest():
-    with seeds.scoped(7):
+    with seeds.seed_scope(7):
         whole = draws(4)
-    with seeds.scoped(7):
+    with seeds.seed_scope(7):
         begin = draws(2)
-        with seeds.scoped(7):
+        with seeds.seed_scope(7):
             assert draws(4) == whole
         assert begin + draws(2) == whole
 
 
 def test_a_scope_ends_with_an_exception():
-    with pytest.raises(KeyError, match="x"), seeds.scoped(7):
+    with pytest.raises(KeyError, match="x"), seeds.seed_scope(7):
         raise KeyError("x")
     assert draws() != draws()
 
 
 def test_a_scope_is_that_of_its_thread():
-    with ThreadPoolExecutor(1) as pool, seeds.scoped(7):
+    with ThreadPoolExecutor(1) as pool, seeds.seed_scope(7):
         assert pool.submit(draws).result() != pool.submit(draws).result()
         first = draws(1)
-    with seeds.scoped(7):
+    with seeds.seed_scope(7):
         assert draws(1) == first
 
 

@@ -145,7 +145,7 @@ def test_file_refuses_few_files_on_every_worker(lines, index):
         sharding(lines_of(lines[:2]), FILE, 3, index)
 
 
-def test_a_number_of_files_that_nobody_knows_is_trusted(lines):
+def test_an_unknown_number_of_files_is_trusted(lines):
     names = Dataset.from_tensor_slices(lines[:1]).filter(lambda name: True)
     assert sharding(names.interleave(TextLineDataset), AUTO).policy is FILE
     assert sharding(TextLineDataset([]), FILE).policy is FILE
@@ -217,7 +217,7 @@ def test_what_is_sharded_elsewhere_is_not_sharded_again(policy):
     assert found.reason == reason
 
 
-# Where the shard stands
+# Where the shard is inserted
 
 
 def test_elements_are_divided_at_the_end_before_the_prefetch():

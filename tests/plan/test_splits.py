@@ -364,7 +364,7 @@ DRAWN = {
 
 
 def check_drawn(dataset):
-    """Whoever has a piece, or goes on from a state, draws what the whole plan draws."""
+    """A piece, and a piece that resumes from a state, draws what the whole plan draws."""
     for plan in (dataset.flat_map(picked).__plan__, drawn(dataset).__plan__):
         assert shape_of(plan).kind == "split"
         expected = run(plan)
@@ -580,7 +580,7 @@ def remote_parts(plan):
 
 
 def one_stream(part):
-    """The elements of a part, of which nobody sees more than their order."""
+    """The elements of a part, as an operator that depends on their order only."""
     return n.TakeWhile(part, Function(always))
 
 

@@ -171,7 +171,7 @@ class Inputs(Numbers):
             error.__dict__["place"] = place
             raise
         places = range(place + 1, place + 1 + 2 * len(chunk), 2)
-        return chunk.numbered(placed(np.arange(len(chunk)), places))
+        return chunk.with_numbers(placed(np.arange(len(chunk)), places))
 
     def _close_inputs(self) -> None:
         """Tells how long those inputs are that are at their end."""

@@ -44,7 +44,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.plan import codec, nodes, seeds, show
-from penstock.plan.functions import Function, checked
+from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
@@ -154,7 +154,9 @@ class Dataset:
         if not isinstance(args, list | tuple | None):
             raise InvalidTypeError(f"{where}: args must be a tuple, got {check.describe(args)}")
         values = tuple(check.element(where, value, as_value) for value in args or ())
-        return Dataset(nodes.Generator(checked(where, generator, len(values)), values, signature))
+        return Dataset(
+            nodes.Generator(check_function(where, generator, len(values)), values, signature)
+        )
 
     @staticmethod
     def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
@@ -290,7 +292,7 @@ class Dataset:
             )
             for shard in info.shards
         ] or [Dataset(nodes.Saved(folder, shards=(), spec=spec, count=0, compression=packing))]
-        function = checked(where, reader_func, 1)
+        function = check_function(where, reader_func, 1)
         made = function.call(Dataset(nodes.Slices(Data(Chunk(nest.LEAF, [parts], len(parts))))))
         tracing.check_dataset(where, function, made)
         return Dataset(made._plan)
@@ -478,7 +480,7 @@ class Dataset:
         where = "Dataset.rejection_resample"
         target = sampling.distribution(where, "target_dist", target_dist)
         sampling.check_whole(where, "target_dist", target_dist)
-        labelled = self._add_labels(checked(where, class_func))
+        labelled = self._add_labels(check_function(where, class_func))
         if initial_dist is None:
             estimate = sampling.Estimate(target)
             weighed = labelled.scan(estimate.initial, estimate)
@@ -700,7 +702,7 @@ class Dataset:
         if window_size_func is None:
             size = check.integer(where, "window_size", window_size)
         else:
-            size = checked(where, window_size_func, 1)
+            size = check_function(where, window_size_func, 1)
         key, reduce = tracing.grouping_functions(
             where,
             key=key_func,
@@ -743,7 +745,7 @@ class Dataset:
          [4 4 4 4]]
         """
         buckets = padding.make_buckets(bucket_boundaries, bucket_batch_sizes)
-        length = checked("Dataset.bucket_by_sequence_length", element_length_func)
+        length = check_function("Dataset.bucket_by_sequence_length", element_length_func)
         plan, is_declared = self._plan, known_spec(self._plan) is not None
 
         @functools.wraps(element_length_func)
@@ -857,7 +859,7 @@ class Dataset:
                     f"{where}: index must be from 0 to {shards - 1} with {shards} shards, "
                     f"got {number}"
                 )
-        if shards > 1 and not seeds.is_shared() and draws_order(self._plan):
+        if shards > 1 and not seeds.is_reproducible() and draws_order(self._plan):
             warnings.warn(
                 f"{where}: the elements are shuffled without a seed before shard({shards}, "
                 f"{number}), so every process has another order and their shards overlap; shard "
@@ -1053,7 +1055,7 @@ class Dataset:
         0 1 2 0 1 2
         """
         where = "Dataset.snapshot"
-        reader = None if reader_func is None else checked(where, reader_func, 1)
+        reader = None if reader_func is None else check_function(where, reader_func, 1)
         shard = None
         if shard_func is not None:
             shard = tracing.element_function(where, shard_func, self._plan)
@@ -1184,7 +1186,7 @@ class Dataset:
         10
         """
         where = "Dataset.reduce"
-        calls = Calls("reduce", checked(where, reduce_func, 2))
+        calls = Calls("reduce", check_function(where, reduce_func, 2))
         state = kept(check.element(where, initial_state))
         with contextlib.closing(iter(self)) as elements:
             for number, element in enumerate(elements):

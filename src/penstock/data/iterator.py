@@ -50,7 +50,7 @@ def _close_all() -> None:
 
 def _draw_key(plan: Node) -> int:
     """The key of random numbers inside datasets that functions make; below a shard, a constant."""
-    return derive(0) if draws_inside(plan) and not seeds.is_shared() else seeds.draw()
+    return derive(0) if draws_inside(plan) and not seeds.is_reproducible() else seeds.draw()
 
 
 class _Shared:

@@ -17,7 +17,7 @@ from penstock.engine.specs import known_spec, trace
 from penstock.engine.streams.elementwise import check_scan
 from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError
-from penstock.plan.functions import Function, checked
+from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import Node
 
 Call = Callable[..., Any]
@@ -30,8 +30,8 @@ def element_function(where: str, call: Call, plan: Node, more: int = 0) -> Funct
     """
     spec = known_spec(plan)
     if spec is None:
-        return checked(where, call)
-    return checked(where, call, more + (len(spec) if type(spec) is tuple else 1))
+        return check_function(where, call)
+    return check_function(where, call, more + (len(spec) if type(spec) is tuple else 1))
 
 
 def predicate_function(where: str, call: Call, plan: Node) -> Function:
@@ -67,7 +67,7 @@ def check_dataset(where: str, function: Function, result: Any) -> None:
 
 def scan_function(where: str, call: Call, plan: Node, state: Any) -> Function:
     """A function of (state, element) that must return (state, element)."""
-    function = checked(where, call, 2)
+    function = check_function(where, call, 2)
     whole = _join_arguments(plan)
     found, result = trace(plan, Function(lambda *parts: call(kept(state), whole(parts))))
     if found:
@@ -87,7 +87,7 @@ def grouping_functions(
 ) -> tuple[Function, Function]:
     """The functions of group_by_window: an int64 key of an element, a dataset of a window."""
     key_function = element_function(where, key, plan)
-    reduce_function = checked(where, reduce, 2)
+    reduce_function = check_function(where, reduce, 2)
     whole = _join_arguments(plan)
 
     def first_window(*parts: Any) -> tuple[Any, ...]:

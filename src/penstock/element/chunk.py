@@ -73,7 +73,7 @@ class Chunk:
         all_numbers = np.concatenate(numbers) if len(numbers) == len(chunks) else None
         return cls(chunks[0].tree, [columns.join(part) for part in parts], size, all_numbers)
 
-    def numbered(self, numbers: Array | None) -> Chunk:
+    def with_numbers(self, numbers: Array | None) -> Chunk:
         """The same elements, with these numbers."""
         return Chunk(self.tree, self.columns, self.size, numbers)
 

@@ -20,7 +20,7 @@ def array_of(index: Index) -> Array:
     return index
 
 
-def scaled(index: Index, factor: int, offset: int) -> Index:
+def scale(index: Index, factor: int, offset: int) -> Index:
     """`index * factor + offset`; of a range, a range."""
     if isinstance(index, range):
         if not index:

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
-from penstock.element.index import Index, array_of, groups, scaled, slice_of
+from penstock.element.index import Index, array_of, groups, scale, slice_of
 from penstock.element.values import as_value
 from penstock.engine.collate import Collate, batched, collate_of
 from penstock.engine.fitting import fitted
@@ -92,9 +92,9 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
         case Round(_, number):
             return lambda index, epoch: read[0](index, (*epoch, number))
         case Skip(_, count) | Tail(_, count):
-            return lambda index, epoch: read[0](scaled(index, 1, count), epoch)
+            return lambda index, epoch: read[0](scale(index, 1, count), epoch)
         case Shard(_, shards, offset):
-            return lambda index, epoch: read[0](scaled(index, shards, offset), epoch)
+            return lambda index, epoch: read[0](scale(index, shards, offset), epoch)
         case Enumerate(_, start):
             return partial(_enumerate, read[0], start)
         case Zip(_, tree):
@@ -131,7 +131,7 @@ def _slices(rows: Chunk, mapped: Mapped, take: TakeRows, index: Index, epoch: Ep
 
 
 def _range(start: int, step: int, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
-    return leaf(array_of(scaled(index, step, start)).astype(dtype, copy=False))
+    return leaf(array_of(scale(index, step, start)).astype(dtype, copy=False))
 
 
 def _counter(start: Any, step: Any, dtype: Any, index: Index, epoch: Epoch) -> Chunk:
@@ -215,7 +215,7 @@ def _shuffle(read: Reader, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
 def _repeat(read: Reader, length: int, by_epoch: bool, index: Index, epoch: Epoch) -> Chunk:
     if isinstance(index, range) and index[0] // length == index[-1] // length:
         again = index[0] // length
-        return read(scaled(index, 1, -again * length), (*epoch, again))
+        return read(scale(index, 1, -again * length), (*epoch, again))
     rounds, within = np.divmod(array_of(index), length)
     if not by_epoch:
         return read(within, (*epoch, 0))
@@ -226,7 +226,7 @@ def _repeat(read: Reader, length: int, by_epoch: bool, index: Index, epoch: Epoc
 
 
 def _enumerate(read: Reader, start: int, index: Index, epoch: Epoch) -> Chunk:
-    return pair(leaf(array_of(scaled(index, 1, start))), read(index, epoch))
+    return pair(leaf(array_of(scale(index, 1, start))), read(index, epoch))
 
 
 def pair(numbers: Chunk, rows: Chunk) -> Chunk:
@@ -248,7 +248,7 @@ def _concatenate(first: Reader, second: Reader, length: int, index: Index, epoch
     if length < 0 or (max(index[0], index[-1]) < length and isinstance(index, range)):
         return first(index, epoch)
     if isinstance(index, range) and min(index[0], index[-1]) >= length:
-        return second(scaled(index, 1, -length), epoch)
+        return second(scale(index, 1, -length), epoch)
     numbers = array_of(index)
     early = numbers < length
     parts = []

@@ -108,7 +108,7 @@ class Tap(Stream):
             raise
         if self._position is not None:
             if self._first is not None:
-                chunk = chunk.numbered(numbers_from(self._first + self._position, len(chunk)))
+                chunk = chunk.with_numbers(numbers_from(self._first + self._position, len(chunk)))
             self._position += len(chunk)
         if self._meter is not None:
             self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)

@@ -63,7 +63,7 @@ class Results:
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
         if self._numbers is not None:
             first, numbers = self._numbers
-            chunk = chunk.numbered(numbers[self.ordinal - first :][:count])
+            chunk = chunk.with_numbers(numbers[self.ordinal - first :][:count])
         self.ordinal += count
         return chunk
 

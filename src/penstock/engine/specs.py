@@ -31,7 +31,7 @@ from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import OPAQUE, Node
 from penstock.plan.options import Options
-from penstock.plan.seeds import generator, scoped
+from penstock.plan.seeds import generator, seed_scope
 
 _TRIED = 1000
 """How many elements a filter may refuse before a sample is made up."""
@@ -249,7 +249,7 @@ class _Probe:
 
     def _plan(self, label: str, function: Function, sample: Any) -> Node:
         calls = Calls(label, function)
-        with scoped(0):
+        with seed_scope(0):
             return plan_of(calls.where, calls.one(sample, 0))
 
     def _tried(self, where: str, answer: Callable[[Any], Any], samples: list[Any]) -> Any:

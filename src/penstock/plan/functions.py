@@ -68,7 +68,7 @@ def _unwrap(call: Any) -> Any:
     return getattr(inner, "__func__", inner)
 
 
-def checked(where: str, call: Any, arguments: int | None = None) -> Function:
+def check_function(where: str, call: Any, arguments: int | None = None) -> Function:
     """`call` as a `Function`; raises if it cannot be called, or not with `arguments` values."""
     if not callable(call):
         raise InvalidArgumentError(f"{where}: needs a function, got {call!r}")

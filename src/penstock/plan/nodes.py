@@ -59,7 +59,11 @@ def node(kind: type[Kind]) -> type[Kind]:
 
 @node
 class Node:
-    """An operator. Fields that are nodes (or tuples of nodes) are its inputs."""
+    """An operator. Fields that are nodes (or tuples of nodes) are its inputs.
+
+    A class may derive from another operator only if code that matches that operator is right for
+    it, too: a `FlatMap` is an `Interleave`, a `PaddedBatch` is a `Batch`. Its traits may differ.
+    """
 
     __leaf__ = True
 

@@ -13,7 +13,7 @@ from penstock.element.values import as_element, zeros
 from penstock.plan import nodes
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
-from penstock.plan.seeds import scoped
+from penstock.plan.seeds import seed_scope
 from penstock.plan.traits import Trait
 
 _FORMATS = ("text", "tfrecord", "fixed")
@@ -27,7 +27,7 @@ def is_reader(node: Node) -> bool:
             return format in _FORMATS
         case nodes.Interleave(source, function):
             try:
-                with scoped(0):
+                with seed_scope(0):
                     made = _call(function, _sample(source))
             except Exception:  # Iterating over the dataset raises it again, with its context.
                 return False

@@ -128,18 +128,18 @@ def set_seed(seed: int | None) -> None:
 
 
 def draw() -> int:
-    """A new seed of 63 bits: from `scoped`, from `set_seed`, or from the operating system."""
+    """A new seed of 63 bits: from `seed_scope`, from `set_seed`, or from the operating system."""
     source = _scope.get() or _global
     return secrets.randbits(63) if source is None else source.draw()
 
 
-def is_shared() -> bool:
+def is_reproducible() -> bool:
     """Whether `draw` would return the same seeds in another process."""
     return (_scope.get() or _global) is not None
 
 
 @contextmanager
-def scoped(key: int) -> Iterator[None]:
+def seed_scope(key: int) -> Iterator[None]:
     """In this context, `draw` depends only on `key` and on the number of draws before.
 
     Functions that build datasets are called in such a scope, so that a dataset that is built again

@@ -66,7 +66,7 @@ class MapStream(Stream):
                 return self._columns(len(rows) // 2)
             put_place(error, rows.numbers)
             raise
-        return made if rows.numbers is None else made.numbered(rows.numbers)
+        return made if rows.numbers is None else made.with_numbers(rows.numbers)
 
     def state(self) -> State:
         return self._feed.count - len(self._results)

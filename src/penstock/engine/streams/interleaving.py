@@ -26,7 +26,7 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.engine.trail import WIDTH, Trail, drawn, inherited, placed, put_place
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.plan.nodes import Inputs, Interleave, Node
-from penstock.plan.seeds import derive, derive_array, numbers_from, scoped
+from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 
 OpenInner = Callable[[Node, State, int], Stream]
 
@@ -128,7 +128,7 @@ class InterleaveStream(Stream):
         if len(chunk) < len(whole):
             slot.feed.unread(whole, len(chunk))
         if self._numbered:
-            chunk = chunk.numbered(self._numbers(slot, len(chunk)))
+            chunk = chunk.with_numbers(self._numbers(slot, len(chunk)))
         slot.given += len(chunk)
         self._taken += len(chunk)
         if self._taken >= self._node.block:
@@ -184,7 +184,7 @@ class InterleaveStream(Stream):
 
     def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
         number = ordinal if row.numbers is None else int(drawn(row.numbers)[0])
-        with scoped(derive(self._key, number)):
+        with seed_scope(derive(self._key, number)):
             made = self._calls.one(row.elements()[0], ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, number)
         return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given, row.numbers)

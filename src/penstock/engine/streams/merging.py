@@ -130,7 +130,7 @@ class PartStream(Stream):
     def pull(self, limit: int) -> Chunk:
         chunk = self.inputs[0].pull(limit)
         assert chunk.numbers is not None
-        return chunk.numbered(derive_array(self._number, chunk.numbers))
+        return chunk.with_numbers(derive_array(self._number, chunk.numbers))
 
     def save(self) -> State:
         return self.inputs[0].save()

@@ -221,7 +221,7 @@ class RecordsStream(Stream):
         if not records:
             return None
         numbers = derive_array(int(self._file.numbers[0]), np.array(ends, np.uint64))
-        return self._chunk(records).numbered(numbers)
+        return self._chunk(records).with_numbers(numbers)
 
     def _chunk(self, records: list[Any]) -> Chunk:
         if isinstance(records[0], list):

@@ -23,7 +23,7 @@ from penstock.engine.user_calls import Calls
 from penstock.errors import AlreadyExistsError
 from penstock.plan.codec import fingerprint
 from penstock.plan.nodes import UNKNOWN, Data, Node, Saved, Slices, Snapshot
-from penstock.plan.seeds import derive_array, numbers_from, scoped
+from penstock.plan.seeds import derive_array, numbers_from, seed_scope
 
 OpenPlan = Callable[[Node, State, Context], Stream]
 
@@ -37,7 +37,7 @@ def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
             if numbers is not None and len(node.shards) > 1:
                 numbers = derive_array(part, numbers)
             count += len(chunk)
-            yield chunk.numbered(numbers)
+            yield chunk.with_numbers(numbers)
 
 
 class SnapshotStream(RecordingStream):
@@ -104,6 +104,6 @@ def _reader_plan(node: Snapshot, folder: str, info: SavedInfo, context: Context)
     wrap = context.environment.wrap
     parts: list[Any] = [wrap(part(shard)) for shard in info.shards]
     datasets = wrap(Slices(Data(Chunk(nest.LEAF, [parts], len(parts)))))
-    with scoped(context.inside(0).key):
+    with seed_scope(context.inside(0).key):
         made = Calls("snapshot", node.reader).plain(0, datasets)
     return plan_of(f"Dataset.snapshot: {node.reader}", made)
