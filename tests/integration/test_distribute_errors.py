@@ -24,6 +24,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import session, stream
+from penstock.service.protocol import timing
 from tests.integration.clusters import Cluster, until
 
 
@@ -265,7 +266,7 @@ def test_a_dispatcher_that_is_not_there_is_an_error_in_words(monkeypatch):
 
 
 def test_without_workers_a_reader_waits_for_one_and_says_so(monkeypatch, caplog):
-    monkeypatch.setattr(stream, "_WARN", 0.01)
+    monkeypatch.setattr(timing, "WAIT_WARNING", 0.01)
     found = []
     with Cluster(0) as cluster:
         made = Dataset.range(3).apply(cluster.distribute())
@@ -281,8 +282,8 @@ def test_without_workers_a_reader_waits_for_one_and_says_so(monkeypatch, caplog)
 
 @pytest.mark.parametrize("mode", ["distributed_epoch", "parallel_epochs"])
 def test_waiting_for_workers_has_an_end(monkeypatch, mode):
-    monkeypatch.setattr(stream, "_WARN", 0.01)
-    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    monkeypatch.setattr(timing, "WAIT_WARNING", 0.01)
+    monkeypatch.setattr(timing, "WAIT_LIMIT", 0.05)
     with Cluster(0) as cluster:
         what = r"waited \d+ s, and dispatcher .* has no workers"
         iterator = iter(Dataset.range(3).apply(cluster.distribute(mode)))
@@ -291,8 +292,8 @@ def test_waiting_for_workers_has_an_end(monkeypatch, mode):
 
 
 def test_waiting_for_other_consumers_has_an_end(cluster, monkeypatch):
-    monkeypatch.setattr(stream, "_WARN", 0.01)
-    monkeypatch.setattr(stream, "PATIENCE", 0.05)
+    monkeypatch.setattr(timing, "WAIT_WARNING", 0.01)
+    monkeypatch.setattr(timing, "WAIT_LIMIT", 0.05)
     made = Dataset.range(9).apply(
         cluster.distribute(job_name="too few", consumer_index=0, num_consumers=3)
     )
@@ -301,7 +302,7 @@ def test_waiting_for_other_consumers_has_an_end(cluster, monkeypatch):
 
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
-    monkeypatch.setattr(stream, "_WARN", 0.01)
+    monkeypatch.setattr(timing, "WAIT_WARNING", 0.01)
     monkeypatch.setattr(stream, "_UNREACHABLE", 0.0)
     with Cluster(0) as cluster:
         nowhere = f"localhost:{free_port()}"

@@ -70,8 +70,8 @@ def test_a_worker_behind_a_stalled_network_is_left_for_another(
 def test_a_reader_that_reaches_no_worker_says_so_and_gives_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.service.host.stream._WARN", 0.2)
-    monkeypatch.setattr("penstock.service.host.stream.PATIENCE", 1.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.WAIT_WARNING", 0.2)
+    monkeypatch.setattr("penstock.service.protocol.timing.WAIT_LIMIT", 1.0)
     with (
         cluster_behind_proxies(1, worker_timeout_ms=400) as (cluster, [proxy]),
         caplog.at_level(logging.WARNING),
@@ -103,7 +103,7 @@ def hang(x: int) -> int:
 def test_a_function_that_hangs_is_named(
     calls: int | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.service.host.stream._WARN", 0.3)
+    monkeypatch.setattr("penstock.service.protocol.timing.WAIT_WARNING", 0.3)
     HANGS.clear()
     with Cluster(1) as cluster, caplog.at_level(logging.WARNING):
         numbers = Dataset.range(9).map(hang, num_parallel_calls=calls)

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from penstock.errors import UnavailableError
-from penstock.service.host.authentication import HANDSHAKE_SECONDS
 from penstock.service.host.control_client import is_transient
 from penstock.service.host.control_messages import refused_as
+from penstock.service.protocol import timing
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer
@@ -133,7 +133,7 @@ class Network:
         self.world.wait(self.delay())
         worker = self.listeners.get(where)
         if worker is not None and self._is_severed(client, worker):
-            self.world.wait(HANDSHAKE_SECONDS)
+            self.world.wait(timing.HANDSHAKE)
             raise UnavailableError(f"{where} did not answer")
         pushed = self.is_crowded_out(where)
         if worker is None or pushed or self.world.chance(self.weather.lost):

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.service.host import agent as agents
 from penstock.service.host.agent import Agent, Forgotten
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     ClientBeat,
@@ -60,7 +60,7 @@ class Dispatcher:
 
 @pytest.fixture
 def dispatcher(monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 0.01)
     return Dispatcher()
 
 
@@ -114,7 +114,7 @@ def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatche
 
 
 def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     granted = Leased((Grant(Address(0, 0, 8)),))
     dispatcher.answers[Lease] = lambda _: granted
     agent = make()
@@ -130,7 +130,7 @@ def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, m
 
 
 def test_workers_that_are_lost_are_reported_at_once(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     make().lost("w")
     until(lambda: dispatcher.of(ClientBeat))
     assert dispatcher.of(ClientBeat)[0].lost == ("w",)
@@ -223,7 +223,7 @@ def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
 
 
 def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
     agent.tell([Address(0, 3, 5)], {}, 2, 0.0)
     agent.commit()
@@ -231,7 +231,7 @@ def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkey
 
 
 def test_the_end_tells_what_was_left_to_tell(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
     agent.tell([Address(0, 0, 3)], {0: 3}, 3, 0.0)
     agent.stop()
@@ -247,7 +247,7 @@ def test_a_dispatcher_that_is_gone_does_not_hold_up_the_end(dispatcher, make):
 
 
 def test_news_can_be_asked_for(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
     news = ClientBeaten(3, workers=(WORKER,))
     dispatcher.answers[ClientBeat] = lambda _: news
@@ -287,7 +287,7 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
 
 
 def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
     agent = make()
     agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
@@ -301,7 +301,7 @@ def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
 
 
 def test_what_was_refused_is_not_told_again(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
     agent = make()
     agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
@@ -311,8 +311,8 @@ def test_what_was_refused_is_not_told_again(dispatcher, make, monkeypatch):
 
 
 def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
-    monkeypatch.setattr(agents, "_AWAY_SECONDS", -1.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
+    monkeypatch.setattr(timing, "DISPATCHER_ABSENCE", -1.0)
     answers = iter([UnavailableError("away")])
     dispatcher.answers[Lease] = lambda _: next(answers, Leased())
     agent = make()
@@ -323,7 +323,7 @@ def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, m
 
 
 def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[ClientBeat] = lambda beat: ClientBeaten(2)
     agent = make()
     agent.lost("w")
@@ -333,7 +333,7 @@ def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatc
 
 
 def test_who_begins_to_wait_for_others_shows_that_it_lives(dispatcher, make, monkeypatch):
-    monkeypatch.setattr(agents, "BEAT_SECONDS", 1000.0)
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     answers = iter([Leased(retry=0.2), Leased(retry=0.2), Leased((Grant(Address(0, 0, 1)),))])
     dispatcher.answers[Lease] = lambda _: next(answers, Leased(finished=True))
     agent = make()

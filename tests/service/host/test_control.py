@@ -162,7 +162,7 @@ def test_connections_that_say_nothing_cost_no_thread(server, client):
 
 
 def test_what_is_in_hand_is_answered_before_a_server_stops(monkeypatch):
-    monkeypatch.setattr("penstock.service.host.control_server._GRACE", 600.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_GRACE", 600.0)
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -218,7 +218,7 @@ def test_large_messages_take_turns_and_small_ones_do_not(monkeypatch):
 
 def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
     monkeypatch.setattr(control_server, "_TURNS", 1)
-    monkeypatch.setattr(control_server, "_TURN_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_TURN", 0.01)
     held, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -644,7 +644,7 @@ def busy_server():
 
 
 def test_a_dispatcher_that_cannot_answer_for_now_is_asked_again(busy_server, monkeypatch, caplog):
-    monkeypatch.setattr("penstock.service.host.control_client._WARN", 0.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_WARNING", 0.0)
     server, left = busy_server
     client = ControlClient(f"localhost:{server.port}", SECURITY)
     assert client.call(GetStatus()) == Ok()

@@ -477,7 +477,7 @@ def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
 
 
 def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.control_client._WARN", 0.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.CONTROL_WARNING", 0.0)
     dispatcher = made(work_dir=str(tmp_path))
     dispatcher.start()
     put(dispatcher)

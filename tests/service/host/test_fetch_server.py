@@ -7,10 +7,10 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host import fetch_server
 from penstock.service.host.fetch_server import Gate, Reporter, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Done, Fetch, OpenTask, Progress, Rows
 from penstock.service.protocol.messages import Work
 from tests.integration.clusters import until
@@ -26,7 +26,7 @@ def hang(x: int) -> int:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_server, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(timing, "PROGRESS", 0.01)
     GATE.set()
 
 

@@ -120,7 +120,7 @@ def test_what_was_taken_survives_kill_and_nothing_is_half_there(path):
 
 
 def test_one_process_at_a_time(journal, path, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.journal._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.JOURNAL_BUSY", 0.0)
     with pytest.raises(
         AlreadyExistsError, match="work_dir .* is in use by another dispatcher; stop"
     ):

@@ -203,7 +203,7 @@ def test_a_handler_may_close_its_listener() -> None:
 
 
 def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_PAUSE", 0.001)
+    monkeypatch.setattr("penstock.service.protocol.timing.EXHAUSTED", 0.001)
     listener = DataListener(echo, SECURITY)
 
     class Full:
@@ -230,7 +230,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 def test_whatever_happens_the_next_ones_are_accepted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admission, "_PAUSE", 0.001)
+    monkeypatch.setattr("penstock.service.protocol.timing.EXHAUSTED", 0.001)
     with DataListener(echo, SECURITY) as listener:
         for name in ("Stranger", "admit"):
             with monkeypatch.context() as broken:
@@ -242,7 +242,7 @@ def test_whatever_happens_the_next_ones_are_accepted(
 
 
 def test_too_many_threads_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_PAUSE", 0.001)
+    monkeypatch.setattr("penstock.service.protocol.timing.EXHAUSTED", 0.001)
     with DataListener(echo, SECURITY) as listener:
 
         def refuse(thread: threading.Thread) -> None:

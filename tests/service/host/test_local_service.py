@@ -195,7 +195,7 @@ class Nobody:
 
 def test_other_schemes_plug_in(monkeypatch):
     monkeypatch.setattr(services, "_SCHEMES", dict(services._SCHEMES))
-    monkeypatch.setattr(services, "_LINGER", 0.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.LOCAL_LINGER", 0.0)
     services.register_scheme("nobody", Nobody)
     assert services.parse("nobody://here") == ("nobody", "here")
     shared = services.Shared(Nobody("here"))

@@ -18,7 +18,6 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan import nodes
-from penstock.service.host import agent
 from penstock.service.host.plan_cache import DecodedPlans
 from penstock.service.host.stream import RemoteStream
 from penstock.service.logic.facts import ClientGone
@@ -140,7 +139,7 @@ def test_a_worker_in_trouble_is_asked_again(cluster, monkeypatch, stream):
         return fetch(plans, digest)
 
     monkeypatch.setattr(DecodedPlans, "_fetch", fetched)
-    monkeypatch.setattr("penstock.service.host.stream._AGAIN", 0.01)
+    monkeypatch.setattr("penstock.service.protocol.timing.WORKER_REFUSAL", 0.01)
     numbers = Dataset.range(9).filter(lambda x: True) if stream else Dataset.range(9)
     assert [int(x) for x in numbers.apply(cluster.distribute())] == list(range(9))
     assert next(failures, None) is None
@@ -214,7 +213,7 @@ def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
 
 def test_a_reader_that_was_taken_for_dead_goes_on(monkeypatch):
     """A named job: what it held was given to others, and what it gave out stays its own."""
-    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("penstock.service.protocol.timing.CLIENT_HEARTBEAT", 0.02)
     with Cluster(1) as cluster:
         iterator = iter(Dataset.range(300).apply(cluster.distribute(job_name="taken for dead")))
         found = [int(next(iterator)) for _ in range(20)]

@@ -393,7 +393,7 @@ def test_stops_while_a_function_takes_its_time(service, brake):
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(service, brake, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.tasks._GRACE", 0.0)
+    monkeypatch.setattr("penstock.service.protocol.timing.IDLE_STREAM", 0.0)
     work = service.work(slowly(stream(numbers(9))))
     first, second = service.connect(), service.connect()
     for connection in (first, second):

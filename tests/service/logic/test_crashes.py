@@ -4,13 +4,12 @@ import pytest
 
 from penstock.service.logic.crashes import (
     AT_ONCE,
-    MEMORY,
     MOST_DEATHS,
-    SOON,
     Blame,
     Losses,
     how_it_ended,
 )
+from penstock.service.protocol import timing
 
 PLAN, OTHER = b"a plan", b"another one"
 
@@ -33,8 +32,8 @@ def test_a_process_that_has_lived_is_replaced_at_once() -> None:
     losses = Losses()
     for at in (1.0, 2.0, 3.0):
         losses.add(PLAN, -11, at - 1.0, at)
-    losses.add(PLAN, -11, 4.0, 4.0 + SOON)
-    assert losses.pause(PLAN, 4.0 + SOON) == 0.0
+    losses.add(PLAN, -11, 4.0, 4.0 + timing.EARLY_CRASH)
+    assert losses.pause(PLAN, 4.0 + timing.EARLY_CRASH) == 0.0
 
 
 def test_losses_are_numbered_and_forgotten() -> None:
@@ -44,7 +43,7 @@ def test_losses_are_numbered_and_forgotten() -> None:
     last = losses.last(OTHER)
     assert last is not None
     assert (last.number, last.code, losses.count) == (2, 3, 2)
-    losses.forget(1.5 + MEMORY)
+    losses.forget(1.5 + timing.CRASH_MEMORY)
     assert losses.last(PLAN) is None
     assert losses.last(OTHER) is last
     assert losses.count == 2

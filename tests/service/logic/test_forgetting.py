@@ -5,7 +5,8 @@ import pytest
 
 from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.service.logic.dispatcher import Settings, snapshot
-from penstock.service.logic.forgetting import REPETITIONS, SPARE_SECONDS
+from penstock.service.logic.forgetting import REPETITIONS
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     Forget,
@@ -68,7 +69,7 @@ def test_a_plan_goes_with_its_last_dataset() -> None:
     world.open("a", two, job=None)
     world.ask(Leave("a"))
     assert not world.state.orphans
-    world.wait(SPARE_SECONDS)
+    world.wait(timing.UNREAD_DATASET)
     assert list(world.state.orphans) == ["other"]
     assert again.dataset_id not in world.state.datasets
     assert one in world.state.datasets
@@ -77,7 +78,7 @@ def test_a_plan_goes_with_its_last_dataset() -> None:
 def test_a_dataset_that_nobody_began_to_read_goes_after_a_while() -> None:
     world = World()
     data = registered(world)
-    world.wait(SPARE_SECONDS - 1)
+    world.wait(timing.UNREAD_DATASET - 1)
     assert data in world.state.datasets
     world.wait(1)
     assert not world.state.datasets

@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import AbortedError, DataLossError
 from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.choosing import MOST_GRANTS
-from penstock.service.logic.granting import RETRY
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     ClientBeaten,
@@ -38,7 +38,7 @@ def test_the_same_number_gets_the_same_answer() -> None:
     first = world.ask(Lease("a", 1, 10))
     assert world.ask(Lease("a", 1, 10)) == first
     assert world.ask(Lease("a", 2, 10)).grants != first.grants
-    assert world.ask(Lease("a", 1, 10)) == Leased(retry=RETRY)
+    assert world.ask(Lease("a", 1, 10)) == Leased(retry=timing.LEASE_RETRY)
     world.restart()
     assert world.ask(Lease("a", 2, 10)).grants
 
@@ -48,7 +48,7 @@ def test_an_empty_answer_stays_empty() -> None:
     world.lease("a")
     assert world.ask(Lease("b", 1, 10)).retry
     world.ask(Leave("a"))
-    assert world.ask(Lease("b", 1, 10)) == Leased(retry=RETRY)
+    assert world.ask(Lease("b", 1, 10)) == Leased(retry=timing.LEASE_RETRY)
     assert world.ask(Lease("b", 2, 10)).grants
 
 
@@ -101,9 +101,9 @@ def test_others_may_yet_give_back() -> None:
     world = reading(Shape("random", length=10), "a", "b")
     world.lease("a")
     world.now += 0.1
-    assert world.lease("b") == Leased(retry=RETRY)
+    assert world.lease("b") == Leased(retry=timing.LEASE_RETRY)
     world.now += 0.1
-    assert world.lease("b") == Leased(retry=RETRY)
+    assert world.lease("b") == Leased(retry=timing.LEASE_RETRY)
     world.lives("a")
     assert world.lease("b") == Leased(finished=True, shared=True)
     # It is not too late.
@@ -204,7 +204,7 @@ def test_the_end_of_a_stream_voids_what_lies_behind() -> None:
     world = reading(SINGLE, "a", "b")
     assert world.leases("a") == [(0, 0, 10)]
     assert world.leases("b") == [(0, 10, 20)]
-    assert world.lease("b", ended=((0, 13),)) == Leased(retry=RETRY)
+    assert world.lease("b", ended=((0, 13),)) == Leased(retry=timing.LEASE_RETRY)
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10, "b": 3}
     world.beat("a", consumed=(Address(0, 0, 10),))
     world.beat("b", consumed=(Address(0, 10, 20),))
@@ -311,14 +311,14 @@ def test_a_stream_that_all_have_read_is_no_load() -> None:
 
 def test_without_workers_nothing_of_a_stream_is_handed_out() -> None:
     world = reading(SINGLE, "a", workers=0)
-    assert world.lease("a") == Leased(retry=RETRY)
+    assert world.lease("a") == Leased(retry=timing.LEASE_RETRY)
     world.worker("w")
     assert world.lease("a").grants[0].worker == "w"
 
 
 def test_parallel_epochs_without_workers_are_not_finished() -> None:
     world = reading(Shape("random", length=10), "a", workers=0, mode=OFF)
-    assert world.lease("a") == Leased(retry=RETRY)
+    assert world.lease("a") == Leased(retry=timing.LEASE_RETRY)
     world.worker("w")
     assert world.leases("a") == [(0, 0, 10)]
 

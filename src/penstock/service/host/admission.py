@@ -22,16 +22,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.errors import UnavailableError
-from penstock.service.host.authentication import (
-    HANDSHAKE_SECONDS,
-    Admitted,
-    News,
-    admit,
-    no_news,
-    refuse_plain,
-)
+from penstock.service.host.authentication import Admitted, News, admit, no_news, refuse_plain
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import kept_alive
+from penstock.service.protocol import timing
 
 STRANGERS = 64
 """So many connections may be in their handshake."""
@@ -39,12 +33,6 @@ STRANGERS = 64
 _GUESTS = 4096
 """So many guests may be there at most, each with its thread."""
 
-_PATIENCE = 5.0
-_PAUSE = 0.1
-"""Seconds to wait for descriptors or threads, when there are none."""
-
-_TELL = 60.0
-"""Seconds between two log lines about strangers."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -93,7 +81,7 @@ class Admission:
         welcome: Callable[[socket.socket, Admitted], Guest],
         *,
         grace: float = 0.0,
-        handshake_seconds: float = HANDSHAKE_SECONDS,
+        handshake_seconds: float = timing.HANDSHAKE,
         news: Callable[[bytes], News] = no_news,
     ) -> None:
         self._listening = list(listening)
@@ -117,7 +105,7 @@ class Admission:
         self._guests: set[Guest] = set()
         self._serving: set[threading.Thread] = set()
         self._left = threading.Condition(self._lock)
-        self._turned_away, self._told = 0, -_TELL
+        self._turned_away, self._told = 0, -timing.REFUSAL_LOG
         self._accepting = threading.Thread(target=self._accept, name="penstock port", daemon=True)
         self._waker, self._wakes = socket.socketpair()
 
@@ -145,8 +133,8 @@ class Admission:
             for guest in self._guests:
                 guest.abort()
             if threading.current_thread() not in self._serving:
-                self._left.wait_for(lambda: not self._guests, _PATIENCE)
-        _join(threads, _PATIENCE)
+                self._left.wait_for(lambda: not self._guests, timing.SERVER_CLOSE)
+        _join(threads, timing.SERVER_CLOSE)
 
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -168,7 +156,7 @@ class Admission:
             with self._lock:
                 for thread in list(self._strangers):
                     self._drop(thread)
-            self._pause(_PAUSE)
+            self._pause(timing.EXHAUSTED)
             return
         host = address[0] if isinstance(address, tuple) else "this machine"
         try:
@@ -176,9 +164,10 @@ class Admission:
         except Exception as error:  # Too many threads, or no memory.
             connected.close()
             self._tell(host, error)
-            self._pause(_PAUSE)
+            self._pause(timing.EXHAUSTED)
         while len(self._dropped) >= STRANGERS and not self._closed:
-            self._pause(_PAUSE / 100)  # They end at once, but not before a thread comes to it.
+            # They end at once, but not before a thread comes to it.
+            self._pause(timing.EXHAUSTED / 100)
 
     def _start(self, stranger: Stranger) -> None:
         thread = threading.Thread(
@@ -285,7 +274,7 @@ class Admission:
         """Strangers are logged, at most one line in a while."""
         with self._lock:
             self._turned_away += 1
-            if self._closed or (now := time.monotonic()) - self._told < _TELL:
+            if self._closed or (now := time.monotonic()) - self._told < timing.REFUSAL_LOG:
                 return
             count, self._turned_away, self._told = self._turned_away, 0, now
         _LOG.warning(

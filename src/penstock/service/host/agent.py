@@ -18,6 +18,7 @@ from penstock.errors import InternalError, NotFoundError, OpError, UnavailableEr
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.laps import Laps
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     ClientBeat,
@@ -31,14 +32,6 @@ from penstock.service.protocol.messages import (
 )
 
 _LOG = logging.getLogger("penstock.service")
-
-BEAT_SECONDS = 0.5
-_LEAVE_SECONDS = 2.0
-_AWAY_SECONDS = 300.0
-"""How long a dispatcher may be away while somebody waits for it."""
-
-_VALID = 0.75
-"""The part of a lease's time in which a reader relies on it; the rest is for slow messages."""
 
 
 Reported = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
@@ -94,7 +87,7 @@ class Agent:
         self._changed = runtime.condition()
         self._flying: Told = Told()
         """What was told, and is not known to have arrived; saying it twice does no harm."""
-        self._valid = _VALID * opened.lease_seconds
+        self._valid = timing.LEASE_TRUST * opened.lease_seconds
         self._heard = self._now()
         """When the last thing was said that was answered."""
         self._last = opened.last if opened.leased else None
@@ -113,7 +106,8 @@ class Agent:
         """Seconds between two beats: less while all wait for a consumer, for any worker, or for an
         agreement."""
         waits = not (self._complete[0] and self._served) or self._is_joining
-        return 0.1 * BEAT_SECONDS if waits else BEAT_SECONDS
+        heartbeat = timing.CLIENT_HEARTBEAT
+        return timing.EAGER_HEARTBEAT * heartbeat if waits else heartbeat
 
     @property
     def _is_joining(self) -> bool:
@@ -245,7 +239,7 @@ class Agent:
         """Asks for news now; they become an event. A dispatcher that is away has none."""
         with contextlib.suppress(OpError):
             beat = ClientBeat(self.client, self._version)
-            self._happened(self._session.call(beat, _LEAVE_SECONDS))
+            self._happened(self._session.call(beat, timing.CLIENT_CALL))
 
     def stop(self) -> bool:
         """Leaves; twice is fine. False if the dispatcher does not know what this reader had got."""
@@ -260,7 +254,7 @@ class Agent:
         """Tells the dispatcher that this reader reads no more; gives whether that was known."""
         try:
             leave = Leave(self.client, *self._everything(), last=self._last)
-            self._session.call(leave, _LEAVE_SECONDS)
+            self._session.call(leave, timing.CLIENT_CALL)
         except NotFoundError:
             return False
         except OpError:
@@ -333,7 +327,7 @@ class Agent:
 
     def _patiently(self, request: Any) -> Any:
         """A request may be repeated, so a dispatcher that is away is waited for."""
-        until = self._now() + _AWAY_SECONDS
+        until = self._now() + timing.DISPATCHER_ABSENCE
         while True:
             said = self._now()
             try:

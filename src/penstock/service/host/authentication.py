@@ -23,8 +23,6 @@ from typing import NamedTuple
 
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
 
-HANDSHAKE_SECONDS = 10.0
-
 DATA, CONTROL = b"penstock data 4\n", b"penstock ctrl 2\n"
 """Marks: what a connection is for. Both sides send theirs first."""
 

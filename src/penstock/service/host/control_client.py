@@ -40,16 +40,8 @@ from penstock.service.host.sockets import (
     numeric,
     split_address,
 )
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Refused, Reply, Request
-
-_ATTEMPT = 10.0
-"""Seconds after which a request that is not answered is sent again."""
-_PATIENCE = 5.0
-"""Seconds that an attempt may take at least, however short the time in which it is repeated."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
-
-_LONG, _WARN = 10.0, 2.0
-"""Whoever has so much time is told after so many seconds that there is no answer yet."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -68,7 +60,9 @@ class ControlClient:
         timeout: For how many seconds a call is repeated while nobody answers.
     """
 
-    def __init__(self, address: str, security: Security, timeout: float = 30.0) -> None:
+    def __init__(
+        self, address: str, security: Security, timeout: float = timing.DISPATCHER_TIMEOUT
+    ) -> None:
         self._host, self._port = split_address(address)
         self.address = joined(self._host, self._port)
         self._security, self._timeout = security, timeout
@@ -84,7 +78,7 @@ class ControlClient:
         """
         message = encode(request)
         if timeout is None:
-            reply = self._repeat(message, self._timeout, _PATIENCE)
+            reply = self._repeat(message, self._timeout, timing.CONTROL_SHORTEST_ATTEMPT)
         else:
             reply = self._repeat(message, timeout, 0.001)
         if isinstance(reply, Refused):
@@ -92,11 +86,11 @@ class ControlClient:
         return reply
 
     def _repeat(self, message: bytes, timeout: float, least: float) -> Reply:
-        start, attempts, pause = time.monotonic(), 0, _FIRST_PAUSE
-        left, silent = timeout, timeout > _LONG
+        start, attempts, pause = time.monotonic(), 0, timing.CONTROL_FIRST_PAUSE
+        left, silent = timeout, timeout > timing.CONTROL_WARNING_CALLS
         while True:
             attempts += 1
-            reply, reason = self._attempt(message, max(min(left, _ATTEMPT), least))
+            reply, reason = self._attempt(message, max(min(left, timing.CONTROL_ATTEMPT), least))
             if reply is not None and not is_transient(reply):
                 return reply
             left = timeout - (time.monotonic() - start)
@@ -104,14 +98,14 @@ class ControlClient:
                 if reply is not None:
                     return reply
                 raise self._unavailable(max(timeout, int(timeout - left)), attempts, reason)
-            if silent and timeout - left > _WARN:
+            if silent and timeout - left > timing.CONTROL_WARNING:
                 silent = False
                 _LOG.warning(
                     "dispatcher %s does not answer (%s); it is asked for %.0f s more",
                     *(self.address, reason, left),
                 )
             self._closed.wait(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, timing.CONTROL_LONGEST_PAUSE)
 
     def _attempt(self, message: bytes, seconds: float) -> tuple[Reply | None, str]:
         """The answer if there is one, and else, or if it says so itself, why to ask again."""

@@ -30,6 +30,7 @@ from penstock.service.host.control_messages import (
 )
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import listen
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetPlan, Reply, Request
 
 _LOG = logging.getLogger("penstock.service")
@@ -37,11 +38,9 @@ _LOG = logging.getLogger("penstock.service")
 
 Handle = Callable[[Request], Reply]
 
-_MESSAGE_SECONDS = 10.0
-"""Seconds in which a message that has begun must be received, or sent."""
 
-_TURNS, _TURN_SECONDS = 8, 5.0
-"""Large messages that a server has in memory at the same time; seconds that others wait."""
+_TURNS = 8
+"""Large messages that a server has in memory at the same time."""
 
 _SPARE = 8
 """Threads that wait for requests at most; more end when they have answered."""
@@ -162,11 +161,11 @@ class Caller:
     def answer(self) -> bool:
         """Answers a request that has begun to arrive; False if there will be no other."""
         try:
-            deadline = time.monotonic() + _MESSAGE_SECONDS
+            deadline = time.monotonic() + timing.CONTROL_MESSAGE
             data = self._envelopes.receive(deadline, self._take_turn)
             reply = self._reply(data)
             del data
-            self._envelopes.send(reply, time.monotonic() + _MESSAGE_SECONDS)
+            self._envelopes.send(reply, time.monotonic() + timing.CONTROL_MESSAGE)
             return True
         except OpError as error:
             _LOG.warning("dispatcher: a connection was cut: %s", error)
@@ -191,7 +190,7 @@ class Caller:
 
     def _take_turn(self) -> None:
         if not self._has_turn:
-            if not self._answering.turns.acquire(timeout=_TURN_SECONDS):
+            if not self._answering.turns.acquire(timeout=timing.CONTROL_TURN):
                 raise UnavailableError("too many large messages at the same time")
             self._has_turn = True
 
@@ -208,10 +207,6 @@ class Caller:
 
     def close(self) -> None:
         self._connected.close()
-
-
-_GRACE = 1.0
-"""Seconds in which a server that stops finishes what it has in hand."""
 
 
 class ControlServer:
@@ -232,7 +227,7 @@ class ControlServer:
             security,
             CONTROL,
             lambda connected, admitted: Caller(connected, admitted.key, answering),
-            grace=_GRACE,
+            grace=timing.CONTROL_GRACE,
         )
         answering = Answering(handle)
         self._end = Ending(self, _stop, self._admission, answering)

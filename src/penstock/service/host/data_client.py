@@ -14,13 +14,14 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import HANDSHAKE_SECONDS, News, Terms, introduce
+from penstock.service.host.authentication import News, Terms, introduce
 from penstock.service.host.channels import Channel, DescriptorChannel, SecretChannel
 from penstock.service.host.chunk_memory import MappedSlabs, can_share
 from penstock.service.host.compression import mode_of
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import connect_tcp, connect_unix, split_address, watch
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkerInfo
 
 
@@ -31,7 +32,7 @@ def connect_data(
     here: str,
     compression: str | None,
     plan: bytes = bytes(32),
-    patience: float = 10.0,
+    patience: float = timing.WORKER_TIMEOUT,
 ) -> Connection:
     """A connection to a worker: by `protocol`, or by shared memory where that can be, else tcp.
 
@@ -89,9 +90,9 @@ def _connect(
 def _open(
     protocol: str, address: str, security: Security, terms: Terms, patience: float, near: bool
 ) -> tuple[Channel, News]:
-    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    deadline = time.monotonic() + timing.HANDSHAKE
     connect = connect_unix if protocol == "shm" else connect_tcp
-    made = connect(address, HANDSHAKE_SECONDS)
+    made = connect(address, timing.HANDSHAKE)
     try:
         watch(made, patience)
         if near:

@@ -23,8 +23,8 @@ from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.plan_store import Plans
 from penstock.service.host.security import Security, check_folder
 from penstock.service.host.sockets import joined
-from penstock.service.logic.forgetting import SPARE_SECONDS
 from penstock.service.logic.state import Settings
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     GetPlan,
@@ -39,7 +39,6 @@ from penstock.service.protocol.messages import (
 )
 from penstock.version import VERSION
 
-_TICK = 0.5
 _PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 _LOG = logging.getLogger("penstock.service")
@@ -64,7 +63,7 @@ class Dispatcher(Lifecycle):
             raise
         self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread knows this object, so that it can be dropped.
-        interval = min(seconds(config.job_gc_check_interval_ms, _TICK), _TICK)
+        interval = min(seconds(config.job_gc_check_interval_ms, timing.TICK), timing.TICK)
         self._ticking = threading.Thread(
             target=desk.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
@@ -83,7 +82,7 @@ class Dispatcher(Lifecycle):
     def _end(self) -> None:
         self._ending()
         if self._ticking.is_alive():
-            self._ticking.join(10.0)
+            self._ticking.join(timing.DISPATCHER_CLOSE)
 
     def handle(self, request: Request) -> Reply:
         """Answers a request of this process, or raises what is wrong with it."""
@@ -157,7 +156,7 @@ class _Desk:
 
     def _forget_plans(self) -> None:
         unused = self.ledger.orphans()
-        if self._strays and time.monotonic() - self._started > SPARE_SECONDS:
+        if self._strays and time.monotonic() - self._started > timing.UNREAD_DATASET:
             unused, self._strays = unused + self._strays, []
         for digest in unused:
             if not self.ledger.has_plan(digest):

@@ -24,6 +24,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.failures import to_failed, to_impossible
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Made, Missed, Task, Tasks
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import (
     Cancel,
     CloseTask,
@@ -37,8 +38,6 @@ from penstock.service.protocol.fetches import (
 
 _LOG = logging.getLogger("penstock.service")
 
-PROGRESS_SECONDS = 0.5
-"""After so long without a word, a client is told what is done for it; and again and again."""
 
 _MOST_WAITING = 1024
 """Messages that are read before their turn; more of them stay in the socket."""
@@ -74,7 +73,7 @@ class Reporter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait(PROGRESS_SECONDS)
+                self._changed.wait(timing.PROGRESS)
                 if not self._serving:
                     self._runs = False
                     return

@@ -23,10 +23,10 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from penstock.service.protocol import timing
 
 _APPLICATION = 0x50454E53  # "PENS"
 _VERSION = 1
-_BUSY_SECONDS = 2.0
 _sync = getattr(os, "fdatasync", os.fsync)
 _UNUSABLE = (
     sqlite3.SQLITE_FULL,
@@ -170,7 +170,7 @@ class Journal(Generic[SomeFact]):
             # Whoever uses the journal takes turns; the thread need not be the same.
             return sqlite3.connect(
                 self._path,
-                timeout=_BUSY_SECONDS,
+                timeout=timing.JOURNAL_BUSY,
                 isolation_level=None,
                 check_same_thread=False,
             )

@@ -21,14 +21,13 @@ from penstock.service.logic.dispatcher import decide, snapshot, status, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.remembering import in_doubt, lost_facts, stamped
 from penstock.service.logic.state import Settings, State
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request
 
 _SLACK = 2000
 _TIMES = 4
 """A journal is compacted when it has so many times the facts that would do, and some more."""
 
-_PAUSE = 3.0
-"""Seconds without a tick after which this process itself must have been asleep."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -176,7 +175,7 @@ class WakingClock:
     def now(self) -> float:
         """Called often; what is longer than a pause between two calls was sleep."""
         time_now = time.monotonic()
-        if time_now - self._last > _PAUSE:
-            self._slept += time_now - self._last - _PAUSE
+        if time_now - self._last > timing.SUSPENSION:
+            self._slept += time_now - self._last - timing.SUSPENSION
         self._last = time_now
         return time_now - self._slept

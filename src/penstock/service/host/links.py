@@ -14,15 +14,12 @@ from typing import Any
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 
-_AGAIN = 2.0
-"""Seconds until a worker that could not be reached is tried again."""
-
-_AT_ONCE, _LATER = 0.02, 4.0
-"""The same for one whose connection was cut, and by how much it grows if that happens again before
-anything came from it."""
+_LATER = 4.0
+"""The factor by which the pause grows if a connection is cut again before anything came from it."""
 
 Connect = Callable[[WorkerInfo], Connection]
 
@@ -112,7 +109,9 @@ class Links:
     def pause(self, now: float) -> float:
         """Seconds until `dial` has something to do."""
         idle = [w for w in self._wanted if w not in self._links and w not in self._busy]
-        return max(0.0, min((self._again.get(w, 0.0) for w in idle), default=now + _AGAIN) - now)
+        return max(
+            0.0, min((self._again.get(w, 0.0) for w in idle), default=now + timing.RECONNECT) - now
+        )
 
     @property
     def expects(self) -> bool:
@@ -158,7 +157,7 @@ class Links:
             self._busy.discard(worker)
             if isinstance(connection, OpError):
                 self.unreachable[worker] = connection
-                self._again[worker] = self._runtime.now() + _AGAIN
+                self._again[worker] = self._runtime.now() + timing.RECONNECT
             elif worker not in self._wanted:
                 connection.close()
             else:
@@ -184,7 +183,7 @@ class Links:
         link = self._links.pop(worker, None)
         if reason:
             self._reasons[worker] = reason
-        pause = min(_AGAIN, _AT_ONCE * _LATER ** self._cuts.get(worker, 0))
+        pause = min(timing.RECONNECT, timing.FIRST_RECONNECT * _LATER ** self._cuts.get(worker, 0))
         self._again[worker] = self._runtime.now() + pause
         if link is not None:
             self._cuts[worker] = self._cuts.get(worker, 0) + 1

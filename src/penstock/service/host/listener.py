@@ -14,13 +14,14 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
-from penstock.service.host.authentication import DATA, HANDSHAKE_SECONDS, Admitted, News, no_news
+from penstock.service.host.authentication import DATA, Admitted, News, no_news
 from penstock.service.host.channels import Channel, SecretChannel
 from penstock.service.host.chunk_memory import SlabPool, can_share
 from penstock.service.host.compression import AUTO, NONE, Squeezer
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import is_loopback, joined, listen, listen_unix, tuned
+from penstock.service.protocol import timing
 
 
 class AcceptedClient(NamedTuple):
@@ -73,7 +74,7 @@ class DataListener:
         host: str = "localhost",
         port: int = 0,
         *,
-        handshake_seconds: float = HANDSHAKE_SECONDS,
+        handshake_seconds: float = timing.HANDSHAKE,
         client_host: ClientHost | None = None,
     ) -> None:
         self.transfers: dict[str, str] = {}

@@ -20,14 +20,11 @@ from penstock.errors import InternalError, InvalidArgumentError
 from penstock.service.host.configs import DispatcherConfig
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.session import Session
+from penstock.service.protocol import timing
 
 _STARTS = 3
-"""How often a worker may die soon after its start before that is an error."""
+"""So many workers in a row may end soon after their start before that is an error."""
 
-_SOON = 5.0
-"""Seconds after its start."""
-
-_END_SECONDS = 2.0
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -88,7 +85,8 @@ class _Hand:
             with self._lock:
                 if self._dismissed:
                     return
-                self._deaths = self._deaths + 1 if time.monotonic() - self._started < _SOON else 0
+                early = time.monotonic() - self._started < timing.EARLY_CRASH
+                self._deaths = self._deaths + 1 if early else 0
                 if self._deaths >= _STARTS:
                     self._session.failure = InternalError(
                         f"local://: worker processes end soon after they start (exit code {code}): "
@@ -110,7 +108,7 @@ class _Hand:
     def gone(self) -> None:
         """Waits for the end of the process; it is killed if it does not come."""
         try:
-            self.process.wait(_END_SECONDS)
+            self.process.wait(timing.LOCAL_WORKER_END)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

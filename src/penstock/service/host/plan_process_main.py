@@ -19,6 +19,7 @@ from penstock.service.host.fetch_server import Gate, serve
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.sockets import receive_descriptor
 from penstock.service.host.tasks import Tasks
+from penstock.service.protocol import timing
 from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
@@ -37,7 +38,6 @@ LARGEST = 1 << 16
 _PART = 256
 """Jobs in one message."""
 
-_CLOSE_SECONDS = 0.4
 
 MakeTasks = Callable[[str], Tasks]
 
@@ -92,7 +92,7 @@ class PlanProcess:
     def _close(self) -> None:
         """A stream cannot be closed before the function that it has called returns."""
         if hasattr(self, "_tasks"):
-            _in_thread(self._tasks.close).join(_CLOSE_SECONDS)
+            _in_thread(self._tasks.close).join(timing.PLAN_PROCESS_CLOSE)
 
     def _drain(self) -> None:
         self._gate.wait(None)

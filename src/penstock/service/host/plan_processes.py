@@ -27,6 +27,7 @@ from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
 from penstock.service.host.sockets import send_descriptors, tuned
 from penstock.service.logic.crashes import Losses, how_it_ended
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
 from penstock.service.protocol.plan_process_messages import (
     Begin,
@@ -43,10 +44,6 @@ from penstock.service.protocol.plan_process_messages import (
 
 _LOG = logging.getLogger("penstock.service")
 
-_IDLE = 30.0
-"""Seconds after which a process without clients is ended; the next epoch begins sooner."""
-
-_END_SECONDS = 0.5
 
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the nursery will say so soon."""
@@ -284,7 +281,7 @@ class PlanProcesses:
         now = time.monotonic()
         with self._changed:
             for process in list(self._by_plan.values()):
-                if not process.clients and now - process.idle_since > _IDLE:
+                if not process.clients and now - process.idle_since > timing.PLAN_PROCESS_IDLE:
                     del self._by_plan[process.plan], self._by_number[process.number]
                     process.dismiss()
                 else:
@@ -310,7 +307,7 @@ class PlanProcesses:
             self._changed.notify_all()
             for process in self._by_number.values():
                 process.dismiss()
-            self._changed.wait_for(lambda: not self._by_number, _END_SECONDS)
+            self._changed.wait_for(lambda: not self._by_number, timing.PLAN_PROCESS_END)
         self._nursery.close()
 
 

@@ -16,12 +16,10 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFo
 from penstock.plan import nodes
 from penstock.service.host.local_service import LocalService
 from penstock.service.host.session import Session, session
+from penstock.service.protocol import timing
 
 HOME = ""
 """The service of a part of a plan that runs on a worker: the dispatcher of that worker."""
-
-_LINGER = 0.5
-"""Seconds that a service waits for another reader."""
 
 
 class Service(Protocol):
@@ -88,7 +86,7 @@ class Shared:
             self.users -= 1
             if self.users or isinstance(self.service, Standing):
                 return
-        timer = threading.Timer(_LINGER, self._end)
+        timer = threading.Timer(timing.LOCAL_LINGER, self._end)
         timer.daemon = True
         timer.start()
 

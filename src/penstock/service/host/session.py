@@ -22,6 +22,7 @@ from penstock.plan.splits import shape_of
 from penstock.service.host.chunk_memory import here
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     DatasetInfo,
@@ -38,8 +39,6 @@ from penstock.service.protocol.messages import (
     Welcome,
 )
 from penstock.version import VERSION
-
-_STATUS_SECONDS = 5.0
 
 _ATTEMPTS = 3
 """How often a plan is sent that others make the dispatcher forget meanwhile."""
@@ -144,7 +143,7 @@ class Session:
         return info
 
     def status(self) -> dict[str, Any]:
-        status: Status = self.call(GetStatus(), _STATUS_SECONDS)
+        status: Status = self.call(GetStatus(), timing.STATUS_CALL)
         return status.status
 
 

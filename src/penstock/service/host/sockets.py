@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import AlreadyExistsError, InvalidArgumentError, UnfitServerError
+from penstock.service.protocol import timing
 
 _BACKLOG = 1024
 """Connections that wait to be accepted, if the system allows as many."""
@@ -75,11 +76,11 @@ def _explained(host: str, port: int, error: OSError) -> Exception:
 # Through a network the system finds the best sizes; on one machine what fits the caches is faster.
 _UNIX_BUFFER = 1 << 20
 _NEAR_BUFFER = 512 << 10
-_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 4}
-"""A machine that vanished without a word is noticed after 13 seconds."""
-
-_SOONER = 0.75
-"""The part of a time after which the system gives a connection up: it looks only now and then."""
+_ALIVE = {
+    "TCP_KEEPIDLE": timing.KEEP_ALIVE_IDLE,
+    "TCP_KEEPINTVL": timing.KEEP_ALIVE_INTERVAL,
+    "TCP_KEEPCNT": timing.KEEP_ALIVE_PROBES,
+}
 
 
 def tuned(connected: socket.socket) -> socket.socket:
@@ -111,7 +112,7 @@ def watch(connected: socket.socket, seconds: float) -> None:
         return
     pause = max(1, int(seconds / 8))
     watched = {
-        "TCP_USER_TIMEOUT": max(1, int(_SOONER * seconds * 1000)),
+        "TCP_USER_TIMEOUT": max(1, int(timing.WORKER_SILENCE * seconds * 1000)),
         "TCP_KEEPIDLE": 2 * pause,
         "TCP_KEEPINTVL": pause,
     }

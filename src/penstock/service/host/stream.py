@@ -41,6 +41,7 @@ from penstock.service.logic.reader import Ask, Limits
 from penstock.service.logic.reading import Reading, claimed
 from penstock.service.logic.remembering import spans
 from penstock.service.logic.turns import InputFeed, Placed
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
     ClientBeat,
@@ -51,24 +52,9 @@ from penstock.service.protocol.messages import (
     Work,
 )
 
-PATIENCE = 900.0
-"""Seconds after which waiting for a worker or a consumer is an error."""
+_LOOKS = 8
+"""How many times within the worker timeout a reader looks for silent workers."""
 
-_UNREACHABLE = 15.0
-"""Seconds after which it is an error that none was ever reached; who was may come back."""
-
-_AGAIN = 1.0
-"""Seconds after which a worker that took nothing on is asked again."""
-
-_WARN, _OFTEN = 5.0, 60.0
-"""Seconds after which a wait is reported; then after twice that time, and so on, up to so long."""
-
-_SOONER, _LOOKS = 0.75, 8
-"""The part of the worker timeout after which a silent worker is left: it is looked for that only
-so many times in that time, and others need time, too."""
-
-_QUIET = 2.0
-"""Seconds after which it is worth telling that a worker says nothing."""
 
 MOST_DAMAGED = 4
 """Chunks in a row that may arrive damaged before the connection is given up."""
@@ -173,7 +159,7 @@ class RemoteStream(Stream):
 
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Works until `what` gives something; None at the end of the data."""
-        started, due = self._now(), _WARN
+        started, due = self._now(), timing.WAIT_WARNING
         while True:
             now = self._now()  # Before anybody decides that it is too early for something.
             self._attend()
@@ -185,7 +171,7 @@ class RemoteStream(Stream):
                 self._interrupted = False
                 raise CancelledError("distribute: reading was stopped while it waited")
             if now - started > due:
-                due = min(2 * due, due + _OFTEN)
+                due = min(2 * due, due + timing.WAIT_WARNING_LONGEST)
                 self._complain(now - started)
             self._exchange(self._until(now))
 
@@ -380,7 +366,8 @@ class RemoteStream(Stream):
 
     def _leave_silent(self) -> None:
         """Asks others for what workers owe that do not even say what they are doing."""
-        reader, timeout = self._reading.reader, _SOONER * self._opening.opened.worker_timeout
+        reader = self._reading.reader
+        timeout = timing.WORKER_SILENCE * self._opening.opened.worker_timeout
         for link in self._links.silent(timeout):
             silence = link.silence(self._now())
             if silence > reader.patience(link.worker, timeout):
@@ -425,7 +412,7 @@ class RemoteStream(Stream):
             case Impossible():
                 link.answered(message.request)
                 reader.refuse(message.request, from_impossible(message), message.elsewhere)
-                self._trying = self._now() + _AGAIN
+                self._trying = self._now() + timing.WORKER_REFUSAL
             case Closing(reason):
                 self._give_up(link, reason)
 
@@ -507,7 +494,7 @@ class RemoteStream(Stream):
     def _until(self, now: float) -> float:
         """How long to wait for a message at most."""
         retry = self._reading.retry - now
-        longest = min(1.0, self._opening.opened.worker_timeout / _LOOKS)
+        longest = min(timing.LONGEST_LOOK, self._opening.opened.worker_timeout / _LOOKS)
         return min(retry if retry > 0 else longest, self._links.pause(now), longest)
 
     def _complain(self, seconds: float) -> None:
@@ -520,7 +507,7 @@ class RemoteStream(Stream):
         elif not len(self._links) and (whys := self._links.missing()):
             reasons = "; ".join(whys)
             what, error = f"no worker can be reached from here ({reasons})", UnavailableError
-            if seconds > _UNREACHABLE and self._links.unreachable and not self._links.ever:
+            if seconds > timing.UNREACHABLE and self._links.unreachable and not self._links.ever:
                 raise UnavailableError(f"distribute: {what}")
         elif not len(self._links):
             address = self._opening.session.address
@@ -532,7 +519,7 @@ class RemoteStream(Stream):
         else:
             _LOG.warning("distribute: waiting for %.0f s for %s", seconds, self._what_is_awaited())
             return
-        if seconds > PATIENCE:
+        if seconds > timing.WAIT_LIMIT:
             raise error(f"distribute: waited {seconds:.0f} s, and {what}")
         _LOG.warning("distribute: waiting for %.0f s: %s", seconds, what)
 
@@ -549,7 +536,9 @@ class RemoteStream(Stream):
         link = self._links[ask.worker]
         where = f", in {link.where}" if link.where else ""
         silence = link.silence(self._now())
-        says = f", which has said nothing for {silence:.0f} s" if silence > _QUIET else ""
+        says = (
+            f", which has said nothing for {silence:.0f} s" if silence > timing.QUIET_WORKER else ""
+        )
         return f"element {ask.at}{stream}{where} ({link.connection.peer}{says})"
 
     def save(self) -> State:

@@ -21,11 +21,9 @@ from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.worker_streams import KEPT, Depot, Item, Line, Quit, Recipe, recipe_of
 from penstock.service.logic.production import Block, Stride, Want
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work, WorkStatus
-
-_GRACE = 10.0
-"""Seconds for which a line stays open that nobody reads: a client may connect again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class Tasks:
     def tidy(self, jobs: Collection[str] | None = None) -> None:
         """Closes what nobody reads: at once if its job is over, else after a while."""
         with self.depot.lock:
-            late = self.depot.runtime.now() - _GRACE
+            late = self.depot.runtime.now() - timing.IDLE_STREAM
             idle = [line for line in self.depot.lines.values() if not line.readers]
         for line in idle:
             if line.idle_since <= late or (jobs is not None and line.job not in jobs):

@@ -37,6 +37,7 @@ from penstock.service.host.security import Security
 from penstock.service.host.session import Session, greeting, python_version
 from penstock.service.host.sockets import joined, split_address
 from penstock.service.host.tasks import Tasks
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     LeaveWorker,
@@ -49,16 +50,6 @@ from penstock.service.protocol.messages import (
 from penstock.version import VERSION
 
 _LOG = logging.getLogger("penstock.service")
-
-HEARTBEAT = 1.0
-
-DISPATCHER_TIMEOUT = 30.0
-
-_BEAT_TIMEOUT = 5.0
-
-_LEAVE_TIMEOUT = 0.5
-
-_CLOSE_SECONDS = 0.5
 
 
 class Worker(Lifecycle):
@@ -94,7 +85,9 @@ class Worker(Lifecycle):
 
     def _begin(self) -> None:
         """Registers and serves; UnavailableError if the dispatcher does not answer in time."""
-        running = Running(self._stopped, seconds(self._config.heartbeat_interval_ms, HEARTBEAT))
+        running = Running(
+            self._stopped, seconds(self._config.heartbeat_interval_ms, timing.WORKER_HEARTBEAT)
+        )
         try:
             self._open(running)
             self._agree(running)
@@ -137,7 +130,7 @@ class Worker(Lifecycle):
         listener.start()
 
     def _control(self) -> ControlClient:
-        timeout = seconds(self._config.dispatcher_timeout_ms, DISPATCHER_TIMEOUT)
+        timeout = seconds(self._config.dispatcher_timeout_ms, timing.DISPATCHER_TIMEOUT)
         return ControlClient(self._dispatcher, self._security, timeout)
 
     def _world(self) -> tuple[Security, Decode, Callable[[], Environment]]:
@@ -281,10 +274,10 @@ class Running:
         beat = WorkerBeat(
             self.info.worker, self.tasks.statuses(), self._gate.draining, self.tasks.restarts
         )
-        beaten = self.control.call(beat, _BEAT_TIMEOUT)
+        beaten = self.control.call(beat, timing.WORKER_HEARTBEAT_CALL)
         assert isinstance(beaten, WorkerBeaten)
         if not beaten.known:
-            self.register(_BEAT_TIMEOUT)
+            self.register(timing.WORKER_HEARTBEAT_CALL)
         self.tasks.tidy(beaten.jobs)
 
     def drain(self, timeout: float | None) -> None:
@@ -301,11 +294,11 @@ class Running:
         self._hurry.set()
         if leave:
             with contextlib.suppress(OpError):
-                self.control.call(LeaveWorker(self.info.worker), _LEAVE_TIMEOUT)
+                self.control.call(LeaveWorker(self.info.worker), timing.WORKER_LEAVE)
         if hasattr(self, "control"):
             self.control.close()
         closing = self._runtime.start(self._close, "penstock-close")
-        closing.join(_CLOSE_SECONDS)
+        closing.join(timing.WORKER_CLOSE)
         self._stopped.set()
 
     def _close(self) -> None:

@@ -42,6 +42,7 @@ from penstock.service.logic.production import (
     Wait,
     Want,
 )
+from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
 
@@ -57,10 +58,9 @@ _TAILS = 64 << 20
 _CHUNK = 4 << 20
 """Bytes that are made in one go, about."""
 
-_POLL = 0.05
-"""Seconds after which somebody who waits looks whether it is still to wait."""
 
-_MARK_SECONDS, _MARK_FRAMES = 0.5, 64
+_MARK_FRAMES = 64
+"""A worker also saves the state of a stream after so many chunks."""
 
 _MARK_SHARE = 20
 """Marks take at most this part of the time."""
@@ -271,7 +271,7 @@ class Line:
                     case End():
                         return None
                     case Wait():
-                        self._changed.wait(_POLL)
+                        self._changed.wait(timing.STREAM_POLL)
                         continue
                     case Make(cursor, most):
                         pass
@@ -331,7 +331,7 @@ class Line:
 
     def _mark(self, cursor: Cursor) -> bytes | None:
         """Saves the state of a cursor now and then; gives it as bytes if it can travel."""
-        due = cursor.unmarked >= _MARK_SECONDS or cursor.frames >= _MARK_FRAMES
+        due = cursor.unmarked >= timing.MARK or cursor.frames >= _MARK_FRAMES
         if not due or cursor.unmarked < _MARK_SHARE * cursor.cost:
             return None
         started = self._timer()

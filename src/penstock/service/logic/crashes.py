@@ -15,18 +15,12 @@ import signal
 from dataclasses import dataclass
 
 from penstock.errors import AbortedError
-
-SOON = 5.0
-"""A process that is lost so many seconds after its start may never have worked."""
+from penstock.service.protocol import timing
 
 AT_ONCE = 3
 """How many processes in a row that were lost soon are replaced at once: a reader gives up after
 as many (`MOST_DEATHS`)."""
 
-MEMORY = 600.0
-"""Seconds for which a loss is remembered."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 MOST_DEATHS = 3
 """Workers, or processes of theirs, that may be lost with the same elements in hand."""
@@ -48,7 +42,9 @@ class Loss:
     def pause(self) -> float:
         """Seconds until the next process may start."""
         late = self.soon - AT_ONCE
-        return 0.0 if late < 0 else min(_FIRST_PAUSE * 2.0**late, _LONGEST_PAUSE)
+        if late < 0:
+            return 0.0
+        return min(timing.CRASH_FIRST_PAUSE * 2.0**late, timing.CRASH_LONGEST_PAUSE)
 
 
 class Losses:
@@ -63,7 +59,7 @@ class Losses:
         self.count += 1
         before = self._last.get(plan)
         in_a_row = 0 if before is None else before.soon
-        soon = in_a_row + 1 if now - started < SOON else 0
+        soon = in_a_row + 1 if now - started < timing.EARLY_CRASH else 0
         loss = self._last[plan] = Loss(self.count, code, now, soon)
         return loss
 
@@ -77,7 +73,8 @@ class Losses:
 
     def forget(self, now: float) -> None:
         """Drops what is no longer of interest to any client."""
-        self._last = {p: loss for p, loss in self._last.items() if now - loss.at <= MEMORY}
+        oldest = now - timing.CRASH_MEMORY
+        self._last = {plan: loss for plan, loss in self._last.items() if loss.at >= oldest}
 
 
 def how_it_ended(code: int) -> str:

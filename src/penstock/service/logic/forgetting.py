@@ -12,13 +12,11 @@ from penstock.errors import FailedPreconditionError, NotFoundError
 from penstock.service.logic.facts import DatasetForgotten, Fact, IterationRemoved
 from penstock.service.logic.iterations import IterationRecord, JobRecord
 from penstock.service.logic.state import Decision, State
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Forget, JobsForgotten
 
 REPETITIONS = 16
 """So many repetitions of a job are remembered that were read to their end; earlier ones go."""
-
-SPARE_SECONDS = 60.0
-"""A dataset that a client registered and did not begin to read is forgotten after so long."""
 
 
 def forget_idle(state: State, now: float) -> list[Fact]:
@@ -27,7 +25,7 @@ def forget_idle(state: State, now: float) -> list[Fact]:
     for job in state.jobs.values():
         idle.update(dict.fromkeys(_early_repetitions(state, job)))
     facts: list[Fact] = [IterationRemoved(name) for name in idle]
-    spare = (name for name, since in state.spare.items() if now - since >= SPARE_SECONDS)
+    spare = (name for name, since in state.spare.items() if now - since >= timing.UNREAD_DATASET)
     return facts + [DatasetForgotten(dataset_id) for dataset_id in spare]
 
 

@@ -20,10 +20,8 @@ from penstock.service.logic.facts import (
 from penstock.service.logic.iterations import HERE, LOST, ClientRecord, IterationRecord, is_local
 from penstock.service.logic.roster import least_loaded
 from penstock.service.logic.state import Decision, State
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Address, Grant, Lease, Leased
-
-RETRY = 0.2
-"""Seconds after which a client may ask again when nothing is free."""
 
 
 def reader(state: State, name: str) -> ClientRecord:
@@ -79,14 +77,14 @@ def _answer(
 ) -> tuple[list[Fact], Leased]:
     if not chosen:
         return _in_vain(state, record, client)
-    return _granted(state, record, client, chosen) or ([], Leased(retry=RETRY))
+    return _granted(state, record, client, chosen) or ([], Leased(retry=timing.LEASE_RETRY))
 
 
 def _leased(
     record: IterationRecord, addresses: tuple[Address, ...], places: dict[int, str | None]
 ) -> Leased:
     if not addresses:
-        return Leased(retry=RETRY)
+        return Leased(retry=timing.LEASE_RETRY)
     worker = record.places.worker
     return Leased(tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in addresses))
 
@@ -132,7 +130,7 @@ def _in_vain(
 ) -> tuple[list[Fact], Leased]:
     """Nothing is free: all is over, or in the hands of others who may yet give it back."""
     if record.waiting:
-        return [], Leased(retry=RETRY)
+        return [], Leased(retry=timing.LEASE_RETRY)
     group = state.group(client)
     others = (name for name in group.holders if name != client.client)
     since = client.waits_since
@@ -140,4 +138,4 @@ def _in_vain(
     if all(since is not None and state.clients[name].version >= since for name in others):
         shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())
         return [], Leased(finished=True, shared=shared)
-    return [ClientWaits(client.client)], Leased(retry=RETRY)
+    return [ClientWaits(client.client)], Leased(retry=timing.LEASE_RETRY)

@@ -13,14 +13,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from penstock.service.protocol import timing
+
 TAIL_BLOCKS = 256
 """So many blocks that everybody has are kept, however small they are."""
 
 NEWEST = 4
 """So many of the latest marks are kept whatever their distance."""
 
-PATIENCE = 10.0
-"""Seconds without a word from a consumer, after which the others wait for it no more."""
 
 IDLE = 3
 """So many opened streams wait for somebody to go on with them, at most."""
@@ -138,7 +138,7 @@ class Stock:
 class Pace:
     """Where the consumers of coordinated reads are, and whether one that is ahead has to wait."""
 
-    def __init__(self, consumers: int, patience: float = PATIENCE) -> None:
+    def __init__(self, consumers: int, patience: float = timing.PACE) -> None:
         self._at = [0] * consumers
         self._heard = [0.0] * consumers
         self._away = [False] * consumers

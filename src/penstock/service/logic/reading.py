@@ -18,6 +18,7 @@ from penstock.service.logic.orders import InSequence, InTurns
 from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.reader import Limits, Order, Reader
 from penstock.service.logic.turns import MOST_INPUTS, TakingTurns
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     Grant,
@@ -30,13 +31,8 @@ from penstock.service.protocol.messages import (
 _OWNED = ("whole", "shard", "share")
 """Forms whose streams belong to workers."""
 
-_LEASE_SECONDS = 0.1
-"""A lease is for about what the user consumes in this time."""
 
 _LEASE_ROWS = 1 << 13
-
-_CHUNK_SECONDS = 0.05
-"""What is handed out at once and not yet reported as consumed; others get it if this one dies."""
 
 
 def _now(make: Callable[[], Any]) -> Any:
@@ -183,7 +179,7 @@ class Reading:
         if not isinstance(order, AsLeased) or self._asked or order.finished or now < self._retry:
             return 0
         # No more than it has shown to need: what one holds and does not use, others wait for.
-        soon = min(self._total, int(self._rate * _LEASE_SECONDS), _LEASE_ROWS)
+        soon = min(self._total, int(self._rate * timing.LEASED_WORK), _LEASE_ROWS)
         want = max(soon, 2 * len(self.reader.workers), 1)
         if self._elements is not None:
             want = min(want, self._elements)
@@ -217,7 +213,7 @@ class Reading:
     def _take(self, count: int, now: float) -> tuple[Feed, int, Piece] | None:
         self._settle()
         if self.leased:
-            count = max(1, min(count, int(self._rate * _CHUNK_SECONDS)))
+            count = max(1, min(count, int(self._rate * timing.UNREPORTED_WORK)))
         taken = self.reader.take(count)
         if taken is None:
             return None

@@ -22,6 +22,7 @@ from penstock.service.logic.iterations import (
 )
 from penstock.service.logic.leases import Group
 from penstock.service.logic.roster import Roster
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, Reply
 
 _CALL_BITS = 12
@@ -52,12 +53,12 @@ class Settings:
     version: str = ""
     worker_addresses: tuple[str, ...] = ()
     """If there are any, the only ones that workers may have."""
-    worker_timeout: float = 10.0
-    lease_seconds: float = 10.0
+    worker_timeout: float = timing.WORKER_TIMEOUT
+    lease_seconds: float = timing.LEASE
     """A client that is silent for longer is gone."""
     job_gc_timeout: float | None = None
     """A named iteration without clients is removed after so long; None or 0: never."""
-    forget_after: float = 3600.0
+    forget_after: float = timing.FINISHED_ITERATION
     """A named iteration that was read to its end is removed after so long without clients."""
     started: float | None = None
     """When it started: for a while it cannot say what goes on."""

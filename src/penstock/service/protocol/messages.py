@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.plan.shape import Shape
+from penstock.service.protocol import timing
 
 PROTOCOL = 1
 """Peers of another protocol are refused."""
@@ -361,7 +362,7 @@ class IterationOpened(Message, frozen=True):
     ready: bool = True
     """False while consumers of coordinated reads are missing."""
     missing: tuple[int, ...] = ()
-    lease_seconds: float = 10.0
+    lease_seconds: float = timing.LEASE
     held: tuple[Address, ...] = ()
     """Of what a saved state had set aside, what is leased again; others have got the rest."""
     seeds: tuple[int, ...] | None = None
@@ -370,7 +371,7 @@ class IterationOpened(Message, frozen=True):
     """Which one it is: a later one than was asked for, if that was over and the client repeats."""
     warning: str = ""
     """What the user should know before reading."""
-    worker_timeout: float = 10.0
+    worker_timeout: float = timing.WORKER_TIMEOUT
     """Seconds after which a worker that says nothing is given up."""
     repeated: tuple[Address, ...] = ()
     """Of what the client has consumed, what other readers have got, too: it comes twice."""

@@ -1,0 +1,257 @@
+"""Every duration of the service, in seconds, and the inequalities that hold between them.
+
+Import the module and write `timing.LEASE`, so that a test can replace a value in one place.
+`check` runs when this module is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Leases and heartbeats: no element is handed out twice because of these.
+
+LEASE = 10.0
+"""A dispatcher takes back the leases of a client that it has not heard for this time."""
+
+LEASE_TRUST = 0.75
+"""The fraction of a lease's time in which a reader relies on it, counted from the moment when it
+sent the last request that was answered. The rest is a margin for handing out elements in hand."""
+
+CLIENT_HEARTBEAT = 0.5
+"""The time between two heartbeats of a client."""
+
+EAGER_HEARTBEAT = 0.1
+"""The fraction of that time between heartbeats while the client waits for consumers, for a first
+worker, or for an agreement about new streams."""
+
+LEASE_RETRY = 0.2
+"""A client that was granted nothing asks again after this time."""
+
+TICK = 0.5
+"""The time between two looks of a dispatcher at what has expired."""
+
+SUSPENSION = 3.0
+"""A dispatcher that reads its clock after a longer time was suspended; the rest does not count, so
+that clients whose messages wait in its sockets keep their leases."""
+
+CLIENT_CALL = 2.0
+"""For requests that a client can do without: to leave, and for news before its end."""
+
+DISPATCHER_ABSENCE = 300.0
+"""A client repeats its requests for this time while the dispatcher does not answer."""
+
+LEASED_WORK = 0.1
+"""A reader leases about as many elements as the user consumes in this time."""
+
+UNREPORTED_WORK = 0.05
+"""A reader hands out at most the elements of this time before it reports them as consumed."""
+
+# Workers
+
+WORKER_HEARTBEAT = 1.0
+"""The time between two heartbeats of a worker; `heartbeat_interval_ms` changes it."""
+
+WORKER_HEARTBEAT_CALL = 5.0
+"""A heartbeat that is not answered in this time is given up; the next one follows."""
+
+WORKER_TIMEOUT = 10.0
+"""A dispatcher gives a silent worker's streams to other workers after this time;
+`worker_timeout_ms` changes it."""
+
+WORKER_SILENCE = 0.75
+"""The fraction of that time after which a client leaves a worker that says nothing, and after which
+the system closes a connection whose other side confirms nothing."""
+
+PROGRESS = 0.5
+"""The time between two reports of a worker about a request that takes long."""
+
+DISPATCHER_TIMEOUT = 30.0
+"""A worker that starts waits this long for the dispatcher; `dispatcher_timeout_ms` changes it."""
+
+PACE = 10.0
+"""The other consumers of a coordinated read wait this long for one that fetches nothing."""
+
+IDLE_STREAM = 10.0
+"""A worker keeps a stream without readers open for this time: a client may reconnect."""
+
+STREAM_POLL = 0.05
+"""A thread that waits for another thread's elements looks this often whether its client is gone."""
+
+MARK = 0.5
+"""A worker saves the state of a stream after this time of work."""
+
+WORKER_LEAVE = 0.5
+"""A worker that stops waits this long for the dispatcher to confirm that it left."""
+
+WORKER_CLOSE = 0.5
+"""A worker that stops waits this long for its streams to close."""
+
+# Processes
+
+PLAN_PROCESS_IDLE = 30.0
+"""A worker ends a plan process without clients after this time; the next epoch begins sooner."""
+
+PLAN_PROCESS_CLOSE = 0.4
+"""A plan process that ends waits this long for its streams to close."""
+
+PLAN_PROCESS_END = 0.5
+"""A worker kills plan processes that have not ended after this time."""
+
+EARLY_CRASH = 5.0
+"""A process that ends within this time after its start may never have worked."""
+
+CRASH_FIRST_PAUSE, CRASH_LONGEST_PAUSE = 0.5, 30.0
+"""The pauses before a worker restarts a process whose predecessors crashed early."""
+
+CRASH_MEMORY = 600.0
+"""A worker remembers for this time how the last process of a plan crashed."""
+
+LOCAL_WORKER_END = 2.0
+"""`local://` kills worker processes that have not ended after this time."""
+
+LOCAL_LINGER = 0.5
+"""A service that a client started waits this long for another reader before it ends."""
+
+# Connections
+
+HANDSHAKE = 10.0
+"""A connection whose handshake takes longer is closed."""
+
+CONTROL_ATTEMPT = 10.0
+"""A request to the dispatcher that is not answered in this time is sent again."""
+
+CONTROL_SHORTEST_ATTEMPT = 5.0
+"""An attempt may take this long, even if the time in which it is repeated is over sooner."""
+
+CONTROL_FIRST_PAUSE, CONTROL_LONGEST_PAUSE = 0.02, 0.5
+"""The pauses between two attempts."""
+
+CONTROL_WARNING, CONTROL_WARNING_CALLS = 2.0, 10.0
+"""A call is logged if it waits for the first of these times and may take more than the second."""
+
+CONTROL_MESSAGE = 10.0
+"""A message to or from the dispatcher that has begun must be complete after this time."""
+
+CONTROL_TURN = 5.0
+"""A large message waits this long for its turn to be read."""
+
+CONTROL_GRACE = 1.0
+"""A dispatcher that stops finishes the requests in hand in this time."""
+
+STATUS_CALL = 5.0
+"""A request for the status of a service must be answered in this time."""
+
+SERVER_CLOSE = 5.0
+"""A server that stops waits this long for the threads of its connections."""
+
+DISPATCHER_CLOSE = 10.0
+"""A dispatcher that stops waits this long for the thread of its ticks."""
+
+EXHAUSTED = 0.1
+"""A server without descriptors or threads waits this long for them."""
+
+REFUSAL_LOG = 60.0
+"""The time between two log lines about connections that were refused."""
+
+RECONNECT = 2.0
+"""A client tries a worker that it could not reach again after this time."""
+
+FIRST_RECONNECT = 0.02
+"""The same after a connection was cut; it grows if that happens again."""
+
+WORKER_REFUSAL = 1.0
+"""A client asks a worker that refused its requests again after this time."""
+
+JOURNAL_BUSY = 2.0
+"""A dispatcher waits this long for a journal that another process uses."""
+
+KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_PROBES = 5, 2, 4
+"""The system probes a silent connection after the first time, then so often: a machine that
+vanished is noticed after 13 seconds. The last one is a count."""
+
+# Waits of users
+
+WAIT_WARNING, WAIT_WARNING_LONGEST = 5.0, 60.0
+"""A wait is logged after the first of these times, and then after pauses that double up to the
+second."""
+
+WAIT_LIMIT = 900.0
+"""Waiting for a worker or a consumer for longer is an error."""
+
+UNREACHABLE = 15.0
+"""If no worker was ever reached, that is an error after this time. A worker that was reached may
+come back, so it is waited for longer."""
+
+QUIET_WORKER = 2.0
+"""A log line says how long a worker has been silent if it is longer than this."""
+
+LONGEST_LOOK = 1.0
+"""A reader that waits for messages looks at everything else at least this often."""
+
+# What a dispatcher remembers
+
+UNREAD_DATASET = 60.0
+"""A dispatcher forgets a dataset that was registered and not read after this time."""
+
+FINISHED_ITERATION = 3600.0
+"""A dispatcher forgets a named iteration that was read to its end after this time without clients;
+`forget_after_ms` changes it."""
+
+SEVERAL = 3
+"""So many heartbeats in a row may be lost without a consequence."""
+
+
+def broken_rules(times: Mapping[str, float]) -> list[str]:
+    """The inequalities that do not hold between the durations in `times`."""
+    t = times
+    trusted = t["LEASE_TRUST"] * t["LEASE"]
+    left_worker = t["WORKER_SILENCE"] * t["WORKER_TIMEOUT"]
+    rules = {
+        # The dispatcher hears a request after the client sent it, so its count of the lease begins
+        # later than the client's. A client that stops earlier hands out nothing of a lease that
+        # the dispatcher has given to another client. Suspensions only make the dispatcher later.
+        "a reader stops relying on a lease before it expires": trusted < t["LEASE"],
+        "the margin is longer than the elements handed out at once": (
+            t["LEASE"] - trusted > SEVERAL * t["UNREPORTED_WORK"]
+        ),
+        "a lease outlives several heartbeats": trusted > SEVERAL * t["CLIENT_HEARTBEAT"],
+        "a reader consumes what it leased while it may": t["LEASED_WORK"] < trusted,
+        "a dispatcher that was suspended hears its clients before it expires their leases": (
+            t["SUSPENSION"] + t["TICK"] + t["CLIENT_HEARTBEAT"] < trusted
+        ),
+        # Otherwise idle time would count as suspension, and no lease would ever expire.
+        "ticks are not taken for suspensions": SEVERAL * t["TICK"] < t["SUSPENSION"],
+        "a worker outlives several heartbeats": (
+            SEVERAL * t["WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
+        ),
+        "a worker outlives a heartbeat that was not answered": (
+            t["WORKER_HEARTBEAT_CALL"] + t["WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
+        ),
+        "a client leaves a silent worker before the dispatcher does": (
+            left_worker < t["WORKER_TIMEOUT"]
+        ),
+        "a client outwaits several reports of progress": SEVERAL * t["PROGRESS"] < left_worker,
+        "a stream outlives the reconnecting of its client": t["IDLE_STREAM"] > t["RECONNECT"],
+        "a plan process closes before it is killed": (
+            t["PLAN_PROCESS_CLOSE"] < t["PLAN_PROCESS_END"]
+        ),
+        "a local worker stops before it is killed": (
+            t["WORKER_LEAVE"] + t["WORKER_CLOSE"] < t["LOCAL_WORKER_END"]
+        ),
+        "a crashed process is remembered for longer than the pauses": (
+            t["CRASH_LONGEST_PAUSE"] + t["EARLY_CRASH"] < t["CRASH_MEMORY"]
+        ),
+        "a handshake ends before its worker counts as unreachable": (
+            t["HANDSHAKE"] < t["UNREACHABLE"]
+        ),
+    }
+    return [rule for rule, holds in rules.items() if not holds]
+
+
+def check() -> None:
+    """Raises AssertionError if an inequality does not hold."""
+    if broken := broken_rules(globals()):
+        raise AssertionError(f"penstock.service.protocol.timing: not true: {'; '.join(broken)}")
+
+
+check()

@@ -1,0 +1,72 @@
+"""Timing: which inequalities hold between the durations of the service, and where durations are."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+import penstock.service
+from penstock.service.protocol import timing
+
+TIMES = {name: value for name, value in vars(timing).items() if name.isupper()}
+
+
+def test_every_inequality_holds() -> None:
+    assert timing.broken_rules(TIMES) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"LEASE_TRUST": 1.0}, "a reader stops relying on a lease before it expires"),
+        ({"UNREPORTED_WORK": 1.0}, "the margin is longer than the elements handed out at once"),
+        ({"CLIENT_HEARTBEAT": 2.5}, "a lease outlives several heartbeats"),
+        ({"LEASE": 1.5}, "a lease outlives several heartbeats"),
+        ({"LEASED_WORK": 8.0}, "a reader consumes what it leased while it may"),
+        ({"SUSPENSION": 8.0}, "a dispatcher that was suspended hears its clients"),
+        ({"TICK": 1.0}, "ticks are not taken for suspensions"),
+        ({"WORKER_HEARTBEAT": 4.0}, "a worker outlives several heartbeats"),
+        ({"WORKER_HEARTBEAT_CALL": 9.0}, "a worker outlives a heartbeat that was not answered"),
+        ({"WORKER_SILENCE": 1.0}, "a client leaves a silent worker before the dispatcher does"),
+        ({"PROGRESS": 2.5}, "a client outwaits several reports of progress"),
+        ({"IDLE_STREAM": 1.0}, "a stream outlives the reconnecting of its client"),
+        ({"PLAN_PROCESS_CLOSE": 0.5}, "a plan process closes before it is killed"),
+        ({"WORKER_CLOSE": 1.5}, "a local worker stops before it is killed"),
+        ({"CRASH_MEMORY": 35.0}, "a crashed process is remembered for longer than the pauses"),
+        ({"HANDSHAKE": 15.0}, "a handshake ends before its worker counts as unreachable"),
+    ],
+)
+def test_a_duration_that_does_not_fit_breaks_a_rule(change: dict[str, float], rule: str) -> None:
+    assert any(broken.startswith(rule) for broken in timing.broken_rules({**TIMES, **change}))
+
+
+def test_a_broken_rule_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LEASE_TRUST", 1.0)
+    with pytest.raises(AssertionError, match="not true: a reader stops relying on a lease before"):
+        timing.check()
+
+
+def test_every_duration_has_a_meaning_and_is_positive() -> None:
+    source = Path(timing.__file__).read_text(encoding="utf-8")
+    statements = ast.parse(source).body
+    for statement, following in itertools.pairwise(statements):
+        if isinstance(statement, ast.Assign):
+            assert isinstance(following, ast.Expr), ast.unparse(statement)
+    assert all(value > 0 for value in TIMES.values())
+
+
+def test_no_other_module_of_the_service_has_durations() -> None:
+    """Module constants that are fractions of seconds or seconds are written as floats."""
+    allowed = {"_LATER", "FADING", "_BUSY", "_SLOW"}
+    found = {
+        target.id
+        for file in Path(penstock.service.__file__).parent.rglob("*.py")
+        if file.name != "timing.py"
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(statement, ast.Assign)
+        and any(isinstance(n, ast.Constant) and type(n.value) is float for n in ast.walk(statement))
+        for target in ast.walk(statement.targets[0])
+        if isinstance(target, ast.Name)
+    }
+    assert found <= allowed
