@@ -140,7 +140,7 @@ def test_a_cpu_is_never_missing() -> None:
             ["CPU:0", "/cpu:0", "CPU:1"],
             None,
             DisagreementError,
-            "MirroredStrategy: devices must differ, but CPU:0 is there more than once; name each",
+            "MirroredStrategy: devices must differ, but CPU:0 is named more than once; name each",
         ),
         (
             ["/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:2"],
@@ -152,7 +152,7 @@ def test_a_cpu_is_never_missing() -> None:
             ["/job:worker/replica:0/task:1/device:CPU:0"],
             None,
             InvalidArgumentError,
-            "job 'worker' in .* is another process; a strategy is given its own",
+            "job 'worker' in .* is another process; pass devices of this process",
         ),
         (
             [torch.device("cpu"), jax.devices("cpu")[0]],

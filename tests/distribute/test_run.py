@@ -346,7 +346,7 @@ def test_a_waiting_replica_that_swallows_the_end_still_ends() -> None:
 @pytest.mark.parametrize(
     ("there", "message"),
     [
-        ([0], "replica 0 called it, but replicas 1, 2 returned without; every replica must"),
+        ([0], "replica 0 called it, but replicas 1, 2 returned without calling it; every repl"),
         ([0, 2], "replicas 0, 2 called it, but replica 1 returned without"),
         ([1, 2], "replica 1 called it, but replica 0 returned without"),
         ([2], "replica 2 called it, but replicas 0, 1 returned without"),

@@ -86,7 +86,7 @@ def resolve(devices: Any, backend: str | None, call: str) -> tuple[Backend, tupl
     names = [_kind_and_index(device, chosen, call) for device in given]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise DisagreementError(
-            f"{call}: devices must differ, but {_join_names(repeated)} is there more than once; "
+            f"{call}: devices must differ, but {_join_names(repeated)} is named more than once; "
             "name each device once (CPU:0, CPU:1, ... are logical: there are as many as you name)"
         )
     return chosen, _place_devices(names, chosen, call)
@@ -156,7 +156,7 @@ def _check_jobs(devices: list[Any], call: str) -> None:
     if remote := jobs - {None, "localhost"}:
         raise InvalidArgumentError(
             f"{call}: job {remote.pop()!r} in {devices} is another process; "
-            "a strategy is given its own process's devices, such as 'CPU:0'"
+            "pass devices of this process, such as 'CPU:0'"
         )
 
 

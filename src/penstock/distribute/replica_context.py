@@ -236,7 +236,7 @@ def require_own_scope(strategy: Any, call: str) -> None:
     if standpoint.strategy is not strategy and standpoint is not DefaultStandpoint.standpoint:
         raise FailedPreconditionError(
             f"{call}: called under the scope of another strategy, and mixing strategies is "
-            "impossible; call it outside of that scope, or make that strategy's own"
+            "impossible; call it outside of that scope, or on that strategy"
         )
 
 
@@ -246,6 +246,6 @@ def require_cross_replica(strategy: Any, call: str) -> None:
     if index is not None:
         raise InvalidArgumentError(
             f"{call}: called inside Strategy.run, as replica {index} of this process; take the "
-            "element outside and hand it to Strategy.run in args"
+            "element outside and pass it to Strategy.run in args"
         )
     require_own_scope(strategy, call)

@@ -200,18 +200,21 @@ class Run:
             return spread(self._call_merge_fn(merge_fn, args, kwargs), 1, _CALL)[0]
         if index:
             self._fail(self._missing_merge_error([index], range(index)))
-        arrived = [MergeCall(merge_fn, args, kwargs), *self._resume_others()]
+        self._merge_all([MergeCall(merge_fn, args, kwargs), *self._resume_others()])
+        return self._answers[0]
+
+    def _merge_all(self, merge_calls: Sequence[MergeCall]) -> None:
+        """Calls the merge function of replica 0 once, with the arguments of all replicas."""
         try:
             merged = self._call_merge_fn(
-                merge_fn,
-                regroup([one.args for one in arrived], False, _ARGUMENTS),
-                regroup([one.kwargs for one in arrived], False, _ARGUMENTS),
+                merge_calls[0].merge_fn,
+                regroup([one.args for one in merge_calls], False, _ARGUMENTS),
+                regroup([one.kwargs for one in merge_calls], False, _ARGUMENTS),
             )
             self._answers = spread(merged, len(self._calls), _CALL)
         except Exception as error:
             _note(error, f"in merge_call, for all {len(self._calls)} replicas")
             self._fail(error)
-        return self._answers[0]
 
     def _call_merge_fn(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with enter(Standpoint(self._strategy, None)):
@@ -230,11 +233,8 @@ class Run:
         arrived = [stop for stop in stops if isinstance(stop, MergeCall)]
         if len(arrived) < len(stops):
             there = [i for i, stop in enumerate(stops, 1) if isinstance(stop, MergeCall)]
-            self._fail(
-                self._missing_merge_error(
-                    [0, *there], sorted({*range(1, len(stops) + 1)} - {*there})
-                )
-            )
+            gone = [i for i, stop in enumerate(stops, 1) if not isinstance(stop, MergeCall)]
+            self._fail(self._missing_merge_error([0, *there], gone))
         return arrived
 
     def _make_strand(self, index: int) -> Strand:
@@ -252,7 +252,7 @@ class Run:
     ) -> FailedPreconditionError:
         return FailedPreconditionError(
             f"ReplicaContext.merge_call: {_replica_numbers(self._replicas, there)} called it, but "
-            f"{_replica_numbers(self._replicas, gone)} returned without; "
+            f"{_replica_numbers(self._replicas, gone)} returned without calling it; "
             "every replica must call merge_call (all_reduce, all_gather) equally often"
         )
 

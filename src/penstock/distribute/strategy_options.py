@@ -66,35 +66,42 @@ class InputOptions(_InputFields):
         experimental_per_replica_buffer_size: int | None = 1,
         last_batch: str = "short",
     ) -> InputOptions:
-        if last_batch not in LAST_BATCH:
+        options = super().__new__(
+            cls,
+            experimental_fetch_to_device=(
+                True if experimental_fetch_to_device is None else experimental_fetch_to_device
+            ),
+            experimental_replication_mode=experimental_replication_mode,
+            experimental_place_dataset_on_device=experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size=experimental_per_replica_buffer_size,
+            last_batch=last_batch,
+        )
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if self.last_batch not in LAST_BATCH:
             raise InvalidArgumentError(
                 f"InputOptions: last_batch must be one of {', '.join(map(repr, LAST_BATCH))}, "
-                f"got {last_batch!r}"
+                f"got {self.last_batch!r}"
             )
-        if not isinstance(experimental_replication_mode, InputReplicationMode):
+        mode: Any = self.experimental_replication_mode
+        if not isinstance(mode, InputReplicationMode):
             raise InvalidTypeError(
                 "InputOptions: experimental_replication_mode must be an InputReplicationMode, "
-                f"got {experimental_replication_mode!r}"
+                f"got {mode!r}"
             )
-        size: Any = experimental_per_replica_buffer_size
+        size: Any = self.experimental_per_replica_buffer_size
         if size is not None and (type(size) is not int or size < 0):
             raise InvalidArgumentError(
                 "InputOptions: experimental_per_replica_buffer_size must be an int from 0 on, "
                 f"got {size!r}"
             )
-        fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
+        fetch: Any = self.experimental_fetch_to_device
         if not isinstance(fetch, bool):
             raise InvalidTypeError(
                 f"InputOptions: experimental_fetch_to_device must be a bool or None, got {fetch!r}"
             )
-        return super().__new__(
-            cls,
-            fetch,
-            experimental_replication_mode,
-            experimental_place_dataset_on_device,
-            experimental_per_replica_buffer_size,
-            last_batch,
-        )
 
 
 class RunOptions(NamedTuple):

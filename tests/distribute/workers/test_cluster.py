@@ -181,7 +181,7 @@ def test_lists_of_machines(text: str, names: list[str]) -> None:
         (
             tf_config({"worker": ["a:1", "b:1"]}),
             InvalidArgumentError,
-            "has 2 processes, but which of them this one is, is not said .* set the task's type",
+            "has 2 processes, but it is not known which of them this one is .* set the task's type",
         ),
         (
             tf_config({"worker": ["a:1"], "ps": ["b:1"]}, "worker", 0),
@@ -191,7 +191,7 @@ def test_lists_of_machines(text: str, names: list[str]) -> None:
         (
             tf_config({"worker": ["a", "b:1"]}, "worker", 0),
             InvalidArgumentError,
-            "worker 0 is where all meet, so it needs an address 'host:port', got 'a'",
+            "all workers connect to worker 0, so it needs an address 'host:port', got 'a'",
         ),
         (
             {"RANK": "0", "MASTER_ADDR": "a"},

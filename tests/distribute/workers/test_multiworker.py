@@ -122,7 +122,7 @@ def test_workers_that_disagree_are_told(team: list[Said]) -> None:
         assert f"calls {expected[1]}; all workers must run the same program" in found["calls"][1]
         assert "gather of float32[2]" in found["dtypes"][1]
         assert found["strings"][0] == "UnimplementedError"
-        assert "strings cannot go from worker to worker" in found["strings"][1]
+        assert "strings cannot be sent to other workers" in found["strings"][1]
         assert "an array of 9 dimensions cannot go from" in found["many_dimensions"][1]
 
 
@@ -267,7 +267,7 @@ def test_communication_options() -> None:
         (
             {"cluster_resolver": SimpleClusterResolver(["a:1", "b:1"])},
             InvalidArgumentError,
-            "which of them this one is, is not said",
+            "it is not known which of them this one is",
         ),
         (
             {
@@ -372,7 +372,9 @@ def test_what_is_said_of_lost_workers(
 def test_numpy_needs_torch_for_more_than_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "penstock.distribute.workers.torch_collectives")
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = "2 processes with backend 'numpy' talk by torch.distributed, but torch is not inst"
+    message = (
+        "2 processes with backend 'numpy' communicate by torch.distributed, but torch is not inst"
+    )
     with pytest.raises(UnavailableError, match=message):
         collectives.connect("numpy", PAIR, 1, "AUTO", "call")
 

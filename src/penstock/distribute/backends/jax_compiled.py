@@ -67,7 +67,7 @@ class CompiledReplicaContext(ReplicaContext):
     @property
     def _index(self) -> NoReturn:
         raise FailedPreconditionError(
-            f"{CALL}: variables, devices and input know one replica at a time, but this function "
+            f"{CALL}: variables, devices and input belong to one replica, but this function "
             "is compiled for all of them at once; pass arrays in args and return the new ones"
         )
 

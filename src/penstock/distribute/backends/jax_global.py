@@ -56,7 +56,7 @@ def _join_leaf(leaf: Any, axis: int) -> Any:
     for value in leaf.values:
         if not isinstance(value, jax.Array) or len(value.devices()) != 1:
             raise InvalidTypeError(
-                f"to_global: needs arrays of JAX that lie on one device each, got {value!r:.60}; "
+                f"to_global: needs arrays of JAX that are on one device each, got {value!r:.60}; "
                 "use a strategy with backend='jax'"
             )
     mesh = mesh_of([next(iter(value.devices())) for value in leaf.values], "to_global")
@@ -77,7 +77,7 @@ def mesh_of(devices: Sequence[Any], call: str) -> Any:
     if len(set(devices)) < len(devices):
         raise InvalidArgumentError(
             f"{call}: several replicas share a device ({', '.join(map(str, devices))}), but a "
-            "program of JAX runs once on each; name devices that are there (for more CPUs set "
+            "program of JAX runs once on each; name devices that exist (for more CPUs set "
             "XLA_FLAGS=--xla_force_host_platform_device_count=8 before jax is imported)"
         )
     return jax.sharding.Mesh(np.array(devices), (AXIS,))
@@ -90,7 +90,7 @@ def check_alike(values: Sequence[Any], call: str, what: str) -> None:
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
         raise InvalidArgumentError(
             f"{call}: {what} are of different shapes or dtypes, {shown}; for batches, "
-            "InputOptions(last_batch='pad') gives every replica as many rows in every step"
+            "InputOptions(last_batch='pad') gives all replicas the same number of rows"
         )
 
 

@@ -184,7 +184,7 @@ class SyncOnReadVariable(DistributedVariable):
         if self._aggregation is NONE:
             raise InvalidArgumentError(
                 f"SyncOnReadVariable.read_value: {self.name!r} has the aggregation NONE, so its "
-                "copies are no one value; use strategy.experimental_local_results, or another "
+                "copies are not one value; use strategy.experimental_local_results, or another "
                 "aggregation"
             )
         if self._aggregation is ONLY_FIRST:

@@ -73,7 +73,7 @@ class PerReplica(DistributedValues):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         raise InvalidArgumentError(
             f"PerReplica: {len(self._values)} values, one for each replica, are not one array; "
-            "use strategy.experimental_local_results, reduce or gather, or hand it to strategy.run"
+            "use strategy.experimental_local_results, reduce or gather, or pass it to strategy.run"
         )
 
     __array_ufunc__ = None

@@ -94,7 +94,7 @@ class Variable(ActsAsValue):
         if made and len(given) > 2:
             raise InvalidTypeError(
                 f"Variable: takes initial_value and trainable by position, got {len(given)} "
-                "arguments; pass the others by name, such as name= and dtype="
+                "arguments; pass the rest by name, such as name= and dtype="
             )
         return super().__new__(_kind_here(synchronization) if made else cls)
 

@@ -174,8 +174,8 @@ def _position(members: Sequence[Member], resolver: ClusterResolver, call: str) -
     task = f"{resolver.task_type} {resolver.task_id}"
     if resolver.task_type is None or resolver.task_id is None:
         raise InvalidArgumentError(
-            f"{call}: the cluster has {len(members)} processes, but which of them this one is, is "
-            f"not said (task {task}); set the task's type and index (task_type and task_id)"
+            f"{call}: the cluster has {len(members)} processes, but it is not known which of them "
+            f"this one is (task {task}); set the task's type and index (task_type and task_id)"
         )
     names = [member.task for member in members]
     if task not in names:
@@ -190,6 +190,6 @@ def _check_address(first: Member, call: str) -> None:
     host, _, port = first.address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgumentError(
-            f"{call}: {first.task} is where all meet, so it needs an address 'host:port', "
+            f"{call}: all workers connect to {first.task}, so it needs an address 'host:port', "
             f"got {first.address!r}"
         )

@@ -86,11 +86,11 @@ def check(dtype: str, shape: Sequence[int], call: str) -> None:
     """Raises unless arrays of this dtype and shape can be sent to other processes."""
     if dtype == "object" or dtype[:3] in ("str", "byt"):
         raise UnimplementedError(
-            f"{call}: strings cannot go from worker to worker; send numbers, such as their indices"
+            f"{call}: strings cannot be sent to other workers; send numbers, such as their indices"
         )
     if len(shape) > DIMENSIONS:
         raise UnimplementedError(
-            f"{call}: an array of {len(shape)} dimensions cannot go from worker to worker; "
+            f"{call}: an array of {len(shape)} dimensions cannot be sent to other workers; "
             f"reshape it to at most {DIMENSIONS}"
         )
 
@@ -255,7 +255,7 @@ def connect(
         module = importlib.import_module(f"penstock.distribute.workers.{framework}_collectives")
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"{call}: {membership.workers} processes with backend {backend!r} talk by "
+            f"{call}: {membership.workers} processes with backend {backend!r} communicate by "
             f"{framework}.distributed, but {error.name} is not installed; install it with: "
             f"pip install 'penstock[{framework}]'"
         ) from error
@@ -271,7 +271,7 @@ def absence_error(
     host, port = membership.meeting_point
     return DeadlineExceededError(
         f"{call}: waited {timeout:g} s for {names}, in vain; start all {membership.workers} "
-        f"workers, with the same cluster, such that they reach {host}:{port} (timeout= says how "
+        f"workers, with the same cluster, so that they reach {host}:{port} (timeout= says how "
         "long to wait)"
     )
 

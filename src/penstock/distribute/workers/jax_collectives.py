@@ -152,26 +152,8 @@ def _check_place(membership: Membership, call: str) -> None:
 def _join_service(membership: Membership, timeout: float, call: str) -> None:
     # CPUs of several processes compute together by gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    host, port = membership.meeting_point
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    known = inspect.signature(jax.distributed.initialize).parameters
-    limits = {
-        "initialization_timeout": int(timeout) + MARGIN_SECONDS,
-        "shutdown_timeout_seconds": max(int(timeout), 1),
-    }
-
-    def initialize() -> None:
-        jax.distributed.initialize(
-            address,
-            membership.workers,
-            membership.worker,
-            local_device_ids=_local_devices(membership),
-            cluster_detection_method="deactivate",
-            **{name: limit for name, limit in limits.items() if name in known},
-        )
-
     try:
-        run_with_timeout(initialize, timeout)
+        run_with_timeout(lambda: _initialize(membership, timeout), timeout)
     except TimeoutError as error:
         peers = [index for index in range(membership.workers) if index != membership.worker]
         raise absence_error(membership, peers, timeout, call) from error
@@ -180,6 +162,23 @@ def _join_service(membership: Membership, timeout: float, call: str) -> None:
             f"{call}: jax.distributed cannot start ({error}); make the strategy before anything "
             "is computed with jax"
         ) from error
+
+
+def _initialize(membership: Membership, timeout: float) -> None:
+    host, port = membership.meeting_point
+    limits = {
+        "initialization_timeout": int(timeout) + MARGIN_SECONDS,
+        "shutdown_timeout_seconds": max(int(timeout), 1),
+    }
+    known = inspect.signature(jax.distributed.initialize).parameters
+    jax.distributed.initialize(
+        f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        membership.workers,
+        membership.worker,
+        local_device_ids=_local_devices(membership),
+        cluster_detection_method="deactivate",
+        **{name: limit for name, limit in limits.items() if name in known},
+    )
 
 
 def _local_devices(membership: Membership) -> list[int] | None:

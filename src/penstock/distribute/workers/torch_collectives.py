@@ -151,7 +151,7 @@ def connect(
         return TorchCollectives(membership, timeout, implementation, call)
     except RuntimeError as error:
         raise UnavailableError(
-            f"{call}: the workers met, but could not form a process group ({_line(error)})"
+            f"{call}: the workers connected, but could not form a process group ({_line(error)})"
         ) from error
 
 
