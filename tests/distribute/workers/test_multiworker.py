@@ -123,7 +123,7 @@ def test_workers_that_disagree_are_told(team: list[Said]) -> None:
         assert "gather of float32[2]" in found["dtypes"][1]
         assert found["strings"][0] == "UnimplementedError"
         assert "strings cannot be sent to other workers" in found["strings"][1]
-        assert "an array of 9 dimensions cannot go from" in found["many_dimensions"][1]
+        assert "an array of 9 dimensions cannot be sent to" in found["many_dimensions"][1]
 
 
 def test_a_second_strategy_in_the_same_processes(team: list[Said]) -> None:
