@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.data.dataset import Dataset
 from penstock.element.chunk import Chunk
-from penstock.engine.permute import shuffled
+from penstock.engine.permute import shuffle_index
 from penstock.plan import nodes as n
 from penstock.plan.seeds import derive, generator
 from tests.engine.list_values import FAULT, empty, padded, parts_of, rows, stacked
@@ -319,7 +319,7 @@ def permuted(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
     length = plan.cardinality
     known: list[Any] = list(source) if length >= 0 else []
     for position in range(length) if length >= 0 else count():
-        wanted = int(shuffled(np.array([position]), max(length, 0) or None, buffer, seed)[0])
+        wanted = int(shuffle_index(np.array([position]), max(length, 0) or None, buffer, seed)[0])
         known += islice(source, max(0, wanted + 1 - len(known)))
         yield known[wanted]
 

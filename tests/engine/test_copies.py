@@ -12,7 +12,7 @@ import pytest
 from penstock import TensorSpec, int64
 from penstock.data import Dataset
 from penstock.element.ragged import Ragged
-from penstock.engine.copies import fixed, kept, owners
+from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
 LENGTH = 50
@@ -99,11 +99,11 @@ def test_a_reduction_may_write_to_its_state():
 
 def test_what_was_given_is_not_copied():
     given = np.arange(6)
-    assert kept(given, owners(given)) is given
-    assert np.shares_memory(kept(given[:3], owners((given, 1)))[:1], given)
-    assert np.shares_memory(kept(given[:3], owners({"a": given})), given)
-    assert not np.shares_memory(kept(given), given)
-    assert not np.shares_memory(kept(Ragged.from_rows([given])).values, given)
+    assert copy_unowned(given, owners(given)) is given
+    assert np.shares_memory(copy_unowned(given[:3], owners((given, 1)))[:1], given)
+    assert np.shares_memory(copy_unowned(given[:3], owners({"a": given})), given)
+    assert not np.shares_memory(copy_unowned(given), given)
+    assert not np.shares_memory(copy_unowned(Ragged.from_rows([given])).values, given)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_was_given_is_not_copied():
     ],
 )
 def test_numbers_and_strings_are_fixed(value, expected):
-    assert fixed(value) is expected
+    assert is_fixed(value) is expected
 
 
 def test_datasets_of_a_flat_map_must_agree():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.permute import shuffled
+from penstock.engine.permute import shuffle_index
 from tests.effort import examples
 
 LENGTHS = [1, 2, 3, 10, 63, 64, 65, 100, 1000, (1 << 14) + 1, 40_000]
@@ -17,7 +17,7 @@ BUFFERS = [1, 2, 3, 7, 64, 65, 130, 1000, 20_000, 1 << 40]
 
 
 def order(length: int, buffer: int, key: int = 1) -> np.ndarray:
-    return shuffled(range(length), length, buffer, key)
+    return shuffle_index(range(length), length, buffer, key)
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
@@ -37,14 +37,14 @@ def test_it_does_not_matter_who_asks_for_which_positions(length, buffer, key, da
     stop = data.draw(st.integers(start + 1, length))
     asked = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1)))
     for index in (range(start, stop), range(start, stop, 3), range(stop - 1, start - 1, -1)):
-        found = shuffled(index, length, buffer, key)
+        found = shuffle_index(index, length, buffer, key)
         assert found.tolist() == whole[list(index)].tolist()
-    assert shuffled(asked, length, buffer, key).tolist() == whole[asked].tolist()
+    assert shuffle_index(asked, length, buffer, key).tolist() == whole[asked].tolist()
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 5, 100, 5000])
 def test_without_an_end_every_prefix_is_filled_up(buffer):
-    found = shuffled(range(20_000), None, buffer, 3)
+    found = shuffle_index(range(20_000), None, buffer, 3)
     assert len(set(found.tolist())) == len(found)
     assert (found - np.arange(len(found))).max() <= buffer - 1
     missing = set(range(20_000)) - set(found.tolist())
@@ -95,10 +95,10 @@ def test_neighbours_do_not_stay_neighbours():
 @pytest.mark.parametrize("buffer", [10, 10_000, 10**9])
 @pytest.mark.parametrize("index", [range(5 * 10**8, 5 * 10**8 + 1000), np.arange(1000) * 10**5])
 def test_a_billion_elements_take_no_memory(buffer, index):
-    shuffled(index, 10**9, buffer, 4)
+    shuffle_index(index, 10**9, buffer, 4)
     tracemalloc.start()
     try:
-        found = shuffled(index, 10**9, buffer, 5)
+        found = shuffle_index(index, 10**9, buffer, 5)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

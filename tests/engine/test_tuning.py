@@ -14,7 +14,7 @@ def climbed(parallelism: Parallelism, rate, nbytes: float = 8, rounds: int = 60)
     calls = []
     for _ in range(rounds):
         calls.append(parallelism.calls)
-        parallelism.measured(rate(parallelism.calls), nbytes)
+        parallelism.note_rate(rate(parallelism.calls), nbytes)
     return calls
 
 
@@ -64,39 +64,39 @@ def test_nothing_is_tuned_where_tuning_is_off():
     budget = Budget(threads=32, nbytes=MB, enabled=False)
     assert len(set(climbed(Parallelism(AUTOTUNE, budget), lambda calls: 100.0 * calls))) == 1
     depth = Depth(AUTOTUNE, budget)
-    assert starved(depth, 100, 1.0, 8) == depth.elements == 2
+    assert note_starved(depth, 100, 1.0, 8) == depth.elements == 2
 
 
-def starved(depth: Depth, times: int, seconds: float, nbytes: float) -> int:
+def note_starved(depth: Depth, times: int, seconds: float, nbytes: float) -> int:
     for _ in range(times):
-        depth.starved(seconds, nbytes)
+        depth.note_starved(seconds, nbytes)
     return depth.elements
 
 
 def test_depth_grows_while_the_consumer_waits():
     depth = Depth(AUTOTUNE, PLENTY)
     assert depth.elements == 2
-    assert starved(depth, 1, 0.1, 100) == 4
-    assert starved(depth, 3, 0.1, 100) == 32
-    assert starved(depth, 100, 0.1, 100) == 4096
+    assert note_starved(depth, 1, 0.1, 100) == 4
+    assert note_starved(depth, 3, 0.1, 100) == 32
+    assert note_starved(depth, 100, 0.1, 100) == 4096
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(MB, 256), (100 * MB, 2), (10_000 * MB, 2)])
 def test_what_is_prefetched_fits_into_the_memory(nbytes, most):
-    assert starved(Depth(AUTOTUNE, PLENTY), 100, 0.1, nbytes) == most
+    assert note_starved(Depth(AUTOTUNE, PLENTY), 100, 0.1, nbytes) == most
 
 
 @pytest.mark.parametrize("size", [1, 3, 10])
 def test_a_depth_that_was_asked_for_stays_where_elements_cost_something(size):
     assert Depth(size, PLENTY).elements == size
-    assert starved(Depth(size, PLENTY), 100, 0.01, 8) == size
-    assert starved(Depth(size, PLENTY), 100, 1e-7, MB) == size
+    assert note_starved(Depth(size, PLENTY), 100, 0.01, 8) == size
+    assert note_starved(Depth(size, PLENTY), 100, 1e-7, MB) == size
 
 
 def test_a_small_depth_grows_where_handing_over_costs_more_than_making():
     depth = Depth(1, PLENTY)
-    assert starved(depth, 15, 1e-7, 8) == 1
-    assert 1 < starved(depth, 100, 1e-7, 8) <= 1024
+    assert note_starved(depth, 15, 1e-7, 8) == 1
+    assert 1 < note_starved(depth, 100, 1e-7, 8) <= 1024
 
 
 def test_the_budget_is_what_the_options_say():

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.contract import settled
+from penstock.engine.contract import copy_state
 from penstock.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -165,7 +165,7 @@ class Client(Peer):
         trainer = self.trainer
         used = self.world.random.choice((count, count, self.world.random.randint(0, count)))
         stream.commit()
-        at = settled(stream.save() if used == count else {"from": mark, "skip": used})
+        at = copy_state(stream.save() if used == count else {"from": mark, "skip": used})
         history = tuple(trainer.history[: len(trainer.history) - count + used])
         if trainer.client is self:
             trainer.saved = Saved({"plan": trainer.job.plan.digest, "at": at}, history)

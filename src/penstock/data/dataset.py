@@ -31,7 +31,7 @@ from penstock.engine import specs
 from penstock.engine.access import Reader, access
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
-from penstock.engine.copies import kept
+from penstock.engine.copies import copy_unowned
 from penstock.engine.formats import files, saved
 from penstock.engine.lower import open_plan
 from penstock.engine.specs import known_spec
@@ -1187,7 +1187,7 @@ class Dataset:
         """
         where = "Dataset.reduce"
         calls = Calls("reduce", check_function(where, reduce_func, 2))
-        state = kept(check.element(where, initial_state))
+        state = copy_unowned(check.element(where, initial_state))
         with contextlib.closing(iter(self)) as elements:
             for number, element in enumerate(elements):
                 state = check_state(calls.where, state, calls.plain(number, state, element))

@@ -19,7 +19,7 @@ from penstock.data.states import VERSION, check_state
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
-from penstock.engine.contract import State, Stream, must_settle, settled
+from penstock.engine.contract import State, Stream, copy_state, must_settle
 from penstock.engine.endings import Ending
 from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.lower import open_plan
@@ -209,7 +209,7 @@ class Iterator:
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
-            "at": settled(self._here().state),
+            "at": copy_state(self._here().state),
         }
 
     def _here(self) -> Place:

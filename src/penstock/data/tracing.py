@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.arguments import describe, is_dataset
-from penstock.engine.copies import kept
+from penstock.engine.copies import copy_unowned
 from penstock.engine.specs import known_spec, trace
 from penstock.engine.streams.elementwise import check_scan
 from penstock.engine.streams.windowing import check_key
@@ -69,7 +69,7 @@ def scan_function(where: str, call: Call, plan: Node, state: Any) -> Function:
     """A function of (state, element) that must return (state, element)."""
     function = check_function(where, call, 2)
     whole = _join_arguments(plan)
-    found, result = trace(plan, Function(lambda *parts: call(kept(state), whole(parts))))
+    found, result = trace(plan, Function(lambda *parts: call(copy_unowned(state), whole(parts))))
     if found:
         check_scan(f"{where}: {function}", state, result)
     return function

@@ -16,10 +16,10 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of, groups, scale, slice_of
 from penstock.element.values import as_value
-from penstock.engine.collate import Collate, batched, collate_of
-from penstock.engine.fitting import fitted
+from penstock.engine.collate import Collate, collate_all, collate_of
+from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
-from penstock.engine.permute import shuffled
+from penstock.engine.permute import shuffle_index
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import (
@@ -58,7 +58,7 @@ Specs = Callable[[Node], Any]
 def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
     """The reader of a plan with random access.
 
-    `specs` tells a plan's spec where one is needed, `take` gathers rows from a column.
+    `specs` returns a plan's spec where one is needed, `take` gathers rows from a column.
     """
     read = [access(part, specs, take) for part in node.inputs]
     match node:
@@ -114,7 +114,7 @@ def round_length(source: Node) -> int:
 
 @lru_cache(maxsize=256)
 def key_of(seed: int, epoch: Epoch, varies: bool) -> int:
-    """The key of a random operator: the same for every epoch, or another for each."""
+    """The key of a random operator: the same in every epoch, or a different one in each."""
     return derive(seed, *epoch) if varies else derive(seed)
 
 
@@ -154,24 +154,24 @@ def _map(read: Reader, node: Map, calls: Calls, index: Index, epoch: Epoch) -> C
     rows = read(index, epoch)
     numbers = array_of(index)
     if node.vectorized:
-        return vectorized(calls, rows, int(numbers[0]))
+        return call_vectorized(calls, rows, int(numbers[0]))
     elements = rows.elements()
     results = []
     for number, element in zip(numbers.tolist(), elements, strict=True):
         more = () if node.random is None else (generator(node.random, *epoch, number),)
         results.append(calls.one(element, number, *more))
-    return _as_told(Chunk.of(results, calls.where, int(numbers[0])), calls)
+    return _check_signature(Chunk.of(results, calls.where, int(numbers[0])), calls)
 
 
-def _as_told(chunk: Chunk, calls: Calls) -> Chunk:
-    """Elements that fit what the user said of them."""
-    return chunk if calls.signature is None else fitted(chunk, calls.signature, calls.where)
+def _check_signature(chunk: Chunk, calls: Calls) -> Chunk:
+    """Checks a chunk against the `output_signature`, if there is one."""
+    return chunk if calls.signature is None else fit_chunk(chunk, calls.signature, calls.where)
 
 
-def vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
-    """A function of whole columns; it must give back as many rows as it got."""
+def call_vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
+    """Calls a function with whole columns; it must return as many rows as it was given."""
     result = calls.one(nest.unflatten(rows.tree, rows.columns), ordinal)
-    return _as_told(columns_of(result, len(rows), calls.where), calls)
+    return _check_signature(columns_of(result, len(rows), calls.where), calls)
 
 
 def columns_of(result: Any, size: int, where: str) -> Chunk:
@@ -202,13 +202,13 @@ def _batch(
     read: Reader, collate: Collate, size: int, length: int, index: Index, epoch: Epoch
 ) -> Chunk:
     members, sizes = groups(index, size, length)
-    return batched(collate, read(members, epoch), sizes)
+    return collate_all(collate, read(members, epoch), sizes)
 
 
 def _shuffle(read: Reader, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
     length = node.cardinality
     key = key_of(node.seed, epoch, node.reshuffle)
-    order = shuffled(index, length if length >= 0 else None, node.buffer, key)
+    order = shuffle_index(index, length if length >= 0 else None, node.buffer, key)
     return read(order, epoch)
 
 

@@ -1,7 +1,7 @@
-"""Collating: rows become batches. One function per way of batching, on columns.
+"""Collating: rows become batches, column by column; one function per way of batching.
 
-A collate function gets rows and the sizes of the batches to make of them; where a batch cannot
-be made it raises `UnstackableError` with the number of batches that come before it.
+A collate function gets rows and the sizes of the batches to make of them. Where a batch cannot be
+made, it raises `UnstackableError` with the number of batches before it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class UnstackableError(Exception):
 
 
 def collate_of(node: Batch, spec: Callable[[], Any]) -> Collate:
-    """How `node` makes batches; `spec` gives the spec of those, if that is needed."""
+    """The collate function of `node`; `spec` returns the spec of its batches, if it is needed."""
     match node:
         case PaddedBatch():
-            return partial(_padded, node)
+            return partial(_pad_batches, node)
         case RaggedBatch():
             leaves = nest.flatten(spec())[0]
-            return partial(_ragged, node, leaves)
+            return partial(_make_ragged, node, leaves)
         case _:
-            return stacked
+            return stack_rows
 
 
-def batched(collate: Collate, rows: Chunk, sizes: list[int]) -> Chunk:
-    """All batches; for callers that cannot keep some for later."""
+def collate_all(collate: Collate, rows: Chunk, sizes: list[int]) -> Chunk:
+    """All batches, or the error; for callers that cannot keep some batches for later."""
     try:
         return collate(rows, sizes)
     except UnstackableError as failed:
         raise failed.error from None
 
 
-def stacked(rows: Chunk, sizes: list[int]) -> Chunk:
+def stack_rows(rows: Chunk, sizes: list[int]) -> Chunk:
     """Rows under one leading axis."""
     size = sizes[0]
     if sizes[-1] == size and len(rows) == size * len(sizes):
@@ -68,11 +68,11 @@ def _stack_each(column: Column, sizes: list[int]) -> Column:
     for index, leaf in enumerate(leaves):
         if leaf is UNSTACKABLE:
             start = sum(sizes[:index])
-            raise UnstackableError(index, _why(column[start : start + sizes[index]]))
+            raise UnstackableError(index, _stacking_error(column[start : start + sizes[index]]))
     return columns.make(leaves)
 
 
-def _why(leaves: Any) -> InvalidArgumentError:
+def _stacking_error(leaves: Any) -> InvalidArgumentError:
     if is_opaque(leaves[0]):
         return InvalidArgumentError(
             f"Dataset.batch: a {type(leaves[0]).__name__} cannot be batched; use flat_map to make "
@@ -86,7 +86,7 @@ def _why(leaves: Any) -> InvalidArgumentError:
     )
 
 
-def _padded(node: PaddedBatch, rows: Chunk, sizes: list[int]) -> Chunk:
+def _pad_batches(node: PaddedBatch, rows: Chunk, sizes: list[int]) -> Chunk:
     shapes = node.shapes or (None,) * len(rows.columns)
     values = node.values or (None,) * len(rows.columns)
     made: list[Column] = []
@@ -134,17 +134,17 @@ def _pad(leaves: list[Any], dims: Any, value: Any, index: int) -> Any:
     return out
 
 
-def _ragged(node: RaggedBatch, specs: list[Any], rows: Chunk, sizes: list[int]) -> Chunk:
+def _make_ragged(node: RaggedBatch, specs: list[Any], rows: Chunk, sizes: list[int]) -> Chunk:
     made: list[Column] = []
     for column, spec in zip(rows.columns, specs, strict=True):
         if isinstance(spec, RaggedTensorSpec):
-            made.append(_ragged_each(column, sizes, spec, node.row_splits.dtype))
+            made.append(_make_ragged_each(column, sizes, spec, node.row_splits.dtype))
         else:
             made.append(_stack_each(column, sizes))
     return Chunk(rows.tree, made, len(sizes))
 
 
-def _ragged_each(column: Column, sizes: list[int], spec: Any, splits: Any) -> Column:
+def _make_ragged_each(column: Column, sizes: list[int], spec: Any, splits: Any) -> Column:
     if splits.kind != "i":
         raise UnstackableError(
             0,
@@ -157,14 +157,14 @@ def _ragged_each(column: Column, sizes: list[int], spec: Any, splits: Any) -> Co
     for index, size in enumerate(sizes):
         part = column[start : start + size]
         _check_ragged(part, spec, index)
-        leaves = [_nested(leaf, spec.ragged_rank - 1) for leaf in part]
+        leaves = [_nest_leaf(leaf, spec.ragged_rank - 1) for leaf in part]
         batches.append(_with_splits(Ragged.from_rows(leaves, zeros(spec).dtype), splits))
         start += size
     return batches
 
 
 def _check_ragged(leaves: Any, spec: Any, index: int) -> None:
-    """Whether the dimensions that are not ragged are as the spec says: it may be from samples."""
+    """Checks dimensions that are not ragged against the spec, which may come from samples."""
     row = TensorShape(spec.shape.dims[1:])
     shapes = (leaf.shape for leaf in leaves if not isinstance(leaf, Ragged))
     odd = next((shape for shape in shapes if not row.fits(shape)), None)
@@ -178,13 +178,13 @@ def _check_ragged(leaves: Any, spec: Any, index: int) -> None:
         )
 
 
-def _nested(leaf: Any, rank: int) -> Any:
+def _nest_leaf(leaf: Any, rank: int) -> Any:
     """A dense leaf as `rank` levels of ragged rows."""
     if rank <= 0 or isinstance(leaf, Ragged):
         return leaf
     splits = np.arange(leaf.shape[0] + 1) * leaf.shape[1]
     flat = leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
-    return Ragged(_nested(flat, rank - 1), splits)
+    return Ragged(_nest_leaf(flat, rank - 1), splits)
 
 
 def _with_splits(ragged: Ragged, splits: Any) -> Ragged:

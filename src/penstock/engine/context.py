@@ -1,6 +1,7 @@
-"""What a running plan is told about the world around it.
+"""The environment and the context that a plan is opened with.
 
-The engine never reaches for the outside: whoever runs it hands down an `Environment`.
+The engine imports neither the service nor `data`: the caller of `open_plan` passes an
+`Environment`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.plan.seeds import derive
 class Environment:
     """The outside world.
 
-    `wrap` makes the dataset that users' functions see from a plan. `spec` tells a plan's spec,
+    `wrap` makes the dataset that users' functions see from a plan. `spec` finds a plan's spec,
     which may take a call of a user's function. `connect` opens what a service computes.
     """
 
@@ -41,16 +42,16 @@ class Context:
     options: Options = field(default_factory=Options)
     meters: Meters = field(default_factory=Meters)
     in_order: bool = False
-    """Whether all must come in order, because states were saved that do not say what followed."""
+    """Whether elements must come in order: the state has no log of the order that followed it."""
     trail: Trail | None = None
-    """Who is told what the streams of a piece find out."""
+    """Receives what the streams of a piece find out."""
     numbered: bool = False
-    """Whether chunks carry the numbers of their elements, because somebody draws by them.
+    """Whether chunks carry the numbers of their elements, because an operator draws by them.
 
-    The number of an element says where it comes from, and not how many came before it: its
-    position where there is random access; of what one element became (a dataset, rows, records),
-    one number from that element's and another from the place in it. So those who have a piece of
-    a plan know the numbers of the whole.
+    The number of an element says where it comes from, and not how many came before it. With random
+    access it is the position. Elements that were made of one element (a dataset, rows, records)
+    derive theirs from that element's number and their place in it. So a process that has only a
+    piece of a plan computes the same numbers as the whole plan.
     """
 
     endless: bool = False

@@ -2,9 +2,9 @@
 
 The contract. `pull(limit)` gives 1 to `limit` elements, as soon as it has some: *a chunk never
 waits* for more than about a millisecond of work. `StopIteration` is the end, and stays the end.
-Any other exception is one element that could not be made: it comes after all elements before it,
-and the next pull goes on behind it. `save()` says where the stream is; opening the same plan with
-that state gives exactly the rest.
+Any other exception is one element that could not be made: it is raised after all elements before it
+were handed on, and the next pull continues behind it. `save()` returns where the stream is; opening
+the same plan with that state gives exactly the rest.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ State = Any
 
 
 class Later:
-    """A part of a state that is made of plain values only when somebody keeps the state."""
+    """A part of a state that is computed only when `copy_state` copies the state."""
 
     def __init__(self, make: Callable[[], State]) -> None:
         self.make = make
 
 
-def settled(state: State) -> State:
-    """A copy of plain values, which the streams, as they go on, do not share."""
+def copy_state(state: State) -> State:
+    """A copy of a state in plain values, which streams do not change any more."""
     if isinstance(state, dict):
-        return {name: settled(part) for name, part in state.items()}
+        return {name: copy_state(part) for name, part in state.items()}
     if isinstance(state, list):
-        return [settled(part) for part in state]
+        return [copy_state(part) for part in state]
     return state.make() if isinstance(state, Later) else state
 
 
@@ -90,7 +90,7 @@ class Claims(Protocol):
 
     @property
     def replays(self) -> bool:
-        """Whether every element comes again from a state, also those that are not claimed yet."""
+        """Whether every element comes again from a state, claimed or not."""
 
     @property
     def shared_end(self) -> bool:
@@ -110,7 +110,7 @@ class Claims(Protocol):
 
 
 class _ClaimsOfInputs:
-    """The claims of an operator: one element at a time is sure, whatever it is made of."""
+    """The claims of an operator: only one element at a time is sure."""
 
     def __init__(self, inputs: tuple[Stream, ...]) -> None:
         found = (stream.claims for stream in inputs)
@@ -133,7 +133,7 @@ class _ClaimsOfInputs:
             claims.commit()
 
     def unused(self, count: int) -> None:
-        """Nothing: the elements of the inputs were used, whatever became of them."""
+        """Gives nothing back: the operator has used the elements of its inputs."""
 
 
 def must_settle(stream: Stream) -> bool:

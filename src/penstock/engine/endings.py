@@ -1,9 +1,10 @@
-"""Endings: what has to be done once, when something is closed or when nobody holds it any more.
+"""Endings: what is done once, when an object is closed or when its last reference is gone.
 
-The garbage collector finds the latter out in any thread at any time, also in one that holds a lock
-which the ending needs, or that others wait for. So what was dropped is ended in another thread.
-Whoever dropped it waits for that, but never for long; the collector does not wait. A forked child
-leaves alone what its parent has opened.
+The last reference may go in any thread at any time, also while that thread holds a lock that the
+ending needs. So the ending of an object that was not closed runs in a thread of its own. A thread
+that dropped the last reference waits for the ending, but at most a second; the garbage collector,
+which may run inside any other code, does not wait. A forked child never ends what its parent
+opened.
 """
 
 from __future__ import annotations
@@ -18,63 +19,65 @@ from queue import SimpleQueue
 from typing import Any
 
 _PATIENCE = 1.0
-"""Seconds after which what was dropped ends by itself."""
+"""The most seconds that a thread waits for the ending of an object that it dropped."""
 
 End = Callable[[], Any]
 
 
 class Ending:
-    """Calls `end(*arguments)` once: when it is called itself, or when its owner is gone.
+    """Calls `end(*arguments)` once: when it is called itself, or when its owner is collected.
 
-    The arguments must not know the owner. `atexit` says that the end of the program counts, too.
+    The arguments must not refer to the owner. With `atexit`, the end of the program ends it, too.
     """
 
     def __init__(
         self, owner: object, end: Callable[..., Any], *arguments: Any, atexit: bool = True
     ) -> None:
         process = os.getpid()
-        _found(process)  # Now, because the collector had better start no threads.
-        self._owned = weakref.finalize(owner, _dropped, process, functools.partial(end, *arguments))
+        _start_queue(process)  # Now, so that the garbage collector starts no thread.
+        call = functools.partial(end, *arguments)
+        self._owned = weakref.finalize(owner, _end_elsewhere, process, call)
         self._owned.atexit = atexit
 
     def __call__(self) -> None:
-        """Ends it here and now, unless it has ended; twice is fine."""
+        """Calls `end` in this thread, unless it was called before."""
         if (owned := self._owned.detach()) is not None:
             process, end = owned[2]
-            if _is_mine(process, end):
+            if _is_of_this_process(process, end):
                 end()
 
     def forget(self) -> None:
-        """It will never be ended."""
+        """Makes sure that `end` is never called."""
         self._owned.detach()
 
 
 _INHERITED: list[End] = []
-"""Of the parent process: a child must neither end nor drop what is in them."""
+"""Endings of the parent process, kept so that a forked child does not drop what they refer to."""
 
 
-def _is_mine(process: int, end: End) -> bool:
+def _is_of_this_process(process: int, end: End) -> bool:
     if process == os.getpid():
         return True
     _INHERITED.append(end)
     return False
 
 
-def _dropped(process: int, end: End) -> None:
-    if not _is_mine(process, end):
+def _end_elsewhere(process: int, end: End) -> None:
+    """Runs an ending in another thread; called when the owner was collected."""
+    if not _is_of_this_process(process, end):
         return
     if not threading.main_thread().is_alive():
-        end()  # The program ends, and starts no more threads.
+        end()  # The program ends, and can start no more threads.
         return
     ended = threading.Event()
-    # Unlike other queues, this one can be used while the same thread is using it.
-    _found(process).put((end, ended))
+    # `SimpleQueue.put` is reentrant: the collector may run while this thread is inside of it.
+    _start_queue(process).put((end, ended))
     if threading.current_thread().name != _NAME and not _collector.at_work:
         ended.wait(_PATIENCE)
 
 
 class _Collector(threading.local):
-    """Whether the garbage collector is at work in this thread."""
+    """Whether the garbage collector runs in this thread; each thread has its own flag."""
 
     at_work = False
 
@@ -90,17 +93,17 @@ _NAME = "penstock-endings"
 
 
 @functools.lru_cache(maxsize=1)
-def _found(process: int) -> SimpleQueue[tuple[End, threading.Event]]:
-    """What was found to be dropped, and a thread that looks after it."""
-    found: SimpleQueue[tuple[End, threading.Event]] = SimpleQueue()
-    threading.Thread(target=_look_after, args=(found,), name=_NAME, daemon=True).start()
-    return found
+def _start_queue(process: int) -> SimpleQueue[tuple[End, threading.Event]]:
+    """The endings to run in this process; the first call starts the thread that takes them."""
+    endings: SimpleQueue[tuple[End, threading.Event]] = SimpleQueue()
+    threading.Thread(target=_run_all, args=(endings,), name=_NAME, daemon=True).start()
+    return endings
 
 
-def _look_after(found: SimpleQueue[tuple[End, threading.Event]]) -> None:
+def _run_all(endings: SimpleQueue[tuple[End, threading.Event]]) -> None:
     while True:
-        end, ended = found.get()
-        # Each for itself: one may take long, or drop others.
+        end, ended = endings.get()
+        # One thread for each: an ending may take long, or drop an object with another ending.
         threading.Thread(target=_run, args=(end, ended), name="penstock-end", daemon=True).start()
         del end, ended
 

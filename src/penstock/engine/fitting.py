@@ -18,12 +18,12 @@ from penstock.element.dtypes import of_numpy
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec, TypeSpec, relax
 from penstock.element.values import as_value, spec_of_leaf
-from penstock.engine.copies import kept
+from penstock.engine.copies import copy_unowned
 from penstock.errors import InvalidArgumentError
 
 
-def fitted(chunk: Chunk, spec: Any, where: str) -> Chunk:
-    """`chunk` in the structure of `spec`; InvalidArgumentError if its elements do not fit it."""
+def fit_chunk(chunk: Chunk, spec: Any, where: str) -> Chunk:
+    """`chunk` in the structure of `spec`; InvalidArgumentError if its elements do not fit."""
     leaves, tree = nest.flatten(spec)
     if same_structure(tree, chunk.tree) and all(map(_fits, leaves, chunk.columns)):
         return chunk if tree == chunk.tree else Chunk(tree, chunk.columns, chunk.size)
@@ -48,7 +48,7 @@ def _different(leaves: list[Any]) -> list[Any]:
 
 
 def spec_of_chunk(chunk: Chunk) -> Any:
-    """The spec of the elements in a chunk, as exact as it is."""
+    """The most exact spec of the elements in a chunk."""
     return nest.unflatten(chunk.tree, [_spec_of_column(column) for column in chunk.columns])
 
 
@@ -113,7 +113,7 @@ def _leaf(spec: Any) -> Convert:
         return _scalar(spec) if spec.shape.dims == () else _array(spec)
 
     def convert(value: Any) -> Any:
-        leaf = kept(as_value(value))
+        leaf = copy_unowned(as_value(value))
         if not spec.fits(leaf):
             raise ValueError("another kind of value")
         return leaf
@@ -147,6 +147,6 @@ def _array(spec: TensorSpec) -> Convert:
             value = as_value(value, dtype)
         if not shape.fits(np.shape(value)):
             raise ValueError("another shape")
-        return kept(value) if hasattr(given, "__array__") else value
+        return copy_unowned(value) if hasattr(given, "__array__") else value
 
     return convert

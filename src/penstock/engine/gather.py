@@ -1,7 +1,8 @@
-"""Gathers: rows picked from arrays, the dear part of a shuffled batch; threads share large ones.
+"""Gathers: rows picked from arrays, the expensive part of a shuffled batch, and from mapped files.
 
-A `Team` is how: the work is cut into more parts than there are threads, and each thread takes the
-next part as soon as it is free. Nobody waits for a thread that came too late to get one.
+Several threads share large gathers. A `Team` cuts the work into more parts than there are threads,
+and each thread takes the next part as soon as it is free. The caller waits until all parts are
+done, and not for threads that found none left.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PARTS_EACH = 2
 
 
 class Team:
-    """Threads that share a piece of work with the one that asks for it."""
+    """Threads that share a piece of work with the thread that calls `share`."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.threads = threads
@@ -41,14 +42,14 @@ class Team:
         self._pool: Pool | None = None
 
     def share(self, work: Callable[[slice], None], length: int) -> None:
-        """`work` on all parts of `range(length)`, which it must be able to do at the same time."""
+        """Calls `work` with slices of `range(length)` until all is done, in several threads."""
         parts = _Parts(work, length, min(length, self.threads * _PARTS_EACH))
         for _ in range(min(self.threads, parts.count) - 1):
-            self._threaded().submit(parts.take)
+            self._start_pool().submit(parts.take)
         parts.take()
         parts.wait()
 
-    def _threaded(self) -> Pool:
+    def _start_pool(self) -> Pool:
         if self._pool is None:
             self._pool = Pool(self.threads - 1, self._name)
             self._pool.stop_with(self)
@@ -60,7 +61,11 @@ class Team:
 
 
 class _Parts:
-    """A piece of work in parts, each of which somebody takes."""
+    """A piece of work in parts. Each thread that calls `take` does parts until none is left.
+
+    No lock is needed: `next` of an `itertools.count` is atomic, and the last thread to finish a
+    part sets `_done` after every `_error` was written.
+    """
 
     def __init__(self, work: Callable[[slice], None], length: int, count: int) -> None:
         self.count = count
@@ -72,12 +77,11 @@ class _Parts:
 
     def take(self) -> None:
         """Does one part after the other until none is left."""
-        # Counting by iterators is safe between threads, and cheaper than a lock.
         while (number := next(self._taken)) < self.count:
             try:
                 self._work(slice(self._cuts[number], self._cuts[number + 1]))
             except BaseException as error:
-                # Whatever ends a part must reach the one who waits for all of them.
+                # Also KeyboardInterrupt and the like: the caller waits for this part.
                 self._error = error
             if next(self._finished) == self.count:
                 self._done.set()
@@ -102,7 +106,7 @@ class Gather:
         return out
 
     def into(self, out: Array, column: Array, indices: Array) -> None:
-        """The same, into memory that is there."""
+        """The same, into `out`."""
         if self._shares(column, indices):
             self._team.share(lambda part: _take_into(column, indices[part], out[part]), len(out))
         else:
@@ -124,7 +128,7 @@ class Gather:
 
 
 def _take_into(column: Array, indices: Array, out: Array) -> None:
-    # NumPy checks bounds before it copies unless told otherwise, and then through a buffer.
+    # With mode="raise", NumPy would copy through a buffer, to check all bounds first.
     np.take(column, indices, 0, out, "clip")
 
 

@@ -1,7 +1,7 @@
-"""Inlets: how an operator reads its input, counts what it used and knows the place of each element.
+"""Inlets: how an operator reads its input, counts what it used, and finds the place of an element.
 
 A place is a state that the input saved earlier (a mark) and the number of elements since then, so
-an operator knows where each of its elements came from without saving a state for each.
+an operator has the place of each element without saving a state for each.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Place:
 
 
 class Marked:
-    """Pulls from a stream and knows the place of everything it pulled.
+    """Pulls from a stream and has the place of everything that it pulled.
 
-    Saving a state may be dear (a shuffle's buffer), so marks are set now and then, such that they
-    take at most a twentieth of the time; a place is then some elements behind the last mark.
+    Saving a state may be expensive (a shuffle's buffer), so a mark is set only as often as that
+    takes at most a twentieth of the time.
     """
 
     def __init__(self, stream: Stream, count: int = 0) -> None:

@@ -1,7 +1,11 @@
-"""Logs: what followed a saved state, for as long as somebody holds that state.
+"""Logs: what followed a saved state, for as long as the state is referenced.
 
-A place is counted from a state that was saved before it. Where elements come as they are ready,
-counting again leads to the same place only if the state knows what followed it.
+A place is a state and a number of elements since then. Where elements come as they are ready,
+skipping that number again leads to the same place only if the state records their order.
+
+Only the thread that pulls from a stream calls `begin` and `record`; another thread may copy a `Log`
+meanwhile. Streams record an event before they hand its element on, so a copy that is made at a
+place has all events before that place. Later events in it do no harm: they did follow.
 """
 
 from __future__ import annotations
@@ -15,32 +19,35 @@ from penstock.engine.contract import State, Stream
 
 
 class Log(list[Any]):
-    """A part of a state that grows while the stream goes on."""
+    """A part of a state that grows with every element that its stream hands on."""
 
 
 class Logs:
-    """Those of one stream."""
+    """The logs in all states of one stream that are still referenced."""
 
     def __init__(self) -> None:
-        self._kept: list[weakref.ref[Log]] = []
+        self._open: list[weakref.ref[Log]] = []
 
     def begin(self) -> Log:
-        """One for a state that is being saved."""
+        """Returns an empty log, for a state that is saved now."""
         log = Log()
-        self._kept.append(weakref.ref(log))
+        self._open.append(weakref.ref(log))
         return log
 
-    def tell(self, events: Iterable[Any]) -> None:
-        """Something has happened."""
-        if self._kept:
-            kept = [(ref, log) for ref in self._kept if (log := ref()) is not None]
-            for _, log in kept:
+    def record(self, events: Iterable[Any]) -> None:
+        """Appends `events` to every log that is still referenced."""
+        if self._open:
+            found = [(ref, log) for ref in self._open if (log := ref()) is not None]
+            for _, log in found:
                 log.extend(events)
-            self._kept = [ref for ref, _ in kept]
+            self._open = [ref for ref, _ in found]
 
 
 class Sequels:
-    """Opens streams one behind the other, `loose` ones with a log: where each of them began."""
+    """Opens streams one after the other; logs where each began if their order is `loose`.
+
+    `known` are the logged states from which the next streams are opened.
+    """
 
     def __init__(self, known: Iterable[State] = (), *, loose: bool) -> None:
         self._known = deque(known)
@@ -49,9 +56,9 @@ class Sequels:
     def open(self, opens: Callable[[State], Stream]) -> Stream:
         stream = opens(self._known.popleft() if self._known else None)
         if self._logs is not None:
-            self._logs.tell([stream.save()])
+            self._logs.record([stream.save()])
         return stream
 
     def logs(self) -> list[Log]:
-        """What belongs into a state that is being saved."""
+        """The part of a state that is saved now: a new log, or nothing if the order is fixed."""
         return [] if self._logs is None else [self._logs.begin()]

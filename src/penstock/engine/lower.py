@@ -6,6 +6,7 @@ states that its operators saved. Prefetching and parallel calls leave no trace i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -77,7 +78,10 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
 
 
 def _open_operator(node: Node, state: State, context: Context) -> Stream:
-    """One operator and what is below it; a state that is a position came from random access."""
+    """The stream of one operator, over the streams of its inputs.
+
+    A state that is a position was saved where the plan had random access.
+    """
     match node:
         case nodes.Cache(source, ""):
             return buffering.CacheStream(node, partial(_open, source, context), state)
@@ -155,7 +159,7 @@ def _context_below(node: Node, state: State, context: Context) -> Context:
 
 
 def _draws_by_numbers(node: Node) -> bool:
-    """Whether the numbers of its elements matter to an operator, and others may have a piece."""
+    """Whether an operator draws by the numbers of its elements, and its plan has pieces."""
     match node:
         case nodes.Interleave() | nodes.Map(random=int()):
             return pieces_of(node) is not None
@@ -285,7 +289,7 @@ def _begin(node: Node) -> tuple[State, list[State]]:
 
 
 def _first(node: Node) -> int:
-    """The number of the first element: pieces of a plan are numbered as in the whole."""
+    """The number of the first element; the elements of a piece have their numbers in the plan."""
     skipped = node.first if isinstance(node, nodes.Inputs) else 0
     while node.inputs and not isinstance(node, nodes.Tail):
         node = node.inputs[0]
@@ -305,7 +309,7 @@ def _batch(node: nodes.Batch, source: Stream, context: Context) -> Stream:
 
 
 def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Stream:
-    # What was begun in order goes on in order: its states do not say what followed them.
+    # A state that is a number was saved in order, so it resumes in order.
     ordered = node.deterministic is not False or isinstance(own, int) or context.in_order
     ordinal, *early = own if isinstance(own, list) else (own, [], [])
     alone = node.parallel is None or context.inline
@@ -331,15 +335,26 @@ def _interleave(
     node: nodes.Interleave, source: Stream, own: State, context: Context
 ) -> interleaving.InterleaveStream:
     width = _width(node, context)
-    inner = partial(_inner, context, width > 0)
-    rest = (source, context.inside(0).key, inner, width, context.numbered, own)
-    if isinstance(node, nodes.Inputs) and context.trail is not None:
-        return interleaving.InputsStream(node, *rest, base=_first(node), trail=context.trail)
     ordered = not (node.loose and width) or context.in_order
-    # What was begun in order goes on in order: its states do not say what followed them.
-    if (ordered or own is not None) and "log" not in (own or ()):
-        return interleaving.InterleaveStream(node, *rest)
-    return unordered.UnorderedInterleaveStream(node, *rest, ordered=ordered)
+    make: Callable[..., interleaving.InterleaveStream]
+    if isinstance(node, nodes.Inputs) and context.trail is not None:
+        make = partial(
+            interleaving.InputsStream, base=_first(node), count=node.count, trail=context.trail
+        )
+    elif (ordered or own is not None) and "log" not in (own or ()):
+        # A state without a log was saved in order, so it resumes in order.
+        make = interleaving.InterleaveStream
+    else:
+        make = partial(unordered.UnorderedInterleaveStream, ordered=ordered)
+    return make(
+        node,
+        source,
+        key=context.inside(0).key,
+        open_inner=partial(_inner, context, width > 0),
+        ahead=width,
+        numbered=context.numbered,
+        state=own,
+    )
 
 
 def _width(node: nodes.Interleave, context: Context) -> int:
@@ -350,7 +365,7 @@ def _width(node: nodes.Interleave, context: Context) -> int:
 
 
 def _inner(context: Context, ahead: bool, plan: Node, state: State, number: int) -> Stream:
-    """A dataset inside a dataset."""
+    """The stream of a dataset that a function made of outer element `number`."""
     inside = context.inside(number)
     stream = open_plan(plan, state, inside)
     return _prefetch(stream, _INNER_AHEAD, inside) if ahead else stream

@@ -1,7 +1,10 @@
 """Parallel calls: a function of several elements at once, in threads.
 
-The threads end at the end of the data, at a failure (they start again if somebody pulls on), when
-the stream is closed, and when it is garbage collected.
+The threads end at the end of the data, at a failure (the next pull starts them again), when the
+stream is closed, and when the stream is garbage collected.
+
+Only the thread that pulls touches the fields of the stream. The other threads see a chunk, its
+number and a `_Work`, and answer through a `Future`, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from penstock.engine.user_calls import Calls, FailedCall
 
 
 class _Work:
-    """What a thread does: calls a function on some elements, and learns how many to take."""
+    """What a thread does: calls a function on some elements, and learns how many to take.
+
+    Threads set `rows` without a lock: it is a hint for the next task, and any of them will do.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -40,7 +46,7 @@ class _Work:
 
 
 class _Task:
-    """Some elements on their way through a function."""
+    """Elements `first` to `first + size`, for which a thread calls the function."""
 
     def __init__(
         self, place: Place, first: int, size: int, numbers: Array | None, future: Future[Any]
@@ -55,9 +61,9 @@ class _Task:
 class ParallelMapStream(Stream):
     """A function of every element, several at once.
 
-    In order, unless order is not asked for: then as they are ready. A state then names the
-    elements that were handed on before their turn, and remembers in which order more of them
-    followed it: places are counted from states, so an opened one begins with the same order.
+    Results come in order or, without `ordered`, as they are ready. A state of the latter names the
+    elements that were handed on before their turn, and has a log of those that followed it: places
+    are counted from states, so a stream opened from one must begin with the same order.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class ParallelMapStream(Stream):
         self._done = sorted(tuple(span) for span in state[1])
         self._again: deque[int] = deque(state[2])
         self._logs = Logs()
-        """Of the numbers of elements, in the order in which they were handed on."""
+        """The numbers of elements, in the order in which they were handed on."""
         self._results = Results(calls, self._ordinal)
         self._tasks: deque[_Task] = deque()
         self._task: _Task | None = None
@@ -101,11 +107,11 @@ class ParallelMapStream(Stream):
         try:
             chunk = self._results.hand_on(limit)
         except Exception:
-            # The failure is told at once: the threads end when their calls do.
-            self._logs.tell(range(first, self._results.ordinal))
+            # The failure is raised at once; the threads end after their current calls.
+            self._logs.record(range(first, self._results.ordinal))
             self._pool.stop()
             raise
-        self._logs.tell(range(first, self._results.ordinal))
+        self._logs.record(range(first, self._results.ordinal))
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
 
@@ -124,9 +130,9 @@ class ParallelMapStream(Stream):
             if any(start <= self._ordinal < stop for start, stop in self._done):
                 self._ordinal += 1
             else:
-                self._add(1, None, _completed([FailedCall(error)]))
+                self._add(1, None, _completed_future([FailedCall(error)]))
             return
-        fresh = self._undone(rows)
+        fresh = self._without_done(rows)
         if fresh is not None:
             arguments = self._arguments(fresh, self._ordinal)
             future = self._pool.submit(self._work, arguments, self._ordinal)
@@ -136,7 +142,7 @@ class ParallelMapStream(Stream):
         self._tasks.append(_Task(self._feed.place, self._ordinal, size, numbers, future))
         self._ordinal += size
 
-    def _undone(self, rows: Chunk) -> Chunk | None:
+    def _without_done(self, rows: Chunk) -> Chunk | None:
         """The elements from the front that were not handed on before; None if the first was."""
         for start, stop in self._done:
             if start <= self._ordinal < stop:
@@ -152,7 +158,7 @@ class ParallelMapStream(Stream):
 
     def _next_task(self) -> _Task:
         if self._again:
-            # Removed only afterwards: as long as it is there, elements are submitted one by one.
+            # Removed only afterwards: while the log has numbers, elements are submitted singly.
             task = self._task_of(self._again[0])
             self._again.popleft()
             return task
@@ -190,7 +196,7 @@ class ParallelMapStream(Stream):
         self._measured = (since, count)
         if now - since > 0.05 and count >= 2 * self._parallelism.calls:
             task_bytes = self._nbytes_each * self._work.rows
-            self._parallelism.measured(count / (now - since), task_bytes)
+            self._parallelism.note_rate(count / (now - since), task_bytes)
             self._measured = (now, 0)
 
     def state(self) -> State:
@@ -226,7 +232,7 @@ class ParallelMapStream(Stream):
         super().close()
 
 
-def _completed(value: Any) -> Future[Any]:
+def _completed_future(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future

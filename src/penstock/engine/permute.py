@@ -1,7 +1,7 @@
 """Keyed bijections: a shuffle as arithmetic on positions, without memory for what it shuffles.
 
-`shuffled(index, ...)` says which element stands at each position. It is a pure function, so
-whoever computes a position, in whatever order, gets the same answer.
+`shuffle_index(index, ...)` returns the elements at some positions. It is a pure function: every
+process that computes a position, in any order, gets the same element.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MANY = 64
 _STRETCH = 1 << 15
 
 
-def shuffled(index: Index, length: int | None, buffer: int, key: int) -> Array:
+def shuffle_index(index: Index, length: int | None, buffer: int, key: int) -> Array:
     """The elements at the positions `index` of a shuffle with a window of `buffer`.
 
-    An element never comes more than `buffer - 1` places before its turn. A window that holds
-    everything is one bijection; a smaller one is two layers of blocks, the second laid across
-    the borders of the first, whose sizes add up to the window.
+    An element comes at most `buffer - 1` places before its turn. A window that holds everything is
+    one bijection. A smaller window is two layers of blocks, whose sizes add up to the window; the
+    blocks of the second layer lie across the borders of the first.
     """
     if isinstance(index, range) and index.step == 1 and len(index) >= _MANY:
         return _consecutive(index, length, buffer, key)
@@ -42,7 +42,7 @@ def shuffled(index: Index, length: int | None, buffer: int, key: int) -> Array:
 
 
 def _consecutive(index: range, length: int | None, buffer: int, key: int) -> Array:
-    """Cut from whole stretches, the last of which are remembered: iteration asks in order."""
+    """Cuts the positions from whole stretches; the last stretches are cached for iteration."""
     first, last = index.start // _STRETCH, (index.stop - 1) // _STRETCH
     parts = [_stretch(number, length, buffer, key) for number in range(first, last + 1)]
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -53,7 +53,7 @@ def _consecutive(index: range, length: int | None, buffer: int, key: int) -> Arr
 def _stretch(number: int, length: int | None, buffer: int, key: int) -> Array:
     start = number * _STRETCH
     stop = start + _STRETCH if length is None else min(start + _STRETCH, length)
-    return shuffled(np.arange(start, stop), length, buffer, key)
+    return shuffle_index(np.arange(start, stop), length, buffer, key)
 
 
 def _layer(positions: Array, length: int | None, size: int, offset: int, key: int) -> Array:
@@ -87,7 +87,7 @@ def _edges(numbers: Array, length: int | None, size: int, offset: int) -> tuple[
 
 
 def _span(numbers: Array, length: int | None, size: int, offset: int, key: int) -> Array:
-    """What stands at every position of some consecutive blocks."""
+    """The elements at all positions of some consecutive blocks."""
     starts, stops = _edges(numbers, length, size, offset)
     keys = derive_array(key, numbers)
     if size <= _SMALL:
@@ -114,12 +114,12 @@ def _block(positions: Array, length: int, key: int) -> Array:
 
 @lru_cache(maxsize=16)
 def _table(length: int, key: int) -> Array:
-    """A permutation small enough to write down: positions ranked by their hashes."""
+    """A permutation as a table: positions ranked by their hashes."""
     return np.argsort(derive_array(key, np.arange(length)), kind="stable")
 
 
 def _walk(positions: Array, length: int, key: int) -> Array:
-    """Mixes within the next power of two, again and again until the result is below `length`."""
+    """Mixes within the next power of two, repeatedly, until the result is below `length`."""
     bits = max((length - 1).bit_length(), 1)
     kind = np.uint32 if bits <= 32 else np.uint64
     values = _mix(positions.astype(kind), bits, key)

@@ -1,9 +1,11 @@
-"""Threads for calls: what the engine does ahead or at once, it does in these.
+"""Pools of threads: the engine prefetches and calls functions in parallel in these only.
 
 A pool's threads are daemons, so that a program can end while a call still runs. They end when the
 pool is stopped; a pool that is used again afterwards starts new ones. A forked child has none of
 its parent's threads, so a pool refuses to work there. At the program's end all pools are stopped
-and waited for a little: a thread that is killed inside native code can take the process with it.
+and joined for a short time: a thread that is killed inside native code can crash the process.
+
+One thread at a time may use a pool; its own threads see only `_tasks` and `_free`, which are safe.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ Task = tuple["Future[Any]", Callable[[], Any]]
 class Pool:
     """At most `most` calls at once, each in a thread, in the order in which they came.
 
-    `interrupt` ends a call that would go on for ever; it is called before the threads are stopped.
+    `interrupt` makes calls that block return; it is called before the threads are stopped.
     """
 
     def __init__(self, most: int, name: str, interrupt: Callable[[], None] = lambda: None) -> None:
@@ -76,15 +78,15 @@ class Pool:
         thread.start()
 
     def stop(self, join: bool = False, drop: bool = False) -> None:
-        """Ends the threads when their calls are done; `drop` forgets the calls that wait."""
+        """Ends the threads after their current calls; `drop` cancels calls that have not begun."""
         self._interrupt()
         threads = self._end(drop)
         if join:
             _join(threads, _JOIN_SECONDS)
 
     def stop_with(self, owner: object) -> None:
-        """Ends the threads when their owner is gone; calls that wait are forgotten."""
-        # At the program's end, whoever waits for the threads must find them here.
+        """Ends the threads when `owner` is collected, and cancels calls that have not begun."""
+        # Not at the program's end: `_leave` must still find the threads, to join them.
         weakref.finalize(owner, self.stop, False, True).atexit = False
 
     def _end(self, drop: bool) -> list[threading.Thread]:
@@ -130,14 +132,14 @@ def _drain(tasks: queue.SimpleQueue[Task | None]) -> None:
 
 
 def _work(tasks: queue.SimpleQueue[Task | None], free: threading.Semaphore) -> None:
-    """What a thread does. It must not know the pool, or the pool could not be collected."""
+    """Runs tasks in a thread. It must not refer to the pool, or that could not be collected."""
     while (task := tasks.get()) is not None:
         future, call = task
         if future.set_running_or_notify_cancel():
             try:
                 result = call()
             except BaseException as error:
-                # Whatever ends a call must reach the one who waits for it.
+                # Also KeyboardInterrupt and the like: the caller waits for this future.
                 future.set_exception(error)
             else:
                 future.set_result(result)

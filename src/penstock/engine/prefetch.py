@@ -1,8 +1,8 @@
 """Prefetching: a thread pulls ahead of its consumer.
 
-The thread ends when there is nothing for it to do: at the end of the data, at a failure (it starts
-again if somebody pulls on), when the stream is closed, and when it is garbage collected. It never
-holds a reference to the stream that its consumer holds.
+The thread ends at the end of the data, at a failure (the next pull starts it again), when the
+stream is closed, and when the stream is garbage collected. It must not hold a reference to the
+stream that the consumer holds, or that stream would never be collected.
 """
 
 from __future__ import annotations
@@ -22,24 +22,34 @@ from penstock.engine.tuning import Depth
 
 
 class _Ahead:
-    """What the prefetching thread and its consumer share."""
+    """What the prefetching thread and its consumer share.
+
+    `changed` guards `ready`, `elements`, `depth`, `stopping` and `pulling`. The source belongs to
+    the thread while it runs, and to the consumer after `Pool.stop(join=True)`; so do the other
+    fields, which the consumer may read at any time: an old value of them is good enough, except for
+    `at`.
+    """
 
     def __init__(self, source: Stream, depth: Depth) -> None:
-        self.marked = Marked(source)
-        self.at = self.marked.place()
+        self.changed = threading.Condition()
         self.depth = depth
         self.ready: deque[tuple[Place, Chunk | BaseException]] = deque()
         self.elements = 0
-        self.changed = threading.Condition()
+        """How many elements were pulled and not handed on."""
         self.stopping = False
         self.pulling = False
+        """Whether the thread is inside a pull, so that `interrupt` reaches that pull."""
+        self.marked = Marked(source)
+        self.at = self.marked.place()
+        """The place behind the last result in `ready`. Exact states rest on it: it may be replaced
+        outside the lock, because the old and the new value then name the same place."""
         self.notify: Callable[[], None] = lambda: None
         self.demand = Demand(nbytes=4 << 20)
         self.seconds_each = 1.0
         self.nbytes_each = 1.0
 
     def run(self) -> None:
-        """Fills the buffer until it is told to stop, or an element fails, or there is no more."""
+        """Fills the buffer until `stopping` is set, an element fails, or the source ends."""
         while True:
             with self.changed:
                 while not self.stopping and self.elements >= self.depth.elements:
@@ -54,9 +64,9 @@ class _Ahead:
             try:
                 result = self.marked.pull(min(room, self.demand.limit))
             except BaseException as error:
-                # Whatever ends this thread must reach the consumer, who waits for something.
+                # Also KeyboardInterrupt and the like: the consumer waits for a result.
                 result = error
-            self._note(result, time.perf_counter() - started)
+            self._measure(result, time.perf_counter() - started)
             with self.changed:
                 self.pulling = False
                 self.ready.append((place, result))
@@ -68,7 +78,7 @@ class _Ahead:
             if not isinstance(result, Chunk):
                 return
 
-    def _note(self, result: Chunk | BaseException, seconds: float) -> None:
+    def _measure(self, result: Chunk | BaseException, seconds: float) -> None:
         if isinstance(result, Chunk):
             self.demand.record(result, seconds)
             self.seconds_each = seconds / len(result)
@@ -80,12 +90,15 @@ class _Ahead:
             pulling = self.pulling
             self.changed.notify_all()
         self.notify()
-        if pulling:  # A stream that nobody pulls from would take it for the next pull.
+        if pulling:  # Otherwise the stream would apply the interruption to the next pull.
             self.marked.stream.interrupt()
 
 
 class PrefetchStream(Stream):
-    """The input, pulled by a thread, up to a number of elements ahead."""
+    """The input, pulled by a thread, up to a number of elements ahead.
+
+    All fields belong to the consumer; `_ahead` is what the thread sees.
+    """
 
     def __init__(self, source: Stream, depth: Depth) -> None:
         self.inputs = (source,)
@@ -103,7 +116,7 @@ class PrefetchStream(Stream):
             self._start()
 
     def notify(self, notify: Callable[[], None]) -> None:
-        """Has `notify` called, by the thread, whenever `ready` may have become true."""
+        """Makes the thread call `notify` whenever `ready` may have become true."""
         self._ahead.notify = notify
 
     @property
@@ -114,14 +127,14 @@ class PrefetchStream(Stream):
 
     def pull(self, limit: int) -> Chunk:
         if self._rest is None:
-            self._place, self._rest = self._next()
+            self._place, self._rest = self._next_result()
         chunk, rest = self._rest.rows(0, limit), self._rest
         self._rest = rest.rows(limit, len(rest)) if len(rest) > limit else None
         self._place = self._place.after(len(chunk)) if self._place and self._rest else None
         self._release(len(chunk))
         return chunk
 
-    def _next(self) -> tuple[Place, Chunk]:
+    def _next_result(self) -> tuple[Place, Chunk]:
         if self._ended:
             raise StopIteration
         ahead = self._ahead
@@ -129,11 +142,11 @@ class PrefetchStream(Stream):
             self._start()
         with ahead.changed:
             if not ahead.ready:
-                ahead.depth.starved(ahead.seconds_each, ahead.nbytes_each)
+                ahead.depth.note_starved(ahead.seconds_each, ahead.nbytes_each)
                 ahead.changed.notify_all()
             while not ahead.ready:
                 if ahead.stopping:
-                    raise StopIteration  # Somebody else ends the iteration.
+                    raise StopIteration  # Another thread closes the iteration.
                 ahead.changed.wait()
             place, result = ahead.ready.popleft()
         if isinstance(result, Chunk):

@@ -1,4 +1,4 @@
-"""Results of users' functions on their way out: in order, of one structure, failures in between."""
+"""Results of users' functions: handed on in order, with one structure, and failures in between."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.element.chunk import Chunk, changed_structure, describe, unusable_
 from penstock.element.columns import Array
 from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
-from penstock.engine.fitting import fitted
+from penstock.engine.fitting import fit_chunk
 from penstock.engine.trail import put_place
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
@@ -21,7 +21,7 @@ class Results:
     """Elements that were made and not handed on yet.
 
     A structure or dtype that differs from the first element's is a failure of that element. The
-    first one is that of `Function.returns`, if the function was tried before it was sent here.
+    first element is that of `Function.returns`, if the function was tried before it was sent here.
     """
 
     def __init__(self, calls: Calls, ordinal: int = 0) -> None:
@@ -40,9 +40,9 @@ class Results:
         return len(self._waiting)
 
     def add(self, results: list[Any], failures: int = 0, numbers: Array | None = None) -> None:
-        """Takes results over when none are left; `failures` of them are `FailedCall`.
+        """Adds results when none are left; `failures` of them are `FailedCall`.
 
-        `numbers` are those of the elements that they were made of.
+        `numbers` are the numbers of the elements that were the arguments.
         """
         assert not self._waiting
         self._waiting, self._failures = results, failures
@@ -56,9 +56,9 @@ class Results:
         try:
             chunk = self._chunk(self._front(count))
         except (InvalidArgumentError, InvalidTypeError):
-            count = self._same(count)
+            count = self._count_like_first(count)
             if count == 0:
-                raise self._odd() from None
+                raise self._drop_misfit() from None
             chunk = self._chunk(self._front(count))
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
         if self._numbers is not None:
@@ -102,7 +102,7 @@ class Results:
         if _holds_list(elements[0]):
             self._check_lists(elements, chunk)
         if self._signature is not None:
-            fitted(chunk, self._signature, self.where)
+            fit_chunk(chunk, self._signature, self.where)
         return chunk
 
     def _check_lists(self, elements: list[Any], chunk: Chunk) -> None:
@@ -121,10 +121,10 @@ class Results:
             raise InvalidArgumentError("changed")
         self._kind = kind
 
-    def _same(self, count: int) -> int:
+    def _count_like_first(self, count: int) -> int:
         """How many elements from the front have the structure of the first of all."""
         if self._first is None:
-            text = _described(self._waiting[0])
+            text = _describe_or_none(self._waiting[0])
             if text is None:
                 return 0
             self._first = (self.ordinal, text)
@@ -133,15 +133,15 @@ class Results:
         return next((i for i, good in enumerate(same) if not good), count)
 
     def _is_like_first(self, element: Any, expected: str) -> bool:
-        if _described(element) != expected or not self._is_as_told(element):
+        if _describe_or_none(element) != expected or not self._fits_signature(element):
             return False
         return self._lists is None or _list_shapes(element) == self._lists
 
-    def _is_as_told(self, element: Any) -> bool:
+    def _fits_signature(self, element: Any) -> bool:
         return self._signature is None or fits(self._signature, as_element(element))
 
-    def _odd(self) -> Exception:
-        """The error of the next element, which cannot be one or is not like the others."""
+    def _drop_misfit(self) -> Exception:
+        """Drops the next element, which does not fit, and returns its error."""
         number = self._number()
         return put_place(self._misfit(), number)
 
@@ -153,7 +153,7 @@ class Results:
             text = describe(element)
         except OpError as error:
             return unusable_element(self.where, element, ordinal, error)
-        if not self._is_as_told(element):
+        if not self._fits_signature(element):
             found = spec_of(as_element(element))
             return InvalidArgumentError(
                 f"{self.where} returned {found} for element {ordinal}, which "
@@ -169,7 +169,7 @@ class Results:
         return changed_structure(self.where, *self._first, ordinal, text)
 
 
-def _described(element: Any) -> str | None:
+def _describe_or_none(element: Any) -> str | None:
     try:
         return describe(element)
     except OpError:

@@ -1,8 +1,8 @@
-"""Specs of plans: known without iterating, where need be by calling users' functions on samples.
+"""Specs of plans: computed without iterating, if need be by calling users' functions on samples.
 
-A function is opaque, so an operator that calls one is asked: on the first two elements of its
-input and, where a dimension of the input is unknown, on the first one shortened there. Shapes
-that differ between the answers are unknown. A spec is found once per operator and kept.
+What a function returns is not known before it is called. So it is called on the first two elements
+of its input and, where a dimension of the input is unknown, on the first one shortened there.
+Dimensions that differ between the results are unknown. A spec is found once per node and kept.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, TensorShape, TensorSpec, relax
 from penstock.element.values import as_element, as_value, spec_of_leaf, zeros
 from penstock.element.values import spec_of as spec_of_element
-from penstock.engine.access import access, vectorized
+from penstock.engine.access import access, call_vectorized
 from penstock.engine.context import Context, Environment
-from penstock.engine.copies import kept
+from penstock.engine.copies import copy_unowned
 from penstock.engine.lower import open_plan
 from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls
@@ -38,9 +38,9 @@ _TRIED = 1000
 
 
 def known_spec(node: Node) -> Any:
-    """The spec, if it holds for every element, because it took no call of a user's function.
+    """The spec, if it holds for every element because no function was called for it; else None.
 
-    Else None: only such a spec may decide anything.
+    Code must not decide anything by a spec that was found on samples.
     """
     if node.found_spec is not None:
         return None if node.found_spec.sampled else node.found_spec.spec
@@ -67,7 +67,7 @@ def spec_of(node: Node, environment: Environment) -> Any:
 
 
 def is_certain(node: Node) -> bool:
-    """Whether the spec holds for every element, because no function was asked for it."""
+    """Whether the spec holds for every element, because no function was called for it."""
     if node.declared_spec is not None:
         return True
     if not all(map(is_certain, node.inputs)):
@@ -76,11 +76,11 @@ def is_certain(node: Node) -> bool:
 
 
 def is_steady(node: Node) -> bool:
-    """Whether the number of rows in the spec can be relied on, though functions were asked for it.
+    """Whether the number of rows in the spec is reliable, even if functions were called for it.
 
-    It can where all that they are given has one shape: what they make of it may still differ, but
-    seldom does. Of shapes that differ, samples do not show all. Batching says how many rows it
-    gives, whatever it is given.
+    It is if all arguments of the functions have one shape: results of different shapes are then
+    rare. If the arguments have different shapes, two samples do not show all of them. The number of
+    rows of a batch follows from the batching operator alone.
     """
     if node.declared_spec is not None:
         return True
@@ -93,13 +93,16 @@ def is_steady(node: Node) -> bool:
 
 
 def _spec_so_far(node: Node) -> Any:
-    """The spec, if it is known or was found on samples before; else None."""
+    """The spec, if it is known or was found on samples earlier; else None."""
     known_spec(node)
     return None if node.found_spec is None else node.found_spec.spec
 
 
 def trace(node: Node, function: Function) -> tuple[bool, Any]:
-    """A function's answer for the first element of `node`, if that costs nothing but this call."""
+    """Calls a function on the first element of `node`, if no other function is called for that.
+
+    Returns whether that was possible, and the result.
+    """
     if node.blocked is not None or not node.pure or node.cardinality == 0:
         return False, None
     rows = access(node, known_spec)(range(1), (0,))
@@ -119,45 +122,47 @@ class _Probe:
 
     def spec(self, node: Node, given: Any) -> Any:
         samples = self._samples(node.inputs[0])
-        spec = self._asked(node, samples or [nest.map_structure(self._made_up, given)], given)
+        spec = self._ask_function(
+            node, samples or [nest.map_structure(self._make_up_leaf, given)], given
+        )
         if samples and isinstance(node, nodes.Map | nodes.Interleave | nodes.Scan):
             node.function.note_trial(self._answered, describe_spec(spec))
         return spec
 
-    def _asked(self, node: Node, samples: list[Any], given: Any) -> Any:
+    def _ask_function(self, node: Node, samples: list[Any], given: Any) -> Any:
         match node:
             case nodes.Map():
                 return self._of_map(node, samples, given)
             case nodes.Interleave(_, function):
                 plan = partial(self._plan, node.label, function)
                 answer = lambda x: spec_of(plan(x), self._environment)  # noqa: E731
-                return self._tried(f"Dataset.{node.label}: {function}", answer, samples)
+                return self._try_samples(f"Dataset.{node.label}: {function}", answer, samples)
             case nodes.Scan(_, initial, function):
-                state = kept(initial.chunk.elements()[0])
+                state = copy_unowned(initial.chunk.elements()[0])
                 return self._of_scan(state, function, samples, given)
             case nodes.GroupByWindow():
                 return self._of_group(node, samples, given)
             case _:
                 raise AssertionError(f"{node.label} is not opaque")
 
-    def _made_up(self, leaf: Any) -> Any:
+    def _make_up_leaf(self, leaf: Any) -> Any:
         if not isinstance(leaf, DatasetSpec):
             return zeros(leaf)
-        element = nest.map_structure(self._made_up, leaf.element_spec)
+        element = nest.map_structure(self._make_up_leaf, leaf.element_spec)
         return self._environment.wrap(self._rows(element, leaf.element_spec))
 
     def _rows(self, element: Any, spec: Any) -> Node:
-        """A plan of one element that stands for many, whose spec is `spec`."""
+        """A plan of one sample, with the spec of all elements."""
         rows = nodes.Slices(nodes.Data(Chunk.of([element])))
         rows.keep_spec(spec)
         return rows
 
     def _window(self, element: Any, spec: Any, certain: bool) -> Node:
-        """The same, for one that may be told from elements by a function, so it does not decide."""
+        """The same for a window; unless `certain`, its spec counts as found on samples."""
         rows = self._rows(element, spec)
         if certain:
             return rows
-        seen = nodes.Map(rows, Function(_unchanged))
+        seen = nodes.Map(rows, Function(_identity))
         seen.keep_spec(spec, sampled=True)
         return seen
 
@@ -171,7 +176,7 @@ class _Probe:
                     found += stream.pull(2 - len(found)).elements()
                 except StopIteration:
                     break
-                except Exception:  # Others will do as samples.
+                except Exception:  # The next elements will do as samples.
                     continue
                 if len(found) == 2:
                     break
@@ -180,10 +185,10 @@ class _Probe:
         return found
 
     def _light(self, node: Node) -> Node:
-        """The same elements at first sight, without buffers, threads, services and filled files."""
+        """A plan with similar first elements, without buffers, threads, services and files."""
         match node:
             case nodes.Distribute(None, element=element):
-                return self._rows(nest.map_structure(self._made_up, element), element)
+                return self._rows(nest.map_structure(self._make_up_leaf, element), element)
             case nodes.Distribute(source) if source is not None:
                 return self._light(source)
             case nodes.Shuffle(source) | nodes.Prefetch(source) | nodes.Cache(source):
@@ -198,22 +203,22 @@ class _Probe:
     def _of_map(self, node: nodes.Map, samples: list[Any], given: Any) -> Any:
         calls = Calls("map", node.function)
         if node.vectorized:
-            rows = vectorized(calls, Chunk.of(samples), 0)
+            rows = call_vectorized(calls, Chunk.of(samples), 0)
             return spec_of_rows(rows, given)
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
             return spec_of_element(as_element(calls.one(sample, 0, *more)))
 
-        found = self._tried(calls.where, answer, samples)
+        found = self._try_samples(calls.where, answer, samples)
         if not _has_unknown(given):
             return found
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                return relax(found, answer(_shortened(samples[0], given)))
+                return relax(found, answer(_shorten_sample(samples[0], given)))
         except Exception:
-            return _guessed(found, samples[0], given)
+            return _guess_spec(found, samples[0], given)
 
     def _of_scan(self, state: Any, function: Function, samples: list[Any], given: Any) -> Any:
         found = []
@@ -222,17 +227,17 @@ class _Probe:
             state, output = calls.plain(number, state, sample)
             state = as_element(state)
             found.append(spec_of_element(as_element(output)))
-        relaxed = self._relaxed(found, f"Dataset.scan: {function}")
+        relaxed = self._relax_all(found, f"Dataset.scan: {function}")
         if not _has_unknown(given):
             return relaxed
         try:
-            _, output = calls.plain(len(samples), state, _shortened(samples[0], given))
+            _, output = calls.plain(len(samples), state, _shorten_sample(samples[0], given))
             return relax(relaxed, spec_of_element(as_element(output)))
         except Exception:
-            return _guessed(relaxed, samples[0], given)
+            return _guess_spec(relaxed, samples[0], given)
 
     def _of_group(self, node: nodes.GroupByWindow, samples: list[Any], given: Any) -> Any:
-        """What the windows of all keys that are known have in common."""
+        """The common spec of the windows of all known keys."""
         key, reduce = Calls("group_by_window", node.key), Calls("group_by_window", node.reduce)
         certain = is_certain(node.input)
 
@@ -245,15 +250,15 @@ class _Probe:
         pairs += [(number, samples[0]) for number in node.keys]
         if not node.keys:
             pairs += [(key.one(sample, 0), sample) for sample in samples[1:]]
-        return self._tried(reduce.where, answer, pairs)
+        return self._try_samples(reduce.where, answer, pairs)
 
     def _plan(self, label: str, function: Function, sample: Any) -> Node:
         calls = Calls(label, function)
         with seed_scope(0):
             return plan_of(calls.where, calls.one(sample, 0))
 
-    def _tried(self, where: str, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
-        """What the answers have in common; an error only if there is no answer at all."""
+    def _try_samples(self, where: str, answer: Callable[[Any], Any], samples: list[Any]) -> Any:
+        """The common spec of the results; raises only if the function failed on every sample."""
         found: dict[int, Any] = {}
         errors: list[Exception] = []
         for number, sample in enumerate(samples):
@@ -264,9 +269,9 @@ class _Probe:
         if not found:
             raise errors[0]
         self._answered = min(found)
-        return self._relaxed(list(found.values()), where)
+        return self._relax_all(list(found.values()), where)
 
-    def _relaxed(self, specs: list[Any], where: str) -> Any:
+    def _relax_all(self, specs: list[Any], where: str) -> Any:
         result = specs[0]
         for number, spec in enumerate(specs[1:], 1):
             result = relax(result, spec, f"{where} for elements 0 and {number}")
@@ -287,11 +292,11 @@ def _dims(leaf: Any) -> tuple[int | None, ...] | None:
     return shape.dims if isinstance(shape, TensorShape) else None
 
 
-def _unchanged(element: Any) -> Any:
+def _identity(element: Any) -> Any:
     return element
 
 
-def _shortened(sample: Any, spec: Any) -> Any:
+def _shorten_sample(sample: Any, spec: Any) -> Any:
     """`sample` with another size in every dimension that is unknown."""
     return nest.map_structure(_shorten_leaf, spec, sample)
 
@@ -310,17 +315,17 @@ def _shorten_leaf(spec: Any, leaf: Any) -> Any:
     return leaf
 
 
-def _guessed(found: Any, sample: Any, given: Any) -> Any:
-    """Every dimension that is as long as an unknown one of the input is unknown."""
+def _guess_spec(found: Any, sample: Any, given: Any) -> Any:
+    """Makes every dimension unknown that is as long as an unknown dimension of the input."""
     sizes = set()
     for spec, leaf in zip(nest.flatten(given)[0], nest.flatten(sample)[0], strict=True):
         pairs = zip(_dims(spec) or (), np.shape(leaf), strict=False)
         sizes |= {have for want, have in pairs if want is None}
 
-    def loosened(spec: Any) -> Any:
+    def loosen(spec: Any) -> Any:
         dims = _dims(spec)
         if dims is None or not isinstance(spec, TensorSpec):
             return spec
         return TensorSpec([None if d in sizes else d for d in dims], spec.dtype)
 
-    return nest.map_structure(loosened, found)
+    return nest.map_structure(loosen, found)

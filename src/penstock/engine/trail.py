@@ -16,27 +16,27 @@ PLACED = np.dtype([("number", np.uint64), ("place", np.int64)])
 """Numbers of elements, and their places among the inputs of an `interleave`."""
 
 
-def drawn(numbers: Array) -> Array:
+def drawing_numbers(numbers: Array) -> Array:
     """The numbers to draw by."""
     return numbers["number"] if numbers.dtype == PLACED else numbers
 
 
-def placed(numbers: Array, places: Any) -> Array:
+def add_places(numbers: Array, places: Any) -> Array:
     """Numbers with places."""
     made = np.empty(len(numbers), PLACED)
     made["number"], made["place"] = numbers, places
     return made
 
 
-def inherited(numbers: Array, origin: Array | None) -> Array:
-    """The numbers of what was made of the one element whose number is `origin`."""
+def inherit_place(numbers: Array, origin: Array | None) -> Array:
+    """The numbers of elements that were made of one element, with its number in `origin`."""
     if origin is None or origin.dtype != PLACED:
         return numbers
-    return placed(numbers, origin["place"][0])
+    return add_places(numbers, origin["place"][0])
 
 
 def put_place(error: Exception, numbers: Array | None) -> Exception:
-    """Notes the place of the element whose number is the first, and which could not be made."""
+    """Attaches the place of the element that failed, the first of `numbers`, to `error`."""
     if numbers is not None and numbers.dtype == PLACED and len(numbers):
         error.__dict__.setdefault("place", int(numbers["place"][0]))
     return error
@@ -51,18 +51,18 @@ def with_places(chunk: Chunk) -> Chunk:
 
 
 def place_of(error: BaseException) -> int | None:
-    """The place of what could not be made, if it has one."""
+    """The place that `put_place` attached to an error, if it did."""
     place: int | None = error.__dict__.get("place")
     return place
 
 
 class Trail:
-    """What one opened piece has told so far.
+    """What the streams of one piece have found out so far.
 
-    `began` and `ended` are bytes of a file: where the first record of a part of it begins, and
-    where the first record begins that is behind the part. `inputs` are the lengths of those inputs
-    of an `interleave` that have come to their end, -1 for one that could not be opened; there are
-    `count` of them, if that is known.
+    `began` and `ended` are bytes of a file: where the first record of a part begins, and where the
+    first record behind the part begins. `inputs` are the lengths of the inputs of an `interleave`
+    that have ended, -1 for an input that could not be opened; `count` is the number of inputs, once
+    it is known.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Trail:
         self.ended: int | None = None
 
     def part(self, began: int | None, ended: int | None) -> None:
-        """A part of a file was read, up to its end if that is told."""
+        """Notes where a part of a file began and ended, as far as that is known."""
         self.began = self.began if began is None else began
         self.ended = self.ended if ended is None else ended
 
@@ -81,7 +81,7 @@ class Trail:
         """The lengths of all inputs, once they are known."""
         if self.count is None:
             return None
-        # A state that was saved behind the failure of the only input does not tell of it.
+        # A state that was saved after the only input failed has no entry for it.
         missing = {0: -1} if self.count == 1 else {}
         found = {**missing, **self.inputs}
         complete = all(index in found for index in range(self.count))

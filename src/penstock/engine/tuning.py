@@ -49,8 +49,8 @@ class Depth:
         self.elements = max(1, size) if size != AUTOTUNE else 2
         self._starved = 0
 
-    def starved(self, seconds_each: float, nbytes_each: float) -> None:
-        """The consumer had to wait, for elements that cost so much each."""
+    def note_starved(self, seconds_each: float, nbytes_each: float) -> None:
+        """Notes that the consumer had to wait for elements that cost this much each."""
         self._starved += 1
         if self._fixed is None:
             if self._budget.enabled:
@@ -75,8 +75,8 @@ class Parallelism:
         self._step = 1.5
         self._previous = self.calls
 
-    def measured(self, rate: float, nbytes_each: float) -> None:
-        """Elements per second since the last answer with `calls` at once, and a call's bytes."""
+    def note_rate(self, rate: float, nbytes_each: float) -> None:
+        """Notes how many elements per second came with `calls` at once, and the bytes of a call."""
         if not self._tuned:
             return
         self.most = max(1, min(self._threads, int(self._nbytes / max(2 * nbytes_each, 1))))

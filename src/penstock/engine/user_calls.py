@@ -16,14 +16,14 @@ from weakref import WeakKeyDictionary
 
 from penstock.element.chunk import Chunk
 from penstock.element.strict import holds_strings, plain, strict
-from penstock.engine.copies import fixed, kept, owners
+from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.engine.inlets import BUDGET
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
 
 
 class FailedCall:
-    """Stands among results for an element that could not be made."""
+    """Takes the place of an element that could not be made, among results."""
 
     __slots__ = ("error",)
 
@@ -32,19 +32,22 @@ class FailedCall:
 
 
 CONTAINED: ContextVar[bool] = ContextVar("contained", default=False)
-"""Whether a function cannot end the program: whatever it raises is the failure of an element."""
+"""Whether every exception of a function is the failure of an element, also SystemExit."""
 
 
 def is_failure(cause: BaseException) -> bool:
-    """Whether what a function raised means that an element could not be made."""
+    """Whether an exception of a function means that an element could not be made."""
     return isinstance(cause, Exception) or CONTAINED.get()
 
 
 _TRIAL = 16
-"""So many results are handed on one by one, before a function is believed to be fast."""
+"""How many results are handed on singly, before the speed of a function is known."""
 
 _TRIED: WeakKeyDictionary[Function, list[int]] = WeakKeyDictionary()
-"""How often functions were called for results, whoever iterated: short streams learn of others."""
+"""How often each function was called, in all iterations, so that short streams learn, too.
+
+Threads count without a lock: a lost count only makes the trial a little longer.
+"""
 
 _SPAN = 8192
 """How many elements are taken from a chunk at once; few, where failures are frequent."""
@@ -54,7 +57,7 @@ _BLOCK = 32
 
 
 def failure(operator: str, function: Function, ordinal: int, cause: BaseException) -> OpError:
-    """The error that tells the user which function failed on which element."""
+    """The error that names the function and the element on which it failed."""
     error = kind_of(cause)(
         f"Dataset.{operator}: {function} failed for element {ordinal}: "
         f"{type(cause).__name__}: {cause}"
@@ -63,7 +66,7 @@ def failure(operator: str, function: Function, ordinal: int, cause: BaseExceptio
     return error
 
 
-def _tried(function: Function) -> list[int]:
+def _trial_count(function: Function) -> list[int]:
     try:
         return _TRIED.setdefault(function, [0])
     except TypeError:  # A callable object without a hash.
@@ -82,33 +85,33 @@ class Calls:
     ) -> None:
         self.operator = operator
         self.signature = signature
-        """What the results must fit, if the user has said it."""
+        """The `output_signature` that the results must fit, if there is one."""
         self.function = function
         self.call = function.call if call is None else call
         self.where = f"Dataset.{operator}: {function}"
         self._block = 1
         self._fixed: bool | None = None
-        self._made = _tried(function)
+        self._made = _trial_count(function)
         self._span = _TRIAL
 
     def one(self, element: Any, ordinal: int, *more: Any) -> Any:
-        """The function of one element; a tuple is handed over as separate arguments."""
+        """Calls the function with one element; a tuple becomes separate arguments."""
         call, element = self.call, strict(element)
         try:
             value = call(*element, *more) if type(element) is tuple else call(element, *more)
-            return plain(kept(value, owners(element)))
+            return plain(copy_unowned(value, owners(element)))
         except BaseException as cause:
             if not is_failure(cause):
                 raise
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
     def plain(self, ordinal: int, *arguments: Any) -> Any:
-        """The function of arguments that are handed over as they are."""
+        """Calls the function with these arguments."""
         if self.on_trial:
             arguments = strict(arguments)
         self._made[0] += 1
         try:
-            return plain(kept(self.call(*arguments)))
+            return plain(copy_unowned(self.call(*arguments)))
         except BaseException as cause:
             if not is_failure(cause):
                 raise
@@ -117,7 +120,7 @@ class Calls:
     def many(
         self, chunk: Chunk, ordinal: int, budget: float = BUDGET
     ) -> tuple[list[Any], OpError | None]:
-        """Results for the first elements of `chunk`, and the failure that came next, if one did.
+        """Results for the first elements of `chunk`, and the failure of the next, if it failed.
 
         Stops early when the budget is used up: the caller keeps the rest for later. The strings of
         the first element are strict.
@@ -151,28 +154,28 @@ class Calls:
 
     @property
     def on_trial(self) -> bool:
-        """Whether nothing is known about the function's speed yet."""
+        """Whether the function was called too seldom to know its speed."""
         return self._made[0] < _TRIAL
 
     def _one_by_one(
         self, elements: list[Any], unpack: bool, until: float, results: list[Any]
     ) -> None:
-        """For results that may change later: each is copied before the next call."""
+        """Calls for results that may change later: each is copied before the next call."""
         for element in elements:
             value = self.call(*element) if unpack else self.call(element)
             if self._fixed is None:
-                self._fixed = fixed(value)
+                self._fixed = is_fixed(value)
             if self._fixed:
                 results.append(value)
                 return
-            results.append(kept(value, owners(element)))
+            results.append(copy_unowned(value, owners(element)))
             if time.perf_counter() > until:
                 return
 
     def _in_blocks(
         self, elements: list[Any], unpack: bool, until: float, results: list[Any]
     ) -> None:
-        """For numbers and strings. The clock is looked at after every block of calls."""
+        """Calls for results that cannot change; reads the clock after every block of calls."""
         each: Callable[..., Any] = starmap if unpack else map
         waiting = iter(elements[len(results) :])
         begun = len(results)
@@ -180,7 +183,7 @@ class Calls:
         while len(results) < len(elements) and (now <= until or not results):
             block = min(self._block, len(elements) - len(results))  # Other threads may change it.
             want = len(results) + block
-            # Appends as it goes, so what was made before a failure is kept.
+            # `extend` appends one by one, so results before a failure are kept.
             results.extend(each(self.call, islice(waiting, block)))
             if len(results) < want:
                 raise StopIteration  # The function's own, which `map` took for its end.
@@ -203,6 +206,6 @@ class Calls:
         return failure(self.operator, self.function, ordinal, cause)
 
     def _pace(self, seconds: float) -> None:
-        """Blocks are short when the function is slow."""
+        """Chooses the length of the next block: short if the function is slow."""
         fits = int(_BLOCK_SECONDS / max(seconds, 1e-9))
         self._block = max(1, min(fits, 2 * self._block, _BLOCK))

@@ -1,6 +1,6 @@
 """Whereabouts: which user's function a thread is in, or waits for, seen from another thread.
 
-Nothing is recorded while functions run: the stacks of threads are looked at when somebody asks.
+Nothing is recorded while functions run: `whereabouts` reads the stacks of the threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Calls):
             return str(owner.function)
-        waits += _pooled(owner)
+        waits += _threads_of(owner)
         name = frame.f_code.co_filename
         if name.startswith(_OURS):
             if outside:
@@ -48,7 +48,7 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> str:
     return next(filter(None, found), "")
 
 
-def _pooled(owner: Any) -> list[int]:
+def _threads_of(owner: Any) -> list[int]:
     """The threads that work for a stream."""
     pool = vars(owner).get("_pool") if isinstance(owner, Stream) else None
     return pool.idents if isinstance(pool, Pool) else []

@@ -611,7 +611,7 @@ def test_deep_nesting_is_damage(tmp_path: Path) -> None:
     [
         (None, 1 << 60, 1 << 60, "the file ends within the block"),
         (None, 1 << 60, 4, r"the block has 4 bytes instead of \d+"),
-        ("GZIP", 1 << 60, 4, r"4 bytes cannot stand for \d+"),
+        ("GZIP", 1 << 60, 4, r"4 bytes cannot be inflated to \d+"),
         ("GZIP", 100, 4, "incorrect header check"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_living_process(tmp_path: Path) -> None:
     with subprocess.Popen(SLEEPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        hold(path, pid=process.pid, started=locks._started(process.pid))
+        hold(path, pid=process.pid, started=locks._start_of(process.pid))
         wanted = f"process {process.pid} on .*; wait for it, use another name, or delete"
         with pytest.raises(AlreadyExistsError, match=wanted):
             lock_at(path).acquire()
@@ -139,10 +139,10 @@ def test_systems_that_tell_little(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert locks._started(os.getpid()) == "running"
-    assert locks._started(process.pid) is None
+    assert locks._start_of(os.getpid()) == "running"
+    assert locks._start_of(process.pid) is None
     monkeypatch.setattr(os, "kill", forbidden)
-    assert locks._started(1) == "running"
+    assert locks._start_of(1) == "running"
     monkeypatch.setattr(os, "name", "nt")
     monkeypatch.setattr(os, "kill", None)
-    assert locks._started(1) == "running"
+    assert locks._start_of(1) == "running"

@@ -345,7 +345,7 @@ def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
         os.unlink(os.path.join(path, "lockfile"))
         saved.write(path, numbers(2), INT, None, None)
 
-    with pytest.raises(AbortedError, match="Dataset.save: somebody else has begun to write"):
+    with pytest.raises(AbortedError, match="Dataset.save: another writer has begun to write"):
         saved.write(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [2]
     assert tree(tmp_path / "s") == [

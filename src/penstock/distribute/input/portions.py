@@ -21,7 +21,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.ragged import Ragged
-from penstock.engine.collate import UnstackableError, batched, stacked
+from penstock.engine.collate import UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Inlet, Place, discard
 from penstock.engine.streams.batching import UnbatchStream
@@ -260,7 +260,7 @@ class SizedPortions(PortionsStream):
     def _cut_full_steps(self, rows: Chunk, sizes: tuple[int, ...], total: int) -> Chunk:
         count = len(rows) // total
         try:
-            whole = stacked(rows.rows(0, count * total), [total] * count)
+            whole = stack_rows(rows.rows(0, count * total), [total] * count)
         except UnstackableError:
             # Shapes differ within the step; within each portion they may still be equal.
             self._unread_rest(rows, total)
@@ -302,7 +302,7 @@ class SizedPortions(PortionsStream):
 
 
 def _stack_rows(rows: Chunk) -> list[Any]:
-    return [column[0] for column in batched(stacked, rows, [len(rows)]).columns]
+    return [column[0] for column in collate_all(stack_rows, rows, [len(rows)]).columns]
 
 
 def even_part(column: Column, number: int, total: int) -> Column:

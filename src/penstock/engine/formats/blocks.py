@@ -6,8 +6,9 @@
             body   the description (JSON), then raw bytes; compressed as the magic says
     ...     and so on, to a block of the kind `DONE`
 
-Without its `DONE` block a file is not complete, so no part of one passes for the whole. No length
-is believed before its checksum is right, and no memory is taken for bytes that are not there.
+Without its `DONE` block a file is not complete, so a part of a file is never taken for the whole.
+Readers check the checksum of a length before they use it, and allocate no memory for bytes that the
+file does not have.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.element.buffers import ALIGN, MALFORMED
-from penstock.engine.formats.files import create_bytes, open_bytes, reported
+from penstock.engine.formats.files import create_bytes, open_bytes, translate_errors
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.errors import (
     DataLossError,
@@ -39,13 +40,13 @@ VERSION = 2
 _HEAD = struct.Struct("<4sIIQQII")
 _MAGIC = 32
 _PIECE = 16 << 20
-_MOST_INFLATED = 1040  # Bytes that one byte of deflated data can stand for, and a little more.
+_MOST_INFLATED = 1040  # One byte of deflated data becomes at most a few bytes less than this.
 
 DONE = b"DONE"
 
 
 class Head(NamedTuple):
-    """What stands before a body, but for the head's own checksum."""
+    """The fields before a body, without the head's own checksum."""
 
     kind: bytes
     rows: int
@@ -82,9 +83,9 @@ def crc32c(data: bytes) -> int:
 
 
 @contextlib.contextmanager
-def written(path: str, call: str) -> Iterator[None]:
-    """As `reported`, and tells what to do when the disk is full."""
-    with reported(path, call):
+def translate_write_errors(path: str, call: str) -> Iterator[None]:
+    """As `translate_errors`, with a remedy for a full disk."""
+    with translate_errors(path, call):
         try:
             yield
         except OSError as error:
@@ -104,10 +105,10 @@ class BlocksOut:
         self._call = call
         self._packing = check_packing(compression, call)
         self._file: BinaryIO | None = None
-        with written(path, call):
+        with translate_write_errors(path, call):
             self._file = create_bytes(path, call)
             self._file.write(_magic(self._packing))
-            self._file.flush()  # Nothing stays in a buffer that a forked child would write, too.
+            self._file.flush()  # A forked child would write what is left in the buffer again.
 
     def add(self, kind: bytes, rows: int, description: Any, parts: Sequence[Any] = ()) -> None:
         text = json.dumps(description, separators=(",", ":")).encode()
@@ -125,7 +126,7 @@ class BlocksOut:
 
     def _put(self, head: Head, body: bytes) -> None:
         data = _HEAD.pack(*head, 0)[:-4]
-        with written(self.path, self._call):
+        with translate_write_errors(self.path, self._call):
             if self._file is None:
                 self._file = open(self.path, "ab")  # noqa: SIM115 (stays open)
             self._file.write(data + crc32c(data).to_bytes(4, "little"))
@@ -136,12 +137,12 @@ class BlocksOut:
         """Closes the file for now; it is opened again when there is more to write."""
         file, self._file = self._file, None
         if file is not None:
-            with written(self.path, self._call):
+            with translate_write_errors(self.path, self._call):
                 file.close()
 
 
 class BlocksIn:
-    """Reads the blocks of a file in turn: `head`, then `body` or `leave`."""
+    """Reads the blocks of a file in turn: `head`, then `body` or `skip`."""
 
     def __init__(self, path: str, compression: str | None, call: str) -> None:
         self._path, self._call = path, call
@@ -198,23 +199,23 @@ class BlocksIn:
         if crc32c(body) != head.crc:
             raise self.damage("the checksum of the block is wrong")
         if self._packing != "NONE":
-            body = self._inflated(body, head.size)
+            body = self._inflate(body, head.size)
         if len(body) != head.size:
             raise self.damage(f"the block has {len(body)} bytes instead of {head.size}")
         with self.understood():
             return json.loads(body[: head.description]), body
 
-    def _inflated(self, data: bytes, size: int) -> bytes:
+    def _inflate(self, data: bytes, size: int) -> bytes:
         if size > len(data) * _MOST_INFLATED:
-            raise self.damage(f"{len(data)} bytes cannot stand for {size}")
+            raise self.damage(f"{len(data)} bytes cannot be inflated to {size}")
         try:
             return zlib.decompressobj(WINDOW_BITS[self._packing]).decompress(data, size + 1)
         except zlib.error as error:
             raise self.damage(str(error)) from None
 
-    def leave(self, head: Head) -> None:
-        """Goes behind a block without looking at it."""
-        with reported(self._path, self._call):
+    def skip(self, head: Head) -> None:
+        """Skips a body without reading it."""
+        with translate_errors(self._path, self._call):
             self._file.seek(head.stored, os.SEEK_CUR)
         self._at += head.stored
 
@@ -224,7 +225,7 @@ class BlocksIn:
 
     @contextlib.contextmanager
     def understood(self) -> Iterator[None]:
-        """What goes wrong here is the fault of the bytes."""
+        """Turns exceptions in its block into errors that say that the file is damaged."""
         try:
             yield
         except FailedPreconditionError as error:
@@ -236,7 +237,7 @@ class BlocksIn:
     def _read(self, size: int) -> bytes:
         """`size` bytes, or all that are left."""
         parts, missing = [], size
-        with reported(self._path, self._call):
+        with translate_errors(self._path, self._call):
             while missing and (part := self._file.read(min(missing, _PIECE))):
                 parts.append(part)
                 missing -= len(part)

@@ -1,11 +1,11 @@
-"""The files of a cache: elements that one complete pass wrote down, for all later ones to read.
+"""The files of a cache: elements that one complete pass wrote, for all later passes to read.
 
     <name>.data-00000-of-00001   the elements, a chunk file
     <name>.index                 how many; with it the cache is complete
-    <name>_0.lockfile            who is filling the cache
-    <name>_0.<number>            what has been written so far
+    <name>_0.lockfile            the process that is filling the cache
+    <name>_0.<number>            the elements that it has written so far
 
-A complete cache is believed, whatever pipeline it stands in.
+A complete cache is read without comparing it with the pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 
 from penstock.element.chunk import Chunk
-from penstock.engine.formats.blocks import written
+from penstock.engine.formats.blocks import translate_write_errors
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
 from penstock.engine.formats.locks import LockFile
 from penstock.errors import NotFoundError, UnimplementedError
@@ -46,7 +46,7 @@ class CacheFiles:
 
 
 class CacheWriter:
-    """Fills a cache; AlreadyExistsError if somebody else is doing so."""
+    """Fills a cache; raises AlreadyExistsError while another writer does."""
 
     def __init__(self, files: CacheFiles) -> None:
         self._files = files
@@ -71,18 +71,18 @@ class CacheWriter:
         self._writer.write(chunk)
 
     def commit(self) -> bool:
-        """Makes the cache complete; False if somebody else has taken over filling it."""
+        """Makes the cache complete; False if another writer has taken over filling it."""
         self._writer.close()
         if not self._lock.held():
             return False
-        with written(self._files.data, _CALL):
+        with translate_write_errors(self._files.data, _CALL):
             os.replace(self._partial, self._files.data)
             with open(self._files.index, "w", encoding="utf-8") as file:
                 file.write(f"{self._writer.count}\n")
         return True
 
     def abandon(self) -> None:
-        """Removes what is not complete; twice is fine."""
-        if os.getpid() == self._pid:  # Not in a forked child: the files are its parent's.
+        """Removes the incomplete file; a second call does nothing."""
+        if os.getpid() == self._pid:  # In a forked child, the files belong to its parent.
             self._writer.abandon()
             self._lock.release()

@@ -1,7 +1,7 @@
 """Chunk files: elements on disk, column by column, in the blocks of `blocks`.
 
-A `TREE` block tells the structure of the elements in the `ROWS` blocks behind it; the description
-of a `ROWS` block is that of `element.buffers`; the `DONE` block counts the elements.
+A `TREE` block describes the structure of the elements in the `ROWS` blocks behind it. The
+description of a `ROWS` block is that of `element.buffers`. The `DONE` block counts the elements.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ChunkWriter:
     def write(self, chunk: Chunk) -> None:
         if not len(chunk):
             return
-        with self._located():
+        with self._name_call():
             kinds = [_kind(column) for column in chunk.columns]
         if self._waiting and (kinds != self._kinds or chunk.tree != self._waiting[0].tree):
             self._flush()
@@ -64,7 +64,7 @@ class ChunkWriter:
         self._blocks.finish(self.count)
 
     def pause(self) -> None:
-        """Gives the file handle back until there is more to write."""
+        """Closes the file handle until there is more to write."""
         self._flush()
         self._blocks.pause()
 
@@ -87,7 +87,7 @@ class ChunkWriter:
 
     def _block(self, chunk: Chunk) -> None:
         packing = Packing(_USE)
-        with self._located():
+        with self._name_call():
             if chunk.tree != self._tree:
                 self._blocks.add(_TREE, 0, structure_to_json(chunk.tree))
                 self._tree = chunk.tree
@@ -96,8 +96,8 @@ class ChunkWriter:
         self.count += len(chunk)
 
     @contextlib.contextmanager
-    def _located(self) -> Iterator[None]:
-        """Says which call an element does not suit."""
+    def _name_call(self) -> Iterator[None]:
+        """Adds the call to errors that are raised in its block."""
         try:
             yield
         except (InvalidArgumentError, InvalidTypeError) as error:
@@ -130,16 +130,16 @@ def _ragged_kind(column: Ragged) -> Any:
 def read_chunks(
     path: str, compression: str | None = None, call: str = "read_chunks", skip: int = 0
 ) -> Iterator[Chunk]:
-    """The chunks of a file, whose arrays are read-only; the first `skip` elements left out.
+    """The chunks of a file, with read-only arrays, without the first `skip` elements.
 
-    DataLossError where the file is damaged, after all chunks before that place.
+    Raises DataLossError where the file is damaged, after all chunks before that place.
     """
     with contextlib.closing(BlocksIn(path, compression, call)) as blocks:
         tree, count = None, 0
         while (head := blocks.head()).kind != DONE:
             count += head.rows
             if head.kind == _ROWS and count <= skip:
-                blocks.leave(head)
+                blocks.skip(head)
             elif head.kind == _ROWS:
                 chunk = _chunk(blocks, head, tree)
                 yield chunk.rows(max(0, skip - count + head.rows), head.rows)

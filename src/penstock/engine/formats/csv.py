@@ -1,9 +1,9 @@
 """Rows of CSV files, and the rules that turn a row into an element.
 
 The grammar is RFC 4180's, strictly: a quote inside a field must be doubled and the field quoted.
-Fields are text whose undecodable bytes survive the way back to bytes.
-A row that breaks the grammar is lost, but only the line that it begins with: a stray quote does not
-take the rest of the file with it.
+Fields are text; bytes that are not UTF-8 become the same bytes again when a field is encoded.
+A row that breaks the grammar is an error and costs only the line that it begins with: after a stray
+quote, the rest of the file is still read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ENCODING = ("utf-8", "surrogateescape")
 
 
 class CsvReader(BlockReader[list[str]]):
-    """Rows as lists of text; `position` is the byte after the last row, 0 stands before the header.
+    """Rows as lists of text; `position` is the byte after the last row, 0 before the header.
 
-    Python's csv module is not used: it takes stray quotes for text, limits the length of a field
-    for the whole process, and does not say where a row ends.
+    Python's csv module is not used: it reads stray quotes as text, limits the length of a field for
+    the whole process, and does not say where a row ends.
     """
 
     call = "CsvDataset"
@@ -82,11 +82,11 @@ class CsvReader(BlockReader[list[str]]):
         return self._skip_header
 
     def _skip_line(self) -> None:
-        """Goes behind the first line of the row that could not be read."""
+        """Moves behind the first line of the row that could not be read."""
         if self._given < len(self._lines):
             self.position += len(self._lines[self._given])
             self._given += 1
-            self._skip_header, self._goes_on = False, True
+            self._skip_header, self._continues = False, True
 
     def _next_row(self) -> list[str] | None:
         """Takes one row, or None if no complete one is in the buffer."""
@@ -105,14 +105,16 @@ class CsvReader(BlockReader[list[str]]):
         return None
 
     def _fields(self, row: str) -> list[str] | None:
-        """The fields of a row, or None if it goes on behind the end of the line."""
+        """The fields of a row, or None if the row continues in the next line."""
         if not self._quotes or '"' not in row:
             return row.split(self._delimiter)
         fields, at, row = [], 0, row + self._delimiter
         while at < len(row):
             match = self._field.match(row, at)
             if match is None:
-                raise self._malformed("a quote inside a field that is not quoted, or not doubled")
+                raise self._grammar_error(
+                    "a quote inside a field that is not quoted, or not doubled"
+                )
             if match.lastgroup == "open":
                 return None
             fields.append(match["plain"] or (match["quoted"] or "").replace('""', '"'))
@@ -131,10 +133,10 @@ class CsvReader(BlockReader[list[str]]):
         """Puts a row that is not complete back into the buffer, to wait for the rest of it."""
         rest = b"".join(self._lines[self._given :])
         if rest and not self._more:
-            raise self._malformed("a quoted field that is never closed")
+            raise self._grammar_error("a quoted field that is never closed")
         self._buffer, self._lines, self._given = rest + self._buffer, [], 0
 
-    def _malformed(self, problem: str) -> InvalidArgumentError:
+    def _grammar_error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"{self.call}: {self.path!r} has, in the row at byte {self.position}, {problem}; "
             'write quotes as "" in a quoted field, or pass use_quote_delim=False'
@@ -166,9 +168,9 @@ def convert_row(
     select_cols: Sequence[int] | None,
     where: str,
 ) -> tuple[Any, ...]:
-    """The element that a row stands for. A field that is empty or `na_value` takes its default.
+    """The element of a row. A field that is empty or `na_value` takes its default.
 
-    `where` opens every error message.
+    Every error message begins with `where`.
     """
     chosen = [row[i] for i in select_cols if i < len(row)] if select_cols else row
     if len(chosen) != len(defaults):

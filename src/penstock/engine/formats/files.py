@@ -1,7 +1,7 @@
 """Paths to bytes: opening, creating and finding files, on this machine or behind any fsspec URL.
 
-A path with `://` in it belongs to fsspec, every other one to the local disk. Whatever goes wrong
-leaves this module as one of `penstock.errors`, naming the path and the call it was made for.
+A path with `://` in it is opened by fsspec, every other path on the local disk. All errors leave
+this module as one of `penstock.errors`, with the path and the call of the user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WRITE_BUFFER = 1024 * 1024
 
 
 def as_path(path: Path, call: str) -> str:
-    """The path as text; bytes that are no text survive the way there and back."""
+    """The path as text; bytes that are not UTF-8 become the same bytes again in `os.fsencode`."""
     try:
         return os.fsdecode(path)
     except TypeError:
@@ -47,7 +47,7 @@ def as_path(path: Path, call: str) -> str:
 
 
 def block_size(buffer_size: int | None, call: str) -> int:
-    """How many bytes to read at once; None and 0 leave the choice to us."""
+    """How many bytes to read at once; None and 0 mean `DEFAULT_BLOCK`."""
     if buffer_size is not None and buffer_size < 0:
         raise InvalidArgumentError(f"{call}: buffer_size must be at least 0, got {buffer_size}")
     return buffer_size or DEFAULT_BLOCK
@@ -66,30 +66,30 @@ def open_bytes(
     name = as_path(path, call)
     block = block_size(buffer_size, call)
     compression = check_compression(compression, call)
-    file = _opened(name, "rb", 0, call)
+    file = _open_file(name, "rb", 0, call)
     if not compression:
         return file
     return cast(BinaryIO, Inflated(file, compression, name, block, call))
 
 
 def create_bytes(path: Path, call: str) -> BinaryIO:
-    """A new, empty file to write to; it replaces the one that was there."""
-    return _opened(as_path(path, call), "wb", _WRITE_BUFFER, call)
+    """A new, empty file to write to; it replaces an existing file."""
+    return _open_file(as_path(path, call), "wb", _WRITE_BUFFER, call)
 
 
-def _opened(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
-    with reported(path, call):
+def _open_file(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
+    with translate_errors(path, call):
         if "://" in path:
-            return _opened_remote(path, mode)
+            return _open_remote(path, mode)
         return cast(BinaryIO, open(path, mode, buffering=buffering))
 
 
-def _opened_remote(url: str, mode: str) -> BinaryIO:
+def _open_remote(url: str, mode: str) -> BinaryIO:
     import fsspec
 
     file = fsspec.open(url, mode).open()
     if mode == "rb" and isinstance(file, io.BytesIO):
-        # A `memory://` file is one object for everybody who opens it, with one place to read at.
+        # fsspec returns the same `memory://` object, with one position, each time it is opened.
         return io.BytesIO(file.getvalue())
     return cast(BinaryIO, file)
 
@@ -104,7 +104,7 @@ def check_compression(compression: str | None, call: str) -> str:
 
 
 def size_of(file: BinaryIO) -> int | None:
-    """The length in bytes, or None where only reading to the end would tell. Moves the file."""
+    """The length in bytes, or None if only reading to the end would show it. Moves the file."""
     try:
         return file.seek(0, os.SEEK_END) if file.seekable() else None
     except ValueError:  # A stream that finds out too late that it cannot seek.
@@ -112,7 +112,7 @@ def size_of(file: BinaryIO) -> int | None:
 
 
 def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") -> list[str]:
-    """All files that match any of the patterns, sorted; one that matches two is there twice.
+    """All files that match any of the patterns, sorted; a file that matches two comes twice.
 
     `*`, `?` and `[...]` stay within one path component and match hidden files too; a backslash
     takes a character's meaning away.
@@ -131,11 +131,11 @@ def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") ->
 
 def _matches(pattern: str, call: str) -> list[str]:
     if "://" in pattern:
-        with reported(pattern, call):
+        with translate_errors(pattern, call):
             return _remote_matches(pattern)
     if not re.search(r"[*?\[\\]", pattern):
         return [pattern] if os.path.exists(pattern) else []
-    # A wildcard in the first component: the answers begin with "./", as TensorFlow's do.
+    # A wildcard in the first component: the results begin with "./", as TensorFlow's do.
     fixed = re.split(r"[*?\[\\]", pattern, maxsplit=1)[0]
     rooted = pattern if "/" in fixed else "./" + pattern
     return glob.glob(_python_pattern(rooted).rstrip("/"), include_hidden=True)
@@ -160,8 +160,8 @@ def _remote_matches(pattern: str) -> list[str]:
 
 
 @contextmanager
-def reported(path: str, call: str) -> Iterator[None]:
-    """Exceptions of the operating system and of fsspec, as ours."""
+def translate_errors(path: str, call: str) -> Iterator[None]:
+    """Turns exceptions of the operating system and of fsspec into `penstock.errors`."""
     try:
         yield
     except OpError:

@@ -1,8 +1,8 @@
 """Records of one fixed length, between a header and a footer that are left out.
 
-A file of the wrong length is refused before its first record. How long a compressed file is shows
-only at its end, so there the error comes after its records. Of a file that is read by parts, the
-first part tells.
+A file of the wrong length is an error before its first record. The length of a compressed file is
+known only at its end, so there the error comes after its records. If a file is read by parts, the
+reader of its first part raises the error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import DataLossError, InvalidArgumentError
 
 
 class FixedReader(BlockReader[bytes]):
-    """`position` is the byte after the last record; 0 stands before the header."""
+    """`position` is the byte after the last record, 0 before the header."""
 
     call = "FixedLengthRecordDataset"
 
@@ -46,7 +46,7 @@ class FixedReader(BlockReader[bytes]):
             if limit <= 0:
                 return []
         size, rest = self._record_bytes, len(self._buffer) - self._start
-        # What may still turn out to be the footer stays in the buffer.
+        # Bytes that may be the footer stay in the buffer.
         count = min(limit, max(rest - self._footer_bytes, 0) // size)
         if not count and not self._more and rest != self._footer_bytes:
             raise DataLossError(self._misfit(self.position + rest))
@@ -70,7 +70,7 @@ class FixedReader(BlockReader[bytes]):
         super()._go_to(file, self.position)
 
     def _begin(self, file: BinaryIO, part: Part) -> int:
-        """Where the first record of a part begins; notes where the last one ends."""
+        """Where the first record of a part begins; sets `_stop` to where the last one ends."""
         end = self._size_for_parts(file) - self._footer_bytes
         file.seek(0)
         start, stop = part

@@ -1,7 +1,7 @@
 """Folders to write into, on the local disk or behind an fsspec URL.
 
-`replace` is the one step that readers can see: before it they find the old file, after it the new
-one, never half of either.
+`replace` is the only step that readers can see: before it they find the old file, after it the new
+one, and never a part of either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 from typing import Any, Protocol
 
-from penstock.engine.formats.blocks import written
+from penstock.engine.formats.blocks import translate_write_errors
 from penstock.engine.formats.files import open_bytes
 from penstock.errors import NotFoundError
 
@@ -26,7 +26,7 @@ class Folder(Protocol):
         """Writes a small file as a whole."""
 
     def remove(self, name: str) -> None:
-        """Removes a folder in it and all that is there; nothing if it does not exist."""
+        """Removes a folder in it with its content; does nothing if it does not exist."""
 
 
 def open_folder(path: str, call: str) -> Folder:
@@ -40,7 +40,10 @@ def join(path: str, name: str) -> str:
 def read_small(path: str, call: str) -> bytes | None:
     """All bytes of a file; None if it does not exist."""
     try:
-        with contextlib.closing(open_bytes(path, call=call)) as file, written(path, call):
+        with (
+            contextlib.closing(open_bytes(path, call=call)) as file,
+            translate_write_errors(path, call),
+        ):
             return file.read()
     except NotFoundError:
         return None
@@ -54,13 +57,13 @@ class LocalFolder:
 
     def make(self, name: str) -> None:
         path = join(self._path, name)
-        with written(path, self._call):
+        with translate_write_errors(path, self._call):
             os.makedirs(path, exist_ok=True)
 
     def replace(self, name: str, data: bytes) -> None:
         path = join(self._path, name)
         partial = f"{path}.partial"
-        with written(path, self._call):
+        with translate_write_errors(path, self._call):
             try:
                 with open(partial, "wb") as file:
                     file.write(data)
@@ -87,12 +90,12 @@ class RemoteFolder:
         return system, path
 
     def make(self, name: str) -> None:
-        with written(self._url, self._call):
+        with translate_write_errors(self._url, self._call):
             system, path = self._inside(name)
             system.makedirs(path, exist_ok=True)
 
     def replace(self, name: str, data: bytes) -> None:
-        with written(self._url, self._call):
+        with translate_write_errors(self._url, self._call):
             system, path = self._inside(name)
             system.pipe_file(path, data)
 

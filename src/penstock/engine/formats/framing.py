@@ -1,7 +1,8 @@
 """The frame of a TFRecord: its checksums, and the search for a record from any byte of a file.
 
 What `find_record` finds has two right checksums, but may still lie within another record (a
-TFRecord file can be the payload of one): whoever uses it must check it against what comes before.
+TFRecord file can be the payload of a record): the caller must compare it with where the part before
+it ended.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def crc32c() -> Callable[[bytes], int]:
 
 
 def masked_crc(data: bytes) -> bytes:
-    """The checksum as it stands in the file: masked, for data may hold checksums itself."""
+    """The checksum as it is in the file: masked, because data may contain checksums itself."""
     return _masked(crc32c()(data)).to_bytes(4, "little")
 
 
@@ -60,7 +61,7 @@ def _blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
-    """Where a length of at most `most` stands with its checksum, and that length."""
+    """The places of lengths of at most `most` with a right checksum, and those lengths."""
     data = np.frombuffer(block, np.uint8)
     count = len(data) - HEADER + 1
     if count <= 0 or most < 0:
@@ -72,8 +73,8 @@ def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
     places = np.flatnonzero(fits)
     headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[places]
     lengths = headers[:, :8].copy().view("<u8").ravel()
-    told = headers[:, 8:].copy().view("<u4").ravel()
-    right = np.flatnonzero((_masked_crcs(headers[:, :8]) == told) & (lengths <= most))
+    stored = headers[:, 8:].copy().view("<u4").ravel()
+    right = np.flatnonzero((_masked_crcs(headers[:, :8]) == stored) & (lengths <= most))
     return list(zip(places[right].tolist(), lengths[right].tolist(), strict=True))
 
 

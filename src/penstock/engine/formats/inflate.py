@@ -1,7 +1,7 @@
 """Uncompressing GZIP and ZLIB files as they are read.
 
-Everything in front of a damaged place is given out before the error, and a file that ends too soon
-is an error too: a reader never mistakes half a file for a whole one.
+Everything before a damaged place is returned before the error is raised. A file that ends too soon
+is an error as well, so a part of a file is never taken for the whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lock files: one writer at a time, and no lock outlives the process that holds it.
 
-A lock keeps polite writers apart; it must not be what keeps data whole. Whoever holds one writes
-under a name of its own (made with `token`) and asks `held()` before that takes its final name.
+A lock saves work, but the data must stay whole without it, because another process may remove a
+stale lock too early. So its holder writes to a file of its own (named by `token`) and calls
+`held()` before it renames that file.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engine.formats.blocks import written
+from penstock.engine.formats.blocks import translate_write_errors
 from penstock.errors import AlreadyExistsError
 
 _TRIES = 8
 _WAIT = 0.2
 
 _released = threading.Condition()
+"""Notified when this process releases any lock; it guards no field, the locks are files."""
 
 
 class LockFile:
-    """`path` exists while somebody writes `what`, and says who.
+    """A file `path` that exists while a process writes `what`, and names that process.
 
-    `clean` gets the token of a writer that died, to remove what it left behind.
+    `clean` is called with the token of a writer that died, to remove the files that it left.
     """
 
     def __init__(self, path: str, what: str, call: str, clean: Callable[[str], None]) -> None:
@@ -38,25 +40,25 @@ class LockFile:
         self._what, self._call, self._clean = what, call, clean
         self._content = {
             "pid": os.getpid(),
-            "started": _started(os.getpid()),
+            "started": _start_of(os.getpid()),
             "host": platform.node(),
             "token": self.token,
         }
 
     def acquire(self) -> None:
-        """AlreadyExistsError while another writer that lives (as far as can be known) has it."""
+        """Creates the file; raises AlreadyExistsError while another live writer holds the lock."""
         for _ in range(_TRIES):
             if self._create():
                 return
             holder = self._read()
-            if holder is not None and not self._freed(holder):
+            if holder is not None and not self._may_be_free(holder):
                 break
         raise AlreadyExistsError(
             f"{self._call}: {self._what!r} is being written by {self._holder_and_remedy()}"
         )
 
     def _create(self) -> bool:
-        with written(self.path, self._call):
+        with translate_write_errors(self.path, self._call):
             try:
                 file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
@@ -71,7 +73,7 @@ class LockFile:
         return True
 
     def _read(self) -> Any:
-        """What the lock says; None if there is none, {} if it says nothing."""
+        """The content of the lock; None if there is no file, {} if it cannot be read."""
         try:
             with open(self.path, encoding="utf-8") as file:
                 found = json.load(file)
@@ -81,12 +83,12 @@ class LockFile:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _freed(self, holder: dict[str, Any]) -> bool:
-        """Whether the lock may be free now: its holder is gone, or was about to let it go."""
-        if not _alive(holder):
+    def _may_be_free(self, holder: dict[str, Any]) -> bool:
+        """Whether to try again: the holder is dead, or is in this process and released it."""
+        if not _is_alive(holder):
             self._remove_stale(str(holder.get("token")))
             return True
-        return _is_mine(holder) and self._awaited(holder)
+        return _is_mine(holder) and self._wait_for_release(holder)
 
     def _remove_stale(self, token: str) -> None:
         if re.fullmatch(r"\d{19}", token):
@@ -94,8 +96,8 @@ class LockFile:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
 
-    def _awaited(self, holder: dict[str, Any]) -> bool:
-        """An iterator that nobody holds any more may still be somewhere on its way out."""
+    def _wait_for_release(self, holder: dict[str, Any]) -> bool:
+        """Collects garbage and waits shortly: an iterator without references may hold the lock."""
         gc.collect()
         with _released:
             return bool(_released.wait_for(lambda: self._read() != holder, _WAIT))
@@ -110,11 +112,11 @@ class LockFile:
         )
 
     def held(self) -> bool:
-        """Whether this is still the lock's holder (a child after a fork is not)."""
+        """Whether this object still holds the lock; in a forked child it does not."""
         return os.getpid() == self._content["pid"] and self._read() == self._content
 
     def release(self) -> None:
-        """Twice is fine; a lock that somebody else took over is left alone."""
+        """Removes the file, unless another process has taken the lock over."""
         if self.held():
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -126,16 +128,17 @@ def _is_mine(holder: dict[str, Any]) -> bool:
     return holder.get("host") == platform.node() and holder.get("pid") == os.getpid()
 
 
-def _alive(holder: dict[str, Any]) -> bool:
+def _is_alive(holder: dict[str, Any]) -> bool:
     if holder.get("host") != platform.node():
-        return "host" in holder  # Nothing can be known about the processes of another machine.
-    return holder.get("started") is not None and _started(holder.get("pid")) == holder["started"]
+        return "host" in holder  # This machine cannot look at processes of another one.
+    started = holder.get("started")
+    return started is not None and _start_of(holder.get("pid")) == started
 
 
-def _started(pid: Any) -> str | None:
-    """When a process began, in its machine's words; None if it does not run."""
+def _start_of(pid: Any) -> str | None:
+    """When a process started, as /proc writes it; None if it does not run."""
     if not os.path.exists("/proc/self/stat"):
-        return _unknown(pid)
+        return _probe(pid)
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -144,8 +147,8 @@ def _started(pid: Any) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def _unknown(pid: Any) -> str | None:
-    """For systems that do not tell: "running", or None."""
+def _probe(pid: Any) -> str | None:
+    """On systems without /proc: "running", or None if there is no such process."""
     if os.name == "nt":
         return "running"  # Signal 0 is not harmless there.
     try:

@@ -1,4 +1,4 @@
-"""What the folder of a saved dataset says about itself, in one small file, replaced as a whole."""
+"""The metadata of a saved dataset: one small file in its folder, which is replaced as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METADATA = "snapshot.metadata"
 class SavedInfo:
     """A saved dataset: its spec, its shards (files, relative to the folder) and its length.
 
-    `run` is the folder of its files, `replaced` that of the run before it, if one was there.
+    `run` is the folder of its files, `replaced` the folder of the run before it, if there was one.
     """
 
     spec: Any
@@ -37,7 +37,7 @@ def to_bytes(info: SavedInfo) -> bytes:
 
 
 def find(path: str, call: str) -> SavedInfo | None:
-    """What a folder holds; None if nothing was (completely) saved there."""
+    """Reads the metadata of a folder; None if no dataset was completely saved there."""
     data = read_small(join(path, METADATA), call)
     if data is None:
         return None

@@ -1,6 +1,6 @@
-"""What every file format offers: records, and a position to go on from.
+"""What every file format offers: records, and a position from which another reader can continue.
 
-A reader takes big blocks from its file and cuts them up; it never asks the file for one record.
+A reader takes large blocks from its file and cuts them; it never asks the file for one record.
 It opens its file at the first `read`, so a missing file is an error only when it is reached.
 """
 
@@ -9,7 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import BinaryIO, ClassVar, Generic, Protocol, TypeVar
 
-from penstock.engine.formats.files import Path, as_path, block_size, open_bytes, reported, size_of
+from penstock.engine.formats.files import (
+    Path,
+    as_path,
+    block_size,
+    open_bytes,
+    size_of,
+    translate_errors,
+)
 from penstock.errors import DataLossError, InvalidArgumentError
 
 Record = TypeVar("Record")
@@ -23,13 +30,13 @@ class RecordReader(Protocol[Record]):
 
     @property
     def position(self) -> int:
-        """Where to go on from: all records given so far lie before it, all others after."""
+        """The byte from which a new reader continues: all records so far lie before it."""
 
     def read(self, limit: int) -> list[Record]:
         """1 to `limit` records, [] at the end.
 
-        An error comes after all records before it. It ends the reader, unless only one record is
-        lost by it: then the next read goes on behind that.
+        An error is raised after all records before it. It ends the reader, unless only one record
+        is lost: then the next read continues behind that record.
         """
 
     @property
@@ -41,10 +48,10 @@ class RecordReader(Protocol[Record]):
 
 
 class BlockReader(ABC, Generic[Record]):
-    """A reader whose subclass only says how to cut records from the front of a buffer.
+    """A reader; its subclasses implement `_cut`, which cuts records from the front of a buffer.
 
-    `_buffer[_start:]` are the bytes that have been read and not cut; `_more` says whether the file
-    may have others.
+    `_buffer[_start:]` are the bytes that were read and not cut; `_more` says whether the file may
+    have more bytes.
     """
 
     call: ClassVar[str]
@@ -62,8 +69,8 @@ class BlockReader(ABC, Generic[Record]):
         self._buffer, self._start = b"", 0
         self._more = True
         self.ended = False
-        self._goes_on = False
-        """Whether the reader stands behind the record that was damaged."""
+        self._continues = False
+        """Whether the reader has moved behind a damaged record, so that the next read continues."""
 
     @abstractmethod
     def _cut(self, limit: int) -> list[Record]:
@@ -79,22 +86,22 @@ class BlockReader(ABC, Generic[Record]):
         if self.ended:
             return []
         records: list[Record] = []
-        self._goes_on = False
+        self._continues = False
         try:
             while not (records := self._cut(limit)) and self._more:
                 self._fill()
         finally:
-            if not records and not self._goes_on:
+            if not records and not self._continues:
                 self.close()
         return records
 
     def _fill(self) -> None:
-        with reported(self.path, self.call):
+        with translate_errors(self.path, self.call):
             if self._file is None:
                 self._file = self._open()
             rest = self._buffer[self._start :]
-            # As much again as there is: a record of any length costs time in proportion to it,
-            # and memory in proportion to the bytes that are really there.
+            # As much again as the buffer holds: a record of any length takes time in proportion to
+            # its length, and memory in proportion to the bytes that the file really has.
             block = self._file.read(max(self._block, len(rest)))
         self._more = bool(block)
         self._buffer, self._start = rest + block, 0
@@ -141,7 +148,7 @@ class BlockReader(ABC, Generic[Record]):
 
 
 def _skip(file: BinaryIO, count: int) -> int:
-    """Reads `count` bytes away; how many were not there."""
+    """Reads and drops `count` bytes; returns how many of them the file did not have."""
     while count and (block := file.read(min(count, 1024 * 1024))):
         count -= len(block)
     return count

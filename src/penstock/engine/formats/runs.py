@@ -1,7 +1,7 @@
 """Runs: one writing of elements into a folder, under a number of its own.
 
-Nothing that a reader sees changes before `commit`, so a writer may fail or die anywhere. A run
-removes only what its lock file and the folder's metadata call a run: never anything else.
+Readers see no change before `commit`, so a writer may fail or be killed at any point. A run removes
+only folders that its lock file or the metadata name as runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
-from penstock.engine.fitting import fitted, spec_of_chunk
+from penstock.engine.fitting import fit_chunk, spec_of_chunk
 from penstock.engine.formats import metadata
 from penstock.engine.formats.blocks import check_packing
 from penstock.engine.formats.chunks import ChunkWriter
@@ -27,10 +27,10 @@ from penstock.engine.formats.metadata import METADATA, SavedInfo
 from penstock.errors import DataLossError, InvalidArgumentError
 
 SPEC = "dataset_spec.json"
-"""The spec again: programs written for TensorFlow look whether this file is there."""
+"""The spec again: programs written for TensorFlow check whether this file exists."""
 
 Shard = Callable[[Any], int]
-"""Tells the number of the shard that an element goes to."""
+"""Returns the number of the shard for an element."""
 
 _OPEN_FILES = 64
 _SHARDS = 1 << 62
@@ -78,7 +78,7 @@ class RunWriter:
 
     def _note(self, chunk: Chunk) -> None:
         if self._declared is not None:
-            fitted(chunk, self._declared, self._call)
+            fit_chunk(chunk, self._declared, self._call)
         elif self._found is None:
             self._found = spec_of_chunk(chunk)
         else:
@@ -110,12 +110,12 @@ class RunWriter:
         return writer
 
     def place(self, number: int) -> str:
-        """The file that somebody else is to write as a shard; its folder is there."""
+        """Makes the folder of a shard; returns the file that another process will write there."""
         self._folder.make(f"{self._run}/{number:08}.shard")
         return join(self._path, self._file(number))
 
     def adopt(self, number: int, count: int) -> None:
-        """That shard was written, with so many elements, which fit the declared spec."""
+        """Counts a shard that another process wrote; its elements must fit the declared spec."""
         self._adopted.append(number)
         self._count += count
 
@@ -123,7 +123,7 @@ class RunWriter:
         return f"{self._run}/{number:08}.shard/{0:08}.snapshot"
 
     def commit(self) -> bool:
-        """Makes this run what readers find; False if somebody took the folder over meanwhile."""
+        """Makes this run visible to readers; False if another writer has taken the folder over."""
         for writer in self._writers.values():
             writer.close()
         if not self._remote and not self._lock.held():
@@ -142,9 +142,9 @@ class RunWriter:
         return True
 
     def abandon(self) -> None:
-        """Lets go of the folder, and of this run unless it was committed; twice is fine."""
+        """Releases the lock; removes this run unless it was committed. May be called twice."""
         if os.getpid() != self._pid:
-            return  # A forked child: the run is its parent's.
+            return  # A forked child: the run belongs to its parent.
         if not self._committed:
             for writer in self._writers.values():
                 writer.abandon()
@@ -153,7 +153,7 @@ class RunWriter:
         self._lock.release()
 
     def _before(self) -> str:
-        """The run that readers find now."""
+        """The run that readers see now."""
         try:
             info = metadata.find(self._path, self._call)
         except DataLossError:
@@ -165,7 +165,7 @@ class RunWriter:
             self._folder.remove(run)
 
     def _clean(self, run: str) -> None:
-        """Removes what a writer left that died before it could do so itself."""
+        """Removes the run of a writer that died, or the run that it replaced."""
         if self._before() != run:
             self._remove(run)
             return

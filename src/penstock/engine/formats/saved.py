@@ -1,11 +1,11 @@
-"""Saved datasets: a folder with elements in chunk files, by shards, and what they are.
+"""Saved datasets: a folder with elements in chunk files, by shards, and their metadata.
 
     snapshot.metadata                  the spec, the run, its shards and counts
     dataset_spec.json                  the spec again
     <run>/<number>.shard/<n>.snapshot  the elements of one shard, a chunk file
 
-What is not in `snapshot.metadata` does not exist for a reader. The names are TensorFlow's, what is
-in the files is not.
+Readers read only files that `snapshot.metadata` names. The names are TensorFlow's, the content of
+the files is not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.fitting import fitted
+from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.blocks import check_packing
 from penstock.engine.formats.chunks import read_chunks
 from penstock.engine.formats.folders import join
@@ -25,7 +25,7 @@ from penstock.engine.formats.runs import RunWriter, Shard
 from penstock.errors import AbortedError, NotFoundError
 
 _POLL = 0.1
-"""Seconds between two looks whether something was saved."""
+"""Seconds between two checks whether a dataset was saved."""
 
 _WARN = 5.0
 """Seconds after which waiting for it is reported."""
@@ -43,21 +43,21 @@ def write(
             run.write(chunk)
         if not run.commit():
             raise AbortedError(
-                f"Dataset.save: somebody else has begun to write {path!r} anew; "
-                "give each its own folder"
+                f"Dataset.save: another writer has begun to write {path!r} anew; "
+                "give each writer its own folder"
             )
     finally:
         run.abandon()
 
 
 def describe(path: str, compression: str | None = None, wait: bool = False) -> SavedInfo:
-    """What a folder holds; NotFoundError if no dataset was (completely) saved there.
+    """The metadata of a folder; NotFoundError if no dataset was completely saved there.
 
-    With `wait`, one that is not there yet is waited for. A wrong `compression` is noticed only when
-    elements are read.
+    With `wait`, blocks until one is saved. A wrong `compression` is noticed only when elements are
+    read.
     """
     check_packing(compression, "Dataset.load")
-    info = _awaited(path) if wait else find(path, "Dataset.load")
+    info = _wait_for(path) if wait else find(path, "Dataset.load")
     if info is None:
         raise NotFoundError(
             f"Dataset.load: {path!r} holds no saved dataset; write one there with Dataset.save"
@@ -65,8 +65,8 @@ def describe(path: str, compression: str | None = None, wait: bool = False) -> S
     return info
 
 
-def _awaited(path: str) -> SavedInfo:
-    """What a folder holds, as soon as somebody has saved it there."""
+def _wait_for(path: str) -> SavedInfo:
+    """The metadata of a folder, as soon as a dataset was saved there."""
     started = warned = time.monotonic()
     while (info := find(path, "Dataset.load")) is None:
         if (now := time.monotonic()) - warned > _WARN:
@@ -83,7 +83,7 @@ def read(
     for shard in shards:
         try:
             for chunk in read_chunks(join(path, shard), compression, call):
-                yield fitted(chunk, spec, f"{call}: {path!r}")
+                yield fit_chunk(chunk, spec, f"{call}: {path!r}")
         except NotFoundError as error:
             raise NotFoundError(
                 f"{call}: {shard!r} in {path!r} is gone; if the dataset was written anew, "

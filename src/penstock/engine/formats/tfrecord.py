@@ -5,13 +5,13 @@
     data    `length` bytes
     crc     of the data                         uint32, CRC32C, masked
 
-The bytes are TensorFlow's, both ways. No length is believed before its checksum is right, and no
-memory is taken for bytes that the file does not have.
+TensorFlow reads and writes the same bytes. A reader checks the checksum of a length before it uses
+it, and allocates no memory for bytes that the file does not have.
 
 A part of a file begins at the first record that begins in it. Only a reader that comes from the
-start of the file knows for certain where that is: bytes that look like a record may lie within one.
-So a part is told where to begin, or guesses (`find_record`) and says what it guessed; the part
-before it says where it ended, and if the two differ, the part is read again.
+start of the file finds that place for certain: bytes that look like a record may lie within one. So
+a reader gets the place (`begin`) or guesses it (`find_record`) and reports it as `began`; the
+reader of the part before reports where it ended, and if the two differ, the part is read again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from penstock.engine.formats.files import Path, as_path, check_compression, create_bytes, reported
+from penstock.engine.formats.files import (
+    Path,
+    as_path,
+    check_compression,
+    create_bytes,
+    translate_errors,
+)
 from penstock.engine.formats.framing import FOOTER, HEADER, MASK, crc32c, find_record, masked_crc
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.engine.formats.records import BlockReader, Part
@@ -52,7 +58,7 @@ class TFRecordReader(BlockReader[bytes]):
         self._part, self._begin = part, begin
         self._stop: int | None = None
         self.began: int | None = None
-        """Where the first record of the part begins; where the part stops, if none is seen."""
+        """Where the first record of the part begins, or where the part stops if it has none."""
 
     def _cut(self, limit: int) -> list[bytes]:
         records: list[bytes] = []
@@ -85,7 +91,7 @@ class TFRecordReader(BlockReader[bytes]):
         return records
 
     def _length(self, header: bytes) -> int | None:
-        """The length that a header tells, or None if it is incomplete or damaged."""
+        """The length in a header, or None if the header is incomplete or damaged."""
         if len(header) < HEADER or masked_crc(header[:8]) != header[8:]:
             return None
         if len(self._lengths) >= _KNOWN_HEADERS:
@@ -94,7 +100,7 @@ class TFRecordReader(BlockReader[bytes]):
         return self._lengths[header]
 
     def _check_first(self) -> None:
-        """No record could be cut: right at the end, and where more bytes will complete it."""
+        """Raises if the first record is damaged; it may also be incomplete, or there is none."""
         header = self._buffer[self._start : self._start + HEADER]
         if len(header) == HEADER:
             length = self._length(header)
@@ -119,7 +125,7 @@ class TFRecordReader(BlockReader[bytes]):
         super()._go_to(file, position)
 
     def _first(self, file: BinaryIO, start: int, stop: int, size: int) -> int:
-        """Where a part begins: at the start of the file, where it was told to, or by a guess."""
+        """Where a part begins: at the start of the file, at `begin`, or at a guess."""
         if not start:
             return 0
         return find_record(file, start, stop, size) if self._begin is None else self._begin
@@ -191,7 +197,7 @@ class TFRecordWriter:
         self._check_open("flush")
         if self._deflater:
             self._put(self._deflater.flush(zlib.Z_SYNC_FLUSH))
-        with reported(self._path, "TFRecordWriter.flush"):
+        with translate_errors(self._path, "TFRecordWriter.flush"):
             self._file.flush()
 
     def close(self) -> None:
@@ -199,7 +205,7 @@ class TFRecordWriter:
         if self._closed:
             return
         self._closed = True
-        with reported(self._path, "TFRecordWriter.close"):
+        with translate_errors(self._path, "TFRecordWriter.close"):
             try:
                 if self._deflater:
                     self._file.write(self._deflater.flush())
@@ -210,7 +216,7 @@ class TFRecordWriter:
         try:
             self._file.write(data)
         except OSError:  # Not around the whole: entering it costs more than writing.
-            with reported(self._path, "TFRecordWriter.write"):
+            with translate_errors(self._path, "TFRecordWriter.write"):
                 raise
 
     def _check_open(self, method: str) -> None:

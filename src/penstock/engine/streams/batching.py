@@ -10,10 +10,10 @@ import numpy as np
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
-from penstock.engine.collate import Collate, UnstackableError, batched, stacked
+from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Inlet, discard
-from penstock.engine.trail import PLACED, drawn, placed, put_place
+from penstock.engine.trail import PLACED, add_places, drawing_numbers, put_place
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
@@ -37,10 +37,10 @@ class BatchStream(Stream):
         full, rest = divmod(len(rows), self._size)
         if self._drop and not full:
             raise StopIteration
-        return self._collated(rows, [self._size] * full or [rest])
+        return self._collate_rows(rows, [self._size] * full or [rest])
 
     def _rows(self, limit: int) -> Chunk:
-        """At least one batch of rows, unless the input ends before."""
+        """At least one batch of rows, unless the input ends earlier."""
         parts: list[Chunk] = []
         count, want = 0, limit * self._size
         while count < self._size:
@@ -51,7 +51,7 @@ class BatchStream(Stream):
                     raise
                 break
             except Exception:
-                # The batch is lost as a whole: the elements that belong to it go with it.
+                # The whole batch fails: its other elements are discarded.
                 missing = discard(self._feed, self._size - count - 1)
                 if missing and self._drop:
                     raise StopIteration from None
@@ -61,14 +61,14 @@ class BatchStream(Stream):
             want = self._size - count
         return Chunk.join(parts)
 
-    def _collated(self, rows: Chunk, sizes: list[int]) -> Chunk:
-        """The batches before the first that cannot be made; the rows that follow are kept."""
+    def _collate_rows(self, rows: Chunk, sizes: list[int]) -> Chunk:
+        """The batches before the first one that cannot be made; takes back the rows behind them."""
         used = sum(sizes)
         try:
             batches = self._collate(rows.rows(0, used), sizes)
         except UnstackableError as failed:
             if failed.index:
-                return self._collated(rows, sizes[: failed.index])
+                return self._collate_rows(rows, sizes[: failed.index])
             self._keep(rows, sizes[0])
             raise failed.error from None
         self._keep(rows, used)
@@ -120,7 +120,7 @@ class UnbatchStream(Stream):
         self._given, self._skip = self._skip, 0
 
     def _open_even(self, elements: Chunk, even: int, counts: list[Any]) -> None:
-        """The elements before the one whose components differ; what follows is kept."""
+        """Opens the elements before an uneven one, or raises; takes back what follows."""
         used = max(even, 1)
         if used < len(elements):
             self._feed.unread(elements, used)
@@ -155,9 +155,11 @@ class UnbatchStream(Stream):
 
 def _row_numbers(numbers: Array, counts: Array) -> Array:
     """The numbers of the rows of elements with these numbers."""
-    pairs = zip(drawn(numbers).tolist(), counts.tolist(), strict=True)
+    pairs = zip(drawing_numbers(numbers).tolist(), counts.tolist(), strict=True)
     made = np.concatenate([derive_array(number, numbers_from(0, n)) for number, n in pairs])
-    return placed(made, np.repeat(numbers["place"], counts)) if numbers.dtype == PLACED else made
+    return (
+        add_places(made, np.repeat(numbers["place"], counts)) if numbers.dtype == PLACED else made
+    )
 
 
 class RebatchStream(Stream):
@@ -185,10 +187,10 @@ class RebatchStream(Stream):
             count += len(parts[-1])
         self._advance()
         rows = Chunk.join(parts)
-        return batched(stacked, rows, [len(rows)])
+        return collate_all(stack_rows, rows, [len(rows)])
 
     def _nothing(self) -> Chunk:
-        """An empty batch, as long as there are rows to come."""
+        """An empty batch, if more rows follow."""
         row = self._feed.pull(1)
         self._feed.unread(row, 0)
         self._advance()

@@ -39,10 +39,10 @@ class _MemoryRecorder:
 
 
 class CacheStream(RecordingStream):
-    """A memory cache: a complete pass fills it, a partial one is forgotten.
+    """A memory cache: a complete pass fills it, a partial pass leaves it empty.
 
-    A state from within a pass that filled goes on with the input, for only that has the same
-    order; it does not fill.
+    A state from within a filling pass resumes with the input, because only that has the same order;
+    the resumed pass does not fill.
     """
 
     def __init__(self, node: Cache, open_input: Open, state: State) -> None:
@@ -60,7 +60,7 @@ class CacheStream(RecordingStream):
             self._begin(None if endless else _MemoryRecorder(node.store), open_input)
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
-        # Everybody is given the same arrays, so nobody may write to them.
+        # All passes hand out the same arrays, so they must be read-only.
         return super()._write(recorder, chunk.frozen())
 
     def _note_partial(self) -> None:
@@ -71,10 +71,10 @@ class CacheStream(RecordingStream):
 
 
 class FileCacheStream(RecordingStream):
-    """A file cache: a complete pass fills it, and a complete file is believed.
+    """A file cache: a complete pass fills it, and later passes read it.
 
-    A state from within a pass that filled goes on with the input, for only that has the same
-    order; it does not fill.
+    A state from within a filling pass resumes with the input, because only that has the same order;
+    the resumed pass does not fill.
     """
 
     def __init__(self, node: Cache, open_input: Open, state: State) -> None:

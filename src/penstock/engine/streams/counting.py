@@ -93,7 +93,7 @@ class EnumerateStream(Stream):
 
 
 class UniqueStream(Stream):
-    """Every value once. It holds the values that it has seen."""
+    """Every value once. It holds all values so far."""
 
     def __init__(self, source: Stream, seen: State) -> None:
         self.inputs = (source,)

@@ -12,12 +12,12 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.values import as_value
-from penstock.engine.access import Epoch, leaf, pair, vectorized
+from penstock.engine.access import Epoch, call_vectorized, leaf, pair
 from penstock.engine.contract import State, Stream
-from penstock.engine.copies import kept
+from penstock.engine.copies import copy_unowned
 from penstock.engine.inlets import BUDGET, Inlet, Place
 from penstock.engine.results import Results
-from penstock.engine.trail import drawn, put_place
+from penstock.engine.trail import drawing_numbers, put_place
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
@@ -58,10 +58,10 @@ class MapStream(Stream):
     def _columns(self, limit: int) -> Chunk:
         rows = self._feed.pull(limit)
         try:
-            made = vectorized(self._calls, rows, self._feed.count - len(rows))
+            made = call_vectorized(self._calls, rows, self._feed.count - len(rows))
         except Exception as error:
             if len(rows) > 1:
-                # Half of them, until the one is found that the function fails on.
+                # Halves the rows until only the element remains that the function fails on.
                 self._feed.unread(rows, 0)
                 return self._columns(len(rows) // 2)
             put_place(error, rows.numbers)
@@ -85,10 +85,12 @@ def map_calls(node: Map, epoch: Epoch) -> Calls:
 
 
 def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
-    """What the function is called with: the elements, numbered if it is random."""
+    """The arguments of the function: the elements, with their numbers if it is random."""
     if node.random is None:
         return rows
-    numbers = numbers_from(ordinal, len(rows)) if rows.numbers is None else drawn(rows.numbers)
+    numbers = (
+        numbers_from(ordinal, len(rows)) if rows.numbers is None else drawing_numbers(rows.numbers)
+    )
     return pair(leaf(numbers), rows)
 
 
@@ -129,7 +131,7 @@ class FilterStream(Stream):
                 return rows.rows(0, len(keep)).take(np.flatnonzero(keep))
 
     def _decide(self, rows: Chunk) -> Any:
-        """Which of the first elements pass; the others are taken back."""
+        """Which of the first elements pass; takes back elements that were not tried."""
         first = self._feed.count - len(rows)
         made, self._failed = self._calls.many(rows, first)
         keep, error = self._flags(made, first)
@@ -200,7 +202,7 @@ class ScanStream(Stream):
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
         self._feed = Inlet(source, ordinal)
         self._calls = Calls("scan", node.function)
-        self._state = kept(begin)
+        self._state = copy_unowned(begin)
         self._results = Results(self._calls)
 
     def pull(self, limit: int) -> Chunk:
@@ -209,9 +211,9 @@ class ScanStream(Stream):
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
-        """Calls the function until it fails, or the budget is used up; the rest is kept."""
+        """Calls the function until it fails or the budget is used up; takes back the rest."""
         ordinal = self._results.ordinal = self._feed.count - len(rows)
-        self._begin = [ordinal, kept(self._state)]
+        self._begin = [ordinal, copy_unowned(self._state)]
         made: list[Any] = []
         failed: list[Any] = []
         started = time.perf_counter()
@@ -234,10 +236,10 @@ class ScanStream(Stream):
         return output
 
     def state(self) -> State:
-        return [self._feed.count, kept(self._state)]
+        return [self._feed.count, copy_unowned(self._state)]
 
     def save(self) -> State:
-        """Where results wait, counted from before them: the state has gone on to the last."""
+        """With results waiting, a place from before them: the function's state is behind them."""
         if not len(self._results):
             return super().save()
         begin = {"own": self._begin, "inputs": [self._feed.place.state]}

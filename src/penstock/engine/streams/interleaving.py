@@ -1,9 +1,9 @@
-"""Interleaving: the datasets that a function makes of the elements, some of them in turn.
+"""Interleaving: the datasets that a function makes of the elements, several of them in turn.
 
-A slot holds one open dataset. Its state is the place of the outer element that it was made of,
-where its own stream is and how much that gave; opening it again calls the function again, on the
-same element.
-Read in parallel, the datasets of the next outer elements are opened before it is their turn.
+A slot holds one open dataset. Its state is the place of the outer element that it was made of, the
+state of its own stream, and how many elements it gave; opening it again calls the function again,
+on the same element. With parallel calls, the datasets of the next outer elements are opened and
+prefetched before their turn.
 """
 
 from __future__ import annotations
@@ -23,9 +23,16 @@ from penstock.engine.inlets import Demand, Inlet, Place
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
-from penstock.engine.trail import WIDTH, Trail, drawn, inherited, placed, put_place
+from penstock.engine.trail import (
+    WIDTH,
+    Trail,
+    add_places,
+    drawing_numbers,
+    inherit_place,
+    put_place,
+)
 from penstock.engine.user_calls import Calls, FailedCall
-from penstock.plan.nodes import Inputs, Interleave, Node
+from penstock.plan.nodes import Interleave, Node
 from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 
 OpenInner = Callable[[Node, State, int], Stream]
@@ -53,12 +60,13 @@ class Slot:
 
 
 class InterleaveStream(Stream):
-    """Slot after slot gives a block; an exhausted slot is filled again when its turn comes."""
+    """Takes a block of elements from each slot in turn; refills exhausted slots at their turn."""
 
     def __init__(
         self,
         node: Interleave,
         source: Stream,
+        *,
         key: int,
         open_inner: OpenInner,
         ahead: int,
@@ -104,7 +112,7 @@ class InterleaveStream(Stream):
                 slot.feed.unraise(error)
                 break
             if chunk is not None:
-                parts.append(self._alike.checked(chunk))
+                parts.append(self._alike.check(chunk))
                 count += len(chunk)
             if self._node.cycle == 1 and parts:
                 break
@@ -138,15 +146,15 @@ class InterleaveStream(Stream):
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         """The numbers of the next elements of a slot."""
         made = derive_array(slot.number, numbers_from(slot.given, count))
-        return inherited(made, slot.origin)
+        return inherit_place(made, slot.origin)
 
     def _close(self, slot: Slot) -> None:
-        """A slot is exhausted."""
+        """Empties an exhausted slot."""
         self._slots[self._turn] = None
         self._advance()
 
     def _fill(self) -> Slot | None:
-        """The next outer element's dataset, in the slot whose turn it is."""
+        """Puts the dataset of the next outer element into the current slot."""
         self._look_ahead(1)
         if not self._next and not self._ended:
             self._ordinal += 1
@@ -171,9 +179,10 @@ class InterleaveStream(Stream):
             except Exception as error:
                 self._feed.unraise(error)
                 return
-            self._next.append((self._feed.place, self._tried(row, self._ordinal + len(self._next))))
+            slot = self._try_to_open(row, self._ordinal + len(self._next))
+            self._next.append((self._feed.place, slot))
 
-    def _tried(self, row: Chunk, ordinal: int) -> Slot | FailedCall:
+    def _try_to_open(self, row: Chunk, ordinal: int) -> Slot | FailedCall:
         try:
             slot = self._open(row, ordinal)
         except Exception as error:
@@ -183,7 +192,7 @@ class InterleaveStream(Stream):
         return slot
 
     def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
-        number = ordinal if row.numbers is None else int(drawn(row.numbers)[0])
+        number = ordinal if row.numbers is None else int(drawing_numbers(row.numbers)[0])
         with seed_scope(derive(self._key, number)):
             made = self._calls.one(row.elements()[0], ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, number)
@@ -194,14 +203,14 @@ class InterleaveStream(Stream):
         self._taken = 0
 
     def _restore(self, state: State) -> None:
-        """Pulls the outer elements from the oldest open slot on, and opens the slots again."""
+        """Pulls the outer elements, from that of the oldest open slot on, and opens the slots."""
         self._turn, self._taken, last = state["at"]
         waiting = {ordinal: (slot, *inner) for slot, ordinal, *inner in state["slots"]}
         self._ordinal = min(waiting, default=last)
         while self._ordinal < last:
             try:
                 row = self._feed.pull(1)
-            except Exception:  # It was raised before the state was saved.
+            except Exception:  # The consumer got it before the state was saved.
                 self._ordinal += 1
                 continue
             if self._ordinal in waiting:
@@ -218,7 +227,7 @@ class InterleaveStream(Stream):
         return {"at": [self._turn, self._taken, self._ordinal], "slots": slots}
 
     def input_states(self) -> list[State]:
-        """Where the oldest outer element stands whose dataset is not exhausted."""
+        """The state at the oldest outer element whose dataset is not exhausted."""
         open_slots = [slot for slot in self._slots if slot is not None]
         if open_slots:
             return [min(open_slots, key=lambda slot: slot.ordinal).place.state]
@@ -234,16 +243,18 @@ class InterleaveStream(Stream):
 class InputsStream(InterleaveStream):
     """Some inputs one after the other, for a client that takes turns between them.
 
-    The place of an element says to which input it belongs, counted from the first one here, and
-    the how manieth of it is (odd numbers), or before which a failure stands (even ones). `trail` is
-    told how long each input is.
+    The place of an element is `WIDTH` times the number of its input, counted from the first one
+    here, plus an odd number for its position in that input. A failure has the even number before
+    the element that it replaces. `trail` receives the length of each input.
     """
 
-    def __init__(self, node: Inputs, *others: Any, base: int, trail: Trail) -> None:
+    def __init__(
+        self, node: Interleave, source: Stream, *, base: int, count: int, trail: Trail, **rest: Any
+    ) -> None:
         self._base = base
-        self._last = base + node.count
+        self._last = base + count
         self._trail = trail
-        super().__init__(node, *others)
+        super().__init__(node, source, **rest)
 
     def pull(self, limit: int) -> Chunk:
         try:
@@ -255,7 +266,7 @@ class InputsStream(InterleaveStream):
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         made = super()._numbers(slot, count)
         first = (slot.ordinal - self._base) * WIDTH + 2 * slot.given + (not failed)
-        return placed(drawn(made), np.arange(first, first + 2 * count, 2))
+        return add_places(drawing_numbers(made), np.arange(first, first + 2 * count, 2))
 
     def _close(self, slot: Slot) -> None:
         self._trail.inputs[slot.ordinal - self._base] = slot.given

@@ -1,4 +1,4 @@
-"""Merging operators: several inputs, one stream; and one input whose elements are datasets."""
+"""Merging operators: several inputs become one stream; `interleave` is in `interleaving`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ZipStream(Stream):
         return beside(self._tree, [chunk.rows(0, limit) for chunk in chunks])
 
     def _drop_one(self, chunks: list[Chunk], failed: int) -> bool:
-        """One element failed in one input: its partners go with it, if they are all there."""
+        """Discards the partners of an element that failed; False if an input has none for it."""
         for feed, chunk in zip(self._feeds, chunks, strict=False):
             if len(chunk) > 1:
                 feed.unread(chunk, 1)
@@ -63,9 +63,9 @@ class ZipStream(Stream):
 
 
 class Alike:
-    """Checks that what comes from several datasets has one structure and one set of dtypes.
+    """Checks that the elements of several datasets have one structure and the same dtypes.
 
-    `structure` is what they must have, in words; None: that of the first elements.
+    `structure` describes what they must have; None means that of the first elements.
     """
 
     def __init__(self, where: str, structure: str | None = None) -> None:
@@ -73,7 +73,7 @@ class Alike:
         self._kind: Any = None
         self._structure = structure
 
-    def checked(self, chunk: Chunk) -> Chunk:
+    def check(self, chunk: Chunk) -> Chunk:
         if self._kind is None or chunk.kind != self._kind:
             structure = describe(chunk.rows(0, 1).elements()[0])
             if self._structure is None:
@@ -107,7 +107,7 @@ class ConcatenateStream(Stream):
     def pull(self, limit: int) -> Chunk:
         while True:
             try:
-                return self._alike.checked(self._current.pull(limit))
+                return self._alike.check(self._current.pull(limit))
             except StopIteration:
                 if self._which + 1 >= len(self._opens):
                     raise
@@ -121,7 +121,7 @@ class ConcatenateStream(Stream):
 
 
 class PartStream(Stream):
-    """One of several parts of a plan: its elements get numbers that those of others have not."""
+    """One of several parts of a plan: its elements get numbers that no other part gives."""
 
     def __init__(self, source: Stream, number: int) -> None:
         self.inputs = (source,)
@@ -138,10 +138,10 @@ class PartStream(Stream):
 
 @dataclass
 class _Part:
-    """What one dataset gives for its choices, which stand at `at`.
+    """What one dataset gives for its choices, which are at the indices `at`.
 
-    Choices from `cut` on cannot be served yet: it has not so many elements ready, has ended, or
-    its next element failed.
+    Choices from `cut` on cannot be served yet: the dataset has no more elements ready, has ended,
+    or its next element failed.
     """
 
     number: int
@@ -153,7 +153,7 @@ class _Part:
 
 
 class ChooseStream(Stream):
-    """Elements of several inputs, each time from the one that the choice names."""
+    """Elements of several inputs: each choice names the input of the next one."""
 
     def __init__(self, parts: tuple[Stream, ...], stop_on_empty: bool, done: State) -> None:
         self.inputs = parts
@@ -164,20 +164,20 @@ class ChooseStream(Stream):
         self._alike = Alike("Dataset.choose_from_datasets")
 
     def pull(self, limit: int) -> Chunk:
-        while not self._finished:
+        while not self._is_finished:
             choices = self._choices.pull(limit)
-            parts = self._parts(self._checked(choices))
+            parts = self._parts(self._valid_choices(choices))
             used = min((part.cut for part in parts), default=0)
-            # Choices before the one that found nothing may still have to wait for theirs.
+            # A dataset has ended only if all choices before its first one are served.
             self._done += [part.number for part in parts if part.ended and part.at[0] <= used]
             self._give_back(choices, parts, used)
             chosen = [part for part in parts if used and part.chunk is not None]
             if chosen:
-                return self._merged(chosen, used)
+                return self._merge_parts(chosen, used)
         raise StopIteration
 
     @property
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return bool(self._done) if self._stop else len(self._done) == len(self._feeds)
 
     def _parts(self, numbers: Array) -> list[_Part]:
@@ -203,7 +203,7 @@ class ChooseStream(Stream):
         return _Part(number, at, chunk, cut)
 
     def _give_back(self, choices: Chunk, parts: list[_Part], used: int) -> None:
-        """Takes back what lies behind the first `used` choices; raises what failed at the first."""
+        """Takes back what follows the first `used` choices; raises if the first choice failed."""
         for part in parts:
             if part.chunk is not None:
                 count = int(np.searchsorted(part.at, used))
@@ -218,13 +218,13 @@ class ChooseStream(Stream):
         if failed is not None:
             self._feeds[failed.number].pull(1)
 
-    def _merged(self, parts: list[_Part], used: int) -> Chunk:
-        chunks = [self._alike.checked(part.chunk) for part in parts if part.chunk is not None]
+    def _merge_parts(self, parts: list[_Part], used: int) -> Chunk:
+        chunks = [self._alike.check(part.chunk) for part in parts if part.chunk is not None]
         places = np.concatenate([part.at[part.at < used] for part in parts])
         return Chunk.join(chunks).take(np.argsort(places, kind="stable"))
 
-    def _checked(self, choices: Chunk) -> Array:
-        """The choices, up to one that is none; raises if that is the first."""
+    def _valid_choices(self, choices: Chunk) -> Array:
+        """The choices before the first invalid one; raises if that is the first of all."""
         numbers = np.asarray(choices.columns[0])
         wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self._feeds)))
         if len(wrong) and wrong[0] == 0:

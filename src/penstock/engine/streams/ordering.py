@@ -19,8 +19,9 @@ from penstock.plan.seeds import derive_array
 class ShuffleStream(Stream):
     """Elements in random order, within a buffer that holds them.
 
-    The buffer is filled, and a random place of it emptied: its last element moves there, and the
-    next one becomes the last. Places are drawn by number, so the state needs no generator's inside.
+    The buffer is filled, and the element at a random index handed on: the last element moves there,
+    and the next one becomes the last. Indices follow from the number of the element, so the state
+    needs no state of a random generator.
     """
 
     def __init__(self, source: Stream, buffer: int | None, key: int, state: State) -> None:
@@ -52,7 +53,7 @@ class ShuffleStream(Stream):
         return True
 
     def _incoming(self, count: int) -> list[Any]:
-        """What fills the places of all but the last that is emptied."""
+        """The elements that replace all but the last of those that are handed on."""
         try:
             return self._feed.pull(count).elements()
         except StopIteration:
@@ -105,10 +106,10 @@ class RepeatStream(Stream):
         self._current: Stream | None = None
         self._feed: Counted | None = None
         self.inputs = ()
-        if self._more():
+        if self._has_more_rounds():
             self._start(self._open_round(number, state))
 
-    def _more(self) -> bool:
+    def _has_more_rounds(self) -> bool:
         return self._count == INFINITE or self._number < self._count
 
     def _start(self, current: Stream) -> None:
@@ -129,7 +130,7 @@ class RepeatStream(Stream):
         return self._produced or (self._feed is not None and self._feed.count > 0)
 
     def _next_round(self) -> None:
-        """Starts over; for ever only if there was something in this round, for any reader."""
+        """Starts the next round; an endless repetition ends if no reader got an element in this."""
         assert self._current is not None
         claims = self._current.claims
         produced = self._has_produced or (claims is not None and claims.shared_end)
@@ -137,7 +138,7 @@ class RepeatStream(Stream):
         self._current, self._feed, self.inputs = None, None, ()
         self._number += 1
         self._produced = produced
-        if self._more() and (produced or self._count != INFINITE):
+        if self._has_more_rounds() and (produced or self._count != INFINITE):
             self._produced = False
             self._start(self._sequels.open(partial(self._open_round, self._number)))
 

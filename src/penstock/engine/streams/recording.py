@@ -1,8 +1,8 @@
-"""Recording: a pass through the input that writes it down, for later passes to read.
+"""Recording: a pass through the input that writes its elements down, for later passes to read.
 
-What was written counts once the last element has been handed on, even if nobody asks for the end:
-`zip`, `take` and users who count do not. A pass that fails, is closed or is forgotten before that
-leaves nothing behind.
+The recording is committed when the last element was handed on, even if the consumer never asks for
+the end: `zip`, `take` and a counted number of `next` do not. A pass that fails, is closed or is
+garbage collected before that leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Open = Callable[[State], Stream]
 
 
 class Recorder(Protocol):
-    """Where elements are written down. It must not know the stream that it serves."""
+    """Where elements are written. It must not refer to its stream, or that is never collected."""
 
     def write(self, chunk: Chunk) -> None: ...
 
     def commit(self) -> bool:
-        """Makes what was written count; False if somebody else has taken over."""
+        """Makes the recording visible to later passes; False if another writer has taken over."""
 
     def abandon(self) -> None:
-        """Removes what was written, unless it counts; twice is fine."""
+        """Removes the recording, unless it is committed; a second call does nothing."""
 
 
 class RecordingStream(Stream):
-    """The input, passed through and, while all goes well, written down.
+    """The input, passed through and recorded.
 
-    An element that could not be made ends the writing. So does a failure to write: it is logged at
-    once and raised when the pass ends, for it must not take the place of an element.
+    An element that could not be made ends the recording. So does a failure to write, which is
+    logged at once and raised at the end of the pass, because it must not replace an element.
     """
 
     def __init__(self, source: Node, count: int) -> None:
@@ -51,15 +51,15 @@ class RecordingStream(Stream):
         self._failure: Exception | None = None
 
     def _read(self, stream: Stream) -> None:
-        """Hands on what `stream` gives, without writing it down."""
+        """Hands on the elements of `stream` without recording them."""
         self.inputs = (stream,)
         self._feed: Stream | Inlet = stream
 
     def _begin(self, recorder: Recorder | None, open_input: Open) -> None:
-        """Begins at the start, even if only the rest is wanted: `recorder` is to have it all."""
+        """Opens the input at its start, even if only the rest is wanted: all is recorded."""
         if recorder is not None:
             self._recorder = recorder
-            self._forgotten = weakref.finalize(self, recorder.abandon)
+            self._finalizer = weakref.finalize(self, recorder.abandon)
         wanted, self._count = self._count, 0
         try:
             self._read(open_input(None))
@@ -88,9 +88,9 @@ class RecordingStream(Stream):
         return chunk
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
-        """Writes a chunk down and gives it as it is handed on."""
+        """Records a chunk and returns it as it is handed on."""
         if os.getpid() != self._pid:
-            return chunk  # A forked child: the files are its parent's.
+            return chunk  # A forked child: the files belong to its parent.
         try:
             recorder.write(chunk)
         except Exception as error:
@@ -100,7 +100,7 @@ class RecordingStream(Stream):
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self._abandon()
-        log.warning("%s (the pass goes on without being written down)", error)
+        log.warning("%s (the pass continues and writes nothing)", error)
 
     def _is_complete(self, limit: int) -> bool:
         if isinstance(self._feed, Inlet):
@@ -108,7 +108,7 @@ class RecordingStream(Stream):
         return self._count == self._total
 
     def _commit(self) -> None:
-        """Makes what was written count."""
+        """Commits the recording, if there is one."""
         if self._recorder is None or os.getpid() != self._pid:
             return
         try:
@@ -124,7 +124,7 @@ class RecordingStream(Stream):
             raise failure
 
     def finish(self) -> None:
-        """Asks the input for its end, if that was left to the consumer, who did not ask."""
+        """Looks whether the input has ended, where the consumer stopped without asking."""
         if self._recorder is not None and self._total == UNKNOWN and not self._looks_ahead:
             feed = Inlet(self.inputs[0])
             if feed.is_at_end(1):
@@ -135,7 +135,7 @@ class RecordingStream(Stream):
     def _abandon(self) -> None:
         if self._recorder is not None:
             self._recorder = None
-            self._forgotten()
+            self._finalizer()
 
     def save(self) -> State:
         return {"count": self._count, "input": self._feed.save()}
@@ -147,11 +147,11 @@ class RecordingStream(Stream):
         super().close()
 
     def _note_partial(self) -> None:
-        """A pass ends before its last element, and what it wrote does not count."""
+        """Called when a pass is closed before its last element, so that nothing is committed."""
 
 
 def warn_of_partial_passes(store: Store) -> None:
-    """Says, the second time, that passes end before they could fill a cache; once is nothing."""
+    """Logs a warning at the second pass that ended before it could fill the cache."""
     store.partial_passes += 1
     if store.partial_passes == 2:
         log.warning(
@@ -161,7 +161,7 @@ def warn_of_partial_passes(store: Store) -> None:
 
 
 def _sure_count(node: Node) -> int:
-    """The cardinality, but UNKNOWN where somebody asserted one that is still to be checked."""
+    """The cardinality, but UNKNOWN if it was asserted and is not checked yet."""
     if isinstance(node, AssertCardinality) and node.obstacle is not None:
         return UNKNOWN
     known = all(_sure_count(part) == part.cardinality for part in node.inputs)
@@ -169,5 +169,5 @@ def _sure_count(node: Node) -> int:
 
 
 def _may_wait_for_consumer(node: Node) -> bool:
-    """Whether the next element may come only after the last one was used; nobody looks ahead."""
+    """Whether the next element may come only after the last one was used: do not look ahead."""
     return isinstance(node, Generator | Distribute) or any(map(_may_wait_for_consumer, node.inputs))

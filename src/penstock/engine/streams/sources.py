@@ -61,7 +61,7 @@ class AccessStream(Stream):
             self._position = start + 1
             if stop == start + 1:
                 raise
-            # One of them cannot be made; one by one, the others can.
+            # One of the elements fails; read singly, the elements before it come first.
             return self._read(range(start, start + 1), self._epoch)
         self._position = stop
         return chunk
@@ -87,7 +87,7 @@ class GeneratorStream(Stream):
         while self._count < count:
             try:
                 next(self._iterator(), None)
-            except Exception:  # It was raised before the state was saved.
+            except Exception:  # The consumer got it before the state was saved.
                 self._running = iter(())
             self._count += 1
 
@@ -98,7 +98,7 @@ class GeneratorStream(Stream):
         return self._running
 
     def pull(self, limit: int) -> Chunk:
-        """One element: a generator may wait for what its consumer does with the last one."""
+        """One element: a generator may wait until its consumer has used the last one."""
         ordinal, iterator = self._count, self._iterator()
         try:
             value = next(iterator)
@@ -111,9 +111,9 @@ class GeneratorStream(Stream):
             self._count += 1
             raise failure("from_generator", self._node.function, ordinal, cause) from cause
         self._count += 1
-        return Chunk.of([self._conformed(value, ordinal)])
+        return Chunk.of([self._convert_value(value, ordinal)])
 
-    def _conformed(self, value: Any, ordinal: int) -> Any:
+    def _convert_value(self, value: Any, ordinal: int) -> Any:
         try:
             return self._convert(value)
         except (ValueError, TypeError, OverflowError) as cause:
@@ -128,7 +128,7 @@ class GeneratorStream(Stream):
     def close(self) -> None:
         running: Any = self._running
         self._running = iter(())
-        # Another thread may be inside of it; then it is closed when that one lets go of it.
+        # If another thread is inside of it, it is closed when that thread drops it.
         if hasattr(running, "close") and not getattr(running, "gi_running", False):
             running.close()
 
@@ -136,8 +136,9 @@ class GeneratorStream(Stream):
 class RecordsStream(Stream):
     """The records of the files that the input names.
 
-    The state is the place of the current file's name and the offset in that file. A record's
-    number comes from its file's and from where it ends: whoever reads a part of a file knows that.
+    The state is the place of the current file's name and the offset in that file. A record's number
+    is derived from its file's number and from where the record ends, which is the same for a reader
+    of one part of the file.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class RecordsStream(Stream):
         options = dict(node.options)
         self._part: Part | None = options.get("part")
         self._is_behind = options.get("begin") == NOWHERE
-        """Whether the file could not be read up to the part."""
+        """Whether an earlier part of the file could not be read, so this part has no records."""
         self._names = Inlet(source)
         self._reader: RecordReader[Any] | None = None
         self._begin = position
@@ -165,7 +166,7 @@ class RecordsStream(Stream):
             if self._reader is None:
                 self._file = self._names.pull(1)
                 if self._is_behind:
-                    self._tell(NOWHERE, NOWHERE)
+                    self._report(NOWHERE, NOWHERE)
                     continue
                 position, self._begin = self._begin or 0, None
                 self._reader = self._open(position)
@@ -173,16 +174,16 @@ class RecordsStream(Stream):
             try:
                 chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
             except Exception:
-                self._tell(_began(reader, self._part), NOWHERE)  # What is behind it is not read.
+                self._report(_began(reader, self._part), NOWHERE)  # The rest is not read.
                 raise
             if chunk is not None:
-                self._tell(_began(self._reader), None)
+                self._report(_began(self._reader), None)
                 return chunk
-            self._tell(_began(self._reader), self._reader.position)
+            self._report(_began(self._reader), self._reader.position)
             self._close_reader()
 
-    def _tell(self, began: int | None, end: int | None) -> None:
-        """Where the part of a file began that is read, and where it ended."""
+    def _report(self, began: int | None, end: int | None) -> None:
+        """Reports to the trail where the part of the file began and ended."""
         if self._trail is not None and self._part is not None:
             self._trail.part(began, end)
 
@@ -203,7 +204,7 @@ class RecordsStream(Stream):
         return self._chunk(records) if records else None
 
     def _with_numbers(self, limit: int) -> Chunk | None:
-        """Records one by one, for only between two of them a reader says where it is."""
+        """Reads records singly: `position` is that of a record's end only between two reads."""
         assert self._reader is not None
         assert self._file.numbers is not None
         records: list[Any] = []
@@ -217,7 +218,7 @@ class RecordsStream(Stream):
                 self._close_ended()
                 raise
             self._close_reader()
-            self._reader = self._open(ends[-1])  # It fails again when it is its turn.
+            self._reader = self._open(ends[-1])  # The next pull raises the same error again.
         if not records:
             return None
         numbers = derive_array(int(self._file.numbers[0]), np.array(ends, np.uint64))
@@ -229,7 +230,7 @@ class RecordsStream(Stream):
         return leaf(_strings(records))
 
     def _close_ended(self) -> None:
-        """After an error: a reader that lost one record only goes on behind it."""
+        """After an error: closes the reader, unless it continues behind the damaged record."""
         if self._reader is not None and self._reader.ended:
             self._close_reader()
 
@@ -256,7 +257,7 @@ def _strings(values: list[bytes]) -> Any:
 
 
 def _began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
-    """Where a reader found the first record; where its `part` starts, if it could not look."""
+    """Where a reader found the first record, or where its `part` starts if it did not get there."""
     if part is not None and not reader.position:
         return part[0]
     return reader.began if isinstance(reader, TFRecordReader) else None
@@ -267,7 +268,7 @@ def _text(name: Any) -> str:
 
 
 class ChunksStream(Stream):
-    """Chunks that something else makes, from a number of elements on."""
+    """The chunks of an iterator, without the first `skip` elements."""
 
     def __init__(self, chunks: Callable[[], Iterator[Chunk]], skip: State) -> None:
         self._chunks = chunks()

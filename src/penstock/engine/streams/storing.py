@@ -41,7 +41,10 @@ def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
 
 
 class SnapshotStream(RecordingStream):
-    """A snapshot that was not complete when the pass began; another pass may be writing it."""
+    """A pass through a snapshot that was not complete when the pass began.
+
+    It writes the snapshot, unless another pass does.
+    """
 
     def __init__(self, node: Snapshot, folder: str, open_input: Open, state: State) -> None:
         super().__init__(node.input, 0 if state is None else state["count"])
@@ -84,7 +87,7 @@ class SnapshotReadStream(Stream):
 def snapshot(
     node: Snapshot, source: Node, context: Context, open_plan: OpenPlan, state: State
 ) -> Stream:
-    """The stream of a snapshot, which is complete or not at this moment."""
+    """The stream of a snapshot: reads it if it is complete now, else reads the input."""
     folder = join(node.path, f"{fingerprint(source):020}")
     begun = state is not None and state["input"] is not None
     info = None if begun else find(folder, "Dataset.snapshot")

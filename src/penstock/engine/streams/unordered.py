@@ -1,7 +1,7 @@
-"""Interleaving without order: an element is handed on from whichever dataset has one ready.
+"""Interleaving without order: elements are handed on from any dataset that has some ready.
 
-Elements are named in a log by the outer element that their dataset was made of. A state carries the
-log of what followed it, so a stream that is opened from it begins with the same elements.
+A log names each element by the outer element that its dataset was made of. A state has the log of
+what followed it, so a stream that is opened from it begins with the same elements.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from itertools import takewhile
 from typing import Any
 
 from penstock.element.chunk import Chunk
-from penstock.engine.contract import State
+from penstock.engine.contract import State, Stream
 from penstock.engine.logs import Logs
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams.interleaving import InterleaveStream, Slot
 from penstock.engine.user_calls import FailedCall
+from penstock.plan.nodes import Interleave
 
 
 class UnorderedInterleaveStream(InterleaveStream):
-    """The slots that have elements ready give a block in turn; nobody waits for the others.
+    """Takes a block of elements from each slot that has some ready, without waiting for the rest.
 
     With `ordered`, the slots take turns as soon as the elements of the state's log have come.
     """
 
-    def __init__(self, *arguments: Any, ordered: bool) -> None:
+    def __init__(
+        self, node: Interleave, source: Stream, *, ordered: bool, **arguments: Any
+    ) -> None:
         self._ordered = ordered
         self._ready = threading.Event()
-        """Set by the prefetching thread of a slot when it has something."""
+        """Set by the prefetching thread of a slot that has a result, and cleared before the slots
+        are checked, so that no result is missed. All other fields belong to the thread that pulls.
+        """
         self._logs = Logs()
         self._again: deque[int] = deque()
-        super().__init__(*arguments)
+        super().__init__(node, source, **arguments)
 
     def pull(self, limit: int) -> Chunk:
         self._look_ahead(self._ahead - self._open_slots)
@@ -46,11 +51,11 @@ class UnorderedInterleaveStream(InterleaveStream):
                 if parts:
                     slot.feed.unraise(error)
                     break
-                self._tell([slot.ordinal])
+                self._record([slot.ordinal])
                 raise
             if chunk is not None:
-                self._tell([slot.ordinal] * len(chunk))
-                parts.append(self._alike.checked(chunk))
+                self._record([slot.ordinal] * len(chunk))
+                parts.append(self._alike.check(chunk))
                 count += len(chunk)
         if not parts:
             raise StopIteration
@@ -61,9 +66,9 @@ class UnorderedInterleaveStream(InterleaveStream):
         return sum(slot is not None for slot in self._slots)
 
     def _turn_to_next(self, first: bool) -> bool:
-        """Turns to the slot that gives next.
+        """Turns to the slot that gives the next element.
 
-        False at the end and, unless it is for the `first` chunk, where that takes waiting.
+        Returns False at the end and, unless it is for the `first` chunk, instead of waiting.
         """
         if self._again:
             return self._turn_to(self._again[0], first)
@@ -81,7 +86,7 @@ class UnorderedInterleaveStream(InterleaveStream):
             self._ready.wait()
 
     def _turn_to(self, ordinal: int, first: bool) -> bool:
-        """Turns to the slot of an outer element, opening those before it if need be."""
+        """Turns to the slot of an outer element; opens all slots up to it if need be."""
         while True:
             for turn, slot in enumerate(self._slots):
                 if slot is not None and slot.ordinal == ordinal:
@@ -89,21 +94,21 @@ class UnorderedInterleaveStream(InterleaveStream):
                     return first or self._is_ready(slot)
             if not first and self._fails_next():
                 return False
-            # A slot may be exhausted, but that shows only when somebody pulls from it.
+            # A slot may be exhausted, but only a pull from it shows that.
             self._turn = len(self._slots)
             self._slots.append(None)
-            if self._fill() is None:  # The input does not have the elements any more.
+            if self._fill() is None:  # The input has fewer elements than the log.
                 self._again.clear()
                 return self._turn_to_next(first)
 
     def _again_from(self, slot: Slot) -> int:
-        """How many elements may come from a slot before the next one's turn in the log."""
+        """How many elements the log takes from a slot before it turns to another one."""
         if not self._again:
             return self._node.block
         return sum(1 for _ in takewhile(slot.ordinal.__eq__, self._again))
 
     def _fill_slots(self, first: bool) -> None:
-        """Opens what may be read ahead, or at least one more, up to the length of the cycle."""
+        """Opens the slots that may be read ahead, at least one more, and at most `cycle`."""
         want = min(self._node.cycle, max(self._ahead, self._open_slots + 1))
         while self._open_slots < want and (first or not self._fails_next()):
             turn, self._turn = self._turn, self._free_slot()
@@ -127,7 +132,7 @@ class UnorderedInterleaveStream(InterleaveStream):
         try:
             return super()._fill()
         except Exception:
-            self._tell([ordinal])
+            self._record([ordinal])
             raise
 
     def _is_ready(self, slot: Slot) -> bool:
@@ -142,13 +147,13 @@ class UnorderedInterleaveStream(InterleaveStream):
             slot.stream.notify(self._ready.set)
         return slot
 
-    def _tell(self, ordinals: list[int]) -> None:
-        self._logs.tell(ordinals)
+    def _record(self, ordinals: list[int]) -> None:
+        self._logs.record(ordinals)
         for _ in ordinals[: len(self._again)]:
             self._again.popleft()
 
     def _advance(self) -> None:
-        """To the next slot; those that were opened beyond the cycle go when they are exhausted."""
+        """Turns to the next slot, and drops exhausted slots that were opened beyond the cycle."""
         super()._advance()
         extra = len(self._slots) - self._node.cycle
         if extra > 0:

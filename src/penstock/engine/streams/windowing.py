@@ -1,4 +1,4 @@
-"""Batching operators whose batches are datasets: windows and groups."""
+"""Batching operators that make datasets of elements: windows and groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OpenInner = Callable[[Node, State, int], Stream]
 class WindowStream(Stream):
     """Datasets of consecutive elements. It holds the elements that later windows need again.
 
-    Failures are held as well, by their number: every window that they belong to fails.
+    Failures are held as well, by their number: every window that has one of them fails.
     """
 
     def __init__(self, node: Window, source: Stream, wrap: Wrap, state: State) -> None:
@@ -38,7 +38,7 @@ class WindowStream(Stream):
         if state is not None:
             held, failed, self._gap = state
             self._held = Chunk.of(held) if held else None
-            self._failed = {number: _rebuilt(*error) for number, *error in failed}
+            self._failed = {number: _rebuild_error(*error) for number, *error in failed}
 
     def pull(self, limit: int) -> Chunk:
         node = self._node
@@ -61,7 +61,7 @@ class WindowStream(Stream):
         return len(self._failed) + (0 if self._held is None else len(self._held))
 
     def _rows(self, numbers: Any) -> Any:
-        """Where elements with these numbers stand among those that did not fail."""
+        """The rows of `_held` that have these numbers, which count failed elements, too."""
         return numbers - np.searchsorted(sorted(self._failed), numbers)
 
     def _fill(self, span: int) -> None:
@@ -82,7 +82,7 @@ class WindowStream(Stream):
                 self._held = rows if self._held is None else Chunk.join([self._held, rows])
 
     def _shift(self) -> None:
-        """Forgets what comes before the next window."""
+        """Drops what comes before the next window."""
         gone = min(self._node.shift, self._count)
         first, held = int(self._rows(gone)), self._held
         self._held = None if held is None or first == len(held) else held.rows(first, len(held))
@@ -106,13 +106,13 @@ class WindowStream(Stream):
         return [self._feed.save()]
 
 
-def _rebuilt(kind: str, message: str) -> Exception:
+def _rebuild_error(kind: str, message: str) -> Exception:
     found: type[Exception] = getattr(errors, kind, errors.UnknownError)
     return found(message)
 
 
 class GroupByWindowStream(Stream):
-    """Windows of elements with one key, each reduced to a dataset whose elements come out."""
+    """Windows of elements with one key, each reduced to a dataset, whose elements are handed on."""
 
     def __init__(
         self, node: GroupByWindow, source: Stream, wrap: Wrap, open_inner: OpenInner, state: State
@@ -177,7 +177,7 @@ class GroupByWindowStream(Stream):
             self._feed.unread(rows, used)
 
     def _add(self, element: Any) -> int | None:
-        """Adds to a group; the key if that group is now full."""
+        """Adds an element to its group; returns the key if that group is now full."""
         ordinal = self._count
         self._count += 1
         key = check_key(self._key.where, self._key.one(element, ordinal))

@@ -19,7 +19,7 @@ import msgspec
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
-from penstock.engine.contract import State, Stream, settled
+from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.lower import open_plan
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
@@ -104,7 +104,7 @@ def connect(node: Node, state: State, context: Context, home: Session | None = N
         local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
         if reason is not None:
             return open_plan(prepare(_in_order(local)), state, _asking_for_order(context))
-    return _Opener(node, context, home).open(None if state is None else settled(state["own"]))
+    return _Opener(node, context, home).open(None if state is None else copy_state(state["own"]))
 
 
 def _in_order(plan: Node) -> Node:

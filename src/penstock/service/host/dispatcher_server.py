@@ -14,7 +14,7 @@ import uuid
 from typing import Any
 
 from penstock.engine.endings import Ending
-from penstock.engine.formats.files import reported
+from penstock.engine.formats.files import translate_errors
 from penstock.errors import FailedPreconditionError
 from penstock.service.host.configs import DispatcherConfig, check_dispatcher, seconds
 from penstock.service.host.control_server import ControlServer
@@ -118,7 +118,7 @@ class _Desk:
         self._functions = functions
         folder = os.path.abspath(os.path.expanduser(work_dir)) if work_dir else None
         if folder is not None:
-            with reported(folder, "dispatcher: work_dir"):
+            with translate_errors(folder, "dispatcher: work_dir"):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             check_folder(folder, "dispatcher: work_dir")
         # The journal first: who has it has the folder.

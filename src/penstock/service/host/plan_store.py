@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.engine.formats.files import reported
+from penstock.engine.formats.files import translate_errors
 from penstock.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -59,7 +59,7 @@ class Plans:
         self._arriving: dict[str, _Arriving] = {}
         self._whole: dict[str, int] = {}
         """The size of plans whose bytes were seen to be right."""
-        with reported(folder or tempfile.gettempdir(), "dispatcher"):
+        with translate_errors(folder or tempfile.gettempdir(), "dispatcher"):
             self._shelves: Shelves = FolderShelves(folder) if folder else NamelessShelves()
 
     def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
@@ -171,7 +171,7 @@ class Plans:
     def _disk(self) -> Iterator[None]:
         """Errors of the disk as ours; a full one is waited for, like a dispatcher that is away."""
         try:
-            with reported(self._shelves.folder, "dispatcher"):
+            with translate_errors(self._shelves.folder, "dispatcher"):
                 yield
         except ResourceExhaustedError as error:
             raise UnavailableError(f"{error.message}; free some space on that disk") from error

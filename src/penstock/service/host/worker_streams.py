@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Context, Environment
-from penstock.engine.contract import State, Stream, settled
+from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.inlets import Demand
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
@@ -335,7 +335,7 @@ class Line:
         if not due or cursor.unmarked < _MARK_SHARE * cursor.cost:
             return None
         started = self._timer()
-        state = settled(cursor.stream.save())
+        state = copy_state(cursor.stream.save())
         encoded = encode_state(cursor.at, state)
         cursor.cost = self._timer() - started
         cursor.unmarked, cursor.frames = 0.0, 0

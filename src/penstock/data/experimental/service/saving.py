@@ -23,7 +23,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import int64
 from penstock.element.spec import TensorSpec
 from penstock.engine.context import Context
-from penstock.engine.fitting import fitted
+from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.runs import RunWriter
 from penstock.engine.lower import open_plan
@@ -151,7 +151,7 @@ class ShardWriter:
         writer = ChunkWriter(name, self.packing, _WHERE)
         try:
             for chunk in self._chunks(self.shares[number]):
-                writer.write(fitted(chunk, self.spec, _WHERE))
+                writer.write(fit_chunk(chunk, self.spec, _WHERE))
             writer.close()
         except BaseException:
             writer.abandon()
