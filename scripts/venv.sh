@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: gives them $root, $python and prepare_venv.
+# Sourced by the other scripts: defines $root, $python and prepare_venv.
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="$root/.venv/bin/python"

@@ -1,5 +1,6 @@
 """The project's own files agree: one version, the claims of pyproject.toml, the workflows."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -16,6 +17,12 @@ WORKFLOWS = {
     file.name: file.read_text(encoding="utf-8")
     for file in (ROOT / ".github" / "workflows").glob("*.yml")
 }
+TESTS = {
+    file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8")
+    for file in (ROOT / "tests").rglob("*.py")
+}
+# A trainer at work, and a server that answers later than a client's time limit.
+SLEEPING = {"tests/integration/chaos/client.py", "tests/service/host/test_control.py"}
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
 
 
@@ -64,3 +71,25 @@ def test_the_spelling_check_is_installed_by_the_project() -> None:
     tools = PROJECT["optional-dependencies"]["test"]
     assert any(tool.startswith("codespell") for tool in tools)
     assert "codespell" in (ROOT / "scripts" / "check").read_text(encoding="utf-8")
+
+
+def test_only_tests_about_time_sleep() -> None:
+    calls = re.compile(r"^[^\"']*\btime\.sleep\(", re.MULTILINE)
+    assert {name for name, source in TESTS.items() if calls.search(source)} == SLEEPING
+
+
+def returns_early(test: ast.FunctionDef) -> bool:
+    """Whether a branch of the test returns, so that some parameters check nothing."""
+    branches = [each for each in test.body if isinstance(each, ast.If)]
+    return any(isinstance(branch.body[-1], ast.Return) for branch in branches)
+
+
+def test_no_test_returns_early() -> None:
+    found = [
+        f"{name}::{node.name}"
+        for name, source in TESTS.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if returns_early(node)
+    ]
+    assert found == [], "filter the parameters instead"
