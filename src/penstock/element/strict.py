@@ -62,6 +62,13 @@ class StrictBytes(np.bytes_):  # type: ignore[misc]  # Final for type checkers o
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (bytes(self),)
 
+    # NumPy's own copies lose zero bytes at the end, before NumPy 2.4.
+    def __copy__(self) -> StrictBytes:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> StrictBytes:
+        return self
+
 
 def _refuse_text(value: bytes, other: Any) -> None:
     if isinstance(other, str) or getattr(getattr(other, "dtype", None), "kind", "") == "U":
