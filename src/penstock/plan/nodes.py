@@ -164,7 +164,7 @@ class Node:
 
     @property
     def obstacle(self) -> str | None:
-        """Why this operator has no random access, for any inputs; None if it can have it."""
+        """Why this operator itself has no random access; None if that depends on its inputs."""
         return self.reason
 
     @cached_property

@@ -17,8 +17,13 @@ from penstock.plan.shape import ENDLESS, Turns
 from penstock.plan.traits import Trait
 
 _PIECES = 1024
+"""The number of ranges that a plan with random access is divided into, unless they get too long."""
+
 _LONGEST = 1024
+"""The most elements of one range."""
+
 _ENDLESS_LENGTH = 256
+"""The elements of one range of a plan without end."""
 
 
 class Pieces(NamedTuple):
