@@ -23,7 +23,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host import session, stream
+from penstock.service.host import session
 from penstock.service.protocol import timing
 from tests.integration.clusters import Cluster, until
 
@@ -303,7 +303,7 @@ def test_waiting_for_other_consumers_has_an_end(cluster, monkeypatch):
 
 def test_a_worker_that_cannot_be_reached_is_named(monkeypatch):
     monkeypatch.setattr(timing, "WAIT_WARNING", 0.01)
-    monkeypatch.setattr(stream, "_UNREACHABLE", 0.0)
+    monkeypatch.setattr(timing, "UNREACHABLE", 0.0)
     with Cluster(0) as cluster:
         nowhere = f"localhost:{free_port()}"
         worker = cluster.join(data_transfer_protocol="tcp", data_transfer_address=nowhere)
