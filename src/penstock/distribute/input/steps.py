@@ -2,6 +2,10 @@
 
 A thread reads the input ahead, cuts it into portions and moves them to the devices. A state counts
 the steps that the caller has received, not the steps that were prepared ahead.
+
+If the input is rows in memory, and every operator works by position and none reads the rows, the
+thread may read row numbers instead. The backend then fetches each replica's rows directly from the
+user's array to the device.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator as PythonIterator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +24,9 @@ from penstock.data.states import check_state
 from penstock.distribute.backends import Delivery
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.portions import Position
-from penstock.distribute.input.row_numbers import ROW_NUMBERS, replace_by_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
-from penstock.element.spec import TensorShape
+from penstock.element.spec import TensorShape, TensorSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Place, discard
@@ -30,12 +34,48 @@ from penstock.engine.lower import open_plan
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
+from penstock.plan import nodes
 from penstock.plan.nodes import Node, Repetitions
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import derive
+from penstock.plan.traits import Trait
 
 _CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step", "told", "odd"}
+"""The keys of a saved `DeliveryStream`: `Position` (`told` are its `failures`), `odd`: surprised."""
+
+ROW_NUMBERS = TensorSpec([None], "int64")
+"""The spec of a batch of row numbers, and of a portion of it."""
+
+
+@dataclass(frozen=True)
+class RowNumberPlan:
+    """A plan that delivers row numbers, and the rows that they refer to."""
+
+    plan: Node
+    rows: Chunk
+
+
+def replace_by_row_numbers(plan: Node) -> RowNumberPlan | None:
+    """The same plan for row numbers; None unless it makes batches of rows in memory."""
+    found, batches = _replace_rows(plan)
+    return found if batches == 1 else None
+
+
+def _replace_rows(plan: Node) -> tuple[RowNumberPlan | None, int]:
+    """The plan for row numbers, and how many `batch` operators it has."""
+    if isinstance(plan, nodes.Slices):
+        rows = plan.data.chunk
+        if not all(isinstance(c, np.ndarray) and c.dtype.isnative for c in rows.columns):
+            return None, 0
+        return RowNumberPlan(nodes.Range(0, len(rows), 1, ROW_NUMBERS.dtype), rows), 0
+    if Trait.BY_POSITION not in plan.traits:
+        return None, 0
+    inner, batches = _replace_rows(plan.inputs[0])
+    if inner is None:
+        return None, 0
+    moved = RowNumberPlan(plan.with_inputs((inner.plan,)), inner.rows)
+    return moved, batches + isinstance(plan, nodes.Batch)
 
 
 class DeliveryStream(Stream):
