@@ -356,7 +356,7 @@ def test_static_policies_need_a_dispatcher_that_knows_its_workers(cluster):
 
 
 def test_local_workers_that_are_not_there(cluster, monkeypatch):
-    monkeypatch.setattr(session, "here", lambda: "another machine")
+    monkeypatch.setattr(session, "host_id", lambda: "another machine")
     address = cluster.target.replace("localhost", "127.0.0.1")
     made = Dataset.range(3).apply(
         service.distribute("distributed_epoch", address, target_workers="LOCAL")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from penstock.errors import OpError, UnavailableError
-from penstock.service.host.control_messages import refusal
+from penstock.service.host.control_connection import error_to_reply
 from penstock.service.logic.dispatcher import (
     Settings,
     State,
@@ -144,7 +144,7 @@ class Dispatcher:
             decision = decide(self.state, request, self._clock())
         except OpError as error:
             self.world.tell("refuses", request, error)
-            return encode(refusal(error))
+            return encode(error_to_reply(error))
         if (decision.facts and decision.facts[0].durable) or len(decision.facts) > 1:
             self.world.tell(request, "->", decision.facts)
         late = isinstance(request, Leave) and self._is_lost(request)
@@ -164,7 +164,7 @@ class Dispatcher:
         for fact in facts:
             if isinstance(fact, ClientHeard | WorkerHeard):
                 self.state.apply(fact, self._clock())
-        return encode(refusal(UnavailableError("the disk is full")))
+        return encode(error_to_reply(UnavailableError("the disk is full")))
 
     def _is_lost(self, request: Leave) -> bool:
         client = self.state.clients.get(request.client)

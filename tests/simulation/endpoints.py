@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
-from penstock.service.host.authentication import News
+from penstock.service.host.authentication import ProcessLoss
 from penstock.service.protocol.fetches import Closing, Mark, Rows
 from penstock.service.protocol.frames import (
     HEAD_SIZE,
     checksum,
+    decode_message,
     decoder_of_worker,
     frame,
     pack_columns,
     read_head,
-    understand,
     unpack_columns,
 )
 from tests.simulation.kernel import Bell, Process
@@ -52,7 +52,7 @@ class Endpoint:
     """One end of a data connection: in order and complete, until it breaks."""
 
     peer: Endpoint
-    news = News()
+    process_loss = ProcessLoss()
 
     def __init__(self, network: Network, owner: Peer, decoder: Any) -> None:
         self.owner = owner
@@ -139,14 +139,14 @@ class Endpoint:
     def pending(self) -> bool:
         return bool(self._ahead)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         if not self._ahead:
             self._ahead, self._arrived = self._arrived, self._ahead
         return bool(self._ahead)
 
     def receive(self) -> tuple[Any, Any]:
         """The next message, with its columns; UnavailableError at the end."""
-        while not self.look():
+        while not self.poll():
             if self.broken:
                 raise UnavailableError("the connection is broken")
             self._world.wait(None, self.bell)
@@ -166,7 +166,7 @@ class Endpoint:
         data, body = sent[HEAD_SIZE : HEAD_SIZE + size], sent[HEAD_SIZE + size :]
         if checksum((data,)) != check or length != len(body):
             raise DataLossError("a message arrived damaged")
-        message = understand(self._decoder, data)
+        message = decode_message(self._decoder, data)
         if not isinstance(message, Rows):
             return message, None
         if checksum((body,)) != message.check:

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.errors import UnavailableError
 from penstock.service.host.control_client import is_transient
-from penstock.service.host.control_messages import refused_as
+from penstock.service.host.control_connection import reply_to_error
 from penstock.service.protocol import timing
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
 from penstock.service.protocol.messages import Refused, Reply, Request
@@ -96,7 +96,7 @@ class Network:
             if attempt.answers and attempt.answers[0] is not None:
                 reply = decode_reply(attempt.answers[0])
                 if isinstance(reply, Refused) and not is_transient(reply):
-                    raise refused_as(reply)
+                    raise reply_to_error(reply)
                 if not isinstance(reply, Refused):
                     return reply
             if world.now >= until:

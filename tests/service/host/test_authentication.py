@@ -15,11 +15,11 @@ from penstock.errors import DataLossError, OpError, UnauthenticatedError, Unavai
 from penstock.service.host.authentication import (
     CONTROL,
     DATA,
-    Admitted,
-    News,
+    ProcessLoss,
+    ServerHandshake,
     Terms,
-    admit,
-    introduce,
+    client_handshake,
+    server_handshake,
 )
 from tests.effort import examples
 
@@ -54,35 +54,37 @@ def beside(call: Any) -> "queue.Queue[Any]":
 
 def test_both_sides_agree(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
-    admitted = beside(lambda: admit(worker, TOKEN, deadline()))
+    admitted = beside(lambda: server_handshake(worker, TOKEN, deadline()))
     terms = Terms(2, 7, 8, bytes(range(32)))
-    accepted = introduce(client, TOKEN, terms, deadline())
-    assert accepted.news == News()
-    assert admitted.get() == Admitted(terms, accepted.key)
+    accepted = client_handshake(client, TOKEN, terms, deadline())
+    assert accepted.process_loss == ProcessLoss()
+    assert admitted.get() == ServerHandshake(terms, accepted.key)
 
 
 def test_a_client_learns_how_the_process_of_its_plan_was_lost(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     client, worker = ends
-    news = {bytes(range(32)): News(7, -11)}
-    admitted = beside(lambda: admit(worker, TOKEN, deadline(), news=news.__getitem__))
-    accepted = introduce(client, TOKEN, Terms(plan=bytes(range(32))), deadline())
-    assert accepted.news == News(7, -11)
-    assert admitted.get() == Admitted(Terms(plan=bytes(range(32))), accepted.key)
+    losses = {bytes(range(32)): ProcessLoss(7, -11)}
+    admitted = beside(
+        lambda: server_handshake(worker, TOKEN, deadline(), last_loss=losses.__getitem__)
+    )
+    accepted = client_handshake(client, TOKEN, Terms(plan=bytes(range(32))), deadline())
+    assert accepted.process_loss == ProcessLoss(7, -11)
+    assert admitted.get() == ServerHandshake(Terms(plan=bytes(range(32))), accepted.key)
 
 
 def test_a_stranger_learns_no_news(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     asked: list[bytes] = []
 
-    def tell(plan: bytes) -> News:
+    def tell(plan: bytes) -> ProcessLoss:
         asked.append(plan)
-        return News(7, -11)
+        return ProcessLoss(7, -11)
 
-    admitted = beside(lambda: admit(worker, TOKEN, deadline(), news=tell))
+    admitted = beside(lambda: server_handshake(worker, TOKEN, deadline(), last_loss=tell))
     with pytest.raises(UnauthenticatedError, match="does not accept the token of this process"):
-        introduce(client, b"another", Terms(), deadline())
+        client_handshake(client, b"another", Terms(), deadline())
     assert isinstance(admitted.get(), UnauthenticatedError)
     assert asked == []
 
@@ -92,32 +94,32 @@ def test_every_connection_has_a_key_of_its_own() -> None:
     for _ in range(2):
         client, server = socket.socketpair()
         with client, server:
-            beside(lambda server=server: admit(server, TOKEN, deadline()))
-            keys.append(introduce(client, TOKEN, Terms(), deadline()).key)
+            beside(lambda server=server: server_handshake(server, TOKEN, deadline()))
+            keys.append(client_handshake(client, TOKEN, Terms(), deadline()).key)
     assert keys[0] != keys[1]
 
 
 def test_a_server_that_is_full(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
-    refused = beside(lambda: admit(server, TOKEN, deadline(), has_room=lambda: False))
+    refused = beside(lambda: server_handshake(server, TOKEN, deadline(), has_room=lambda: False))
     with pytest.raises(UnavailableError, match="it has too many connections"):
-        introduce(client, TOKEN, Terms(), deadline())
+        client_handshake(client, TOKEN, Terms(), deadline())
     assert "there are too many connections" in refused.get().message
 
 
 def test_a_connection_for_another_purpose(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
-    refused = beside(lambda: admit(server, TOKEN, deadline(), CONTROL))
+    refused = beside(lambda: server_handshake(server, TOKEN, deadline(), CONTROL))
     with pytest.raises(DataLossError, match="what answers speaks another protocol .*penstock ctrl"):
-        introduce(client, TOKEN, Terms(), deadline(), DATA)
+        client_handshake(client, TOKEN, Terms(), deadline(), DATA)
     assert "does not speak this protocol" in refused.get().message
 
 
 def test_a_client_with_another_token(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
-    admitted = beside(lambda: admit(worker, TOKEN, deadline()))
+    admitted = beside(lambda: server_handshake(worker, TOKEN, deadline()))
     with pytest.raises(UnauthenticatedError, match="does not accept the token of this process"):
-        introduce(client, b"another", Terms(), deadline())
+        client_handshake(client, b"another", Terms(), deadline())
     refused = admitted.get()
     assert isinstance(refused, UnauthenticatedError)
     assert "the client does not know the token" in refused.message
@@ -134,7 +136,7 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
 
     beside(pretend)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
-        introduce(client, TOKEN, Terms(), deadline())
+        client_handshake(client, TOKEN, Terms(), deadline())
 
 
 def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
@@ -149,41 +151,41 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
 
     beside(mirror)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
-        introduce(client, TOKEN, Terms(), deadline())
+        client_handshake(client, TOKEN, Terms(), deadline())
 
 
 def test_something_else_answers(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     worker.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(48))
     with pytest.raises(DataLossError, match="speaks another protocol .*HTTP"):
-        introduce(client, TOKEN, Terms(), deadline())
+        client_handshake(client, TOKEN, Terms(), deadline())
 
 
 def test_something_else_asks(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     client.sendall(b"GET / HTTP/1.1\r\n".ljust(88))
     with pytest.raises(DataLossError, match="does not speak this protocol"):
-        admit(worker, TOKEN, deadline())
+        server_handshake(worker, TOKEN, deadline())
 
 
 def test_a_client_that_hangs_up(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     client.close()
     with pytest.raises(UnavailableError, match="the other side closed the connection"):
-        admit(worker, TOKEN, deadline())
+        server_handshake(worker, TOKEN, deadline())
 
 
 def test_a_client_that_is_silent(ends: tuple[socket.socket, socket.socket]) -> None:
     _, worker = ends
     with pytest.raises(TimeoutError, match="timed out"):
-        admit(worker, TOKEN, deadline(0.01))
+        server_handshake(worker, TOKEN, deadline(0.01))
 
 
 def test_a_client_that_is_slow(ends: tuple[socket.socket, socket.socket]) -> None:
     client, worker = ends
     client.sendall(b"p")
     with pytest.raises(UnavailableError, match="it took too long to answer"):
-        admit(worker, TOKEN, deadline(-1.0))
+        server_handshake(worker, TOKEN, deadline(-1.0))
 
 
 @examples(50)
@@ -194,4 +196,4 @@ def test_random_bytes_do_not_get_in(said: bytes) -> None:
         client.sendall(said)
         client.shutdown(socket.SHUT_WR)
         with pytest.raises((DataLossError, UnavailableError, UnauthenticatedError), match=r"."):
-            admit(worker, TOKEN, deadline())
+            server_handshake(worker, TOKEN, deadline())

@@ -40,14 +40,14 @@ def test_nothing_is_compressed_on_one_machine(asked: str | None) -> None:
 
 
 def test_auto_compresses_where_the_network_is_slow_and_it_helps() -> None:
-    squeezer = compression.Squeezer(compression.AUTO)
+    compressor = compression.Compressor(compression.AUTO)
     zeros, size = [memoryview(bytes(1_000_000))], 1_000_000
     noise = [memoryview(os.urandom(1_000_000))]
-    assert squeezer.squeeze(zeros, size)[0] == ""
-    squeezer.sent(noise, size, 1.0)
-    assert squeezer.squeeze(zeros, size)[0] == ""
-    squeezer.sent(zeros, size, 1e-5)
-    assert squeezer.squeeze(zeros, size)[0] == ""
-    squeezer.sent(zeros, size, 1.0)
-    found = [squeezer.squeeze(zeros, size)[0] for _ in range(100)]
+    assert compressor.compress(zeros, size)[0] == ""
+    compressor.learn(noise, size, 1.0)
+    assert compressor.compress(zeros, size)[0] == ""
+    compressor.learn(zeros, size, 1e-5)
+    assert compressor.compress(zeros, size)[0] == ""
+    compressor.learn(zeros, size, 1.0)
+    found = [compressor.compress(zeros, size)[0] for _ in range(100)]
     assert found.count("lz4") == 99, "one of them is sent as it is, to measure again"

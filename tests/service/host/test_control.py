@@ -27,15 +27,15 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import control_server
-from penstock.service.host.authentication import CONTROL, Terms, introduce
+from penstock.service.host.authentication import CONTROL, Terms, client_handshake
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control_client import ControlClient, is_transient
-from penstock.service.host.control_messages import (
+from penstock.service.host.control_connection import (
     LARGEST,
-    Envelopes,
+    ControlConnection,
     decode_reply,
     encode,
-    refused_as,
+    reply_to_error,
 )
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.listener import DataListener
@@ -125,8 +125,8 @@ def test_a_fault_of_the_server_is_told_and_survived(client):
 
 
 def test_an_error_that_this_side_does_not_know():
-    assert isinstance(refused_as(Refused("Novel", "words")), UnknownError)
-    assert str(refused_as(Refused("kind_of", "words"))) == "kind_of: words"
+    assert isinstance(reply_to_error(Refused("Novel", "words")), UnknownError)
+    assert str(reply_to_error(Refused("kind_of", "words"))) == "kind_of: words"
 
 
 def test_messages_that_are_too_large(client):
@@ -389,11 +389,11 @@ def test_a_wrong_token(server):
 
 
 @contextlib.contextmanager
-def member(server) -> Iterator[Envelopes]:
+def member(server) -> Iterator[ControlConnection]:
     """A connection that has proved the token."""
     with socket.create_connection(("127.0.0.1", server.port)) as connected:
-        key = introduce(connected, SECURITY.token, Terms(), soon(), CONTROL).key
-        yield Envelopes(connected, key, client=True)
+        key = client_handshake(connected, SECURITY.token, Terms(), soon(), CONTROL).key
+        yield ControlConnection(connected, key, client=True)
 
 
 def soon() -> float:

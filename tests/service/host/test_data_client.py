@@ -15,7 +15,7 @@ from penstock.errors import (
 )
 from penstock.service.host import chunk_memory
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
@@ -42,7 +42,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Security:
 
 def test_unknown_compression() -> None:
     with pytest.raises(InvalidArgumentError, match=r'compression must be .* got "?.GZIP'):
-        connect_data(info_of({}), SECURITY, None, here(), "GZIP")
+        connect_data(info_of({}), SECURITY, None, host_id(), "GZIP")
 
 
 def test_the_best_way_is_chosen() -> None:
@@ -54,16 +54,16 @@ def test_the_best_way_is_chosen() -> None:
 
 def test_tcp_where_shared_memory_does_not_work() -> None:
     with worker_process() as (info, _):
-        lost = WorkerInfo("w", "a:1", here(), {**info.transfers, "shm": "@nobody"})
-        with connect_data(lost, SECURITY, None, here(), None) as client:
+        lost = WorkerInfo("w", "a:1", host_id(), {**info.transfers, "shm": "@nobody"})
+        with connect_data(lost, SECURITY, None, host_id(), None) as client:
             assert client.peer == "worker a:1 (tcp)"
         with pytest.raises(
             UnavailableError, match="worker a:1: no data from shm @nobody .*refused"
         ):
-            connect_data(lost, SECURITY, "shm", here(), None)
+            connect_data(lost, SECURITY, "shm", host_id(), None)
         with connect_data(info, SECURITY, None, "elsewhere", None) as client:
             assert client.peer == "worker localhost:1 (tcp)"
-        with connect_data(info, SECURITY, None, here(), None) as client:
+        with connect_data(info, SECURITY, None, host_id(), None) as client:
             assert client.peer == "worker localhost:1 (shm)"
 
 
@@ -74,12 +74,12 @@ def test_shared_memory_with_another_machine() -> None:
 
 def test_unknown_protocol() -> None:
     with pytest.raises(InvalidArgumentError, match="data_transfer_protocol must be .* got 'rdma'"):
-        connect_data(info_of({}), SECURITY, "rdma", here(), None)
+        connect_data(info_of({}), SECURITY, "rdma", host_id(), None)
 
 
 def test_a_worker_without_tcp() -> None:
     with pytest.raises(UnavailableError, match="worker localhost:1 hands out no data by tcp"):
-        connect_data(info_of({}), SECURITY, "tcp", here(), None)
+        connect_data(info_of({}), SECURITY, "tcp", host_id(), None)
 
 
 def test_nobody_there() -> None:
@@ -88,12 +88,12 @@ def test_nobody_there() -> None:
         address = f"localhost:{taken.getsockname()[1]}"
         message = f"worker localhost:1: no data from tcp {address} .*refused.*data_transfer_address"
         with pytest.raises(UnavailableError, match=message):
-            connect_data(info_of({"tcp": address}), SECURITY, None, here(), None)
+            connect_data(info_of({"tcp": address}), SECURITY, None, host_id(), None)
 
 
 def test_a_bad_address() -> None:
     with pytest.raises(UnavailableError, match="no data from tcp spam .address 'spam' must be"):
-        connect_data(info_of({"tcp": "spam"}), SECURITY, None, here(), None)
+        connect_data(info_of({"tcp": "spam"}), SECURITY, None, host_id(), None)
 
 
 def test_wrong_token() -> None:
@@ -101,7 +101,7 @@ def test_wrong_token() -> None:
     with worker_process() as (info, _):
         for protocol in ("tcp", "shm", None):
             with pytest.raises(UnauthenticatedError, match="accept the token of this .* ~/token"):
-                connect_data(info, other, protocol, here(), None)
+                connect_data(info, other, protocol, host_id(), None)
 
 
 def test_a_client_without_certificates(certificates: Security) -> None:
@@ -109,19 +109,19 @@ def test_a_client_without_certificates(certificates: Security) -> None:
         host, port = client._channel._socket.getpeername()
         with pytest.raises(UnavailableError, match=r"\(the other side uses certificates"):
             connect_data(
-                info_of({"tcp": f"{host}:{port}"}), Security(b"token"), "tcp", here(), None
+                info_of({"tcp": f"{host}:{port}"}), Security(b"token"), "tcp", host_id(), None
             )
 
 
 def test_here_is_the_same_in_another_process() -> None:
     with worker_process() as (info, _):
-        assert info.host == here()
-        assert here() == chunk_memory.here.__wrapped__()
+        assert info.host == host_id()
+        assert host_id() == chunk_memory.host_id.__wrapped__()
 
 
 def test_here_is_nobody_elses_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", lambda path: (_ for _ in ()).throw(OSError()))
-    assert chunk_memory.here.__wrapped__() != chunk_memory.here.__wrapped__()
+    assert chunk_memory.host_id.__wrapped__() != chunk_memory.host_id.__wrapped__()
 
 
 def test_the_system_watches_the_network_for_clients() -> None:
@@ -148,7 +148,7 @@ def test_elements_have_checksums_unless_they_stay_in_memory(proxied: bool) -> No
             proxy = Proxy(int(transfers["tcp"].rpartition(":")[2]))
             stack.callback(proxy.close)
             transfers["tcp"] = f"localhost:{proxy.port}"
-        client = connect_data(info_of(transfers), SECURITY, "tcp", here(), None)
+        client = connect_data(info_of(transfers), SECURITY, "tcp", host_id(), None)
         stack.enter_context(client)
         sender = in_thread(arrived.get().send_rows, 1, 0, rows_of(1000))
         message, columns = client.receive()

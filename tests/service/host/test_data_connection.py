@@ -15,7 +15,7 @@ from penstock.errors import (
 )
 from penstock.service.host import data_connection
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import INLINE, Connection
 from penstock.service.host.security import Security
@@ -181,11 +181,11 @@ def test_traffic_both_ways_at_once(pair: tuple[Connection, Connection]) -> None:
 
 def test_looking_takes_in_what_has_arrived(pair: tuple[Connection, Connection]) -> None:
     client, worker = pair
-    assert not worker.look()
-    assert not client.look()
+    assert not worker.poll()
+    assert not client.poll()
     client.send(Fetch(1, 2, 3, 4))
     worker.send_rows(1, 3, rows_of(INLINE, 7))
-    while not worker.look():
+    while not worker.poll():
         select.select([worker], [], [])
     assert worker.receive()[0] == Fetch(1, 2, 3, 4)
     _, columns = client.receive()
@@ -199,13 +199,13 @@ def test_looking_takes_in_what_has_arrived(pair: tuple[Connection, Connection]) 
 def look_until_the_end(connection: Connection) -> None:
     while True:
         select.select([connection], [], [])
-        connection.look()
+        connection.poll()
 
 
 def test_looking_keeps_descriptors() -> None:
     with linked("shm") as (client, worker):
         worker.send_rows(1, 0, rows_of(INLINE, 7))
-        while not client.look():
+        while not client.poll():
             select.select([client], [], [])
         message, columns = client.receive()
         assert isinstance(message, Rows)
@@ -276,7 +276,7 @@ def test_what_came_before_an_abort_is_not_received(pair: tuple[Connection, Conne
 def test_a_killed_worker(protocol: str) -> None:
     with (
         worker_process() as (info, process),
-        connect_data(info, SECURITY, protocol, here(), None) as client,
+        connect_data(info, SECURITY, protocol, host_id(), None) as client,
     ):
         client.send(Fetch(1, 1, 0, 1_000_000))
         kept = []

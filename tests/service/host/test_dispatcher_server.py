@@ -511,5 +511,5 @@ def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
 def test_a_clock_does_not_count_sleep(monkeypatch):
     times = iter([100.0, 100.5, 101.0, 161.0, 161.5])
     monkeypatch.setattr(ledger.time, "monotonic", lambda: next(times))
-    clock = ledger.WakingClock()
+    clock = ledger.AwakeClock()
     assert [clock.now() for _ in range(4)] == [100.5, 101.0, 104.0, 104.5]

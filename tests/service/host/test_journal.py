@@ -391,9 +391,9 @@ def test_a_disk_that_failed_once_is_not_believed(journal, path, monkeypatch):
             journal.sync()
     with pytest.raises(UnavailableError, match="does not store the journal"):
         journal.sync()
-    assert not journal.trusted
+    assert not journal.is_trusted
     journal.compact(["a"])
-    assert journal.trusted
+    assert journal.is_trusted
     journal.sync()
     journal.close()
     with pytest.raises(UnavailableError, match="the dispatcher was stopped"):

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
 from penstock.service.host import admission
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
@@ -31,7 +31,7 @@ def echo(connection: Connection) -> None:
 
 
 def connect(listener: DataListener, protocol: str | None = None) -> Connection:
-    return connect_data(info_of(listener.transfers), SECURITY, protocol, here(), None)
+    return connect_data(info_of(listener.transfers), SECURITY, protocol, host_id(), None)
 
 
 def works(listener: DataListener, protocol: str | None = None) -> bool:
@@ -232,7 +232,7 @@ def test_whatever_happens_the_next_ones_are_accepted(
 ) -> None:
     monkeypatch.setattr("penstock.service.protocol.timing.EXHAUSTED", 0.001)
     with DataListener(echo, SECURITY) as listener:
-        for name in ("Stranger", "admit"):
+        for name in ("Stranger", "server_handshake"):
             with monkeypatch.context() as broken:
                 broken.setattr(admission, name, None)
                 with stranger(listener, "tcp") as raw:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.service.host import plan_processes
-from penstock.service.host.authentication import News
+from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.fork_server import Death
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
@@ -156,8 +156,8 @@ def test_clients_of_a_lost_process_learn_of_it_once_it_is_known_how(house: House
     other.setblocking(False)
     house.ward.die(1, -11)
     assert client.recv(9) == b""
-    assert house.news(PLAN) == News(1, -11)
-    assert house.news(OTHER) == News()
+    assert house.last_loss(PLAN) == ProcessLoss(1, -11)
+    assert house.last_loss(OTHER) == ProcessLoss()
     assert house.restarts == 1
     house.hurried.get()
     with pytest.raises(BlockingIOError, match="temporarily unavailable"):
@@ -175,7 +175,7 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     house.ward.deaths.put(Death(1, 3))
     visiting.get()
     assert first.recv(9) == b""
-    assert house.news(PLAN) == News(1, 3)
+    assert house.last_loss(PLAN) == ProcessLoss(1, 3)
     assert house.ward.told(2) == Begin("w:1")
     assert house.ward.told(2) == TakeClient(3, "shm", "a client", 0, True)
 

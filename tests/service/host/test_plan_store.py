@@ -13,7 +13,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.plan_store import PART, NamelessShelves, Plans
+from penstock.service.host.plan_store import PART, PlanStore, TemporaryStorage
 
 PLAN = bytes(range(256)) * 5
 DIGEST = hashlib.sha256(PLAN).hexdigest()
@@ -21,17 +21,17 @@ DIGEST = hashlib.sha256(PLAN).hexdigest()
 
 @pytest.fixture(params=["folder", "nameless"])
 def plans(request, tmp_path):
-    made = Plans(str(tmp_path / "plans") if request.param == "folder" else None)
+    made = PlanStore(str(tmp_path / "plans") if request.param == "folder" else None)
     yield made
     made.close()
 
 
 @pytest.fixture
 def folder_plans(tmp_path):
-    return Plans(str(tmp_path / "plans"))
+    return PlanStore(str(tmp_path / "plans"))
 
 
-def send(plans: Plans, plan: bytes, size: int = 100) -> None:
+def send(plans: PlanStore, plan: bytes, size: int = 100) -> None:
     """As a client does."""
     digest = hashlib.sha256(plan).hexdigest()
     offset = plans.put(digest, 0, len(plan), b"")
@@ -39,7 +39,7 @@ def send(plans: Plans, plan: bytes, size: int = 100) -> None:
         offset = plans.put(digest, offset, len(plan), plan[offset : offset + size])
 
 
-def received(plans: Plans, digest: str) -> bytes:
+def received(plans: PlanStore, digest: str) -> bytes:
     """As a worker does."""
     content, total = plans.get(digest)
     while len(content) < total:
@@ -85,7 +85,7 @@ def test_plans_survive_and_parts_do_not(folder_plans, tmp_path):
     send(folder_plans, PLAN)
     other = hashlib.sha256(b"other").hexdigest()
     folder_plans.put(other, 0, 5, b"oth")
-    again = Plans(str(tmp_path / "plans"))
+    again = PlanStore(str(tmp_path / "plans"))
     assert received(again, DIGEST) == PLAN
     assert again.put(other, 0, 5, b"") == 0
     assert os.listdir(tmp_path / "plans") == [DIGEST]
@@ -102,7 +102,7 @@ def test_other_bytes_than_the_digest_says(plans):
 def test_a_plan_that_was_changed_on_disk_is_not_given(folder_plans, tmp_path):
     send(folder_plans, PLAN)
     (tmp_path / "plans" / DIGEST).write_bytes(PLAN[:-1] + b"x")
-    again = Plans(str(tmp_path / "plans"))
+    again = PlanStore(str(tmp_path / "plans"))
     with pytest.raises(NotFoundError, match="is not known"):
         again.get(DIGEST)
     send(again, PLAN)
@@ -135,7 +135,7 @@ def test_two_sizes_of_one_plan(plans):
 
 
 def test_plans_that_are_too_large(tmp_path):
-    plans = Plans(str(tmp_path / "plans"), largest=100)
+    plans = PlanStore(str(tmp_path / "plans"), largest=100)
     with pytest.raises(
         ResourceExhaustedError, match="a plan of 101 bytes is larger .*; keep large"
     ):
@@ -161,12 +161,12 @@ def test_a_full_disk(folder_plans, tmp_path):
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FailedPreconditionError, match="leads through a file, not a directory"):
-        Plans(str(tmp_path / "file" / "plans"))
+        PlanStore(str(tmp_path / "file" / "plans"))
 
 
 def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    plans = Plans()
+    plans = PlanStore()
     send(plans, PLAN)
     assert os.listdir(tmp_path) == []
     plans.close()
@@ -177,7 +177,7 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
 def bytes_of(plans):
     """On disk, of a folder or of the one file without a name."""
     shelves = plans._shelves
-    if isinstance(shelves, NamelessShelves):
+    if isinstance(shelves, TemporaryStorage):
         return os.fstat(shelves._descriptor()).st_size
     return sum(entry.stat().st_size for entry in os.scandir(shelves.folder))
 
@@ -214,4 +214,4 @@ def test_strays_are_plans_that_no_dataset_has(plans):
     send(plans, PLAN)
     send(plans, b"known")
     known = hashlib.sha256(b"known").hexdigest()
-    assert plans.strays(lambda digest: digest == known) == [DIGEST]
+    assert plans.find_unknown(lambda digest: digest == known) == [DIGEST]

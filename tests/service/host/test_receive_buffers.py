@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from penstock.service.host.chunk_memory import ReceiveBuffers, rounded
+from penstock.service.host.chunk_memory import ReceiveBuffers, size_class
 
 
 def address(view: memoryview) -> int:
@@ -55,11 +55,11 @@ def test_nobody_waits_for_the_lock() -> None:
         other = buffers.take(200_000)
     del other
     gc.collect()
-    assert buffers._idle == rounded(200_000)
+    assert buffers._idle == size_class(200_000)
 
 
 @pytest.mark.parametrize(
     ("size", "room"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (6, 6), (7, 8), (1025, 1536)]
 )
 def test_sizes_are_rounded_up(size: int, room: int) -> None:
-    assert rounded(size) == room
+    assert size_class(size) == room

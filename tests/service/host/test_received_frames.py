@@ -98,7 +98,7 @@ def test_bytes_that_are_not_compressed(packed: str) -> None:
 
 
 def test_bytes_that_become_too_few() -> None:
-    _, (squeezed,) = compression.Squeezer(compression.ALWAYS).squeeze(
+    _, (squeezed,) = compression.Compressor(compression.ALWAYS).compress(
         [memoryview(bytes(5000))], 5000
     )
     columns, _ = pack_columns(rows_of(6000))
@@ -180,7 +180,7 @@ def test_a_bit_that_flips_in_a_body_costs_one_frame() -> None:
 
 
 def test_damaged_bytes_are_not_uncompressed() -> None:
-    squeezed = compression.Squeezer(compression.ALWAYS).squeeze([memoryview(bytes(6016))], 6016)
+    squeezed = compression.Compressor(compression.ALWAYS).compress([memoryview(bytes(6016))], 6016)
     body = bytes(squeezed[1][0])
     columns, _ = pack_columns(rows_of(6000))
     check = frames.checksum([body])
@@ -217,7 +217,7 @@ def test_a_worker_says_why_it_ends_a_connection() -> None:
             connection.receive()
         said = raw.recv(1000)
         assert raw.recv(1000) == b""
-    closing = frames.understand(frames.decoder_of_client, said[frames.HEAD_SIZE :])
+    closing = frames.decode_message(frames.decoder_of_client, said[frames.HEAD_SIZE :])
     assert isinstance(closing, Closing)
     assert "arrived damaged" in closing.reason
 

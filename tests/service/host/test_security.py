@@ -13,7 +13,7 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.authentication import proof, proven
+from penstock.service.host.authentication import is_proof, make_proof
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.security import (
     Security,
@@ -377,13 +377,13 @@ def test_addresses():
 
 
 def test_a_proof_is_of_its_token_and_of_every_part():
-    claim = proof(b"token", b"ab", b"c")
-    assert proven(claim, b"token", b"ab", b"c")
-    assert not proven(claim, b"other", b"ab", b"c")
-    assert not proven(claim, b"token", b"a", b"bc")
-    assert not proven(claim, b"token", b"ab", b"c", b"")
-    assert not proven(claim[:-1], b"token", b"ab", b"c")
-    assert not proven(b"", b"token", b"ab", b"c")
+    claim = make_proof(b"token", b"ab", b"c")
+    assert is_proof(claim, b"token", b"ab", b"c")
+    assert not is_proof(claim, b"other", b"ab", b"c")
+    assert not is_proof(claim, b"token", b"a", b"bc")
+    assert not is_proof(claim, b"token", b"ab", b"c", b"")
+    assert not is_proof(claim[:-1], b"token", b"ab", b"c")
+    assert not is_proof(b"", b"token", b"ab", b"c")
 
 
 # Certificates

@@ -24,7 +24,7 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_client import connect_data
@@ -84,7 +84,7 @@ class Service:
         return self.worker._started("info").info
 
     def connect(self, protocol: str = "tcp") -> Connection:
-        return connect_data(self.info(), self.security, protocol, here(), None)
+        return connect_data(self.info(), self.security, protocol, host_id(), None)
 
     def work(self, plan: Node, form: str = "single", **fields: Any) -> Work:
         return self.work_of_bytes(encode(plan), form, **fields)
@@ -413,7 +413,7 @@ def test_the_dispatcher_knows_what_it_does(service):
     until(lambda: service.workers)
     (worker,) = service.workers
     assert worker["address"] == service.worker.address
-    assert service.info().host == here()
+    assert service.info().host == host_id()
     assert service.info().transfers["tcp"] == service.worker.address
     assert service.worker.address == f"localhost:{service.worker.port}"
 
@@ -535,7 +535,7 @@ def test_one_that_is_dropped_stops(service):
 
     def unreachable() -> bool:
         try:
-            connect_data(info, service.security, "tcp", here(), None).close()
+            connect_data(info, service.security, "tcp", host_id(), None).close()
         except UnavailableError:
             return True
         return False

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener
@@ -25,7 +25,7 @@ SECURITY = Security(b"a token of these tests, 32 bytes!")
 
 
 def info_of(transfers: dict[str, str]) -> WorkerInfo:
-    return WorkerInfo("worker", "localhost:1", here(), dict(transfers))
+    return WorkerInfo("worker", "localhost:1", host_id(), dict(transfers))
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def linked(
 
     with DataListener(handle, security) as listener:
         info = info_of(listener.transfers)
-        with connect_data(info, security, protocol, here(), compression) as client:
+        with connect_data(info, security, protocol, host_id(), compression) as client:
             try:
                 yield client, arrived.get()
             finally:

@@ -31,6 +31,7 @@ from penstock.service.protocol.frames import (
     SLAB,
     Slab,
     checksum,
+    decode_message,
     decoder_of_client,
     decoder_of_worker,
     encode,
@@ -38,7 +39,6 @@ from penstock.service.protocol.frames import (
     frame_head,
     read_head,
     slab_decoder,
-    understand,
 )
 from penstock.service.protocol.messages import Work
 
@@ -68,21 +68,21 @@ def sealed(head: bytes) -> bytes:
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=repr)
 def test_messages_to_the_worker(message: Any) -> None:
-    assert understand(decoder_of_worker, encode(message)) == message
+    assert decode_message(decoder_of_worker, encode(message)) == message
     with pytest.raises(DataLossError, match="what came is not a message"):
-        understand(decoder_of_client, encode(message))
+        decode_message(decoder_of_client, encode(message))
 
 
 @pytest.mark.parametrize("message", TO_CLIENT, ids=repr)
 def test_messages_to_the_client(message: Any) -> None:
-    assert understand(decoder_of_client, encode(message)) == message
+    assert decode_message(decoder_of_client, encode(message)) == message
     with pytest.raises(DataLossError, match="what came is not a message"):
-        understand(decoder_of_worker, encode(message))
+        decode_message(decoder_of_worker, encode(message))
 
 
 def test_slabs() -> None:
     slab = Slab(1, 4096, 8, (0,))
-    assert understand(slab_decoder, encode(slab)) == slab
+    assert decode_message(slab_decoder, encode(slab)) == slab
 
 
 CHECKS = st.integers(0, 2**32 - 1)
@@ -152,7 +152,7 @@ def test_random_heads_stay_in_bounds(data: bytes) -> None:
 def test_random_bytes_are_messages_or_refused(data: bytes) -> None:
     for decoder in (decoder_of_client, decoder_of_worker, slab_decoder):
         with contextlib.suppress(DataLossError):
-            understand(decoder, data)
+            decode_message(decoder, data)
 
 
 @given(st.sampled_from(TO_WORKER + TO_CLIENT), st.data())
@@ -162,9 +162,9 @@ def test_damaged_messages_are_messages_or_refused(message: Any, data: st.DataObj
     damaged = whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :]
     for decoder in (decoder_of_client, decoder_of_worker):
         with contextlib.suppress(DataLossError):
-            assert isinstance(understand(decoder, damaged), msgspec.Struct)
+            assert isinstance(decode_message(decoder, damaged), msgspec.Struct)
 
 
 def test_deep_messages_are_refused() -> None:
     with pytest.raises(DataLossError, match="what came is not a message"):
-        understand(decoder_of_worker, b"\x81\xa1x" * 100_000)
+        decode_message(decoder_of_worker, b"\x81\xa1x" * 100_000)

@@ -22,9 +22,15 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.errors import UnavailableError
-from penstock.service.host.authentication import Admitted, News, admit, no_news, refuse_plain
+from penstock.service.host.authentication import (
+    ProcessLoss,
+    ServerHandshake,
+    no_process_loss,
+    refuse_without_tls,
+    server_handshake,
+)
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import kept_alive
+from penstock.service.host.sockets import keep_alive
 from penstock.service.protocol import timing
 
 STRANGERS = 64
@@ -70,7 +76,7 @@ class Admission:
         welcome: Makes a guest of a connection.
         grace: Seconds in which dismissed guests may finish what they have in hand.
         handshake_seconds: Seconds in which a stranger must have proved the token.
-        news: What the handshake tells of a plan.
+        last_loss: The last process that a worker lost for a plan, by digest.
     """
 
     def __init__(
@@ -78,11 +84,11 @@ class Admission:
         listening: Sequence[socket.socket],
         security: Security,
         mark: bytes,
-        welcome: Callable[[socket.socket, Admitted], Guest],
+        welcome: Callable[[socket.socket, ServerHandshake], Guest],
         *,
         grace: float = 0.0,
         handshake_seconds: float = timing.HANDSHAKE,
-        news: Callable[[bytes], News] = no_news,
+        last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
     ) -> None:
         self._listening = list(listening)
         self._token, self._mark, self._welcome = security.token, mark, welcome
@@ -93,7 +99,7 @@ class Admission:
             for each in self._listening:
                 each.close()
             raise
-        self._grace, self._seconds, self._news = grace, handshake_seconds, news
+        self._grace, self._seconds, self._last_loss = grace, handshake_seconds, last_loss
         self.most_guests = _most_guests()
         self._lock = threading.Lock()  # Guards the fields down to `_told`.
         self._closed = False
@@ -232,11 +238,11 @@ class Admission:
         connected = stranger.connected
         try:
             if connected.family != getattr(socket, "AF_UNIX", None):
-                kept_alive(connected)
+                keep_alive(connected)
                 if self._context is not None:
                     connected = self._secret(self._context, stranger, deadline)
-            admitted = admit(
-                connected, self._token, deadline, self._mark, self._has_room, self._news
+            admitted = server_handshake(
+                connected, self._token, deadline, self._mark, self._has_room, self._last_loss
             )
             return self._welcome(connected, admitted)
         except Exception as error:  # Whatever a stranger can cause.
@@ -254,7 +260,7 @@ class Admission:
     def _secret(
         self, context: ssl.SSLContext, stranger: Stranger, deadline: float
     ) -> ssl.SSLSocket:
-        if refuse_plain(stranger.connected, deadline):
+        if refuse_without_tls(stranger.connected, deadline):
             raise UnavailableError("the client uses no certificates")
         stranger.connected.settimeout(max(0.001, deadline - time.monotonic()))
         secret = context.wrap_socket(

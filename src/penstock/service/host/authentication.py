@@ -3,7 +3,7 @@
     client   mark, nonce, terms
     server   mark, nonce
     client   proof
-    server   verdict, news, proof
+    server   verdict, process loss, proof
 
 All parts have fixed sizes (a server reads 120 bytes) and must arrive before a deadline; nothing is
 decoded. Both sides then know a key that belongs to this connection alone.
@@ -31,7 +31,7 @@ _SECRET = b"penstock by TLS\n"
 
 _NONCE = 32
 _TERMS = struct.Struct("<BxHH2x32s")
-_NEWS = struct.Struct("<Ii")
+_LOSS = struct.Struct("<Ii")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _NO, _YES, _FULL = b"\x00", b"\x01", b"\x02"
 _GONE = (ConnectionResetError, BrokenPipeError)
@@ -56,42 +56,42 @@ class Terms(NamedTuple):
         return (self.own_port, self.other_port) == ports
 
 
-class News(NamedTuple):
+class ProcessLoss(NamedTuple):
     """How a worker lost the process that ran a plan; `loss` is 0 if it lost none."""
 
-    loss: int = 0
+    number: int = 0
     """Counts the processes that the worker has lost, so that two losses can be told apart."""
     code: int = 0
     """The exit code of the process, negative for a signal."""
 
 
-class Admitted(NamedTuple):
+class ServerHandshake(NamedTuple):
     """A client that has proved the token: its terms, and the key of the connection."""
 
     terms: Terms
     key: bytes
 
 
-class Accepted(NamedTuple):
-    """What a client learns of a server that has proved the token: the key, and the news."""
+class ClientHandshake(NamedTuple):
+    """What a client learns from a server that has proved the token."""
 
     key: bytes
-    news: News = News()
+    process_loss: ProcessLoss = ProcessLoss()
 
 
-def no_news(plan: bytes) -> News:
+def no_process_loss(plan: bytes) -> ProcessLoss:
     """Of a server that has lost no process."""
-    return News()
+    return ProcessLoss()
 
 
-def admit(
+def server_handshake(
     connected: socket.socket,
     token: bytes,
     deadline: float,
     mark: bytes = DATA,
     has_room: Callable[[], bool] = lambda: True,
-    news: Callable[[bytes], News] = no_news,
-) -> Admitted:
+    last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
+) -> ServerHandshake:
     """The server's side; `deadline` is a time of `time.monotonic`."""
     asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
     answered = mark + os.urandom(_NONCE)
@@ -99,20 +99,20 @@ def admit(
     if not asked.startswith(mark):
         raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)
-    if not proven(claim, token, _CLIENT, asked, answered):
-        _send(connected, _NO + bytes(_NEWS.size + PROOF_SIZE), deadline)
+    if not is_proof(claim, token, _CLIENT, asked, answered):
+        _send(connected, _NO + bytes(_LOSS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    verdict = (_YES if has_room() else _FULL) + _NEWS.pack(*news(terms.plan))
-    _send(connected, verdict + proof(token, _SERVER, verdict, asked, answered), deadline)
+    verdict = (_YES if has_room() else _FULL) + _LOSS.pack(*last_loss(terms.plan))
+    _send(connected, verdict + make_proof(token, _SERVER, verdict, asked, answered), deadline)
     if verdict.startswith(_FULL):
         raise UnavailableError("there are too many connections")
-    return Admitted(terms, proof(token, _SESSION, asked, answered))
+    return ServerHandshake(terms, make_proof(token, _SESSION, asked, answered))
 
 
-def introduce(
+def client_handshake(
     connected: socket.socket, token: bytes, terms: Terms, deadline: float, mark: bytes = DATA
-) -> Accepted:
+) -> ClientHandshake:
     """The client's side.
 
     UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
@@ -121,20 +121,20 @@ def introduce(
     asked = mark + os.urandom(_NONCE) + _TERMS.pack(*terms)
     _send(connected, asked, deadline)
     answered = _receive_answer(connected, mark, deadline)
-    _send(connected, proof(token, _CLIENT, asked, answered), deadline)
-    said = _receive(connected, 1 + _NEWS.size + PROOF_SIZE, deadline)
+    _send(connected, make_proof(token, _CLIENT, asked, answered), deadline)
+    said = _receive(connected, 1 + _LOSS.size + PROOF_SIZE, deadline)
     verdict, claim = said[:-PROOF_SIZE], said[-PROOF_SIZE:]
     if not verdict.startswith((_YES, _FULL)):
         raise UnauthenticatedError("does not accept the token of this process")
-    if not proven(claim, token, _SERVER, verdict, asked, answered):
+    if not is_proof(claim, token, _SERVER, verdict, asked, answered):
         raise UnauthenticatedError("does not know the token")
     if verdict.startswith(_FULL):
         raise UnavailableError("it has too many connections")
-    news = News(*_NEWS.unpack(verdict[1:]))
-    return Accepted(proof(token, _SESSION, asked, answered), news)
+    process_loss = ProcessLoss(*_LOSS.unpack(verdict[1:]))
+    return ClientHandshake(make_proof(token, _SESSION, asked, answered), process_loss)
 
 
-def refuse_plain(connected: socket.socket, deadline: float) -> bool:
+def refuse_without_tls(connected: socket.socket, deadline: float) -> bool:
     """Whether a client of a TLS server begins without TLS; such a client is told to use it.
 
     The client's first byte stays unread: TLS begins with it.
@@ -185,7 +185,7 @@ PROOF_SIZE = 32
 """Bytes of a proof."""
 
 
-def proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
+def make_proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
     """What only somebody with the token can say about these parts, each with its own length."""
     mac = hmac.new(token, digestmod="sha256")
     for part in parts:
@@ -194,6 +194,6 @@ def proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
     return mac.digest()
 
 
-def proven(claim: bytes, token: bytes, *parts: bytes | bytearray | memoryview) -> bool:
+def is_proof(claim: bytes, token: bytes, *parts: bytes | bytearray | memoryview) -> bool:
     """Whether `claim` is the proof of these parts; takes as long whatever is wrong with it."""
-    return hmac.compare_digest(claim, proof(token, *parts))
+    return hmac.compare_digest(claim, make_proof(token, *parts))

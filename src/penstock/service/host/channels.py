@@ -150,7 +150,7 @@ class DescriptorChannel(Channel):
             os.close(self._descriptors.popleft())
 
 
-class SecretChannel(Channel):
+class TlsChannel(Channel):
     """An encrypted socket, after its handshake.
 
     OpenSSL lets one thread at a time use a connection, so nobody waits inside of it.
@@ -236,7 +236,7 @@ _PIECE = 256 << 10
 
 def relay(secret: ssl.SSLSocket, plain: socket.socket) -> None:
     """Passes everything on between two sockets, until either ends; both are shut then."""
-    channel = SecretChannel(secret)
+    channel = TlsChannel(secret)
     end = partial(_end, channel, plain)
     decrypt = partial(_pump, channel.receive, plain.sendall, end)
     other = threading.Thread(target=decrypt, name="penstock relay", daemon=True)
@@ -260,7 +260,7 @@ def _pump(
         end()
 
 
-def _end(channel: SecretChannel, plain: socket.socket) -> None:
+def _end(channel: TlsChannel, plain: socket.socket) -> None:
     channel.shut()
     with contextlib.suppress(OSError):
         plain.shutdown(socket.SHUT_RDWR)

@@ -35,7 +35,7 @@ _SMALL = 96 << 10  # Below that, the allocator has memory that was used before.
 _HUGE = 4 << 20
 
 
-def rounded(size: int) -> int:
+def size_class(size: int) -> int:
     """The next of the sizes in which memory is cut: 2 and 3 times the powers of two."""
     power = 1 << max(size - 1, 1).bit_length()
     return power * 3 // 4 if size <= power * 3 // 4 else power
@@ -67,7 +67,7 @@ class ReceiveBuffers:
             raw: Array = np.empty(size + ALIGN, np.uint8)
             start = -raw.__array_interface__["data"][0] % ALIGN
             return raw[start : start + size].data
-        room = rounded(size)
+        room = size_class(size)
         memory = self._reuse(room) or _fresh(room)
         buffer: Array = np.frombuffer(memory, np.uint8, size)
         shown = BufferRef(buffer, self._back)
@@ -128,7 +128,7 @@ _SMALLEST = 32 << 10
 _ROOMY = 4  # How many times too large a cell may be that is used nevertheless.
 
 
-class OwnSlab:
+class WorkerSlab:
     """A slab of the worker."""
 
     def __init__(self, number: int, cell: int, cells: int) -> None:
@@ -173,7 +173,7 @@ class SlabPool:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._slabs: dict[int, OwnSlab] = {}
+        self._slabs: dict[int, WorkerSlab] = {}
         self._lent: set[int] = set()
         self._count = 0
         self._lock = threading.Lock()
@@ -194,18 +194,18 @@ class SlabPool:
             fits = [s for s in slabs if s.used < s.cells and size <= s.cell <= size * _ROOMY]
             if fits:
                 return self._lend_fresh(min(fits, key=lambda slab: slab.cell), size)
-            cell = max(rounded(size), _SMALLEST)
+            cell = max(size_class(size), _SMALLEST)
             cells = max(1, min(_SLAB // cell, _CELLS))
             dropped = self._make_room(cell * cells)
             try:
-                slab = None if dropped is None else OwnSlab(self._count, cell, cells)
+                slab = None if dropped is None else WorkerSlab(self._count, cell, cells)
             except (OSError, MemoryError):
                 return None
             if slab is None or dropped is None:
                 return None
             return self._announce(slab, dropped, size)
 
-    def _announce(self, slab: OwnSlab, dropped: tuple[int, ...], size: int) -> Cell:
+    def _announce(self, slab: WorkerSlab, dropped: tuple[int, ...], size: int) -> Cell:
         self._slabs[slab.number] = slab
         self._count += 1
         told = Slab(slab.number, slab.cell, slab.cells, dropped)
@@ -232,11 +232,11 @@ class SlabPool:
             self._slabs.clear()
             self._lent.clear()
 
-    def _lend_fresh(self, slab: OwnSlab, size: int) -> Cell:
+    def _lend_fresh(self, slab: WorkerSlab, size: int) -> Cell:
         slab.used += 1
         return self._lend(slab, slab.used - 1, size)
 
-    def _lend(self, slab: OwnSlab, cell: int, size: int) -> Cell:
+    def _lend(self, slab: WorkerSlab, cell: int, size: int) -> Cell:
         segment, start = slab.number * _CELLS + cell, slab.cell * cell
         self._lent.add(segment)
         return Cell(segment, slab.memory[start : start + size])
@@ -328,7 +328,7 @@ class MappedSlabs:
 
 
 @functools.cache
-def here() -> str:
+def host_id() -> str:
     """Equal in processes that can share memory: one machine, since it started, and one network."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -33,7 +33,7 @@ def mode_of(compression: str | None) -> int:
     return _MODES[compression]
 
 
-class Squeezer:
+class Compressor:
     """Compresses what a worker sends to one client, as that client asked."""
 
     def __init__(self, mode: int) -> None:
@@ -41,35 +41,35 @@ class Squeezer:
         self._pays = False
         self._number = 0
 
-    def squeeze(
+    def compress(
         self, parts: Sequence[memoryview], size: int
     ) -> tuple[str, Sequence[bytes | memoryview]]:
         """How the parts are compressed (empty: not at all), and what to send instead of them."""
         self._number += 1
         if not _WORTH <= size <= _MOST or not (self._always or self._tries()):
             return "", parts
-        squeezed = _squeezed(parts)
-        return (LZ4, [squeezed]) if len(squeezed) < size else ("", parts)
+        compressed = _compress_parts(parts)
+        return (LZ4, [compressed]) if len(compressed) < size else ("", parts)
 
     def _tries(self) -> bool:
         return self._pays and self._number % _EVERY != 0
 
-    def sent(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
+    def learn(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
         """Learns from parts that were sent as they are whether others should be."""
         if self._always or size < _SAMPLE:
             return
         self._pays = False
         if size / max(seconds, 1e-9) < _SLOW:
             sample = max(parts, key=len)[:_SAMPLE]
-            self._pays = len(_squeezed([sample])) < 0.7 * len(sample)
+            self._pays = len(_compress_parts([sample])) < 0.7 * len(sample)
 
 
-def _squeezed(parts: Sequence[memoryview]) -> bytes:
+def _compress_parts(parts: Sequence[memoryview]) -> bytes:
     whole: bytes = block.compress(b"".join(parts), store_size=False)
     return whole
 
 
-def expand(name: str, data: memoryview, target: memoryview) -> None:
+def decompress(name: str, data: memoryview, target: memoryview) -> None:
     """Fills `target` with what `data` is the compressed form of."""
     size = len(target)
     try:

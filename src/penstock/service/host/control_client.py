@@ -24,20 +24,20 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import CONTROL, Terms, introduce
-from penstock.service.host.control_messages import (
-    Envelopes,
+from penstock.service.host.authentication import CONTROL, Terms, client_handshake
+from penstock.service.host.control_connection import (
+    ControlConnection,
     decode_reply,
     encode,
-    limit,
-    refused_as,
+    reply_to_error,
+    set_deadline,
 )
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import (
     is_loopback,
-    joined,
-    kept_alive,
-    numeric,
+    join_address,
+    keep_alive,
+    numeric_host,
     split_address,
 )
 from penstock.service.protocol import timing
@@ -64,10 +64,10 @@ class ControlClient:
         self, address: str, security: Security, timeout: float = timing.DISPATCHER_TIMEOUT
     ) -> None:
         self._host, self._port = split_address(address)
-        self.address = joined(self._host, self._port)
+        self.address = join_address(self._host, self._port)
         self._security, self._timeout = security, timeout
         self._closed = threading.Event()
-        self._calls = CallConnections(self._host, self._port, security)
+        self._calls = DispatcherConnections(self._host, self._port, security)
         Ending(self, self._calls.close)
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
@@ -82,7 +82,7 @@ class ControlClient:
         else:
             reply = self._repeat(message, timeout, 0.001)
         if isinstance(reply, Refused):
-            raise refused_as(reply)
+            raise reply_to_error(reply)
         return reply
 
     def _repeat(self, message: bytes, timeout: float, least: float) -> Reply:
@@ -199,10 +199,10 @@ _MISMATCHES = (
 _KEPT = 4
 """Connections that are kept for the next calls."""
 
-_ALL: weakref.WeakSet[CallConnections] = weakref.WeakSet()
+_ALL: weakref.WeakSet[DispatcherConnections] = weakref.WeakSet()
 
 
-class CallConnections:
+class DispatcherConnections:
     """Connections to the dispatcher at `host` and `port`, made when they are needed.
 
     What goes wrong comes as it is: OSError (ours are of that kind, too) or EOFError. After `close`,
@@ -219,7 +219,7 @@ class CallConnections:
     def _forget(self) -> None:
         """Begins anew; also in a forked child, whose parent goes on with what is closed here."""
         self._lock = threading.Lock()  # Guards all fields. Another thread may hold the parent's.
-        self._idle: list[Envelopes] = []
+        self._idle: list[ControlConnection] = []
         for connected in self._open:
             connected.close()
         self._open.clear()
@@ -249,13 +249,13 @@ class CallConnections:
                     socket.socket.shutdown(connected, socket.SHUT_RDWR)
         self._drop_idle()
 
-    def _borrow(self, deadline: float) -> Envelopes:
+    def _borrow(self, deadline: float) -> ControlConnection:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
         return self._connect(deadline)
 
-    def _give_back(self, envelopes: Envelopes) -> None:
+    def _give_back(self, envelopes: ControlConnection) -> None:
         with self._lock:
             if not self._closed and len(self._idle) < _KEPT:
                 self._idle.append(envelopes)
@@ -273,29 +273,29 @@ class CallConnections:
             self._open.discard(connected)
         connected.close()
 
-    def _connect(self, deadline: float) -> Envelopes:
+    def _connect(self, deadline: float) -> ControlConnection:
         connected = self._reach(deadline)
         try:
-            kept_alive(connected)
+            keep_alive(connected)
             if (context := self._security.client_context()) is not None:
                 connected = self._secret(context, connected, deadline)
-            key = introduce(connected, self._security.token, Terms(), deadline, CONTROL).key
+            key = client_handshake(connected, self._security.token, Terms(), deadline, CONTROL).key
         except BaseException:
             self._end(connected)
             self._check_open()
             raise
-        return Envelopes(connected, key, client=True)
+        return ControlConnection(connected, key, client=True)
 
     def _reach(self, deadline: float) -> socket.socket:
         """A connection to the first address of the host that answers."""
         host, port = self._place
         failed = OSError("the host has no address")
         for family, kind, _, _, place in socket.getaddrinfo(
-            numeric(host), port, type=socket.SOCK_STREAM
+            numeric_host(host), port, type=socket.SOCK_STREAM
         ):
             connected = self._hold(socket.socket(family, kind))
             try:
-                limit(connected, deadline)
+                set_deadline(connected, deadline)
                 connected.connect(place)
                 return connected
             except OSError as error:
@@ -315,7 +315,7 @@ class CallConnections:
             self._open.discard(connected)
         self._hold(secret)
         try:
-            limit(secret, deadline)
+            set_deadline(secret, deadline)
             secret.do_handshake()
         except BaseException:
             self._end(secret)
@@ -336,7 +336,9 @@ class CallConnections:
             raise self._cancelled()
 
     def _cancelled(self) -> CancelledError:
-        return CancelledError(f"dispatcher {joined(*self._place)}: the connection was closed here")
+        return CancelledError(
+            f"dispatcher {join_address(*self._place)}: the connection was closed here"
+        )
 
 
 def _begin_anew() -> None:

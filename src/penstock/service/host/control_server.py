@@ -22,14 +22,14 @@ from penstock.errors import (
 )
 from penstock.service.host.admission import Admission
 from penstock.service.host.authentication import CONTROL
-from penstock.service.host.control_messages import (
-    Envelopes,
+from penstock.service.host.control_connection import (
+    ControlConnection,
     decode_request,
     encode,
-    refusal,
+    error_to_reply,
 )
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import listen
+from penstock.service.host.sockets import listen_tcp
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import GetPlan, Reply, Request
 
@@ -51,7 +51,7 @@ _WATCHES = hasattr(select, "epoll")
 _NEXT = select.EPOLLIN | select.EPOLLONESHOT if _WATCHES else 0
 
 
-class Answering:
+class CallerThreads:
     """What the connections of one server share: who answers, whose turn it is, and threads.
 
     A connection that says nothing costs no thread. Threads wait for all connections together; the
@@ -139,9 +139,9 @@ class Answering:
 class Caller:
     """A process that calls the dispatcher, as a guest (see `admission`)."""
 
-    def __init__(self, connected: socket.socket, key: bytes, answering: Answering) -> None:
+    def __init__(self, connected: socket.socket, key: bytes, answering: CallerThreads) -> None:
         self._connected = connected
-        self._envelopes = Envelopes(connected, key, client=False)
+        self._envelopes = ControlConnection(connected, key, client=False)
         self._answering = answering
         self._has_turn = False
 
@@ -186,7 +186,7 @@ class Caller:
                 self._take_turn()
             return encode(self._answering.handle(request))
         except Exception as error:
-            return encode(refusal(error))
+            return encode(error_to_reply(error))
 
     def _take_turn(self) -> None:
         if not self._has_turn:
@@ -219,7 +219,7 @@ class ControlServer:
         self, handle: Callable[[Request], Reply], host: str, port: int, security: Security
     ) -> None:
         security.check_exposure(host, port)
-        listening = listen(host, port)
+        listening = listen_tcp(host, port)
         self.port: int = listening.getsockname()[1]
         # Nothing here knows `self`: the server's threads would keep it for ever.
         self._admission = Admission(
@@ -229,7 +229,7 @@ class ControlServer:
             lambda connected, admitted: Caller(connected, admitted.key, answering),
             grace=timing.CONTROL_GRACE,
         )
-        answering = Answering(handle)
+        answering = CallerThreads(handle)
         self._end = Ending(self, _stop, self._admission, answering)
 
     def start(self) -> None:
@@ -241,6 +241,6 @@ class ControlServer:
         self._end()
 
 
-def _stop(admission: Admission, answering: Answering) -> None:
+def _stop(admission: Admission, answering: CallerThreads) -> None:
     admission.close()
     answering.close()

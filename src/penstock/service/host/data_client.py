@@ -14,13 +14,13 @@ from penstock.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import News, Terms, introduce
-from penstock.service.host.channels import Channel, DescriptorChannel, SecretChannel
+from penstock.service.host.authentication import ProcessLoss, Terms, client_handshake
+from penstock.service.host.channels import Channel, DescriptorChannel, TlsChannel
 from penstock.service.host.chunk_memory import MappedSlabs, can_share
 from penstock.service.host.compression import mode_of
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import connect_tcp, connect_unix, split_address, watch
+from penstock.service.host.sockets import connect_tcp, connect_unix, limit_silence, split_address
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkerInfo
 
@@ -68,7 +68,7 @@ def _connect(
     if address is None:
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
-        channel, news = _open(protocol, address, security, terms, patience, near)
+        channel, process_loss = _open(protocol, address, security, terms, patience, near)
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
             f"worker {info.address} at {protocol} {address} {error.message}; all of a service "
@@ -83,28 +83,28 @@ def _connect(
     channel.limit(patience)
     mapped = MappedSlabs() if protocol == "shm" else None
     made = Connection(channel, f"worker {info.address} ({protocol})", client=True, mapped=mapped)
-    made.news = news
+    made.process_loss = process_loss
     return made
 
 
 def _open(
     protocol: str, address: str, security: Security, terms: Terms, patience: float, near: bool
-) -> tuple[Channel, News]:
+) -> tuple[Channel, ProcessLoss]:
     deadline = time.monotonic() + timing.HANDSHAKE
     connect = connect_unix if protocol == "shm" else connect_tcp
     made = connect(address, timing.HANDSHAKE)
     try:
-        watch(made, patience)
+        limit_silence(made, patience)
         if near:
             ports = {"own_port": made.getsockname()[1], "other_port": made.getpeername()[1]}
             terms = terms._replace(**ports)
         context = security.client_context() if protocol == "tcp" else None
         if context is not None:
             made = context.wrap_socket(made, server_hostname=split_address(address)[0])
-        news = introduce(made, security.token, terms, deadline).news
+        process_loss = client_handshake(made, security.token, terms, deadline).process_loss
         if isinstance(made, ssl.SSLSocket):
-            return SecretChannel(made), news
-        return (DescriptorChannel(made) if protocol == "shm" else Channel(made)), news
+            return TlsChannel(made), process_loss
+        return (DescriptorChannel(made) if protocol == "shm" else Channel(made)), process_loss
     except BaseException:
         made.close()
         raise

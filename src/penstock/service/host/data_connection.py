@@ -34,23 +34,23 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.host.authentication import News
+from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import Channel, Part
 from penstock.service.host.chunk_memory import BUFFERS, MappedSlabs, SlabPool
-from penstock.service.host.compression import Squeezer, expand
+from penstock.service.host.compression import Compressor, decompress
 from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import (
     HEAD_SIZE,
     SLAB,
     body_size,
     checksum,
+    decode_message,
     decoder_of_client,
     decoder_of_worker,
     frame,
     pack_columns,
     read_head,
     slab_decoder,
-    understand,
     unpack_columns,
 )
 
@@ -76,14 +76,14 @@ class Connection:
         client: bool,
         pool: SlabPool | None = None,
         mapped: MappedSlabs | None = None,
-        squeezer: Squeezer | None = None,
+        compressor: Compressor | None = None,
         checks: bool = False,
     ) -> None:
         self.peer = peer
-        self.news = News()
+        self.process_loss = ProcessLoss()
         """What the worker said in the handshake."""
         self._channel, self._client = channel, client
-        self._pool, self._mapped, self._squeezer = pool, mapped, squeezer
+        self._pool, self._mapped, self._compressor = pool, mapped, compressor
         self._incoming = Incoming(channel, client, pool, mapped)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._checks = checks
@@ -152,7 +152,7 @@ class Connection:
         """Whether a message is here already, so that a select on the socket may not see it."""
         return bool(self._waiting) or self._incoming.complete() or self._channel.pending()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Takes in what has arrived, without waiting; whether a message is here."""
         try:
             if not self.pending():
@@ -195,15 +195,15 @@ class Connection:
                 self._sending.release()
 
     def _send_inline(self, rows: Rows, parts: list[memoryview]) -> None:
-        squeezer = self._squeezer
-        if squeezer is None:
+        compressor = self._compressor
+        if compressor is None:
             self._send_body(rows, parts, rows.nbytes)
             return
-        packed, body = squeezer.squeeze(parts, rows.nbytes)
+        packed, body = compressor.compress(parts, rows.nbytes)
         began = time.monotonic()
         self._send_body(replace(rows, packed=packed), body, sum(map(len, body)))
         if not packed:
-            squeezer.sent(parts, rows.nbytes, time.monotonic() - began)
+            compressor.learn(parts, rows.nbytes, time.monotonic() - began)
 
     def _send_body(self, rows: Rows, body: Sequence[Part], size: int) -> None:
         if self._checks:
@@ -233,7 +233,7 @@ class Connection:
         if len(self._waiting) >= _MOST_WAITING or not self._receiving.acquire(blocking=False):
             return
         try:
-            self._incoming.look()
+            self._incoming.read_available()
             while self._incoming.complete():
                 received = self._incoming.read()
                 if type(received[0]) is not Release:
@@ -302,7 +302,7 @@ class Incoming:
         self._reader = FrameReader(channel)
         self._decoder = decoder_of_client if client else decoder_of_worker
         self._pool, self._mapped = pool, mapped
-        self.look, self.complete = self._reader.look, self._reader.complete
+        self.read_available, self.complete = self._reader.read_available, self._reader.complete
 
     def read(self) -> Received:
         """The next message, with its columns; `Rows` without columns arrived damaged."""
@@ -310,7 +310,7 @@ class Incoming:
         while kind == SLAB:
             self._map(data, body)
             kind, data, body = self._reader.frame()
-        message = understand(self._decoder, data)
+        message = decode_message(self._decoder, data)
         if type(message) is Rows:
             return message, self._columns(message, body)
         if body:
@@ -322,7 +322,7 @@ class Incoming:
     def _map(self, data: memoryview, body: int) -> None:
         if self._mapped is None or body:
             raise DataLossError("data connection: shared memory where none is used")
-        slab = understand(slab_decoder, data)
+        slab = decode_message(slab_decoder, data)
         self._mapped.map(slab, self._channel.descriptor())
 
     def _release(self, release: Release) -> None:
@@ -362,7 +362,7 @@ class Incoming:
         if not rows.packed:
             return body
         plain = BUFFERS.take(rows.nbytes)
-        expand(rows.packed, body, plain)
+        decompress(rows.packed, body, plain)
         return plain
 
 
@@ -414,7 +414,7 @@ class FrameReader:
         if left and self._channel.receive_all(target[here:]) < left:
             raise EOFError
 
-    def look(self) -> None:
+    def read_available(self) -> None:
         """Reads ahead what is there, without waiting."""
         if self._start:
             self._compact()

@@ -20,9 +20,9 @@ from penstock.service.host.configs import DispatcherConfig, check_dispatcher, se
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.ledger import Ledger
 from penstock.service.host.lifecycle import Lifecycle
-from penstock.service.host.plan_store import Plans
+from penstock.service.host.plan_store import PlanStore
 from penstock.service.host.security import Security, check_folder
-from penstock.service.host.sockets import joined
+from penstock.service.host.sockets import join_address
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -73,7 +73,7 @@ class Dispatcher(Lifecycle):
     def address(self) -> str:
         """`host:port`, for clients and workers."""
         anywhere = self._host in ("", "0.0.0.0", "::")
-        return joined(platform.node() if anywhere else self._host, self.port)
+        return join_address(platform.node() if anywhere else self._host, self.port)
 
     def _begin(self) -> None:
         self._ticking.start()
@@ -124,8 +124,8 @@ class _Desk:
         # The journal first: who has it has the folder.
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
-            self._plans = Plans(folder and os.path.join(folder, "plans"))
-            self._strays = self._plans.strays(self.ledger.has_plan)
+            self._plans = PlanStore(folder and os.path.join(folder, "plans"))
+            self._strays = self._plans.find_unknown(self.ledger.has_plan)
             """Plans that were sent and not registered when the dispatcher stopped."""
             self._started = time.monotonic()
         except BaseException:
@@ -155,7 +155,7 @@ class _Desk:
             )
 
     def _forget_plans(self) -> None:
-        unused = self.ledger.orphans()
+        unused = self.ledger.take_orphans()
         if self._strays and time.monotonic() - self._started > timing.UNREAD_DATASET:
             unused, self._strays = unused + self._strays, []
         for digest in unused:

@@ -250,7 +250,7 @@ class Serving:
     def _look(self) -> None:
         """Takes in what has arrived, without waiting for anything."""
         try:
-            while len(self._waiting) < _MOST_WAITING and self._connection.look():
+            while len(self._waiting) < _MOST_WAITING and self._connection.poll():
                 self._receive()
         except (OpError, OSError) as error:
             # Whoever sends next is told.

@@ -103,7 +103,7 @@ class Journal(Generic[SomeFact]):
             self._synced = appended
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Whether the disk has stored all that it was asked to; else `compact` is needed."""
         return not self._distrusted
 

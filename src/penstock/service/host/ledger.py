@@ -45,7 +45,7 @@ class Ledger:
 
     def __init__(self, settings: Settings, path: str | None) -> None:
         self._lock = threading.Lock()
-        self._clock = WakingClock()
+        self._clock = AwakeClock()
         self._state = State(dataclasses.replace(settings, started=self._clock.now()))
         self._full = 0
         self._closed = False
@@ -104,7 +104,7 @@ class Ledger:
         """Notes what follows from the time alone; on a full disk, the next time."""
         with self._lock, contextlib.suppress(ResourceExhaustedError, UnavailableError):
             self._check_open()
-            if self._journal is not None and not self._journal.trusted:
+            if self._journal is not None and not self._journal.is_trusted:
                 self._journal.compact(snapshot(self._state))
             self._commit(tick(self._state, self._clock.now()))
 
@@ -113,7 +113,7 @@ class Ledger:
         with self._lock:
             return self._state.has_plan(digest)
 
-    def orphans(self) -> list[str]:
+    def take_orphans(self) -> list[str]:
         """The plans that no dataset has any more, since the last time; on disk this is so, too."""
         with self._lock:
             found, self._state.orphans = list(self._state.orphans), {}
@@ -162,7 +162,7 @@ class Ledger:
         self._full = max(_SLACK + _TIMES * len(facts), _SLACK + len(self._journal))
 
 
-class WakingClock:
+class AwakeClock:
     """Seconds, as somebody counts them who does not notice that he slept.
 
     After this process was stopped for a while, messages of those who were thought silent are

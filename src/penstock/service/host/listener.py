@@ -14,13 +14,19 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
-from penstock.service.host.authentication import DATA, Admitted, News, no_news
-from penstock.service.host.channels import Channel, SecretChannel
+from penstock.service.host.authentication import DATA, ProcessLoss, ServerHandshake, no_process_loss
+from penstock.service.host.channels import Channel, TlsChannel
 from penstock.service.host.chunk_memory import SlabPool, can_share
-from penstock.service.host.compression import AUTO, NONE, Squeezer
+from penstock.service.host.compression import AUTO, NONE, Compressor
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import is_loopback, joined, listen, listen_unix, tuned
+from penstock.service.host.sockets import (
+    is_loopback,
+    join_address,
+    listen_tcp,
+    listen_unix,
+    tune_for_data,
+)
 from penstock.service.protocol import timing
 
 
@@ -39,14 +45,14 @@ class AcceptedClient(NamedTuple):
     def connection(self) -> Connection:
         """The connection, which owns the socket."""
         used = self.socket
-        channel = SecretChannel(used) if isinstance(used, ssl.SSLSocket) else Channel(used)
+        channel = TlsChannel(used) if isinstance(used, ssl.SSLSocket) else Channel(used)
         pool = SlabPool() if self.protocol == "shm" else None
-        squeezer = None if self.compression == NONE else Squeezer(self.compression)
+        compressor = None if self.compression == NONE else Compressor(self.compression)
         return Connection(
             *(channel, self.name),
             client=False,
             pool=pool,
-            squeezer=squeezer,
+            compressor=compressor,
             checks=self.checks,
         )
 
@@ -57,7 +63,7 @@ class ClientHost(Protocol):
     def serve(self, client: AcceptedClient) -> None:
         """Returns when the connection has ended."""
 
-    def news(self, plan: bytes) -> News:
+    def last_loss(self, plan: bytes) -> ProcessLoss:
         """How the last process of a plan was lost."""
 
 
@@ -79,7 +85,7 @@ class DataListener:
     ) -> None:
         self.transfers: dict[str, str] = {}
 
-        def welcome(connected: socket.socket, admitted: Admitted) -> Guest:
+        def welcome(connected: socket.socket, admitted: ServerHandshake) -> Guest:
             client = _accepted(connected, admitted)
             if client_host is not None:
                 return _HandedOver(client, client_host)
@@ -91,12 +97,12 @@ class DataListener:
             DATA,
             welcome,
             handshake_seconds=handshake_seconds,
-            news=no_news if client_host is None else client_host.news,
+            last_loss=no_process_loss if client_host is None else client_host.last_loss,
         )
 
     def _listen(self, host: str, port: int) -> list[socket.socket]:
-        tcp = listen(host, port)
-        self.transfers["tcp"] = joined(host, tcp.getsockname()[1])
+        tcp = listen_tcp(host, port)
+        self.transfers["tcp"] = join_address(host, tcp.getsockname()[1])
         if not can_share():
             return [tcp]
         try:
@@ -166,8 +172,8 @@ class _HandedOver:
         self._client.socket.close()
 
 
-def _accepted(connected: socket.socket, admitted: Admitted) -> AcceptedClient:
-    tuned(connected)
+def _accepted(connected: socket.socket, admitted: ServerHandshake) -> AcceptedClient:
+    tune_for_data(connected)
     terms = admitted.terms
     compression, plan = terms.compression, terms.plan
     if connected.family == getattr(socket, "AF_UNIX", None):

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from penstock.service.host.authentication import News
+from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import relay
 from penstock.service.host.fork_server import Nursery
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
-from penstock.service.host.sockets import send_descriptors, tuned
+from penstock.service.host.sockets import send_descriptors, tune_for_data
 from penstock.service.logic.crashes import Losses, how_it_ended
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
@@ -153,11 +153,11 @@ class PlanProcesses:
 
     # Clients
 
-    def news(self, plan: bytes) -> News:
+    def last_loss(self, plan: bytes) -> ProcessLoss:
         """How the last process of a plan was lost, if it was."""
         with self._changed:
             loss = self._losses.last(plan)
-            return News() if loss is None else News(loss.number, loss.code)
+            return ProcessLoss() if loss is None else ProcessLoss(loss.number, loss.code)
 
     def serve(self, client: AcceptedClient) -> None:
         """Hands a client to the process of its plan; returns when the connection has ended."""
@@ -167,7 +167,7 @@ class PlanProcesses:
             held.over.wait()
 
     def _relay(self, client: AcceptedClient, secret: ssl.SSLSocket) -> None:
-        near, far = map(tuned, socket.socketpair())
+        near, far = map(tune_for_data, socket.socketpair())
         with near:
             with far:
                 held = self._give(client, near, far.fileno())

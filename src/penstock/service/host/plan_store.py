@@ -47,7 +47,7 @@ class _Arriving:
     hash: Any
 
 
-class Plans:
+class PlanStore:
     """The plans in `folder`, which is made if it does not exist; for any number of threads.
 
     Without a folder, plans live as long as this object.
@@ -60,7 +60,7 @@ class Plans:
         self._whole: dict[str, int] = {}
         """The size of plans whose bytes were seen to be right."""
         with translate_errors(folder or tempfile.gettempdir(), "dispatcher"):
-            self._shelves: Shelves = FolderShelves(folder) if folder else NamelessShelves()
+            self._shelves: PlanStorage = FolderStorage(folder) if folder else TemporaryStorage()
 
     def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
         """Adds the bytes that begin at `offset`; gives how many are there.
@@ -100,7 +100,7 @@ class Plans:
             if digest not in self._arriving:
                 self._shelves.remove(digest)
 
-    def strays(self, known: Callable[[str], bool]) -> list[str]:
+    def find_unknown(self, known: Callable[[str], bool]) -> list[str]:
         """The plans that are not known."""
         with self._lock, self._disk():
             return [digest for digest in self._shelves.digests() if not known(digest)]
@@ -186,7 +186,7 @@ def _is_digest(digest: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{64}", digest) is not None
 
 
-class Shelves(Protocol):
+class PlanStorage(Protocol):
     """Plans by their digest."""
 
     folder: str
@@ -217,7 +217,7 @@ class Shelves(Protocol):
         """Nothing is read or written any more."""
 
 
-class FolderShelves:
+class FolderStorage:
     """Files that outlive the dispatcher. A plan has its name only once it is kept."""
 
     def __init__(self, folder: str) -> None:
@@ -275,7 +275,7 @@ class FolderShelves:
         return os.path.join(self.folder, digest)
 
 
-class NamelessShelves:
+class TemporaryStorage:
     """One file without a name, which is gone with the process, whatever ends that."""
 
     def __init__(self) -> None:

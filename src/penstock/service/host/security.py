@@ -26,7 +26,7 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.sockets import is_loopback, joined, split_address
+from penstock.service.host.sockets import is_loopback, join_address, split_address
 
 _GIVE = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
@@ -66,7 +66,7 @@ class Security:
         """For a server at `host`; elsewhere than on loopback only if something was given."""
         found = cls._find(token, certificates)
         found.check_exposure(host, port)
-        found.warn_of_exposure(f"server at {joined(host, port)}", host)
+        found.warn_of_exposure(f"server at {join_address(host, port)}", host)
         return found
 
     @classmethod
@@ -164,9 +164,9 @@ class FoundToken(NamedTuple):
 def find_token(token: str | bytes | None = None, folder: str | None = None) -> FoundToken:
     """The first of: the argument, the environment, `folder` (of certificates), the user's file."""
     if token is not None:
-        return FoundToken(checked(token, "token"), "the argument token", True)
+        return FoundToken(check_token(token, "token"), "the argument token", True)
     if value := os.environ.get("PENSTOCK_TOKEN"):
-        return FoundToken(checked(value, "PENSTOCK_TOKEN"), "PENSTOCK_TOKEN", True)
+        return FoundToken(check_token(value, "PENSTOCK_TOKEN"), "PENSTOCK_TOKEN", True)
     if path := os.environ.get("PENSTOCK_TOKEN_FILE"):
         return FoundToken(
             read_token(path, "PENSTOCK_TOKEN_FILE"), f"PENSTOCK_TOKEN_FILE={path}", True
@@ -177,7 +177,7 @@ def find_token(token: str | bytes | None = None, folder: str | None = None) -> F
     return _user_token()
 
 
-def checked(token: str | bytes, call: str) -> bytes:
+def check_token(token: str | bytes, call: str) -> bytes:
     """A token that somebody gave, as bytes."""
     value = (token.encode() if isinstance(token, str) else bytes(token)).strip()
     if len(value) < SHORTEST:
@@ -196,7 +196,7 @@ def read_token(path: str, call: str) -> bytes:
     try:
         with open(os.path.expanduser(path), "rb") as file:
             check_secret(path, os.fstat(file.fileno()), call)
-            return checked(file.read(_LONGEST), f"{call}: {path!r}")
+            return check_token(file.read(_LONGEST), f"{call}: {path!r}")
     except FileNotFoundError:
         raise NotFoundError(
             f"{call}: {path!r} does not exist; write a token into it, made with: {_MAKE}"
@@ -273,7 +273,7 @@ def _read_private(path: str) -> bytes | None:
     with open(file, "rb") as reader:
         # The file that is open, not the one that had its name a moment ago.
         _check_private(path, os.fstat(file), stat.S_ISREG)
-        return checked(reader.read(_LONGEST), f"token: {path!r}")
+        return check_token(reader.read(_LONGEST), f"token: {path!r}")
 
 
 def _check_private(path: str, found: os.stat_result, kind: Callable[[int], bool]) -> None:

@@ -19,7 +19,7 @@ from penstock.plan.parts import with_parts
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol import timing
@@ -65,7 +65,7 @@ class Session:
     def __init__(self, address: str, security: Security, call: Callable[..., Reply]) -> None:
         self.address = address
         self.security = security
-        self.here = here()
+        self.here = host_id()
         self.failure: OpError | None = None
         """Why nobody will ever answer, if that is known."""
         self._call = call

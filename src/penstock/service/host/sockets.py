@@ -23,17 +23,17 @@ _BACKLOG = 1024
 """Connections that wait to be accepted, if the system allows as many."""
 
 
-def numeric(host: str) -> str:
+def numeric_host(host: str) -> str:
     """The host as the network libraries get it."""
     return "127.0.0.1" if host == "localhost" else host.strip("[]")
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def listen(host: str, port: Any) -> socket.socket:
+def listen_tcp(host: str, port: Any) -> socket.socket:
     """A socket that listens there, on a free port if it is 0; raises, in words, if none can."""
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise UnfitServerError(
@@ -41,7 +41,7 @@ def listen(host: str, port: Any) -> socket.socket:
         )
     try:
         family, _, _, _, place = socket.getaddrinfo(
-            numeric(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            numeric_host(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -61,7 +61,7 @@ def _explained(host: str, port: int, error: OSError) -> Exception:
     if error.errno == errno.EADDRINUSE:
         return AlreadyExistsError(
             f"port {port} is in use; choose another (0 takes any free one) or stop what listens "
-            f"at {joined(host, port)}"
+            f"at {join_address(host, port)}"
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return UnfitServerError(
@@ -83,17 +83,17 @@ _ALIVE = {
 }
 
 
-def tuned(connected: socket.socket) -> socket.socket:
-    """The same socket with good buffers for data, and `kept_alive`."""
+def tune_for_data(connected: socket.socket) -> socket.socket:
+    """The same socket with good buffers for data, and `keep_alive`."""
     if connected.family == getattr(socket, "AF_UNIX", None):
         _set_buffers(connected, _UNIX_BUFFER)
         return connected
     if is_loopback(connected.getpeername()[0]):
         _set_buffers(connected, _NEAR_BUFFER)
-    return kept_alive(connected)
+    return keep_alive(connected)
 
 
-def kept_alive(connected: socket.socket) -> socket.socket:
+def keep_alive(connected: socket.socket) -> socket.socket:
     """The same TCP socket without delays, and with a watch on the other side."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -103,7 +103,7 @@ def kept_alive(connected: socket.socket) -> socket.socket:
     return connected
 
 
-def watch(connected: socket.socket, seconds: float) -> None:
+def limit_silence(connected: socket.socket, seconds: float) -> None:
     """Has the system end a connection whose other side confirms nothing for so long.
 
     For clients: a worker's connection to a client that does not read would end, too.
@@ -130,9 +130,9 @@ def _set_buffers(connected: socket.socket, size: int) -> None:
 def connect_tcp(address: str, seconds: float) -> socket.socket:
     """A connection to `host:port`; OSError where there is none in that time."""
     host, port = split_address(address)
-    made = socket.create_connection((numeric(host), port), seconds)
+    made = socket.create_connection((numeric_host(host), port), seconds)
     try:
-        return tuned(made)
+        return tune_for_data(made)
     except BaseException:
         made.close()
         raise
@@ -140,7 +140,7 @@ def connect_tcp(address: str, seconds: float) -> socket.socket:
 
 def connect_unix(name: str, seconds: float) -> socket.socket:
     """A connection to an abstract name, written with an @ before it."""
-    made = tuned(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    made = tune_for_data(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         made.settimeout(seconds)
         made.connect("\0" + name.removeprefix("@"))

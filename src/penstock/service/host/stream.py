@@ -213,12 +213,12 @@ class RemoteStream(Stream):
 
     def _hear(self, worker: str) -> None:
         """What a worker says of the process that made elements here before."""
-        news, before = self._links[worker].connection.news, self._losses.get(worker)
-        self._losses[worker] = news.loss
+        loss, before = self._links[worker].connection.process_loss, self._losses.get(worker)
+        self._losses[worker] = loss.number
         if before is None:
             return
-        if news.loss != before:
-            how = how_it_ended(news.code)
+        if loss.number != before:
+            how = how_it_ended(loss.code)
             _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
             self._reading.reader.blame.explain(worker, how)
 

@@ -21,7 +21,7 @@ from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
 from penstock.errors import FailedPreconditionError, OpError
 from penstock.service.host import fork_server, plan_process_main
-from penstock.service.host.chunk_memory import here
+from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
@@ -35,7 +35,7 @@ from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.session import Session, greeting, python_version
-from penstock.service.host.sockets import joined, split_address
+from penstock.service.host.sockets import join_address, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -65,7 +65,7 @@ class Worker(Lifecycle):
         self._security = Security.of_client(address, config.token, config.certificates)
         self._security.check_exposure(config.host, config.port)
         self._security.warn_of_exposure(
-            f"worker at {joined(config.host, config.port)}", config.host
+            f"worker at {join_address(config.host, config.port)}", config.host
         )
         self._dispatcher = address.rpartition("://")[2]
         self._environment = environment
@@ -151,7 +151,7 @@ class Worker(Lifecycle):
                 'use data_transfer_protocol="tcp"'
             )
         name = f"{address}/{uuid.uuid4().hex[:12]}"
-        return WorkerInfo(name, address, here(), offered, tuple(config.worker_tags or ()))
+        return WorkerInfo(name, address, host_id(), offered, tuple(config.worker_tags or ()))
 
     @property
     def address(self) -> str:

@@ -68,7 +68,7 @@ def encode(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-def understand(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
+def decode_message(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
     """The message that some bytes are; DataLossError where they are none."""
     try:
         return decoder.decode(data)

@@ -1,4 +1,4 @@
-"""Envelopes: what was not sent on this connection, in this order, is not taken."""
+"""Control connections: what was not sent on this connection, in this order, is not taken."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.errors import DataLossError, ResourceExhaustedError, UnauthenticatedError
-from penstock.service.host.control_messages import LARGEST, SMALL, Envelopes, encode
+from penstock.service.host.control_connection import LARGEST, SMALL, ControlConnection, encode
 from penstock.service.protocol.messages import PutPlan
 
 KEY = b"the key of a connection"
@@ -29,7 +29,7 @@ def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[by
     """What stands on the wire for these messages, one after the other."""
     one, other = socket.socketpair()
     with one, other:
-        envelopes, found = Envelopes(one, key, client=client), []
+        envelopes, found = ControlConnection(one, key, client=client), []
         for message in messages:
             envelopes.send(message, soon())
             found.append(other.recv(1 << 16))
@@ -38,13 +38,13 @@ def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[by
 
 def refused(server: socket.socket) -> bool:
     with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
-        Envelopes(server, KEY, client=False).receive(soon())
+        ControlConnection(server, KEY, client=False).receive(soon())
     return True
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, SMALL, SMALL + 1, 300_000])
 def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket], size: int) -> None:
-    sender, receiver = (Envelopes(end, KEY, client=not at) for at, end in enumerate(ends))
+    sender, receiver = (ControlConnection(end, KEY, client=not at) for at, end in enumerate(ends))
     message = bytes(range(256)) * (size // 256 + 1)
     sending = threading.Thread(target=sender.send, args=(message[:size], soon()))
     sending.start()
@@ -57,7 +57,7 @@ def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket], size: i
 def test_a_copy_on_the_same_connection(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
     (wire,) = recorded(b"message")
-    envelopes = Envelopes(server, KEY, client=False)
+    envelopes = ControlConnection(server, KEY, client=False)
     client.sendall(wire + wire)
     assert envelopes.receive(soon()) == b"message"
     with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
@@ -89,14 +89,14 @@ def test_every_byte_counts() -> None:
             client.sendall(changed)
             client.shutdown(socket.SHUT_WR)
             with pytest.raises((UnauthenticatedError, DataLossError, EOFError), match=r"."):
-                Envelopes(server, KEY, client=False).receive(soon())
+                ControlConnection(server, KEY, client=False).receive(soon())
 
 
 def test_a_message_that_does_not_end_in_time(ends: tuple[socket.socket, socket.socket]) -> None:
     (wire,) = recorded(bytes(5000))
     ends[0].sendall(wire[:100])
     with pytest.raises(TimeoutError, match="timed out"):
-        Envelopes(ends[1], KEY, client=False).receive(time.monotonic() + 0.01)
+        ControlConnection(ends[1], KEY, client=False).receive(time.monotonic() + 0.01)
 
 
 def test_a_message_that_is_too_large() -> None:

@@ -27,7 +27,7 @@ from penstock.errors import (
     UnauthenticatedError,
     UnknownError,
 )
-from penstock.service.host.authentication import PROOF_SIZE, proof, proven
+from penstock.service.host.authentication import PROOF_SIZE, is_proof, make_proof
 from penstock.service.protocol.messages import Refused, Reply, Request
 
 LARGEST = 8 << 20
@@ -47,7 +47,7 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-class Envelopes:
+class ControlConnection:
     """One end of a control connection: sends and receives messages as bytes.
 
     One thread at a time uses it. After any error it is of no more use. Times are those of
@@ -57,12 +57,12 @@ class Envelopes:
     def __init__(self, connected: socket.socket, key: bytes, *, client: bool) -> None:
         self.connected = connected
         ours, theirs = (_REQUESTS, _REPLIES) if client else (_REPLIES, _REQUESTS)
-        self._sent, self._received = _Count(proof(key, ours)), _Count(proof(key, theirs))
+        self._sent, self._received = _Count(make_proof(key, ours)), _Count(make_proof(key, theirs))
         self._ahead = bytearray()
 
     def send(self, message: bytes, deadline: float) -> None:
-        head = _HEAD.pack(_MARK, len(message)) + self._sent.proof(message)
-        limit(self.connected, deadline)
+        head = _HEAD.pack(_MARK, len(message)) + self._sent.prove(message)
+        set_deadline(self.connected, deadline)
         if len(message) <= SMALL:
             self.connected.sendall(head + message)
         else:
@@ -83,13 +83,13 @@ class Envelopes:
         if size > SMALL:
             before_large()
         message = self._take(size, deadline) if size <= SMALL else self._fill(size, deadline)
-        if not self._received.proven(claim, message):
+        if not self._received.verifies(claim, message):
             raise UnauthenticatedError("a control message was changed or repeated on its way")
         return message
 
     def _take(self, size: int, deadline: float) -> bytearray:
         while len(self._ahead) < size:
-            limit(self.connected, deadline)
+            set_deadline(self.connected, deadline)
             self._read_ahead(max(_AHEAD, size - len(self._ahead)))
         taken = self._ahead[:size]
         del self._ahead[:size]
@@ -102,7 +102,7 @@ class Envelopes:
         del self._ahead[:done]
         with memoryview(taken) as view:
             while done < size:
-                limit(self.connected, deadline)
+                set_deadline(self.connected, deadline)
                 if not (count := self.connected.recv_into(view[done:])):
                     raise EOFError(_END)
                 done += count
@@ -120,16 +120,16 @@ class _Count:
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
 
-    def proof(self, message: bytes) -> bytes:
+    def prove(self, message: bytes) -> bytes:
         self._count += 1
-        return proof(self._key, self._count.to_bytes(8, "big"), message)
+        return make_proof(self._key, self._count.to_bytes(8, "big"), message)
 
-    def proven(self, claim: bytes, message: bytes | bytearray) -> bool:
+    def verifies(self, claim: bytes, message: bytes | bytearray) -> bool:
         self._count += 1
-        return proven(claim, self._key, self._count.to_bytes(8, "big"), message)
+        return is_proof(claim, self._key, self._count.to_bytes(8, "big"), message)
 
 
-def limit(connected: socket.socket, deadline: float) -> None:
+def set_deadline(connected: socket.socket, deadline: float) -> None:
     """What the socket does next must be over by then."""
     if (left := deadline - time.monotonic()) <= 0:
         raise TimeoutError("timed out")
@@ -163,14 +163,14 @@ def decode_reply(data: bytes | bytearray) -> Reply:
         raise InvalidArgumentError(f"the answer is not understood ({error})") from None
 
 
-def refusal(error: Exception) -> Refused:
+def error_to_reply(error: Exception) -> Refused:
     """An error as an answer."""
     if isinstance(error, OpError):
         return Refused(type(error).__name__, error.message)
     return Refused("InternalError", f"the dispatcher failed with {type(error).__name__}: {error}")
 
 
-def refused_as(reply: Refused) -> OpError:
+def reply_to_error(reply: Refused) -> OpError:
     """An answer as the error that it was."""
     kind = getattr(errors, reply.kind, None)
     if isinstance(kind, type) and issubclass(kind, OpError):
