@@ -1,4 +1,4 @@
-"""What all tests share: eight CPU devices for JAX, a token of their own, how hypothesis searches.
+"""What all tests share: eight CPU devices for JAX, a token, the settings of hypothesis.
 
 No profile has a deadline: a slow machine must not fail a test. On a build server (CI is set) the
 examples are the same every time; elsewhere each run tries new ones, and a failure prints how to
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 # JAX reads it when it is first imported.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-# The token of the user who runs the tests is none of their business. Processes of one run share it.
+# Tests use a token of their own, never that of the user. All processes of one run share it.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
 
 settings.register_profile(
@@ -25,13 +25,13 @@ settings.register_profile("ci", settings.get_profile("explore"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
 
 
-# While tests are collected much is made and nothing thrown away: the collector would look through
-# it again and again.
+# While pytest collects tests, many objects are made and none is freed: the garbage collector would
+# scan them again and again.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What was loaded by now stays: a million objects that no collection need look through."""
+    """Exempts the million objects that are loaded by now from garbage collection."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -39,5 +39,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Where other processes run the tests, nothing is collected, in either sense."""
+    """Enables garbage collection also in a process that only distributes tests and collects none."""
     gc.enable()

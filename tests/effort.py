@@ -1,7 +1,7 @@
-"""Effort: how far tests search that could search for ever.
+"""Effort: how many examples a test draws that could search without end.
 
-`scripts/test` draws enough examples to notice what breaks; `scripts/search` sets PENSTOCK_EFFORT
-and draws many times as many. What it finds becomes a test of its own.
+`scripts/test` draws enough examples to detect most errors. `scripts/search` sets PENSTOCK_EFFORT
+and draws many times as many. An example that it finds becomes a test of its own.
 """
 
 import os
@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 
 def times(count: int) -> int:
-    """So many for a normal run."""
+    """`count` in a normal run, more in a search."""
     return max(1, round(count * EFFORT))
 
 
 def examples(count: int) -> settings:
-    """Hypothesis draws so many examples in a normal run."""
+    """Settings with which hypothesis draws `count` examples in a normal run."""
     return settings(max_examples=times(count))
 
 
