@@ -134,6 +134,28 @@ def test_a_lost_reader_goes_on_from_its_own_state() -> None:
     assert rest(world, "b") == list(range(10, 50))
 
 
+def test_a_lost_reader_returns_as_often_as_it_is_lost() -> None:
+    world = world_of("a")
+    world.read("a", 20)
+    names: tuple[str, ...] = ("a",)
+    for name in "bc":
+        world.wait(11.0)
+        world.open(name, "1000", resumes=("a",), consumed=(Address(0, 0, 20),), names=names)
+        names = (*names, name)
+    assert rest(world, "c") == list(range(20, 50))
+
+
+def test_a_lost_reader_does_not_return_once_another_reader_continues_from_its_state() -> None:
+    """Its request may be late, and it has read more than the state has."""
+    world = world_of("a")
+    world.read("a", 20)
+    world.wait(11.0)
+    world.open("b", "1000", resumes=("a",), consumed=SAVED)
+    with pytest.raises(AbortedError, match="another reader goes on from a saved state of reader a"):
+        world.open("c", "1000", resumes=("a",), consumed=(Address(0, 0, 20),), names=("a",))
+    assert rest(world, "b") == list(range(10, 50))
+
+
 def test_what_was_set_aside_and_is_still_free_is_told() -> None:
     world = world_of("a", "b")
     state = {"consumed": (Address(0, 0, 4),), "held": (Address(0, 4, 12),)}

@@ -115,6 +115,7 @@ class World:
         by_id: bool = False,
         endless: bool = False,
         begins: tuple[int, ...] = (),
+        names: tuple[str, ...] = (),
         **options: object,
     ) -> Reply:
         return self.ask(
@@ -127,6 +128,7 @@ class World:
                 endless=endless,
                 streams=len(begins),
                 begins=begins,
+                names=names,
             )
         )
 

@@ -104,6 +104,8 @@ class RemoteStream(Stream):
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
         self._structures = Structures(opening.tree)
+        self._names: tuple[str, ...] = (opening.request.client,)
+        """The client ids under which this reader has read."""
         self._failure: OpError | None = None
         self._broken: dict[str, None] = {}
         """Workers whose connection broke, until it is known whether they can be reached."""
@@ -287,8 +289,10 @@ class RemoteStream(Stream):
                 # All later names go on from the first one, which is known even if they are not.
                 resumes=(self._opening.request.client,),
                 last=self._agent.last,
+                names=self._names,
                 **claimed(self._reading.state()),
             )
+            self._names = (*self._names, request.client)
             try:
                 return request, self._opening.again(request)
             except NotFoundError:

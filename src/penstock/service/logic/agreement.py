@@ -128,12 +128,27 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
             f"service: reader {request.client} was lost, and others may have what it held; it "
             "must come back under another name"
         )
+    if (overtaken := _find_overtaken(record, request)) is not None:
+        raise AbortedError(gone_for_good(overtaken))
     if (request.resumes or request.consumed) and request.key != record.work.key:
         raise FailedPreconditionError(
             f"service.distribute(job_name={request.job!r}): repetition {request.repetition} was "
             "begun anew, with other random numbers than those of the saved state; restore the "
             "state before others read, or use another job_name"
         )
+
+
+def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRecord | None:
+    """Returns the name of a returning client from whose saved state another client continues.
+
+    The returning client checked this before, but the other client may have come since.
+    """
+    for member in record.members.values():
+        if member.client not in (*request.names, request.client):
+            for name in request.names:
+                if name in member.resumes and name in record.members:
+                    return record.members[name]
+    return None
 
 
 def gone_for_good(member: ClientRecord) -> str:

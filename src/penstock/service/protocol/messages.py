@@ -178,6 +178,8 @@ class OpenIteration(Message, frozen=True):
     """
     endless: bool = False
     """Whether the client repeats for ever: it joins the first repetition that is not over."""
+    names: tuple[str, ...] = ()
+    """For a client that was taken for dead and comes back: all names under which it has read."""
 
 
 class Lease(Message, frozen=True):
