@@ -218,6 +218,11 @@ class Feed:
         return bool(self._pieces) if anywhere else self.next in self._pieces
 
     @property
+    def is_dry(self) -> bool:
+        """Whether the next element has not arrived."""
+        return not self.ready()
+
+    @property
     def here(self) -> int:
         """How many elements from `next` on have arrived, as far as they came together."""
         piece = self._pieces.get(self.next)

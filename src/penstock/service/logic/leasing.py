@@ -49,6 +49,11 @@ class LeasedFeed(Feed):
     def ready(self, anywhere: bool = False) -> bool:
         return self.room > 0 and super().ready(anywhere)
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether the next element has not arrived; it may be here and not leased yet."""
+        return self.next not in self._pieces
+
     def extend(self, stop: int, ahead: bool) -> None:
         """The client was leased what follows, too."""
         self.leased = stop

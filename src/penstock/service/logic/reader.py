@@ -301,7 +301,7 @@ class Reader:
         """Whether the user waits for this feed and nothing of it is on its way."""
         return (
             feed is self._awaited()
-            and not feed.ready()
+            and feed.is_dry
             and not any(ask.feed is feed for ask in self._asks.values())
         )
 
