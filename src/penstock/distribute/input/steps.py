@@ -42,7 +42,7 @@ from penstock.plan.traits import Trait
 
 _CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step", "told", "odd"}
-"""The keys of a saved `DeliveryStream`: `Position` (`told` are its `failures`), `odd`: surprised."""
+"""The keys of a saved `DeliveryStream`; `told` holds `Position.failures`, `odd` `is_surprised`."""
 
 ROW_NUMBERS = TensorSpec([None], "int64")
 """The spec of a batch of row numbers, and of a portion of it."""
