@@ -39,5 +39,5 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Enables garbage collection also in a process that only distributes tests and collects none."""
+    """Enables garbage collection also in a process that distributes tests and collects none."""
     gc.enable()
