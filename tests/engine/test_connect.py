@@ -1,4 +1,4 @@
-"""What a service computes is opened by whoever runs the engine, and by nobody else."""
+"""The caller of `open_plan` opens what a service computes; the engine itself cannot."""
 
 from dataclasses import replace
 

@@ -157,7 +157,7 @@ def test_threads_may_share_an_iterator(make):
     assert sorted(found) == list(range(3000))
 
 
-def test_a_forked_child_is_told_that_its_threads_are_gone():
+def test_a_forked_child_gets_an_error_that_its_threads_are_gone():
     iterator = iter(Dataset.range(100).map(lambda x: x).prefetch(2))
     next(iterator)
     read, write = os.pipe()

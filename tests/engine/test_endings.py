@@ -15,7 +15,7 @@ BOUND = 30.0
 
 
 class Owner:
-    """Somebody who has something that must be ended."""
+    """An object with an ending."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_is_forgotten_does_not_end(ended):
     assert ended == []
 
 
-def test_whoever_drops_it_may_hold_what_the_end_waits_for(monkeypatch):
+def test_the_thread_that_drops_it_may_hold_a_lock_that_the_end_needs(monkeypatch):
     """So it is with the collector, which may come while a lock is held; it does not wait."""
     monkeypatch.setattr(endings, "_PATIENCE", None)
     lock, over = threading.Lock(), threading.Event()
@@ -80,7 +80,7 @@ def test_the_collector_is_at_work_where_it_works_only(ended):
     assert ended == [True, False]
 
 
-def test_one_that_takes_long_holds_up_nobody_else(ended):
+def test_a_slow_ending_does_not_delay_the_next(ended):
     go_on, over = threading.Event(), threading.Event()
     slow, quick = Owner(), Owner()
 
@@ -96,7 +96,7 @@ def test_one_that_takes_long_holds_up_nobody_else(ended):
     assert over.wait(BOUND)
 
 
-def test_an_end_may_drop_others(ended):
+def test_an_ending_may_drop_objects_with_endings(ended):
     first, second = Owner(), Owner()
     held = [second]
     Ending(second, ended.append, "second")

@@ -106,7 +106,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_mapped_file_is_told_to_let_go_of_its_pages(file, monkeypatch):
+def test_the_pages_of_a_mapped_file_are_released(file, monkeypatch):
     monkeypatch.setattr(gather, "_RELEASE", 100)
     advice = []
     monkeypatch.setattr(Mapped, "_advise", lambda self, name: advice.append(name))

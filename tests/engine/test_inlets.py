@@ -122,7 +122,7 @@ def test_an_operator_is_sure_of_one_element_and_used_all_that_it_pulled():
     assert remote.calls == [("commit", 0)]
 
 
-def test_where_elements_may_be_taken_by_others_every_place_is_a_mark(monkeypatch):
+def test_where_other_readers_may_take_elements_every_place_is_a_mark(monkeypatch):
     monkeypatch.setattr("time.perf_counter", lambda: 0.0)
     feed = Inlet(Tap(Claiming(1, 1, 1), None))
     for number in range(3):

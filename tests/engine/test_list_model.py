@@ -99,7 +99,7 @@ def test_a_failing_element_loses_its_batch():
     assert listed(n.Batch(n.IgnoreErrors(failing), 2)) == [[4, 2], [1]]
 
 
-def test_choose_stops_with_the_first_that_is_empty_or_goes_on():
+def test_choose_stops_at_an_empty_dataset_or_continues():
     parts = (rows(1), rows(2, 3), rows(4))
     choice = rows(0, 1, 0, 1, 2)
     assert listed(n.Choose(choice, parts, True)) == [1, 2]

@@ -1,4 +1,4 @@
-"""Profiles count what each operator did, and name the one that is in the way."""
+"""Profiles count what each operator did, and name the bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shuffles as arithmetic: bijections, within their window, the same for whoever asks, no memory."""
+"""Shuffles as arithmetic: bijections, within their window, the same in every order of access."""
 
 import itertools
 import tracemalloc
@@ -51,7 +51,7 @@ def test_without_an_end_every_prefix_is_filled_up(buffer):
     assert all(number > 20_000 - 2 * buffer for number in missing)
 
 
-def test_buffer_one_is_the_identity_and_others_are_not():
+def test_only_a_buffer_of_one_is_the_identity():
     assert order(100, 1).tolist() == list(range(100))
     assert order(100, 2).tolist() != list(range(100))
 

@@ -1,4 +1,4 @@
-"""When users' functions are called: once per element, in order, never before somebody asks.
+"""When users' functions are called: once per element, in order, never before the consumer asks.
 
 Functions here write down what they are called with. Time is a clock that functions advance, so
 that a slow function is slow on every machine.
@@ -22,7 +22,7 @@ LENGTH = 200
 
 
 class Calls:
-    """A function that writes down what it is called with, and fails where it is told to."""
+    """A function that records its arguments, and fails where the test says so."""
 
     def __init__(self, failing=(), answer=lambda x: x):
         self.made = []
@@ -192,7 +192,9 @@ def test_a_slow_function_is_called_for_the_next_element_only(name, clock):
 
     def slow(x):
         clock.now += 0.01
-        return True if name == "filter" else one(x) if name == "flat_map" else x
+        if name == "filter":
+            return True
+        return one(x) if name == "flat_map" else x
 
     calls = Calls(answer=slow)
     iterator = Iterator(OPERATORS[name][0](numbers(30), calls), ENVIRONMENT)

@@ -85,7 +85,7 @@ def _no_thread_is_left():
 
 
 def assert_no_threads() -> None:
-    """Waits for all of them to end; one that was at work may have started another before."""
+    """Waits until all threads have ended; a thread may have started another one."""
     while threads := ours():
         threads[0].join(BOUND)
         assert not threads[0].is_alive()
@@ -139,7 +139,7 @@ def test_threads_end_after_a_failure(make):
 
 
 @pytest.mark.parametrize("name", ["prefetch", "parallel map", "unordered map"])
-def test_a_failure_ends_threads_until_somebody_goes_on(name):
+def test_a_failure_ends_threads_until_the_next_pull(name):
     iterator = iterate(PLANS[name](mapped(numbers(20), fails_on_9)))
     found = []
     with pytest.raises(InvalidArgumentError, match="9 is not wanted"):
@@ -190,7 +190,7 @@ def test_waiting_can_be_interrupted_and_nothing_is_lost(name):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("name", ["prefetch", "parallel map", "unordered map", "nested"])
-def test_whatever_a_function_raises_reaches_the_consumer_once(name, kind):
+def test_every_exception_of_a_function_reaches_the_consumer_once(name, kind):
     raised = threading.Event()
 
     def interrupted_at_7(x):
@@ -287,7 +287,7 @@ class Counted(Stream):
 
 
 class Watched(Depth):
-    """Tells when the thread looks whether there is room, which it does before it waits."""
+    """Counts how often the thread checks whether there is room, which it does before it waits."""
 
     def __init__(self, size: int) -> None:
         self.looks = threading.Semaphore(0)
@@ -311,7 +311,7 @@ def test_prefetch_pulls_nothing_before_and_its_depth_after_the_first_element(dep
     assert not ours()
     stream.pull(1)
     # It looks twice for every pull, then once more, finds no room and waits for the lock's
-    # release; whoever gets the lock afterwards sees all that it has done.
+    # release; a thread that gets the lock afterwards sees all that it has done.
     while source.pulled < depth + 1:
         assert watched.looks.acquire(timeout=BOUND)
     with stream._ahead.changed:
@@ -320,7 +320,7 @@ def test_prefetch_pulls_nothing_before_and_its_depth_after_the_first_element(dep
     stream.close()
 
 
-def test_prefetching_stops_where_it_is_told():
+def test_prefetching_stops_at_its_depth():
     calls = []
     iterator = iterate(n.Take(n.Prefetch(mapped(numbers(100), calls.append), 1), 0))
     assert list(iterator) == []
@@ -372,8 +372,8 @@ def one(x):
 
 @pytest.mark.parametrize("late", [(0, 4), (0, 5)])
 @pytest.mark.parametrize("around", [lambda p: p, lambda p: n.Prefetch(p, 3)], ids=["", "ahead"])
-def test_an_interleave_without_order_goes_on_exactly_from_every_state(late, around):
-    """Some datasets are held back until all others are through; some outer elements fail."""
+def test_an_interleave_without_order_resumes_exactly_from_every_state(late, around):
+    """Some datasets are held back until all other ones have ended; some outer elements fail."""
     expected = sorted([x for x in range(9) if x % 4 != 2] * 3)
     for count in range(len(expected) + 1):
         release = threading.Event()
@@ -408,7 +408,7 @@ def rows_of_pairs(plan):
 @pytest.mark.parametrize("late", [(), (0,), (0, 4), (0, 9, 13), (3, 5)])
 @pytest.mark.parametrize("wrap", [lambda p: p, rows_of_pairs], ids=["alone", "unbatched"])
 def test_without_order_every_state_leads_to_the_rest_exactly(source, late, wrap, monkeypatch):
-    """Some calls are held back until all others are through, so states have holes."""
+    """Some calls are held back until all other ones have ended, so states have holes."""
     monkeypatch.setattr("penstock.engine.parallel.BUDGET", 0.0)  # One element per call.
     each = 1 if wrap(source) is source else 2
     expected = sorted([x for x in range(15) if x % 4 != 2] * each)
@@ -473,7 +473,7 @@ AROUND = {
 
 
 def uneven(x):
-    """Some take longer than those that follow."""
+    """Some calls take longer than the next ones."""
     for _ in range(int(x) * 7 % 5 * 200):
         pass
     return abs(x)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from penstock.engine.access import access, key_of, round_length
+from penstock.engine.access import access, key_of
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
@@ -20,6 +20,7 @@ from penstock.engine.inlets import discard
 from penstock.engine.logs import Sequels
 from penstock.engine.meters import Tap
 from penstock.engine.parallel import ParallelMapStream
+from penstock.engine.positions import first_number, states_of
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams import (
     batching,
@@ -69,7 +70,7 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
     if node.blocked is None and not isinstance(state, dict):
         position, first = state or 0, None
         if context.numbered:
-            first, context = _first(node), replace(context, numbered=False)
+            first, context = first_number(node), replace(context, numbered=False)
         return Tap(_open_operator(node, position, context), meter, position, first)
     # Whether a map without order has random access depends on its parallel calls, and those may
     # have changed since the state was saved. A position was saved in order, so it resumes in order.
@@ -93,7 +94,7 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
             return context.environment.connect(node, state, context)
     if isinstance(state, int) and _is_accessed(node):
         return _access_stream(node, state, context)
-    own, inputs = _states(node, state)
+    own, inputs = states_of(node, state)
     match node:
         case nodes.Repeat():
             return _repeat(node, own, inputs[0], context)
@@ -111,42 +112,6 @@ def _is_accessed(node: Node) -> bool:
     if isinstance(node, nodes.Prefetch):
         return False
     return node.pure or isinstance(node, nodes.Shuffle | nodes.Shard)
-
-
-def _states(node: Node, state: State) -> tuple[State, list[State]]:
-    """What an operator's own state is, and the states of its inputs."""
-    if isinstance(node, nodes.Prefetch):
-        return None, [state]
-    if isinstance(state, int):
-        return _state_at(node, state)
-    return _begin(node) if state is None else (state["own"], state["inputs"])
-
-
-def _state_at(node: Node, position: int) -> tuple[State, list[State]]:
-    """The states of an operator with random access and of its inputs, at a position."""
-    match node:
-        case nodes.Map() | nodes.AssertCardinality():
-            return position, [position]
-        case nodes.Batch(_, size):
-            return None, [position * size]
-        case nodes.Take(_, count):
-            return count - position, [position]
-        case nodes.Skip(_, count):
-            return 0, [position + count]
-        case nodes.Tail(_, start):
-            return None, [position + start]
-        case nodes.Enumerate(_, start):
-            return start + position, [position]
-        case nodes.Repeat(source):
-            number, within = divmod(position, round_length(source))
-            return [number, True, False, []], [within]
-        case nodes.Concatenate(first):
-            behind = 0 <= first.cardinality <= position
-            within = position - first.cardinality if behind else position
-            return [int(behind), []], [within]
-        case nodes.Zip() | nodes.Round():
-            return None, [position] * len(node.inputs)
-    raise AssertionError(f"{node.label} has no random access: {node.blocked}")
 
 
 def _context_below(node: Node, state: State, context: Context) -> Context:
@@ -266,36 +231,6 @@ def _is_loose(node: Node) -> bool:
     return node.loose or any(map(_is_loose, node.inputs))
 
 
-def _begin(node: Node) -> tuple[State, list[State]]:
-    """The states at the start of an operator without random access, and of its inputs.
-
-    Operators that number their elements begin with the number of the first one.
-    """
-    own: State = None
-    match node:
-        case nodes.Repeat():
-            own = [0, False, False, []]
-        case nodes.Concatenate():
-            own = [0, []]
-        case nodes.Map():
-            own = [_first(node), [], []]
-        case nodes.Filter():
-            own = _first(node) or None
-        case nodes.Interleave() if first := _first(node):
-            own = {"at": [0, 0, first], "slots": []}
-        case nodes.Tail() | nodes.Round():
-            raise AssertionError(f"{node.label} needs random access: {node.blocked}")
-    return own, [None] * len(node.inputs)
-
-
-def _first(node: Node) -> int:
-    """The number of the first element; the elements of a piece have their numbers in the plan."""
-    skipped = node.first if isinstance(node, nodes.Inputs) else 0
-    while node.inputs and not isinstance(node, nodes.Tail):
-        node = node.inputs[0]
-    return skipped + (node.start if isinstance(node, nodes.Tail) else 0)
-
-
 def _access_stream(node: Node, start: int, context: Context) -> Stream:
     stop = node.cardinality if node.cardinality >= 0 else None
     gather = Gather(1 if context.inline else min(cores(), _GATHER_THREADS))
@@ -339,7 +274,10 @@ def _interleave(
     make: Callable[..., interleaving.InterleaveStream]
     if isinstance(node, nodes.Inputs) and context.trail is not None:
         make = partial(
-            interleaving.InputsStream, base=_first(node), count=node.count, trail=context.trail
+            interleaving.InputsStream,
+            base=first_number(node),
+            count=node.count,
+            trail=context.trail,
         )
     elif (ordered or own is not None) and "log" not in (own or ()):
         # A state without a log was saved in order, so it resumes in order.

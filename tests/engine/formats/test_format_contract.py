@@ -78,7 +78,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(params=["local", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
-    """Puts bytes into a file and tells its path."""
+    """Writes bytes to a file and returns its path."""
     if request.param == "local":
         path = str(tmp_path / "file")
     else:

@@ -152,7 +152,7 @@ def test_faults_while_writing(faulty: type[FaultySystem], method: str) -> None:
         writer.write(b"x") if method == "write" else getattr(writer, method)()
     if method == "close":
         writer.close()
-    writer._file.left = 9  # type: ignore[attr-defined]  # For whoever collects it.
+    writer._file.left = 9  # type: ignore[attr-defined]  # For the garbage collector.
 
 
 def test_local_faults(tmp_path: Path) -> None:

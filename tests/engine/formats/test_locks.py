@@ -1,4 +1,4 @@
-"""Lock files: who holds one, and when it is nobody's any more."""
+"""Lock files: which process holds one, and when it is free again."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_a_living_process(tmp_path: Path) -> None:
         with pytest.raises(AlreadyExistsError, match=wanted):
             lock_at(path).acquire()
         process.kill()
-        # Dead, but not buried: nobody has asked for its exit status.
+        # A zombie: its parent has not asked for its exit status.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         lock = lock_at(path)
         lock.acquire()
@@ -132,7 +132,7 @@ def test_a_lock_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "lock").exists()
 
 
-def test_systems_that_tell_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(pid: int, number: int) -> None:
         raise PermissionError
 

@@ -1,4 +1,4 @@
-"""Saved datasets: complete or not there, whatever happens to those who write them."""
+"""Saved datasets: complete or not there, also if their writers fail or are killed."""
 
 import dataclasses
 import errno

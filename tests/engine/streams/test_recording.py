@@ -1,4 +1,4 @@
-"""Caches and snapshots count as complete after their last element, whoever asks for the end."""
+"""Caches and snapshots are complete after their last element, also without a pull for the end."""
 
 import itertools
 import logging
@@ -86,7 +86,7 @@ def test_a_partial_pass_of_batches_completes_nothing(kept: Any) -> None:
 
 
 def test_a_generator_is_not_asked_before_its_consumer_has_what_came_before() -> None:
-    """It would wait for ever: the consumer sets the event once it has the element."""
+    """It would block: the consumer sets the event once it has the element."""
     used = threading.Event()
     used.set()
 
@@ -156,7 +156,7 @@ def test_a_failure_to_complete_takes_the_place_of_no_element(
 
 
 @pytest.mark.parametrize("file", ["", "c"])
-def test_passes_that_never_complete_are_told_once(file: str, tmp_path: Path, caplog: Any) -> None:
+def test_passes_that_never_complete_are_logged_once(file: str, tmp_path: Path, caplog: Any) -> None:
     dataset = Dataset.range(9).cache(str(tmp_path / file) if file else "").take(3)
     told = []
     with caplog.at_level(logging.WARNING, "penstock"):

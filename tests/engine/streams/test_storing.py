@@ -161,7 +161,7 @@ def test_going_on_within_the_filling_pass(kept: Make, position: int, tmp_path: P
     iterator = read(kept(source.dataset), position)
     state = iterator.state_dict()
     expected = list(range(position, 6))
-    # While the first is at work, too: what goes on does not fill.
+    # While the first pass runs, too: a resumed pass does not fill.
     assert rest(resumed(kept(source.dataset), state)) == expected
     assert rest(iterator) == expected
     assert rest(resumed(kept(source.dataset), state)) == expected
@@ -191,7 +191,7 @@ def test_going_on_within_a_reading_pass(kept: Make, position: int, tmp_path: Pat
 
 @pytest.mark.parametrize("position", range(1, 7))
 def test_what_was_read_is_gone(kept: Make, position: int, tmp_path: Path) -> None:
-    """The state of a reading pass goes on without the files, and fills them again."""
+    """The state of a reading pass resumes without the files, and fills them again."""
     source = Source()
     assert len(rest(iter(kept(source.dataset)))) == 6
     state = read(kept(source.dataset), position).state_dict()
@@ -203,7 +203,7 @@ def test_what_was_read_is_gone(kept: Make, position: int, tmp_path: Path) -> Non
     assert len(source.made) == 12
 
 
-def test_shuffled_input_goes_on_in_its_own_order(kept: Make) -> None:
+def test_shuffled_input_resumes_in_its_own_order(kept: Make) -> None:
     shuffled = Dataset.range(20).shuffle(20, seed=3)
     first = iter(kept(shuffled))
     begun = [int(next(first)) for _ in range(7)]
@@ -337,7 +337,7 @@ def holder(method: str, path: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("method", ["cache", "snapshot"])
-def test_a_killed_process_blocks_nobody(method: str, tmp_path: Path) -> None:
+def test_a_killed_process_blocks_no_other(method: str, tmp_path: Path) -> None:
     with holder(method, tmp_path / "c") as process:
         process.kill()
     assert process.returncode == -signal.SIGKILL
