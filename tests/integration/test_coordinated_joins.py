@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.data import Dataset
-from penstock.service.host.connect import forget
+from penstock.service.host.services import forget
 from tests.integration.stage import Stage, staged
 
 Round = tuple[int, ...]

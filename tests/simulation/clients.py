@@ -21,9 +21,9 @@ from penstock.errors import (
     OutOfRangeError,
     UnavailableError,
 )
+from penstock.service.host.remote_stream import Opening
 from penstock.service.host.session import Session
-from penstock.service.host.stream import Opening
-from penstock.service.logic.reading import claimed, known_streams
+from penstock.service.logic.client_states import claimed, known_streams
 from penstock.service.protocol.messages import (
     Address,
     IterationOpened,

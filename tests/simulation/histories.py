@@ -17,7 +17,7 @@ from functools import partial
 
 from penstock.service.host import worker_streams
 from penstock.service.logic.dispatcher import Settings, check
-from penstock.service.logic.reader import Limits
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.accounts import describe, settle
 from tests.simulation.clients import Client

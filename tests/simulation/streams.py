@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.service.host.stream import RemoteStream
-from penstock.service.logic.reader import DEPTH, KEPT_BLOCK
+from penstock.service.host.remote_stream import RemoteStream
+from penstock.service.logic.fetching import DEPTH, KEPT_BLOCK
 from penstock.service.protocol.messages import Address, IterationOpened, OpenIteration
 from tests.simulation.kernel import World
 
@@ -28,7 +28,7 @@ class CheckedStream(RemoteStream):
 
     def _check_memory(self) -> None:
         """What was asked for and not handed out is within limits."""
-        reader, limits = self._reading.reader, self._opening.limits
+        reader, limits = self._reading.fetcher, self._opening.limits
         waiting = reader._here + reader._owed
         if limits.elements is not None:
             # Where turns are taken, every slot may have an element.

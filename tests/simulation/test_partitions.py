@@ -6,7 +6,7 @@ import pytest
 
 from penstock.plan.shape import Shape
 from penstock.service.logic.dispatcher import Settings
-from penstock.service.logic.reader import Limits
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
@@ -62,7 +62,7 @@ class Scene:
         """The one that owes what is read next."""
         stream = self.client.stream
         assert stream is not None
-        owed = stream._reading.reader.owed_next()
+        owed = stream._reading.fetcher.owed_next()
         return next(w for w in self.workers if owed is not None and w.name == owed.worker)
 
 
@@ -97,7 +97,7 @@ def test_a_worker_that_can_be_reached_again_is_used_again() -> None:
     scene.network.sever(scene.client.name, worker.name, 15.0)
     scene.run(CUT + 14.0)
     assert scene.client.stream is not None
-    reader = scene.client.stream._reading.reader
+    reader = scene.client.stream._reading.fetcher
     assert worker.name not in reader.workers
     scene.run(CUT + 30.0)
     assert worker.name in reader.workers

@@ -25,9 +25,9 @@ _WIDTH = 160
 
 def forget(service: str, job: str | None) -> int:
     """Makes the dispatcher forget jobs, and prints which."""
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
-    answer = connect.forget(service, job)
+    answer = services.forget(service, job)
     for name in answer.forgotten:
         print(f"forgotten: {name}")
     for name in answer.kept:

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.errors import DataLossError, NotFoundError, UnavailableError
 from penstock.service.logic.feeds import Failure, Feed
-from penstock.service.logic.orders import InSequence, InTurns
-from penstock.service.logic.reader import Limits, Reader
+from penstock.service.logic.fetching import Fetcher
+from penstock.service.logic.orders import RoundRobinOrder, SequentialOrder
+from penstock.service.logic.request_sizes import Limits
 
 
 class Rows(list):
@@ -50,7 +51,7 @@ def test_a_pledge_is_handed_out_next_and_counts_as_handed_out() -> None:
 
 
 def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
-    reader = Reader(InSequence(2), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(2), Limits(), bound=True)
     reader.join("w")
     reader.asks()
     reader.lose("w")
@@ -63,7 +64,7 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
 
 
 def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
-    reader = Reader(InSequence(-1), Limits(elements=1), bound=True)
+    reader = Fetcher(SequentialOrder(-1), Limits(elements=1), bound=True)
     reader.join("w")
     [asked] = reader.asks()
     reader.expects = True
@@ -86,18 +87,18 @@ def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
         reader.asks()
 
 
-def in_turns(state: Any = None) -> InTurns:
-    order = InTurns(32, state, free=True)
+def in_turns(state: Any = None) -> RoundRobinOrder:
+    order = RoundRobinOrder(32, state, free=True)
     order.add(2, {})
     return order
 
 
-def free_reader() -> Reader:
+def free_reader() -> Fetcher:
     order = in_turns()
-    return Reader(order, Limits(elements=4), bound=True, ordered=False)
+    return Fetcher(order, Limits(elements=4), bound=True, ordered=False)
 
 
-def answer(reader: Reader, but: int = -1) -> None:
+def answer(reader: Fetcher, but: int = -1) -> None:
     """Lets a worker answer all that is asked for, except for one ordinal."""
     for ask in reader.asks():
         if ask.start != but:
@@ -115,7 +116,7 @@ def test_what_a_state_had_pledged_comes_first() -> None:
     assert pledge == (0, 1, 2)
     assert reader.pledge() == pledge
     state = reader.order.state(True)
-    again = Reader(in_turns(state), Limits(elements=1), True, False)
+    again = Fetcher(in_turns(state), Limits(elements=1), True, False)
     again.promise(*pledge)
     again.join("v")
     assert again.take(5) is None
@@ -133,13 +134,13 @@ def test_a_pledge_is_forgotten_with_its_order() -> None:
     reader.join("w")
     answer(reader)
     assert reader.pledge() is not None
-    reader.restart(InSequence(0))
+    reader.restart(SequentialOrder(0))
     assert reader.pledge() is None
     assert reader.over
 
 
 def test_what_nobody_can_make_is_an_error() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=True)
     for worker in ("v", "w"):
         reader.join(worker)
     [first, *_] = reader.asks()
@@ -151,7 +152,7 @@ def test_what_nobody_can_make_is_an_error() -> None:
 
 
 def test_what_nobody_can_make_is_the_failure_of_one_element() -> None:
-    reader = Reader(InSequence(1, 2), Limits(elements=1), bound=False)
+    reader = Fetcher(SequentialOrder(1, 2), Limits(elements=1), bound=False)
     reader.join("w")
     [ask] = reader.asks()
     error = NotFoundError("never")

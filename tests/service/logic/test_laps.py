@@ -9,11 +9,12 @@ import pytest
 
 from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.plan.shape import Shape
+from penstock.service.logic.client import Reading
+from penstock.service.logic.client_states import known_streams
 from penstock.service.logic.dispatcher import snapshot
 from penstock.service.logic.laps import Laps
-from penstock.service.logic.orders import InTurns
-from penstock.service.logic.reader import Limits
-from penstock.service.logic.reading import Reading, known_streams
+from penstock.service.logic.orders import RoundRobinOrder
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -244,9 +245,9 @@ def reading(laps: tuple[int, ...], state: Any = None) -> Reading:
     return Reading(opened(*laps), Shape("single"), Limits(), state=state, consumer=0)
 
 
-def order_of(made: Reading) -> InTurns:
-    assert isinstance(made.reader.order, InTurns)
-    return made.reader.order
+def order_of(made: Reading) -> RoundRobinOrder:
+    assert isinstance(made.fetcher.order, RoundRobinOrder)
+    return made.fetcher.order
 
 
 def take(made: Reading, lengths: tuple[int, ...], most: int) -> list[tuple[int, int, int]]:
@@ -304,7 +305,7 @@ class TestTurns:
 
     def test_what_begins_later_is_asked_of_its_own_worker_only(self) -> None:
         made = reading((0, 0, 2))
-        reader = made.reader
+        reader = made.fetcher
         reader.join("w0")
         reader.join("w1")
         assert {ask.feed.stream for ask in reader.asks()} == {0, 1}

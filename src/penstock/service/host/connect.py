@@ -27,43 +27,27 @@ from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shard import in_order
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.services import HOME, borrow, parse, register_scheme
-from penstock.service.host.session import Session, session
-from penstock.service.host.stream import Opening, RemoteStream
-from penstock.service.logic.merging import merge_states
-from penstock.service.logic.reader import Limits
-from penstock.service.logic.reading import claimed, known_streams
+from penstock.service.host.remote_stream import Opening, RemoteStream
+from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
+from penstock.service.host.session import Session
+from penstock.service.logic.client_states import claimed, known_streams
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     DatasetInfo,
-    Forget,
     IterationOpened,
     JobOptions,
-    JobsForgotten,
     OpenIteration,
     WorkerInfo,
 )
 
+_LOG = logging.getLogger("penstock.service")
 
-def register(
-    service: str, plan: Node, spec: Any, dataset_id: str | None = None, lasting: bool = False
-) -> str:
-    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset.
-
-    `lasting` datasets are those whose id the user has.
-    """
-    found = session(parse(service)[1])
-    given = found.register(plan, spec, dataset_id, lasting=lasting)
-    _SEEDS[found.address, given] = seeds_of(plan)
-    return given
-
-
-_SEEDS: dict[tuple[str, str], list[int]] = {}
-"""The seeds of datasets as they were registered; a restored state brings others."""
+_PROGRAM = uuid.uuid4().hex
+"""With the process id, which differs in forked children, the name of this process."""
 
 
 def whole(plan: Node) -> Node:
@@ -73,27 +57,6 @@ def whole(plan: Node) -> Node:
         plan, lambda part: nodes.Distribute(part, HOME, int(ShardingPolicy.DYNAMIC))
     )
     return plan if reason is None else local
-
-
-def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
-    """What the dispatcher of `service` knows of a dataset."""
-    return session(parse(service)[1]).dataset(dataset_id)
-
-
-def spec_of_dataset(info: DatasetInfo) -> Any:
-    """The spec of the elements of a registered dataset."""
-    return decode_spec(info.spec)
-
-
-def forget(service: str, job: str | None) -> JobsForgotten:
-    """Has the dispatcher of `service` forget a job, or all jobs that nobody reads."""
-    forgotten: JobsForgotten = session(parse(service, "forget")[1]).call(Forget(job))
-    return forgotten
-
-
-def status(service: str) -> dict[str, Any]:
-    """What goes on at a service, as plain data."""
-    return session(parse(service, "service.status")[1]).status()
 
 
 def connect(node: Node, state: State, context: Context, home: Session | None = None) -> Stream:
@@ -210,7 +173,7 @@ class _Opener:
             assert node.dataset_id is not None
             return session.dataset(node.dataset_id)
         if node.dataset_id is not None and self._plan() is self._input:
-            seeds = _SEEDS.get((session.address, node.dataset_id))
+            seeds = REGISTERED_SEEDS.get((session.address, node.dataset_id))
             if seeds == seeds_of(self._input):
                 try:
                     return session.dataset(node.dataset_id)
@@ -314,24 +277,6 @@ class _Opener:
             plan=plan,
             patience=self._patience,
         )
-
-
-__all__ = [
-    "connect",
-    "dataset_info",
-    "forget",
-    "merge_states",
-    "parse",
-    "register",
-    "register_scheme",
-    "spec_of_dataset",
-    "status",
-]
-
-_LOG = logging.getLogger("penstock.service")
-
-_PROGRAM = uuid.uuid4().hex
-"""With the process id, which differs in forked children, the name of this process."""
 
 
 def _most(most: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Services by their URL: who serves `grpc://`, `local://` and whatever else was registered.
+"""Services by URL (`grpc://`, `local://`, registered schemes), and calls to their dispatchers.
 
 A service that was started for a dataset lives as long as somebody reads that dataset, and a
 little longer: the next repetition begins when one has ended.
@@ -14,12 +14,19 @@ from typing import Any, Protocol
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
+from penstock.plan.nodes import Node
+from penstock.plan.references import decode_spec
+from penstock.plan.resume import seeds_of
 from penstock.service.host.local_service import LocalService
 from penstock.service.host.session import Session, session
 from penstock.service.protocol import timing
+from penstock.service.protocol.messages import DatasetInfo, Forget, JobsForgotten
 
 HOME = ""
 """The service of a part of a plan that runs on a worker: the dispatcher of that worker."""
+
+REGISTERED_SEEDS: dict[tuple[str, str], list[int]] = {}
+"""The seeds of datasets as they were registered; a restored state brings others."""
 
 
 class Service(Protocol):
@@ -130,3 +137,37 @@ def _serve(service: str, home: Session | None) -> Service:
             "distribute: this plan is a part of another one and runs on workers only"
         )
     return Standing(home)
+
+
+def register(
+    service: str, plan: Node, spec: Any, dataset_id: str | None = None, lasting: bool = False
+) -> str:
+    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset.
+
+    `lasting` datasets are those whose id the user has.
+    """
+    found = session(parse(service)[1])
+    given = found.register(plan, spec, dataset_id, lasting=lasting)
+    REGISTERED_SEEDS[found.address, given] = seeds_of(plan)
+    return given
+
+
+def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
+    """What the dispatcher of `service` knows of a dataset."""
+    return session(parse(service)[1]).dataset(dataset_id)
+
+
+def spec_of_dataset(info: DatasetInfo) -> Any:
+    """The spec of the elements of a registered dataset."""
+    return decode_spec(info.spec)
+
+
+def forget(service: str, job: str | None) -> JobsForgotten:
+    """Has the dispatcher of `service` forget a job, or all jobs that nobody reads."""
+    forgotten: JobsForgotten = session(parse(service, "forget")[1]).call(Forget(job))
+    return forgotten
+
+
+def status(service: str) -> dict[str, Any]:
+    """What goes on at a service, as plain data."""
+    return session(parse(service, "service.status")[1]).status()

@@ -1,21 +1,23 @@
 """Orders: which stream's elements a client hands out next.
 
-An order depends on the lengths of the streams and on nothing else: not on who is asked, not on
-what arrives first. `upcoming` opens streams as far as somebody looks ahead.
+An order depends on the lengths of the streams and on the leases, and on nothing else: not on which
+worker is asked, not on what arrives first. `upcoming` opens streams as far ahead as its caller
+iterates.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import DataLossError
 from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.logic.feeds import NOWHERE, Feed
+from penstock.service.protocol.messages import Address, Grant
 
 
-class InSequence:
+class SequentialOrder:
     """One stream after the other: the local order, because streams are consecutive pieces.
 
     `length` is that of each stream, where it is known beforehand. A stream may be a part of a file
@@ -133,7 +135,7 @@ class InSequence:
         return {"open": [first.state()], "next": first.stream + 1, "seam": self._seam}
 
 
-class InTurns:
+class RoundRobinOrder:
     """Streams that belong to workers, `block` elements of each in turn.
 
     Every stream has a slot of its own, and `add` tells how many there are. Where the order is
@@ -241,3 +243,172 @@ class InTurns:
             "left": self._left,
             "lap": self.lap,
         }
+
+
+class LeasedFeed(Feed):
+    """A stream from `start` on, of which the client may hand out what stands before `leased`.
+
+    `closed`: the client gets nothing behind that.
+    """
+
+    def __init__(self, grant: Grant, ahead: bool = False, closed: bool = False) -> None:
+        stream, start, stop = grant.address.stream, grant.address.start, grant.address.stop
+        super().__init__(stream, start, NOWHERE if ahead else stop, grant.worker)
+        self.leased = stop
+        self.closed = closed
+
+    @property
+    def held(self) -> int:
+        return min(self.leased, self.limit)
+
+    @property
+    def room(self) -> int:
+        """How many elements may be handed out."""
+        return max(0, self.held - self.next)
+
+    @property
+    def over(self) -> bool:
+        """Whether the client has handed out all that it gets."""
+        end = NOWHERE if self.length is None else self.length
+        return self.next >= (self.held if self.closed else end)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the client knows where its part of the stream ends."""
+        return self.closed or (self.length is not None and self.leased >= self.length)
+
+    def ready(self, anywhere: bool = False) -> bool:
+        return self.room > 0 and super().ready(anywhere)
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the next element has not arrived; it may be here and not leased yet."""
+        return self.next not in self._pieces
+
+    def extend(self, stop: int, ahead: bool) -> None:
+        """The client was leased what follows, too."""
+        self.leased = stop
+        self.stop = NOWHERE if ahead else stop
+
+    def close(self) -> LeasedFeed | None:
+        """Another client has what stands behind. Gives what to read instead of this feed, if more
+        of it was asked for than this client gets."""
+        self.closed = True
+        if self._asked <= self.leased:
+            self.stop = self.leased
+            return None
+        return self._without_rest()
+
+    def _without_rest(self) -> LeasedFeed:
+        feed = LeasedFeed(
+            Grant(Address(self.stream, self.next, self.leased), self.home), closed=True
+        )
+        feed.length, feed.worker = self.length, self.worker
+        feed.refused = self.refused
+        for mark in self._marks:
+            feed.marked(mark)
+        return feed
+
+
+class LeaseOrder:
+    """Leases; `in_order` if they are of pieces, in the order of the plan, else as they come.
+
+    `ahead`: what stands behind a lease may be asked for.
+    """
+
+    def __init__(self, in_order: bool = False, ahead: bool = False) -> None:
+        self._in_order = in_order
+        self._ahead = ahead
+        self._open: list[LeasedFeed] = []
+        self._ended: list[Feed] = []
+        self._dropped: list[Feed] = []
+        self.finished = False
+        """Nothing more will be handed out."""
+
+    def grant(self, grants: Iterable[Grant], ends: dict[int, int]) -> None:
+        """What the dispatcher leased, in its order; `ends` are lengths of streams."""
+        for grant in grants:
+            self._grant(grant, ends.get(grant.address.stream))
+        if self._in_order:
+            self._open.sort(key=lambda feed: (feed.stream, feed.next))
+
+    def _grant(self, grant: Grant, length: int | None) -> None:
+        at = grant.address
+        for feed in self._open if self._in_order else ():
+            if feed.stream == at.stream and feed.leased == at.start and not feed.closed:
+                feed.extend(at.stop, self._ahead)
+                return
+        self._close(lambda feed: feed.stream == at.stream and feed.leased < at.start)
+        # In the midst of a stream, others may be at it.
+        ahead = self._in_order and self._ahead and at.start == 0
+        feed = LeasedFeed(grant, ahead, closed=not self._in_order)
+        feed.length = length
+        self._open.append(feed)
+
+    def answer(self, grants: tuple[Grant, ...], finished: bool, ends: dict[int, int]) -> None:
+        """The dispatcher leased the lowest that this client can get: of what is lower, and of
+        everything once it has `finished`, the client gets no more than it has."""
+        if grants:
+            first = (grants[0].address.stream, grants[0].address.start)
+            self._close(lambda feed: (feed.stream, feed.leased) < first)
+        self.grant(grants, ends)
+        if finished:
+            self.finished = True
+            self._close(lambda feed: True)
+
+    def _close(self, which: Callable[[LeasedFeed], bool]) -> None:
+        for place, feed in enumerate(self._open):
+            if not feed.closed and which(feed):
+                instead = feed.close()
+                if instead is not None:
+                    self._dropped.append(feed)
+                    self._open[place] = instead
+
+    def turn(self) -> Feed | None:
+        while self._open and self._open[0].over:
+            self._ended.append(self._open.pop(0))
+        return self._open[0] if self._open else None
+
+    def known(self) -> list[Feed]:
+        """Feeds that may know where their stream ends, once each."""
+        ended, self._ended = self._ended, []
+        return [*ended, *self._open]
+
+    def dropped(self) -> list[Feed]:
+        """Feeds that others took the place of, once each."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def freed(self) -> tuple[int, int]:
+        return 0, 0
+
+    def any(self) -> Iterator[Feed]:
+        self.turn()
+        return iter(self._open)
+
+    def upcoming(self) -> Iterator[Feed]:
+        yield from list(self._open)
+
+    def took(self, feed: Feed, count: int) -> None:
+        pass
+
+    def room(self, feed: Feed) -> int:
+        assert isinstance(feed, LeasedFeed)
+        return feed.room
+
+    @property
+    def left(self) -> int:
+        """How many elements can be handed out before the dispatcher leases more, at most."""
+        left = 0
+        for feed in self._open:
+            left += feed.room
+            if not feed.is_settled:
+                break
+        return left
+
+    @property
+    def feeds(self) -> list[Feed]:
+        return [feed for feed in self._open if feed.room]
+
+    def state(self, free: bool) -> dict[str, Any]:
+        return {}

@@ -108,14 +108,14 @@ def register_dataset(
     Returns:
         The id of the dataset, as bytes.
     """
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
     where = "service.register_dataset"
     _check_compression(where, compression)
     name = None if dataset_id is None else check.text(where, "dataset_id", dataset_id) or None
     plan = check.plan_of(where, "dataset", dataset)
     url = _dispatcher_url(where, service)
-    return connect.register(
+    return services.register(
         url, plan, spec=dataset.element_spec, dataset_id=name, lasting=True
     ).encode()
 
@@ -176,9 +176,9 @@ def status(service: str | tuple[str, str]) -> dict[str, Any]:
     Args:
         service: "grpc://host:port".
     """
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
-    return connect.status(_dispatcher_url("service.status", service))
+    return services.status(_dispatcher_url("service.status", service))
 
 
 def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     Args:
         states: The result of `state_dict` of each reader's iterator.
     """
-    from penstock.service.host import connect
+    from penstock.service.logic import client_states
 
-    return connect.merge_states(list(states))
+    return client_states.merge_states(list(states))
 
 
 def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
@@ -200,9 +200,9 @@ def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
         serve: Called with the rest when an iterator opens; returns an object with a `session`
             (see `penstock.service.host.session`) and `close()`.
     """
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
-    connect.register_scheme(name, serve)
+    services.register_scheme(name, serve)
 
 
 def _check_compression(where: str, value: Any) -> None:
@@ -243,24 +243,24 @@ def _dispatcher_url(where: str, service: Any) -> str:
 
 def _register(url: str, plan: nodes.Node, spec: Any) -> str | None:
     """Registers the dataset and returns its id; None if no dispatcher runs before iteration."""
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
-    return connect.register(url, plan, spec) if url.startswith("grpc://") else None
+    return services.register(url, plan, spec) if url.startswith("grpc://") else None
 
 
 def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     """Spec and cardinality of a registered dataset."""
-    from penstock.service.host import connect
+    from penstock.service.host import services
 
     try:
-        info = connect.dataset_info(url, name)
+        info = services.dataset_info(url, name)
     except NotFoundError as error:
         if wanted is not None:
             raise
         raise InvalidArgumentError(
             f"{where}: the spec of dataset {name!r} is not known, as {error.message}"
         ) from None
-    found = connect.spec_of_dataset(info)
+    found = services.spec_of_dataset(info)
     if wanted is None:
         return found, info.cardinality
     if not _covers(check.signature(where, wanted, "element_spec"), found):

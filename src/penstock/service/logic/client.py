@@ -1,4 +1,4 @@
-"""A reading: one client's way through one iteration, from what the dispatcher said at its start.
+"""`Reading`: one client's way through one iteration, from the dispatcher's first answer on.
 
 Which order it reads in follows from the form of the work. Its state holds addresses only, so it
 fits other workers, another dispatcher, and, for leased elements, another number of clients.
@@ -12,12 +12,12 @@ from typing import Any
 
 from penstock.plan.shape import Shape
 from penstock.service.logic.feeds import Failure, Feed, Piece, spans
+from penstock.service.logic.fetching import Fetcher, Order
+from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
 from penstock.service.logic.laps import agreed_laps
-from penstock.service.logic.leasing import AsLeased
-from penstock.service.logic.orders import InSequence, InTurns
+from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
 from penstock.service.logic.ranges import Ranges
-from penstock.service.logic.reader import Limits, Order, Reader
-from penstock.service.logic.turns import MOST_INPUTS, TakingTurns
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
@@ -68,7 +68,7 @@ class Reading:
         split = work.form == "split" and ordered and not self.leased
         self._turns = shape.turns if split else None
         order = self._order(opened, length, (state or {}).get("order"), not ordered)
-        self.reader = Reader(order, limits, bound, ordered, work.kept)
+        self.fetcher = Fetcher(order, limits, bound, ordered, work.kept)
         self._streams = 0
         self._consumed: dict[int, Ranges] = {}
         self._changed: set[int] = set()
@@ -89,7 +89,7 @@ class Reading:
         if self.leased and state is not None:
             self._restore(state, opened.held)
         for span in (state or {}).get("first", ()):
-            self.reader.promise(*span)
+            self.fetcher.promise(*span)
 
     def _order(
         self,
@@ -103,14 +103,14 @@ class Reading:
             return self._as_leased()
         if work.form in _OWNED:
             block = 1 if work.consumers else 32
-            return InTurns(block, state, free)
+            return RoundRobinOrder(block, state, free)
         if self._turns is not None:
             most = 1 if self._elements is not None else MOST_INPUTS
-            return TakingTurns(self._turns, work.streams, most, state)
-        return InSequence(work.streams, length, state, free)
+            return InterleaveOrder(self._turns, work.streams, most, state)
+        return SequentialOrder(work.streams, length, state, free)
 
-    def _as_leased(self) -> AsLeased:
-        return AsLeased(in_order=self.form == "split", ahead=self._elements is None)
+    def _as_leased(self) -> LeaseOrder:
+        return LeaseOrder(in_order=self.form == "split", ahead=self._elements is None)
 
     @property
     def takes_turns(self) -> bool:
@@ -120,8 +120,8 @@ class Reading:
     def streams(self, streams: tuple[StreamInfo, ...]) -> None:
         """The streams that belong to workers, as far as they are known now."""
         homes = {info.stream: info.worker for info in streams}
-        order = self.reader.order
-        if isinstance(order, InTurns) and self.form in _OWNED and homes:
+        order = self.fetcher.order
+        if isinstance(order, RoundRobinOrder) and self.form in _OWNED and homes:
             if self.extendable:
                 laps = agreed_laps(streams)
                 order.extend(laps)
@@ -133,8 +133,8 @@ class Reading:
     @property
     def lap(self) -> int:
         """Coordinated reads: the lap of the element that is handed out next."""
-        order = self.reader.order
-        if not isinstance(order, InTurns):
+        order = self.fetcher.order
+        if not isinstance(order, RoundRobinOrder):
             return 0
         order.turn()
         return order.lap
@@ -146,8 +146,8 @@ class Reading:
             for start, stop in ranges:
                 self._consume(int(stream), start, stop)
         self._ends = {int(stream): length for stream, length in state["ended"].items()}
-        order = self.reader.order
-        assert isinstance(order, AsLeased)
+        order = self.fetcher.order
+        assert isinstance(order, LeaseOrder)
         order.grant(map(Grant, held), self._ends)
 
     def _consume(self, stream: int, start: int, stop: int) -> None:
@@ -156,12 +156,12 @@ class Reading:
 
     def granted(self, leased: Leased, now: float) -> None:
         """What the dispatcher leased."""
-        order = self.reader.order
-        assert isinstance(order, AsLeased)
+        order = self.fetcher.order
+        assert isinstance(order, LeaseOrder)
         self._asked = False
         self._retry = now + leased.retry
         order.answer(leased.grants, leased.finished, self._ends)
-        self.reader.hungry = True
+        self.fetcher.hungry = True
         self.shared_end = self.shared_end or leased.shared
 
     def unanswered(self) -> None:
@@ -170,17 +170,17 @@ class Reading:
 
     def forget_leases(self) -> None:
         """Others may have what this client held, but did not hand out."""
-        self.reader.restart(self._as_leased())
+        self.fetcher.restart(self._as_leased())
         self._asked, self._retry = False, 0.0
 
     def want(self, now: float) -> int:
         """How many elements to ask the dispatcher for now; 0 for none."""
-        order = self.reader.order
-        if not isinstance(order, AsLeased) or self._asked or order.finished or now < self._retry:
+        order = self.fetcher.order
+        if not isinstance(order, LeaseOrder) or self._asked or order.finished or now < self._retry:
             return 0
         # No more than it has shown to need: what one holds and does not use, others wait for.
         soon = min(self._total, int(self._rate * timing.LEASED_WORK), _LEASE_ROWS)
-        want = max(soon, 2 * len(self.reader.workers), 1)
+        want = max(soon, 2 * len(self.fetcher.workers), 1)
         if self._elements is not None:
             want = min(want, self._elements)
         if order.left * 2 > want:
@@ -214,7 +214,7 @@ class Reading:
         self._settle()
         if self.leased:
             count = max(1, min(count, int(self._rate * timing.UNREPORTED_WORK)))
-        taken = self.reader.take(count)
+        taken = self.fetcher.take(count)
         if taken is None:
             return None
         feed, start, piece = taken
@@ -226,8 +226,8 @@ class Reading:
 
     def take_turns(self, count: int) -> list[Piece]:
         """The next elements in parts (or a `Failure`); empty if nothing is here."""
-        assert isinstance(self.reader.order, TakingTurns)
-        return self.reader.take_turns(self.reader.order, count)
+        assert isinstance(self.fetcher.order, InterleaveOrder)
+        return self.fetcher.take_turns(self.fetcher.order, count)
 
     def _pace(self, count: int, now: float) -> None:
         """How fast the user consumes: elements between two takes."""
@@ -258,8 +258,8 @@ class Reading:
         """
         used = _without(self._handed, unused) if everything else []
         report, self._report = self._report + used, []
-        order = self.reader.order
-        for feed in order.known() if isinstance(order, AsLeased) else ():
+        order = self.fetcher.order
+        for feed in order.known() if isinstance(order, LeaseOrder) else ():
             self._note_end(feed)
         ends, self._new_ends = self._new_ends, {}
         return report, ends
@@ -271,10 +271,10 @@ class Reading:
     @property
     def over(self) -> bool:
         """Whether all was handed out, as far as is known."""
-        order = self.reader.order
-        if isinstance(order, AsLeased) and not order.finished:
+        order = self.fetcher.order
+        if isinstance(order, LeaseOrder) and not order.finished:
             return False
-        return self.reader.over
+        return self.fetcher.over
 
     @property
     def begun(self) -> bool:
@@ -284,14 +284,14 @@ class Reading:
     @property
     def replays(self) -> bool:
         """Whether what comes next follows from the state, without being settled in it."""
-        return not self.leased and self.reader.ordered
+        return not self.leased and self.fetcher.ordered
 
     def sure(self) -> int:
         """How many elements come next for certain, whoever else reads and whatever arrives."""
         if not self.leased:
-            pledge = self.reader.pledge()
+            pledge = self.fetcher.pledge()
             return 0 if pledge is None else pledge[2] - pledge[1]
-        feed = self.reader.order.turn()
+        feed = self.fetcher.order.turn()
         if feed is None:
             return 0
         # A lease may lie behind the end of its stream, and the next element then in another one.
@@ -304,14 +304,14 @@ class Reading:
 
         `later` gets what makes the parts that grow with all that was read, and may call it later.
         """
-        order = self.reader.order
-        if not isinstance(order, AsLeased):
-            if isinstance(order, InTurns) and self.extendable:
+        order = self.fetcher.order
+        if not isinstance(order, LeaseOrder):
+            if isinstance(order, RoundRobinOrder) and self.extendable:
                 # As known when somebody keeps the state: it may count elements behind this one.
                 return {"order": {**order.state(False), "begins": later(lambda: order.begins)}}
-            if self.reader.ordered:
+            if self.fetcher.ordered:
                 return {"order": order.state(False)}
-            pledge = self.reader.pledge()
+            pledge = self.fetcher.pledge()
             return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
         for stream in self._changed:
             self._copied[stream] = self._consumed[stream].copy()
@@ -344,28 +344,6 @@ def _consumed(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str,
 
 def _named(ends: dict[int, int]) -> dict[str, int]:
     return {str(stream): length for stream, length in ends.items()}
-
-
-def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
-    """What a state says of the streams of workers, as `OpenIteration` takes it."""
-    order = (state or {}).get("order", {})
-    begins = tuple(order.get("begins", ()))
-    return {"streams": max(len(order.get("open", ())), len(begins)), "begins": begins}
-
-
-def claimed(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state of leased elements says of them, as `OpenIteration` takes it."""
-    consumed = [
-        Address(int(stream), start, stop)
-        for stream, ranges in state["consumed"].items()
-        for start, stop in ranges
-    ]
-    return {
-        "consumed": tuple(consumed),
-        "held": tuple(Address(*span) for span in state["held"]),
-        "merged": state.get("merged", False),
-        "finished": tuple((int(stream), length) for stream, length in state["ended"].items()),
-    }
 
 
 def _length(work: Work, consumer: int, shape: Shape) -> int | None:

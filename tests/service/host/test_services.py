@@ -6,7 +6,7 @@ import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError, NotFoundError
-from penstock.service.host import connect, services
+from penstock.service.host import services
 from penstock.service.host.session import greeting, session
 from penstock.service.protocol.messages import PROTOCOL
 from tests.integration.clusters import Calls, Cluster
@@ -29,23 +29,23 @@ def cluster():
     ],
 )
 def test_services_are_named_by_urls(given, expected):
-    assert connect.parse(given) == expected
+    assert services.parse(given) == expected
 
 
 @pytest.mark.parametrize("given", [None, "", 5, ("grpc",)])
 def test_what_is_no_url_is_refused(given):
-    with pytest.raises(InvalidArgumentError, match="somebody: service must be a URL like"):
-        connect.parse(given, "somebody")
+    with pytest.raises(InvalidArgumentError, match="here: service must be a URL like"):
+        services.parse(given, "here")
 
 
 def test_two_schemes_are_too_many():
     with pytest.raises(InvalidArgumentError, match="'a://b://c' holds more than one '://'"):
-        connect.parse("a://b://c")
+        services.parse("a://b://c")
 
 
 def test_unknown_schemes_are_refused_with_those_that_are_known():
     with pytest.raises(NotFoundError, match="nobody serves x://; there are grpc://, local://"):
-        connect.parse("x://y")
+        services.parse("x://y")
 
 
 def test_an_empty_address_is_refused():
@@ -63,12 +63,12 @@ def test_a_process_has_one_session_with_a_dispatcher(cluster):
 def test_datasets_are_registered_and_read_by_their_id(cluster):
     dataset = Dataset.range(9).map(lambda x: (x, {"a": x * 2}))
     given = service.register_dataset(cluster.target, dataset)
-    info = connect.dataset_info(cluster.target, given.decode())
-    assert connect.spec_of_dataset(info) == dataset.element_spec
+    info = services.dataset_info(cluster.target, given.decode())
+    assert services.spec_of_dataset(info) == dataset.element_spec
     assert (info.shape.kind, info.cardinality) == ("random", 9)
     made = service.from_dataset_id("distributed_epoch", cluster.target, given)
     assert [(int(x), int(y["a"])) for x, y in made] == [(x, x * 2) for x in range(9)]
-    assert connect.status(cluster.target)["datasets"]
+    assert services.status(cluster.target)["datasets"]
 
 
 def test_plans_are_sent_once(cluster, monkeypatch):

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.element.chunk import Chunk
-from penstock.element.nest import Tree
+from penstock.element.chunk import Chunk, describe
+from penstock.element.nest import Tree, text_of
 from penstock.engine.contract import Claims, Later, State, Stream
 from penstock.engine.endings import Ending
 from penstock.errors import (
@@ -24,6 +24,7 @@ from penstock.errors import (
     CancelledError,
     DataLossError,
     DeadlineExceededError,
+    InvalidArgumentError,
     NotFoundError,
     OpError,
     UnavailableError,
@@ -34,13 +35,14 @@ from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Connect, Link, Links
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
-from penstock.service.host.structures import Structures
+from penstock.service.logic.client import Reading
+from penstock.service.logic.client_states import claimed
 from penstock.service.logic.crashes import how_it_ended
 from penstock.service.logic.feeds import Failure, Feed, Piece
-from penstock.service.logic.reader import Ask, Limits
-from penstock.service.logic.reading import Reading, claimed
+from penstock.service.logic.fetching import Ask
+from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.logic.remembering import spans
-from penstock.service.logic.turns import InputFeed, Placed
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
@@ -202,13 +204,13 @@ class RemoteStream(Stream):
             self._notice(self._agent.events.popleft())
         self._agent.release()
         for worker in self._links.connected():
-            self._reading.reader.join(worker)
+            self._reading.fetcher.join(worker)
             self._hear(worker)
         self._see_after_broken()
         self._raise_failure()
         self._try_again()
         self._links.dial()
-        self._reading.reader.expects = self._links.expects
+        self._reading.fetcher.expects = self._links.expects
         self._tell()
         if self._ready:
             self._ask()
@@ -222,7 +224,7 @@ class RemoteStream(Stream):
         if loss.number != before:
             how = how_it_ended(loss.code)
             _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
-            self._reading.reader.blame.explain(worker, how)
+            self._reading.fetcher.blame.explain(worker, how)
 
     def _see_after_broken(self) -> None:
         """Tells the dispatcher of workers that cannot be reached any more."""
@@ -236,7 +238,7 @@ class RemoteStream(Stream):
         if (failure := self._failure or self._opening.session.failure) is not None:
             self._failure = None
             raise failure
-        blame = self._reading.reader.blame
+        blame = self._reading.fetcher.blame
         # Workers that come back tell how they lost their processes.
         if blame.is_certain and not any(map(self._links.awaits, blame.workers)):
             raise blame.verdict()
@@ -327,14 +329,14 @@ class RemoteStream(Stream):
         """Before the user works on it, the workers are asked for what comes next."""
         self._sure = False
         self._tell(count)
-        if self._agent.events or self._reading.reader.hungry:
+        if self._agent.events or self._reading.fetcher.hungry:
             try:
                 self._attend()
             except OpError as error:
                 self._failure = error  # For the next pull: what was taken must reach the user.
 
     def _ask(self) -> None:
-        for ask in self._reading.reader.asks():
+        for ask in self._reading.fetcher.asks():
             self._send(ask)
 
     def _send(self, ask: Ask) -> None:
@@ -370,7 +372,7 @@ class RemoteStream(Stream):
 
     def _leave_silent(self) -> None:
         """Asks others for what workers owe that do not even say what they are doing."""
-        reader = self._reading.reader
+        reader = self._reading.fetcher
         timeout = timing.WORKER_SILENCE * self._opening.opened.worker_timeout
         for link in self._links.silent(timeout):
             silence = link.silence(self._now())
@@ -391,7 +393,7 @@ class RemoteStream(Stream):
         self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
 
     def _receive(self, link: Link, message: Any, columns: list[Any] | None) -> None:
-        reader = self._reading.reader
+        reader = self._reading.fetcher
         match message:
             case Rows() if columns is None:
                 self._discard(link, message)
@@ -425,7 +427,7 @@ class RemoteStream(Stream):
         again, in smaller pieces. Where nothing arrives whole, the connection may be to blame.
         """
         link.damaged += 1
-        self._reading.reader.sizes.shrunk()
+        self._reading.fetcher.sizes.shrunk()
         elements = f"elements {rows.start} to {rows.start + rows.count - 1} arrived damaged"
         if link.damaged >= MOST_DAMAGED:
             self._give_up(link, f"{elements}, as {link.damaged - 1} chunks before them")
@@ -451,12 +453,12 @@ class RemoteStream(Stream):
             came: Piece = piece
             if places is not None:
                 came = Placed(piece, places[at - rows.start :][: len(piece)])
-            self._reading.reader.arrive(rows.request, at, came, rows.seconds, rows.began)
+            self._reading.fetcher.arrive(rows.request, at, came, rows.seconds, rows.began)
             at += len(piece)
 
     def _try_again(self) -> None:
         """Who took nothing on may have been in trouble for a moment, and not about to stop."""
-        reader = self._reading.reader
+        reader = self._reading.fetcher
         if reader.leaving and self._now() >= self._trying:
             for worker in tuple(reader.leaving):
                 reader.join(worker)
@@ -470,7 +472,7 @@ class RemoteStream(Stream):
         self._links.drop(worker, reason)
         if broken:
             self._broken[worker] = None
-        self._reading.reader.lose(worker, broken)
+        self._reading.fetcher.lose(worker, broken)
 
     def _over(self) -> bool:
         if not self._ready or not self._reading.over:
@@ -531,7 +533,7 @@ class RemoteStream(Stream):
         """The element that comes next, who makes it, and which function it is in."""
         if not self._agent.may_enter(self._reading.lap):
             return "all consumers to agree on the round from which on new workers take part"
-        ask = self._reading.reader.owed_next()
+        ask = self._reading.fetcher.owed_next()
         if ask is None:
             return "elements that this reader may read: " + (
                 "others have leased what is left" if self._reading.leased else "none was asked for"
@@ -590,3 +592,45 @@ def _close(agent: Agent, links: Links, bell: Bell, leave: Callable[[], None]) ->
     links.close()
     bell.close()
     leave()
+
+
+_REMEDY = (
+    "every element must have the same structure and dtypes; say what the function returns with "
+    "map(..., output_signature=...)"
+)
+
+
+class Structures:
+    """What the elements of one reader must look like: `tree`, and the dtypes of the first ones."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._kind: Any = None
+        self._first = ""
+
+    def pieces(self, rows: Rows, columns: list[Any]) -> list[Chunk | Failure]:
+        """What arrived: one chunk, or as many failures as it has elements."""
+        if rows.structure == text_of(self._tree):
+            return [Chunk(self._tree, columns, rows.count)]
+        error = InvalidArgumentError(
+            f"distribute: an element has the structure {_shown(rows.structure)}, but that of "
+            f"element_spec is {_shown(text_of(self._tree))}; {_REMEDY}"
+        )
+        return [Failure(error)] * rows.count
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises InvalidArgumentError unless the dtypes are those of the first elements."""
+        kind = chunk.kind
+        if kind == self._kind:
+            return
+        words = describe(chunk.rows(0, 1).elements()[0])
+        if self._kind is not None:
+            raise InvalidArgumentError(
+                f"distribute: elements are {self._first} at first, but {words} later; {_REMEDY}"
+            )
+        self._kind, self._first = kind, words
+
+
+def _shown(structure: str) -> str:
+    """The text of a structure as a user would write it; each leaf is a star."""
+    return structure.removeprefix("PyTreeSpec(").partition(", NoneIsLeaf")[0] or "*"

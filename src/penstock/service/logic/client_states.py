@@ -1,4 +1,4 @@
-"""Merging: the states of several clients of one named job become one, for any number of clients.
+"""The saved states of clients: what they tell the dispatcher, and how several are merged.
 
 A state may say "some elements behind a place"; which ones those are is known from what the client
 held there, as long as nothing between the service and the user changes the number of elements.
@@ -11,8 +11,31 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.service.logic.ranges import Ranges
+from penstock.service.protocol.messages import Address
 
 _CALL = "service.merge_states"
+
+
+def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
+    """What a state says of the streams of workers, as `OpenIteration` takes it."""
+    order = (state or {}).get("order", {})
+    begins = tuple(order.get("begins", ()))
+    return {"streams": max(len(order.get("open", ())), len(begins)), "begins": begins}
+
+
+def claimed(state: dict[str, Any]) -> dict[str, Any]:
+    """What a state of leased elements says of them, as `OpenIteration` takes it."""
+    consumed = [
+        Address(int(stream), start, stop)
+        for stream, ranges in state["consumed"].items()
+        for start, stop in ranges
+    ]
+    return {
+        "consumed": tuple(consumed),
+        "held": tuple(Address(*span) for span in state["held"]),
+        "merged": state.get("merged", False),
+        "finished": tuple((int(stream), length) for stream, length in state["ended"].items()),
+    }
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.service.host.plan_cache import DecodedPlans
-from penstock.service.host.stream import RemoteStream
+from penstock.service.host.remote_stream import RemoteStream
 from penstock.service.logic.facts import ClientGone
 from penstock.service.logic.iterations import LOST
 from tests.integration.clusters import Calls, Cluster, settled, until
@@ -176,13 +176,13 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
     """Once the last one is back, which may know how it was lost, or cannot be reached."""
     remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
-    [worker] = remote._reading.reader.workers
+    [worker] = remote._reading.fetcher.workers
     remote._lose(worker)
     for _ in range(3):
-        remote._reading.reader.blame.add(worker, 0, 1, 2)
+        remote._reading.fetcher.blame.add(worker, 0, 1, 2)
     with pytest.raises(AbortedError, match="3 workers were lost .* elements 1 to 1 of stream 0"):
         rest_of(remote)
-    assert worker in remote._reading.reader.workers
+    assert worker in remote._reading.fetcher.workers
     assert found + rest_of(remote) == list(range(9))
     remote.close()
 
@@ -193,7 +193,7 @@ def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
 ):
     remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
-    [worker], told = remote._reading.reader.workers, []
+    [worker], told = remote._reading.fetcher.workers, []
     monkeypatch.setattr(remote._agent, "lost", told.append)
     if not reachable:
         refusing = itertools.chain([UnavailableError("not now")], itertools.repeat(None))

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from penstock.engine.trail import WIDTH
 from penstock.errors import NotFoundError
 from penstock.plan.shape import Shape
+from penstock.service.logic.client import Reading
 from penstock.service.logic.feeds import Failure
-from penstock.service.logic.reader import Ask, Limits, Reader
-from penstock.service.logic.reading import Reading
-from penstock.service.logic.turns import InputFeed, Placed
+from penstock.service.logic.fetching import Ask, Fetcher
+from penstock.service.logic.interleave_order import InputFeed, Placed
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import IterationOpened, Work
 
 Input = list[list[str]] | None
@@ -79,7 +80,7 @@ class Crew:
                 found += [(index * WIDTH + 2 * place + 1, row) for row in rows]
         return found, tuple(lengths)
 
-    def step(self, reader: Reader) -> None:
+    def step(self, reader: Fetcher) -> None:
         for ask in reader.asks():
             self.queues[ask.worker].append(ask)
         if self.random.random() < 0.03:
@@ -93,7 +94,7 @@ class Crew:
         if self.queues[worker]:
             self.answer(reader, self.queues[worker])
 
-    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+    def answer(self, reader: Fetcher, queue: list[Ask]) -> None:
         ask = queue[0]
         assert isinstance(ask.feed, InputFeed)
         elements, lengths = self.elements(ask.feed)
@@ -107,7 +108,7 @@ class Crew:
             length = len(elements) if ends else None
             reader.done(ask.request, length, None, None, lengths if ends else None)
 
-    def send(self, reader: Reader, ask: Ask, elements: list[tuple[int, str]]) -> None:
+    def send(self, reader: Fetcher, ask: Ask, elements: list[tuple[int, str]]) -> None:
         """Rows up to a failure, or a failure."""
         good = [not row.endswith("failed") for _, row in elements]
         count = good.index(False) if not all(good) else len(good)
@@ -128,14 +129,14 @@ def reading_of(
 
 def read(reading: Reading, crew: Crew, count: int = 1 << 30) -> list[str]:
     for worker in crew.queues:
-        reading.reader.join(worker)
+        reading.fetcher.join(worker)
     got: list[str] = []
     while not reading.over and len(got) < count:
         parts = reading.take_turns(min(count - len(got), crew.random.randint(1, 9)))
         for part in parts:
             got += [str(part.error)] if isinstance(part, Failure) else part  # type: ignore[arg-type]
         if not parts:
-            crew.step(reading.reader)
+            crew.step(reading.fetcher)
     return got
 
 
@@ -171,8 +172,8 @@ def test_turns_are_those_of_the_local_dataset(
     before = read(reading, Crew(streams, seed, damaged=0.05), count)
     again = reading_of(streams, turns, limits, reading.state())
     assert before + read(again, Crew(streams, seed + 1, damaged=0.05)) == expected
-    again.reader.asks()
-    assert again.reader._here == again.reader._buffered == 0
+    again.fetcher.asks()
+    assert again.fetcher._here == again.fetcher._buffered == 0
 
 
 def test_no_input_is_asked_for_twice() -> None:
@@ -181,8 +182,8 @@ def test_no_input_is_asked_for_twice() -> None:
     for seed in range(20):
         reading = reading_of([whole], (2, 1, len(whole)), Limits())
         assert read(reading, Crew([whole], seed)) == local(whole, 2, 1)
-        reading.reader.asks()
-        assert reading.reader._here == 0
+        reading.fetcher.asks()
+        assert reading.fetcher._here == 0
 
 
 def test_short_inputs_share_a_stream() -> None:
@@ -190,7 +191,7 @@ def test_short_inputs_share_a_stream() -> None:
     crew = Crew([whole], 3)
     reading = reading_of([whole], (2, 1, len(whole)), Limits())
     asked = 0
-    join = reading.reader.asks
+    join = reading.fetcher.asks
 
     def counted() -> list[Ask]:
         nonlocal asked
@@ -198,7 +199,7 @@ def test_short_inputs_share_a_stream() -> None:
         asked += len(asks)
         return asks
 
-    reading.reader.asks = counted  # type: ignore[method-assign]
+    reading.fetcher.asks = counted  # type: ignore[method-assign]
     assert len(read(reading, crew)) == 4000
     assert asked < 200
 
@@ -207,7 +208,7 @@ def most_waiting(whole: list[Input], limits: Limits) -> int:
     """How many elements are here, or on their way, at most."""
     crew = Crew([whole], 3)
     reading = reading_of([whole], (2, 1, len(whole)), limits)
-    reader, asks, most = reading.reader, reading.reader.asks, 0
+    reader, asks, most = reading.fetcher, reading.fetcher.asks, 0
 
     def watched() -> list[Ask]:
         nonlocal most
@@ -242,14 +243,14 @@ def test_endless_inputs_are_asked_for_while_there_is_room() -> None:
         opened = IterationOpened(work, False, 1, (), ())
         reading = Reading(opened, shape, Limits(elements=20), True, None)
         for number in range(9):
-            reading.reader.join(f"w{number}")
-        assert 2 <= len(reading.reader.asks()) <= 20
+            reading.fetcher.join(f"w{number}")
+        assert 2 <= len(reading.fetcher.asks()) <= 20
 
 
 def test_an_input_that_no_worker_can_make_is_one_failure() -> None:
     reading = reading_of([[[["a"]], [["b"]]]], (2, 1, 2), Limits())
-    reading.reader.join("w")
-    asks = reading.reader.asks()
-    reading.reader.refuse(asks[0].request, NotFoundError("gone"), elsewhere=False)
+    reading.fetcher.join("w")
+    asks = reading.fetcher.asks()
+    reading.fetcher.refuse(asks[0].request, NotFoundError("gone"), elsewhere=False)
     (failure,) = reading.take_turns(5)
     assert isinstance(failure, Failure)

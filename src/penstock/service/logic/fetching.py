@@ -1,4 +1,4 @@
-"""The reader: what a client asks of which worker, and what it hands out next.
+"""`Fetcher`: what a client requests from which worker, and which elements it hands out next.
 
 Nothing is asked of a worker that is not needed soon: what was asked for and not handed out stays
 within a number of elements or of bytes. Asking is cheap to repeat: when a worker is lost, what it
@@ -15,12 +15,12 @@ from itertools import chain
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
-from penstock.service.logic.leasing import AsLeased
-from penstock.service.logic.orders import InSequence, InTurns
-from penstock.service.logic.turns import SHORT, InputFeed, Placed, TakingTurns
+from penstock.service.logic.interleave_order import SHORT, InputFeed, InterleaveOrder, Placed
+from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
+from penstock.service.logic.request_sizes import Limits, Sizes
 from penstock.service.protocol.fetches import Mark
 
-Order = InSequence | InTurns | AsLeased | TakingTurns
+Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
 DEPTH = 4
 """Requests that wait at a worker, so that it always has the next one."""
@@ -30,17 +30,6 @@ MOST_REFUSED = 16
 
 KEPT_BLOCK = 64
 """What several trainers read is asked for in blocks, each of them always of the same worker."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may be asked for and not handed out yet."""
-
-    elements: int | None = None
-    nbytes: int = 64 << 20
-    request_bytes: int = 8 << 20
-    request_rows: int = 1 << 15
-    request_seconds: float = 0.01
 
 
 @dataclass
@@ -56,49 +45,7 @@ class Ask:
     at: int
 
 
-class Sizes:
-    """How large elements are and how long they take, as seen; and how many to ask for at once."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.most = 1
-        """What one request may be for, by how far requests have grown."""
-        self.element_bytes = 0.0
-        self.element_seconds = 0.0
-        self._length: float | None = None
-
-    def record(self, count: int, nbytes: int, seconds: float) -> None:
-        weight = 0.5 if self.element_bytes else 1.0
-        self.element_bytes += weight * (nbytes / count - self.element_bytes)
-        self.element_seconds += weight * (seconds / count - self.element_seconds)
-
-    def grown(self, count: int) -> None:
-        """A request for `count` elements was answered: the next may be for more."""
-        self.most = max(self.most, min(2 * count, self._limits.request_rows))
-
-    def shrunk(self) -> None:
-        """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
-        self.most = max(1, self.most // 2)
-
-    def ended(self, length: int) -> None:
-        """A stream ended: others may be about as long."""
-        before = length if self._length is None else self._length
-        self._length = before + (length - before) / 8
-
-    @property
-    def usual(self) -> int | None:
-        """So long is a stream, at most, unless it is longer than those before it were."""
-        return None if self._length is None else int(self._length * 9 / 8) + 1
-
-    @property
-    def request(self) -> int:
-        limits = self._limits
-        fits = limits.request_bytes / max(self.element_bytes, 1)
-        soon = limits.request_seconds / max(self.element_seconds, 1e-9)
-        return max(1, int(min(self.most, limits.request_rows, fits, soon)))
-
-
-class Reader:
+class Fetcher:
     """One client's reading of one iteration.
 
     `bound` streams are made from their start, so that each is asked of one worker as long as that
@@ -272,7 +219,7 @@ class Reader:
 
     def _is_crowded(self, feed: Feed) -> bool:
         """Whether others need what is left more than this feed, where turns are taken."""
-        if not isinstance(self.order, TakingTurns):
+        if not isinstance(self.order, InterleaveOrder):
             return False
         limits, size = self._limits, self.sizes.element_bytes
         share = self.order.share(feed)
@@ -286,15 +233,15 @@ class Reader:
     @property
     def _usual(self) -> int | None:
         """How long streams are that are read one after the other, if that was seen."""
-        return self.sizes.usual if isinstance(self.order, InSequence | AsLeased) else None
+        return self.sizes.usual if isinstance(self.order, SequentialOrder | LeaseOrder) else None
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether a feed has a turn in a later lap only."""
-        return isinstance(self.order, InTurns) and self.order.is_early(feed)
+        return isinstance(self.order, RoundRobinOrder) and self.order.is_early(feed)
 
     def _is_ahead(self, feed: Feed) -> bool:
         """Whether a feed is not in turn, and there is no room for it nor for any behind it."""
-        ahead = isinstance(self.order, TakingTurns) and not self.order.share(feed)
+        ahead = isinstance(self.order, InterleaveOrder) and not self.order.share(feed)
         return ahead and self._is_crowded(feed)
 
     def _starving(self, feed: Feed) -> bool:
@@ -322,7 +269,7 @@ class Reader:
                 count = left + FEW  # Short streams are rarely all of one length.
             elif left < 1.5 * count:
                 count = left
-        if isinstance(self.order, TakingTurns):
+        if isinstance(self.order, InterleaveOrder):
             fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
             count = max(1, min(count, int(fits)))
         if self._limits.elements is not None:
@@ -438,7 +385,7 @@ class Reader:
         elif ask.at > ask.start:
             self.sizes.grown(ask.at - ask.start)
             ask.feed.prove()
-        if isinstance(self.order, TakingTurns):
+        if isinstance(self.order, InterleaveOrder):
             assert isinstance(ask.feed, InputFeed)
             short = self._whole // 2 if self.sizes.element_bytes else SHORT
             self.order.done(ask.feed, lengths if length is not None else None, short)
@@ -467,7 +414,7 @@ class Reader:
     def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
         """A worker cannot make an element of an input; one of several is found by asking anew."""
         if feed.whole:
-            assert isinstance(self.order, TakingTurns)
+            assert isinstance(self.order, InterleaveOrder)
             self.order.part(feed)
         else:
             self.arrive(ask.request, ask.at, Placed(failure, [None]))
@@ -502,7 +449,7 @@ class Reader:
                 return taken
         return None
 
-    def take_turns(self, order: TakingTurns, count: int) -> list[Piece]:
+    def take_turns(self, order: InterleaveOrder, count: int) -> list[Piece]:
         """The next elements that are here, of as many inputs as have their turn."""
         parts = order.take(count)
         self._discard()
@@ -516,7 +463,7 @@ class Reader:
             start, piece = feed.take(count)
             self._promised = [feed for feed in self._promised if not feed.over]
         else:
-            assert not isinstance(self.order, TakingTurns)
+            assert not isinstance(self.order, InterleaveOrder)
             start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
             self.order.took(feed, len(piece))
         self._here -= len(piece)
@@ -524,7 +471,7 @@ class Reader:
         return feed, start, piece
 
     def _candidates(self) -> Iterable[Feed]:
-        if not self.ordered and not isinstance(self.order, TakingTurns):
+        if not self.ordered and not isinstance(self.order, InterleaveOrder):
             return self.order.any()
         feed = self.order.turn()
         return () if feed is None else (feed,)

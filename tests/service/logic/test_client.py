@@ -18,11 +18,12 @@ from penstock.errors import (
 )
 from penstock.plan.parts import GUESS
 from penstock.plan.shape import Shape
+from penstock.service.logic.client import Reading
+from penstock.service.logic.client_states import claimed, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed
-from penstock.service.logic.merging import merge_states
-from penstock.service.logic.orders import InSequence
-from penstock.service.logic.reader import Ask, Limits, Reader
-from penstock.service.logic.reading import Reading, claimed
+from penstock.service.logic.fetching import Ask, Fetcher
+from penstock.service.logic.orders import SequentialOrder
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     Address,
     Grant,
@@ -69,14 +70,14 @@ class Crew:
         for ask in asks:
             self.queues[ask.worker].append(ask)
 
-    def step(self, reader: Reader, deaths: bool = True) -> None:
+    def step(self, reader: Fetcher, deaths: bool = True) -> None:
         if deaths and self.random.random() < 0.05:
             self.replace(reader)
         worker = self.random.choice(list(self.queues))
         if self.queues[worker]:
             self.answer(reader, self.queues[worker])
 
-    def replace(self, reader: Reader) -> None:
+    def replace(self, reader: Fetcher) -> None:
         victim = self.random.choice(list(self.queues))
         del self.queues[victim]
         reader.lose(victim)
@@ -84,7 +85,7 @@ class Crew:
         self.queues[f"w{self._names}"] = []
         reader.join(f"w{self._names}")
 
-    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+    def answer(self, reader: Fetcher, queue: list[Ask]) -> None:
         ask = queue[0]
         length = self.lengths[ask.feed.stream]
         stop = min(ask.stop, length, ask.at + self.random.randint(1, 5))
@@ -114,14 +115,14 @@ def read(
 ) -> list[tuple[int, int]]:
     """Reads `count` elements, or all."""
     for worker in crew.queues:
-        reading.reader.join(worker)
+        reading.fetcher.join(worker)
     got: list[tuple[int, int]] = []
     while not reading.over and (count is None or len(got) < count):
-        crew.ask(reading.reader.asks())
+        crew.ask(reading.fetcher.asks())
         left = 1 << 30 if count is None else count - len(got)
         piece = reading.take(min(left, crew.random.randint(1, 9)), 0.0)
         if piece is None:
-            crew.step(reading.reader, deaths)
+            crew.step(reading.fetcher, deaths)
         else:
             got += piece.addresses  # type: ignore[attr-defined]
     return got
@@ -145,7 +146,7 @@ class Parts(Crew):
         end = next((at for at in range(stream, len(self.lengths)) if at in self.files), found + 1)
         return min(found, end) * self.SIZE + 3
 
-    def answer(self, reader: Reader, queue: list[Ask]) -> None:
+    def answer(self, reader: Fetcher, queue: list[Ask]) -> None:
         ask = queue[0]
         feed, stream = ask.feed, ask.feed.stream
         wrong = feed.begin == GUESS and stream in self.wrong and stream not in self.files
@@ -180,10 +181,10 @@ def test_parts_that_begin_at_a_wrong_place_are_read_again(
     reading = reading_of("split", lengths)
     count = data.draw(st.integers(0, len(expected)))
     before = read(reading, Parts(lengths, seed, wrong, files), count)
-    assert reading.reader._here >= 0 <= reading.reader._owed
+    assert reading.fetcher._here >= 0 <= reading.fetcher._owed
     again = reading_of("split", lengths, state=reading.state())
     assert before + read(again, Parts(lengths, seed + 1, wrong, files)) == expected
-    assert again.reader._here == again.reader._buffered == 0
+    assert again.fetcher._here == again.fetcher._buffered == 0
 
 
 lengths_of_streams = st.lists(st.integers(0, 70), min_size=1, max_size=20)
@@ -242,17 +243,17 @@ def test_no_more_is_asked_for_than_allowed(form: str, most: int, seed: int) -> N
     crew = Crew(lengths, seed)
     reading = reading_of(form, lengths, most=most)
     for worker in crew.queues:
-        reading.reader.join(worker)
+        reading.fetcher.join(worker)
     asked = taken = 0
     while not reading.over:
-        asks = reading.reader.asks()
+        asks = reading.fetcher.asks()
         crew.ask(asks)
         asked += sum(ask.stop - ask.start for ask in asks)
         # What was asked for beyond the end of a stream never comes.
         assert sum(ask.stop - ask.at for q in crew.queues.values() for ask in q) <= most
         piece = reading.take(3, 0.0)
         if piece is None:
-            crew.step(reading.reader, deaths=False)
+            crew.step(reading.fetcher, deaths=False)
         else:
             taken += len(piece)
     assert taken == sum(lengths)
@@ -260,18 +261,18 @@ def test_no_more_is_asked_for_than_allowed(form: str, most: int, seed: int) -> N
 
 def test_a_failure_takes_its_place() -> None:
     reading = reading_of("random", [3])
-    reading.reader.join("w")
-    ask = reading.reader.asks()[0]
+    reading.fetcher.join("w")
+    ask = reading.fetcher.asks()[0]
     error = ValueError("no")
-    reading.reader.arrive(ask.request, 0, Failure(error))
-    reading.reader.done(ask.request, None)
+    reading.fetcher.arrive(ask.request, 0, Failure(error))
+    reading.fetcher.done(ask.request, None)
     taken = reading.take(5, 0.0)
     assert isinstance(taken, Failure)
     assert taken.error is error
 
 
 def test_streams_whose_length_changes_are_noticed() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=True)
     reader.join("a")
     ask = reader.asks()[0]
     reader.arrive(ask.request, 0, Elements(0, 0, 1))
@@ -283,7 +284,7 @@ def test_streams_whose_length_changes_are_noticed() -> None:
 
 
 def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=True)
     for worker in ("a", "b"):
         reader.join(worker)
         for ask in reader.asks():
@@ -294,7 +295,7 @@ def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
 
 
 def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
-    reader = Reader(InSequence(-1), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(-1), Limits(), bound=True)
     reader.join("a")
     reader.join("b")
     refused = 0
@@ -306,7 +307,7 @@ def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
 
 
 def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
-    reader = Reader(InSequence(3), Limits(), bound=True)
+    reader = Fetcher(SequentialOrder(3), Limits(), bound=True)
     reader.join("a")
     first, second, _ = reader.asks()
     reader.refuse(second.request, NotFoundError("not on a"), elsewhere=True)
@@ -372,17 +373,17 @@ def test_a_lease_behind_the_end_of_its_stream_is_not_what_comes_next() -> None:
     work = Work("digest", "job", "split", 0, 2, 1, (0,))
     reading = Reading(IterationOpened(work, True, 1, (), ()), Shape("split", 2), Limits())
     lease(reading, (0, 3, 9), (1, 0, 9))
-    reading.reader.join("w")
+    reading.fetcher.join("w")
     assert reading.sure() == 0
-    for ask in reading.reader.asks():
+    for ask in reading.fetcher.asks():
         assert ask.feed.stream == 0
-        reading.reader.done(ask.request, 3)
+        reading.fetcher.done(ask.request, 3)
     assert reading.sure() == 0
-    ask = reading.reader.asks()[0]
-    reading.reader.arrive(ask.request, 0, Elements(1, 0, 1))
+    ask = reading.fetcher.asks()[0]
+    reading.fetcher.arrive(ask.request, 0, Elements(1, 0, 1))
     assert reading.sure() == 1
     assert reading.state()["held"] == [[1, 0, 9]]
-    reading.reader.done(ask.request, 2)
+    reading.fetcher.done(ask.request, 2)
     assert reading.sure() == 2
 
 
@@ -430,7 +431,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
 
 
 def test_elements_that_end_every_worker_are_an_error() -> None:
-    reader = Reader(InSequence(1), Limits(), bound=False)
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=False)
     for number in range(3):
         reader.join(f"w{number}")
         ask = reader.asks()[0]
@@ -446,12 +447,12 @@ def test_elements_that_end_every_worker_are_an_error() -> None:
 
 def test_a_reader_leases_no_more_than_it_has_shown_to_need() -> None:
     reading = leased_reading()
-    reading.reader.join("a")
+    reading.fetcher.join("a")
     assert reading.want(0.0) == 2
 
 
 def test_a_worker_that_is_about_to_stop_is_no_error() -> None:
-    reader = reading_of("single", [20]).reader
+    reader = reading_of("single", [20]).fetcher
     reader.join("u")
     asks = reader.asks()
     for ask in asks:
@@ -483,7 +484,7 @@ def test_a_restored_client_reads_what_it_was_given_again() -> None:
 def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> None:
     """Otherwise a function that keeps the interpreter to itself would be moved for ever."""
     reading = reading_of("random", [100], most=1)
-    reader = reading.reader
+    reader = reading.fetcher
     assert reader.patience("a", 10.0) == 10.0
     for number in range(4):
         reader.join(f"w{number}")

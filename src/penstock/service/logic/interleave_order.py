@@ -1,4 +1,4 @@
-"""Turns: an `interleave` whose inputs workers make, merged by the operator's own rule.
+"""`InterleaveOrder`: an `interleave` whose inputs workers compute, merged by the operator's rule.
 
 A slot reads one input, `block` elements in a turn; an input that ends gives its slot on when the
 turn comes to it again. Operators behind the `interleave` ran on workers and changed the number of
@@ -153,7 +153,7 @@ class InputTurn:
         return min(most, int(np.searchsorted(places, limit)) - offset)
 
 
-class TakingTurns:
+class InterleaveOrder:
     """Inputs in turn. There are `inputs` of them in one stream, each known by its number; or as
     many as the `streams` turn out to have, one after the other."""
 

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.reader import Limits
-from penstock.service.logic.reading import Reading, claimed
+from penstock.service.logic.client import Reading
+from penstock.service.logic.client_states import claimed
+from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import Address, Grant, IterationOpened, Leased, Work
 from tests.effort import examples
-from tests.service.logic.test_reading import Crew, Elements
+from tests.service.logic.test_client import Crew, Elements
 from tests.service.logic.world import World
 
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=12)
@@ -34,7 +35,7 @@ class Member:
         self.reading = Reading(opened, Shape("split", len(lengths)), limits, state=state)
         self.crew = Crew(lengths, seed)
         for worker in self.crew.queues:
-            self.reading.reader.join(worker)
+            self.reading.fetcher.join(worker)
         self.got: list[tuple[int, int]] = []
 
     def step(self, chance: random.Random) -> None:
@@ -46,8 +47,8 @@ class Member:
 
     def wait(self) -> None:
         self.lease()
-        self.crew.ask(self.reading.reader.asks())
-        self.crew.step(self.reading.reader)
+        self.crew.ask(self.reading.fetcher.asks())
+        self.crew.step(self.reading.fetcher)
         self.world.now += 0.01
 
     def save(self) -> Any:
@@ -124,7 +125,7 @@ def test_several_readers_get_every_element_once(
 def leased_reading() -> Reading:
     opened = IterationOpened(Work("digest", "job", "split", 0, 9, 1, (0,)), True, 1, (), ())
     reading = Reading(opened, Shape("split", 9), Limits())
-    reading.reader.join("w")
+    reading.fetcher.join("w")
     return reading
 
 
@@ -134,11 +135,11 @@ def lease(reading: Reading, *spans: tuple[int, int, int]) -> None:
 
 def answer(reading: Reading, stream: int, count: int, length: int | None = None) -> None:
     """A worker makes `count` elements of a stream, which were asked for or not."""
-    for ask in reading.reader.asks():
+    for ask in reading.fetcher.asks():
         stop = min(ask.stop, count)
         if ask.feed.stream == stream and ask.at < stop:
-            reading.reader.arrive(ask.request, ask.at, Elements(stream, ask.at, stop))
-        reading.reader.done(ask.request, length if ask.feed.stream == stream else None)
+            reading.fetcher.arrive(ask.request, ask.at, Elements(stream, ask.at, stop))
+        reading.fetcher.done(ask.request, length if ask.feed.stream == stream else None)
 
 
 def test_what_stands_behind_a_lease_is_made_but_not_handed_out() -> None:
@@ -165,6 +166,6 @@ def test_what_another_reader_got_is_dropped() -> None:
         answer(reading, 0, 5)
     assert len(reading.take(9, 0.0) or ()) == 1
     lease(reading, (0, 7, 9))
-    reading.reader.asks()
-    assert reading.reader._here == reading.reader._buffered == 0
+    reading.fetcher.asks()
+    assert reading.fetcher._here == reading.fetcher._buffered == 0
     assert reading.state()["held"] == [[0, 7, 9], [1, 0, 1]]

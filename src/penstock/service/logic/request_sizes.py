@@ -1,0 +1,58 @@
+"""How many elements a client asks for in one request: as many as arrive soon and fit in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be asked for and not handed out yet."""
+
+    elements: int | None = None
+    nbytes: int = 64 << 20
+    request_bytes: int = 8 << 20
+    request_rows: int = 1 << 15
+    request_seconds: float = 0.01
+
+
+class Sizes:
+    """How large elements are and how long they take, as seen; and how many to ask for at once."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.most = 1
+        """What one request may be for, by how far requests have grown."""
+        self.element_bytes = 0.0
+        self.element_seconds = 0.0
+        self._length: float | None = None
+
+    def record(self, count: int, nbytes: int, seconds: float) -> None:
+        weight = 0.5 if self.element_bytes else 1.0
+        self.element_bytes += weight * (nbytes / count - self.element_bytes)
+        self.element_seconds += weight * (seconds / count - self.element_seconds)
+
+    def grown(self, count: int) -> None:
+        """A request for `count` elements was answered: the next may be for more."""
+        self.most = max(self.most, min(2 * count, self._limits.request_rows))
+
+    def shrunk(self) -> None:
+        """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
+        self.most = max(1, self.most // 2)
+
+    def ended(self, length: int) -> None:
+        """A stream ended: others may be about as long."""
+        before = length if self._length is None else self._length
+        self._length = before + (length - before) / 8
+
+    @property
+    def usual(self) -> int | None:
+        """So long is a stream, at most, unless it is longer than those before it were."""
+        return None if self._length is None else int(self._length * 9 / 8) + 1
+
+    @property
+    def request(self) -> int:
+        limits = self._limits
+        fits = limits.request_bytes / max(self.element_bytes, 1)
+        soon = limits.request_seconds / max(self.element_seconds, 1e-9)
+        return max(1, int(min(self.most, limits.request_rows, fits, soon)))
