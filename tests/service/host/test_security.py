@@ -90,7 +90,7 @@ def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(
-        "penstock.service.host.security._places",
+        "penstock.service.host.security._token_paths",
         lambda: [str(tmp_path / "file" / "p" / "token"), str(tmp_path / "other" / "token")],
     )
     assert find_token().origin == str(tmp_path / "other" / "token")
@@ -99,7 +99,7 @@ def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
 def test_nowhere_to_keep_a_token(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
-        "penstock.service.host.security._places", lambda: [str(tmp_path / "file" / "p" / "token")]
+        "penstock.service.host.security._token_paths", lambda: [str(tmp_path / "file" / "p" / "token")]
     )
     with pytest.raises(FailedPreconditionError, match="no private file can be made at .*; set PEN"):
         find_token()
@@ -335,7 +335,7 @@ def test_no_server_for_other_machines_without_a_given_token():
     ):
         Security.of_server("0.0.0.0", 5050)
     with pytest.warns(
-        UserWarning, match="server at 0.0.0.0:5050: without TLS, everybody on the net"
+        UserWarning, match="server at 0.0.0.0:5050: without TLS, anyone on the net"
     ):
         assert Security.of_server("0.0.0.0", 5050, token=TOKEN).given
 
@@ -345,7 +345,7 @@ def test_no_client_of_other_machines_without_a_given_token():
         UnauthenticatedError, match="dispatcher node7:5050 is on another machine.*; set PENSTOCK_"
     ):
         Security.of_client("node7:5050")
-    with pytest.warns(UserWarning, match="dispatcher grpc://node7:5050: without TLS, everybody on"):
+    with pytest.warns(UserWarning, match="dispatcher grpc://node7:5050: without TLS, anyone on"):
         assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
 
 

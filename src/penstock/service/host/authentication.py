@@ -24,25 +24,24 @@ from typing import NamedTuple
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
 
 DATA, CONTROL = b"penstock data 4\n", b"penstock ctrl 2\n"
-"""Marks: what a connection is for. Both sides send theirs first."""
+"""Marks: the purpose of a connection. Both sides send theirs first."""
 
-_SECRET = b"penstock by TLS\n"
-"""The mark of a server that talks only by TLS, sent to clients that begin without it."""
+_TLS_ONLY = b"penstock by TLS\n"
+"""The mark of a server that requires TLS, sent to clients that begin without it."""
 
 _NONCE = 32
 _TERMS = struct.Struct("<BxHH2x32s")
 _LOSS = struct.Struct("<Ii")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
-_NO, _YES, _FULL = b"\x00", b"\x01", b"\x02"
-_GONE = (ConnectionResetError, BrokenPipeError)
+_REJECTED, _ACCEPTED, _FULL = b"\x00", b"\x01", b"\x02"
+_DISCONNECTED = (ConnectionResetError, BrokenPipeError)
 
 
 class Terms(NamedTuple):
-    """What a client wants: the mode of compression, and the plan to read, by its digest; and what
-    it sees of the connection.
+    """What a client requests: the mode of compression, and the plan to read, by its digest.
 
-    A client on the worker's machine tells the ports at its end and at the other one. Where the
-    worker sees the same, nothing is between the two: bytes go from memory to memory.
+    A client on the worker's machine also sends the ports of both ends. If the worker sees the same
+    ports, no proxy is between the two, and the bytes never leave the machine's memory.
     """
 
     compression: int = 0
@@ -51,22 +50,22 @@ class Terms(NamedTuple):
     plan: bytes = bytes(32)
 
     def is_direct(self, connected: socket.socket) -> bool:
-        """Whether what the client sees is the other end of the worker's `connected`."""
+        """Whether the client sees the ports that the worker sees at its socket `connected`."""
         ports = (connected.getpeername()[1], connected.getsockname()[1])
         return (self.own_port, self.other_port) == ports
 
 
 class ProcessLoss(NamedTuple):
-    """How a worker lost the process that ran a plan; `loss` is 0 if it lost none."""
+    """How a worker lost the process that ran a plan; `number` is 0 if it lost none."""
 
     number: int = 0
-    """Counts the processes that the worker has lost, so that two losses can be told apart."""
+    """Counts the processes that the worker has lost, which distinguishes two losses."""
     code: int = 0
     """The exit code of the process, negative for a signal."""
 
 
 class ServerHandshake(NamedTuple):
-    """A client that has proved the token: its terms, and the key of the connection."""
+    """What a server learns from a client that has proved the token."""
 
     terms: Terms
     key: bytes
@@ -80,7 +79,7 @@ class ClientHandshake(NamedTuple):
 
 
 def no_process_loss(plan: bytes) -> ProcessLoss:
-    """Of a server that has lost no process."""
+    """The answer of a server that has lost no process."""
     return ProcessLoss()
 
 
@@ -92,18 +91,24 @@ def server_handshake(
     has_room: Callable[[], bool] = lambda: True,
     last_loss: Callable[[bytes], ProcessLoss] = no_process_loss,
 ) -> ServerHandshake:
-    """The server's side; `deadline` is a time of `time.monotonic`."""
+    """The server's side; `deadline` is a time of `time.monotonic`.
+
+    Raises UnauthenticatedError if the client does not know the token, UnavailableError if
+    `has_room` returns False, DataLossError if the client speaks another protocol.
+    """
     asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
     answered = mark + os.urandom(_NONCE)
-    _send(connected, answered, deadline)  # Also to strangers: it tells them what this server is.
+    _send(
+        connected, answered, deadline
+    )  # Also to other programs, whose users then see what listens here.
     if not asked.startswith(mark):
         raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)
     if not is_proof(claim, token, _CLIENT, asked, answered):
-        _send(connected, _NO + bytes(_LOSS.size + PROOF_SIZE), deadline)
+        _send(connected, _REJECTED + bytes(_LOSS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    verdict = (_YES if has_room() else _FULL) + _LOSS.pack(*last_loss(terms.plan))
+    verdict = (_ACCEPTED if has_room() else _FULL) + _LOSS.pack(*last_loss(terms.plan))
     _send(connected, verdict + make_proof(token, _SERVER, verdict, asked, answered), deadline)
     if verdict.startswith(_FULL):
         raise UnavailableError("there are too many connections")
@@ -115,8 +120,8 @@ def client_handshake(
 ) -> ClientHandshake:
     """The client's side.
 
-    UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
-    DataLossError if the server is none of penstock's, or not of the kind that `mark` names.
+    Raises UnauthenticatedError if the tokens differ, ssl.SSLError if only the server uses TLS,
+    DataLossError if the server is not one of penstock's, or not of the kind that `mark` names.
     """
     asked = mark + os.urandom(_NONCE) + _TERMS.pack(*terms)
     _send(connected, asked, deadline)
@@ -124,7 +129,7 @@ def client_handshake(
     _send(connected, make_proof(token, _CLIENT, asked, answered), deadline)
     said = _receive(connected, 1 + _LOSS.size + PROOF_SIZE, deadline)
     verdict, claim = said[:-PROOF_SIZE], said[-PROOF_SIZE:]
-    if not verdict.startswith((_YES, _FULL)):
+    if not verdict.startswith((_ACCEPTED, _FULL)):
         raise UnauthenticatedError("does not accept the token of this process")
     if not is_proof(claim, token, _SERVER, verdict, asked, answered):
         raise UnauthenticatedError("does not know the token")
@@ -135,20 +140,20 @@ def client_handshake(
 
 
 def refuse_without_tls(connected: socket.socket, deadline: float) -> bool:
-    """Whether a client of a TLS server begins without TLS; such a client is told to use it.
+    """Returns whether a client of a TLS server begins without TLS, and answers that it must.
 
-    The client's first byte stays unread: TLS begins with it.
+    The client's first byte stays unread, because the TLS handshake needs it.
     """
-    _limit(connected, deadline)
+    _set_timeout(connected, deadline)
     if connected.recv(1, socket.MSG_PEEK) not in (DATA[:1], CONTROL[:1]):
         return False
-    _send(connected, _SECRET + bytes(_NONCE), deadline)
+    _send(connected, _TLS_ONLY + bytes(_NONCE), deadline)
     return True
 
 
 def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> bytes:
     answered = _receive(connected, len(mark), deadline)
-    if answered == _SECRET or answered.startswith((b"\x15\x03", b"\x16\x03")):
+    if answered == _TLS_ONLY or answered.startswith((b"\x15\x03", b"\x16\x03")):
         raise ssl.SSLError(1, "the other side uses certificates and this one does not")
     if answered != mark:
         raise DataLossError(f"what answers speaks another protocol ({answered!r})")
@@ -156,17 +161,17 @@ def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> b
 
 
 def _send(connected: socket.socket, data: bytes, deadline: float) -> None:
-    _limit(connected, deadline)
-    with contextlib.suppress(*_GONE):  # What is read next will tell.
+    _set_timeout(connected, deadline)
+    with contextlib.suppress(*_DISCONNECTED):  # The next receive raises.
         connected.sendall(data)
 
 
 def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
-        _limit(connected, deadline)
+        _set_timeout(connected, deadline)
         piece = b""
-        with contextlib.suppress(*_GONE):
+        with contextlib.suppress(*_DISCONNECTED):
             piece = connected.recv(size - len(data))
         if not piece:
             raise UnavailableError("the other side closed the connection")
@@ -174,8 +179,8 @@ def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _limit(connected: socket.socket, deadline: float) -> None:
-    """No single wait may last longer than what is left of the whole."""
+def _set_timeout(connected: socket.socket, deadline: float) -> None:
+    """Sets the timeout of the socket to the time until `deadline`; raises if it has passed."""
     if (left := deadline - time.monotonic()) <= 0:
         raise UnavailableError("it took too long to answer")
     connected.settimeout(left)
@@ -186,7 +191,7 @@ PROOF_SIZE = 32
 
 
 def make_proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
-    """What only somebody with the token can say about these parts, each with its own length."""
+    """The HMAC of these parts, each preceded by its length, under the key `token`."""
     mac = hmac.new(token, digestmod="sha256")
     for part in parts:
         mac.update(len(part).to_bytes(8, "big"))
@@ -195,5 +200,5 @@ def make_proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:
 
 
 def is_proof(claim: bytes, token: bytes, *parts: bytes | bytearray | memoryview) -> bool:
-    """Whether `claim` is the proof of these parts; takes as long whatever is wrong with it."""
+    """Whether `claim` is the proof of these parts; compares in constant time."""
     return hmac.compare_digest(claim, make_proof(token, *parts))

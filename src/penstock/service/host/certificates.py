@@ -1,7 +1,7 @@
-"""Certificates: a set with which a dispatcher, its workers and its clients know each other by TLS.
+"""Makes the certificates by which dispatcher, workers and clients authenticate each other.
 
-The authority signs two certificates and is forgotten: nobody can make a third one, and a set is
-renewed as a whole.
+The authority signs two certificates, and its key is not stored. So a third certificate cannot be
+made, and a set is renewed as a whole.
 """
 
 from __future__ import annotations
@@ -29,31 +29,37 @@ class _Pair(NamedTuple):
 
 
 def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -> list[str]:
-    """Writes a set into a folder, to be copied to every machine of the service; gives its files.
+    """Writes a set of certificates and a token into a folder, and returns the paths of its files.
+
+    The folder is then copied to every machine of the service.
 
     Args:
-        folder: It is made if it does not exist, and must not hold a set already.
+        folder: Made if it does not exist; must not contain a set yet.
         hosts: The names and addresses of machines that run a dispatcher or a worker; `*.name` is
-            every host of a domain. This machine's own `localhost` is always among them.
-        days: For how long the set is valid.
+            every host of a domain. `localhost` is always added.
+        days: How many days the set is valid.
     """
     if days < 1:
         raise InvalidArgumentError(f"make_certificates: days must be at least 1, got {days}")
-    names = [_alternative(host) for host in dict.fromkeys((*_LOCAL, *hosts))]
-    folder = _empty_folder(folder)
-    authority = _authority(days)
-    server = _signed(authority, "penstock server", ExtendedKeyUsageOID.SERVER_AUTH, names, days)
-    client = _signed(authority, "penstock client", ExtendedKeyUsageOID.CLIENT_AUTH, [], days)
-    written = [_write(folder, "ca.pem", _text(authority.certificate))]
+    names = [_parse_host(host) for host in dict.fromkeys((*_LOCAL, *hosts))]
+    folder = _make_folder(folder)
+    authority = _make_authority(days)
+    server = _sign_certificate(
+        authority, "penstock server", ExtendedKeyUsageOID.SERVER_AUTH, names, days
+    )
+    client = _sign_certificate(
+        authority, "penstock client", ExtendedKeyUsageOID.CLIENT_AUTH, [], days
+    )
+    written = [_write(folder, "ca.pem", _certificate_bytes(authority.certificate))]
     for role, pair in (("server", server), ("client", client)):
-        written.append(_write(folder, f"{role}.pem", _text(pair.certificate)))
-        written.append(_write(folder, f"{role}-key.pem", _secret(pair.key)))
+        written.append(_write(folder, f"{role}.pem", _certificate_bytes(pair.certificate)))
+        written.append(_write(folder, f"{role}-key.pem", _key_bytes(pair.key)))
     token = os.path.join(folder, "token")
     write_token(token)
     return [*written, token]
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _parse_host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
@@ -66,7 +72,7 @@ def _alternative(host: str) -> x509.GeneralName:
         ) from None
 
 
-def _empty_folder(folder: str) -> str:
+def _make_folder(folder: str) -> str:
     folder = os.path.abspath(os.path.expanduser(folder))
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -82,14 +88,14 @@ def _empty_folder(folder: str) -> str:
     return folder
 
 
-def _authority(days: int) -> _Pair:
-    key, name = ec.generate_private_key(ec.SECP256R1()), _named("penstock authority")
-    builder = _begun(name, name, key, days)
+def _make_authority(days: int) -> _Pair:
+    key, name = ec.generate_private_key(ec.SECP256R1()), _common_name("penstock authority")
+    builder = _start_certificate(name, name, key, days)
     builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
     return _Pair(builder.sign(key, hashes.SHA256()), key)
 
 
-def _signed(
+def _sign_certificate(
     authority: _Pair,
     name: str,
     usage: x509.ObjectIdentifier,
@@ -97,7 +103,7 @@ def _signed(
     days: int,
 ) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _begun(_named(name), authority.certificate.subject, key, days)
+    builder = _start_certificate(_common_name(name), authority.certificate.subject, key, days)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
@@ -107,11 +113,11 @@ def _signed(
     return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 
-def _begun(
+def _start_certificate(
     name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    # Clocks of machines differ: valid from yesterday on.
+    # Valid from yesterday on, because the clocks of machines differ.
     return (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -124,15 +130,15 @@ def _begun(
     )
 
 
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
-def _text(certificate: x509.Certificate) -> bytes:
+def _certificate_bytes(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _secret(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _key_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -141,7 +147,7 @@ def _secret(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(folder: str, name: str, content: bytes) -> str:
-    """All files are private: the keys must be, and nobody else needs the others."""
+    """Writes a private file. Only the keys must be private, but no other user needs the rest."""
     path = os.path.join(folder, name)
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)

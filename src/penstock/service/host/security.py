@@ -28,13 +28,13 @@ from penstock.errors import (
 )
 from penstock.service.host.sockets import is_loopback, join_address, split_address
 
-_GIVE = (
+_GIVE_TOKEN = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
     "its clients, or PENSTOCK_CERTIFICATES to a folder made with: penstock certs"
 )
 
-_CLEAR = (
-    "everybody on the network between the machines can read functions and data, and change data; "
+_NO_TLS = (
+    "anyone on the network between the machines can read functions and data, and change data; "
     "make certificates with: penstock certs FOLDER --host NAME, and set PENSTOCK_CERTIFICATES to a "
     "copy of that folder for the dispatcher, its workers and its clients"
 )
@@ -44,10 +44,10 @@ _LOG = logging.getLogger("penstock.service")
 
 @dataclass(frozen=True)
 class Security:
-    """What a server or a client knows: the token, and the folder of certificates if TLS is used.
+    """The token, and the folder of certificates if a server or a client uses TLS.
 
-    `given`: the token was given by somebody, so that other machines may know it; else it comes
-    from a private file of this user.
+    `given`: the user configured the token, so that other machines may have it; else it comes from
+    a private file of this user.
     """
 
     token: bytes = field(repr=False)
@@ -63,7 +63,7 @@ class Security:
         token: str | bytes | None = None,
         certificates: str | None = None,
     ) -> Security:
-        """For a server at `host`; elsewhere than on loopback only if something was given."""
+        """For a server at `host`; raises if other machines can reach it and no token was given."""
         found = cls._find(token, certificates)
         found.check_exposure(host, port)
         found.warn_of_exposure(f"server at {join_address(host, port)}", host)
@@ -73,11 +73,11 @@ class Security:
     def of_client(
         cls, address: str, token: str | bytes | None = None, certificates: str | None = None
     ) -> Security:
-        """For a client (a worker is one, too) of the dispatcher at `address`."""
+        """For a client or a worker of the dispatcher at `address`."""
         found = cls._find(token, certificates)
         if not found.given and not is_loopback(split_address(address)[0]):
             raise UnauthenticatedError(
-                f"dispatcher {address} is on another machine, and no token was given; {_GIVE}"
+                f"dispatcher {address} is on another machine, and no token was given; {_GIVE_TOKEN}"
             )
         found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
         return found
@@ -96,20 +96,20 @@ class Security:
         return cls(found.token, folder, found.origin, found.given)
 
     def check_exposure(self, host: str, port: int) -> None:
-        """FailedPreconditionError if others could reach a server there, but none may use it."""
+        """Raises FailedPreconditionError if other machines reach `host` and no token was given."""
         if not self.given and not is_loopback(host):
             raise FailedPreconditionError(
-                f"{host}:{port} can be reached from other machines, and no token was given; {_GIVE}"
+                f"{host}:{port} can be reached from other machines, and no token was given; {_GIVE_TOKEN}"
             )
 
     def warn_of_exposure(self, who: str, host: str) -> None:
-        """Warns, in the log as well, where others in a network could read what travels."""
+        """Warns and logs if data would cross a network without encryption."""
         if self.certificates is None and not is_loopback(host):
-            text = f"{who}: without TLS, {_CLEAR}"
+            text = f"{who}: without TLS, {_NO_TLS}"
             _LOG.warning("%s", text)
             warnings.warn(text, stacklevel=3)
 
-    def _path(self, name: str) -> str:
+    def _find_file(self, name: str) -> str:
         assert self.certificates is not None
         path = os.path.join(self.certificates, name)
         if not os.path.isfile(path):
@@ -120,7 +120,7 @@ class Security:
         return path
 
     def server_context(self) -> ssl.SSLContext | None:
-        """TLS for a server, which lets in only those who have a certificate; None without TLS."""
+        """TLS for a server, which requires client certificates; None without TLS."""
         return self._context(ssl.PROTOCOL_TLS_SERVER, "server") if self.certificates else None
 
     def client_context(self) -> ssl.SSLContext | None:
@@ -131,8 +131,8 @@ class Security:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
-        certificate, key = self._path(f"{role}.pem"), self._path(f"{role}-key.pem")
-        authority = self._path("ca.pem")
+        certificate, key = self._find_file(f"{role}.pem"), self._find_file(f"{role}-key.pem")
+        authority = self._find_file("ca.pem")
         check_secret(key, os.stat(key), "certificates")
         for path in (authority, certificate):
             check_unchanged(path, "certificates")
@@ -148,13 +148,13 @@ class Security:
 
 
 SHORTEST = 16
-"""Bytes of the shortest token that is taken."""
+"""Bytes of the shortest token that is accepted."""
 
 _LONGEST = 4096
 
 
 class FoundToken(NamedTuple):
-    """A token, and where it was found, in words. `given`: other machines may know it too."""
+    """A token, and a phrase that says where it was found. `given`: see `Security`."""
 
     token: bytes
     origin: str
@@ -178,28 +178,28 @@ def find_token(token: str | bytes | None = None, folder: str | None = None) -> F
 
 
 def check_token(token: str | bytes, call: str) -> bytes:
-    """A token that somebody gave, as bytes."""
+    """The given token as bytes, without space around it; raises if it is too short."""
     value = (token.encode() if isinstance(token, str) else bytes(token)).strip()
     if len(value) < SHORTEST:
         raise InvalidArgumentError(
             f"{call}: a token must have at least {SHORTEST} characters, got {len(value)}; "
-            f"make one with: {_MAKE}"
+            f"make one with: {_TOKEN_COMMAND}"
         )
     return value
 
 
-_MAKE = 'python -c "import secrets; print(secrets.token_hex(32))"'
+_TOKEN_COMMAND = 'python -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def read_token(path: str, call: str) -> bytes:
-    """The token in a file that the user named; PermissionDeniedError if others can see it."""
+    """The token in a file that the user named; raises if other users can read or write it."""
     try:
         with open(os.path.expanduser(path), "rb") as file:
             check_secret(path, os.fstat(file.fileno()), call)
             return check_token(file.read(_LONGEST), f"{call}: {path!r}")
     except FileNotFoundError:
         raise NotFoundError(
-            f"{call}: {path!r} does not exist; write a token into it, made with: {_MAKE}"
+            f"{call}: {path!r} does not exist; write a token into it, made with: {_TOKEN_COMMAND}"
         ) from None
     except PermissionDeniedError:
         raise
@@ -210,14 +210,17 @@ def read_token(path: str, call: str) -> bytes:
 
 
 def write_token(path: str) -> bytes:
-    """A new token in a new private file; whoever comes second gets the token of the first."""
+    """Writes a new token into a new private file, and returns the token that is in it.
+
+    Of several processes that do this at once, one writes its token and all return that one.
+    """
     token = secrets.token_hex(32).encode()
     mine = f"{path}.{secrets.token_hex(8)}"
     file = os.open(mine, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with open(file, "wb") as writer:
             writer.write(token + b"\n")
-        # A link never replaces anything and is never seen half-written.
+        # `link` never replaces a file, and the linked file is complete.
         with contextlib.suppress(FileExistsError):
             os.link(mine, path)
     finally:
@@ -226,20 +229,20 @@ def write_token(path: str) -> bytes:
 
 
 def _user_token() -> FoundToken:
-    """From the user's private file, in the first place where there can be one."""
-    places = _places()
-    for path in places:
+    """The token in the user's private file, which is made in the first folder that allows it."""
+    paths = _token_paths()
+    for path in paths:
         if (token := _read_private(path)) is None:
             token = _write_private(path)
         if token is not None:
             return FoundToken(token, path, False)
     raise FailedPreconditionError(
-        f"token: no private file can be made at {' or '.join(places)}; set PENSTOCK_TOKEN for the "
-        f"dispatcher, its workers and its clients, to a token made with: {_MAKE}"
+        f"token: no private file can be made at {' or '.join(paths)}; set PENSTOCK_TOKEN for the "
+        f"dispatcher, its workers and its clients, to a token made with: {_TOKEN_COMMAND}"
     )
 
 
-def _places() -> list[str]:
+def _token_paths() -> list[str]:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     folders = [os.path.join(state, "penstock")]
     if hasattr(os, "getuid"):
@@ -248,7 +251,7 @@ def _places() -> list[str]:
 
 
 def _write_private(path: str) -> bytes | None:
-    """A new token in a private folder; None where the disk does not allow it."""
+    """Writes a new token into a private folder; returns None if the disk does not allow it."""
     folder = os.path.dirname(path)
     try:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
@@ -262,7 +265,7 @@ def _write_private(path: str) -> bytes | None:
 
 
 def _read_private(path: str) -> bytes | None:
-    """What only this user can have written; None if there is nothing."""
+    """The token in a file that only this user can have written; None if there is no file."""
     folder = os.path.dirname(path)
     try:
         _check_private(folder, os.lstat(folder), stat.S_ISDIR)
@@ -271,7 +274,7 @@ def _read_private(path: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     with open(file, "rb") as reader:
-        # The file that is open, not the one that had its name a moment ago.
+        # Checked again: the name may have changed its file since `lstat`.
         _check_private(path, os.fstat(file), stat.S_ISREG)
         return check_token(reader.read(_LONGEST), f"token: {path!r}")
 
@@ -286,7 +289,7 @@ def _check_private(path: str, found: os.stat_result, kind: Callable[[int], bool]
     else:
         return
     raise PermissionDeniedError(
-        f"token: {path!r} {what}, so a token there may be known to others; remove it (a new one "
+        f"token: {path!r} {what}, so other users may know a token there; remove it (a new one "
         "is made when it is next needed) or set PENSTOCK_TOKEN"
     )
 
@@ -295,38 +298,40 @@ ROOT = 0
 
 
 def check_secret(path: str, found: os.stat_result, call: str) -> None:
-    """Raises if another user could know or change what is in the file.
+    """Raises if another user can read or write the file.
 
-    Root may give a secret to a group to read: Kubernetes does.
+    A file of root may be readable by a group, as the secrets of Kubernetes are. `found` is the
+    status of the file that `path` leads to, links followed: another user cannot make a file that
+    belongs to this one.
     """
-    forbidden = 0o077 if found.st_uid == _me() else 0o037
-    _check(path, found, call, forbidden, "600")
+    forbidden = 0o077 if found.st_uid == _own_user() else 0o037
+    _check_owner_and_mode(path, found, call, forbidden, "600")
 
 
 def check_unchanged(path: str, call: str) -> None:
-    """Raises if another user could change the file; anybody may read it."""
-    _check(path, os.stat(path), call, 0o022, "644")
+    """Raises if another user can write the file; all users may read it."""
+    _check_owner_and_mode(path, os.stat(path), call, 0o022, "644")
 
 
 def check_folder(path: str, call: str) -> None:
-    """Raises if another user could see or change what is in the folder."""
+    """Raises if another user can list or change the folder."""
     found = os.stat(path)
-    if found.st_uid == ROOT != _me():
-        raise PermissionDeniedError(f"{call}: {_belongs(path, found)}; {_OWN_FOLDER}")
-    _check(path, found, call, 0o077, "700", f", or {_OWN_FOLDER}")
+    if found.st_uid == ROOT != _own_user():
+        raise PermissionDeniedError(f"{call}: {_describe_owner(path, found)}; {_OWN_FOLDER}")
+    _check_owner_and_mode(path, found, call, 0o077, "700", f", or {_OWN_FOLDER}")
 
 
 _OWN_FOLDER = "name a folder that does not exist yet, which is made private"
 
 
-def _check(
+def _check_owner_and_mode(
     path: str, found: os.stat_result, call: str, forbidden: int, cure: str, instead: str = ""
 ) -> None:
     if not hasattr(os, "geteuid"):
-        return  # Such systems have other means.
-    if found.st_uid not in (_me(), ROOT):
+        return  # Systems without user ids have no such mode bits.
+    if found.st_uid not in (_own_user(), ROOT):
         raise PermissionDeniedError(
-            f"{call}: {_belongs(path, found)}; chown {_me()} {shlex.quote(path)}{instead}"
+            f"{call}: {_describe_owner(path, found)}; chown {_own_user()} {shlex.quote(path)}{instead}"
         )
     if found.st_mode & forbidden:
         raise PermissionDeniedError(
@@ -335,9 +340,9 @@ def _check(
         )
 
 
-def _belongs(path: str, found: os.stat_result) -> str:
-    return f"{path!r} belongs to user {found.st_uid}, and this process runs as user {_me()}"
+def _describe_owner(path: str, found: os.stat_result) -> str:
+    return f"{path!r} belongs to user {found.st_uid}, and this process runs as user {_own_user()}"
 
 
-def _me() -> int:
+def _own_user() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else ROOT
