@@ -138,7 +138,7 @@ def test_messages_that_are_too_large(client):
 
 
 def test_where_threads_cannot_wait_for_all_connections_each_has_one(monkeypatch):
-    monkeypatch.setattr(control_server, "_WATCHES", False)
+    monkeypatch.setattr(control_server, "_HAS_EPOLL", False)
     server = ControlServer(echo, "localhost", 0, SECURITY)
     server.start()
     clients = [ControlClient(f"localhost:{server.port}", SECURITY) for _ in range(3)]
@@ -438,28 +438,28 @@ def test_garbage_before_the_proof(server, client):
 
 @pytest.mark.parametrize("size", [1, 7, 8, 39, 40, 1000])
 def test_garbage_behind_the_proof(server, client, size):
-    with member(server) as envelopes:
-        envelopes.connected.sendall(os.urandom(size))
-        envelopes.connected.shutdown(socket.SHUT_WR)
-        assert is_cut(envelopes.connected)
+    with member(server) as connection:
+        connection.connected.sendall(os.urandom(size))
+        connection.connected.shutdown(socket.SHUT_WR)
+        assert is_cut(connection.connected)
     assert client.call(GetStatus()) == Ok()
 
 
 def test_a_message_larger_than_any(server, client):
-    with member(server) as envelopes:
-        envelopes.send(bytes(LARGEST + 1)[:0], soon())  # Empty, and not a message.
-        assert decode_reply(envelopes.receive(soon())).kind == "InvalidArgumentError"
+    with member(server) as connection:
+        connection.send(bytes(LARGEST + 1)[:0], soon())  # Empty, and not a message.
+        assert decode_reply(connection.receive(soon())).kind == "InvalidArgumentError"
         with contextlib.suppress(ConnectionError):
-            envelopes.send(bytes(LARGEST + 1), soon())
-        assert is_cut(envelopes.connected)
+            connection.send(bytes(LARGEST + 1), soon())
+        assert is_cut(connection.connected)
     assert client.call(GetStatus()) == Ok()
 
 
 def test_a_message_of_another_version(server):
-    with member(server) as envelopes:
+    with member(server) as connection:
         for odd in ({"t": "Novel"}, [[[]]], "words"):
-            envelopes.send(msgspec.msgpack.encode(odd), soon())
-            reply = decode_reply(envelopes.receive(soon()))
+            connection.send(msgspec.msgpack.encode(odd), soon())
+            reply = decode_reply(connection.receive(soon()))
             assert reply.kind == "InvalidArgumentError"
             assert "the request is not understood" in reply.message
 

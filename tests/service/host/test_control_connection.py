@@ -29,9 +29,9 @@ def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[by
     """What stands on the wire for these messages, one after the other."""
     one, other = socket.socketpair()
     with one, other:
-        envelopes, found = ControlConnection(one, key, client=client), []
+        connection, found = ControlConnection(one, key, client=client), []
         for message in messages:
-            envelopes.send(message, soon())
+            connection.send(message, soon())
             found.append(other.recv(1 << 16))
     return found
 
@@ -57,11 +57,11 @@ def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket], size: i
 def test_a_copy_on_the_same_connection(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
     (wire,) = recorded(b"message")
-    envelopes = ControlConnection(server, KEY, client=False)
+    connection = ControlConnection(server, KEY, client=False)
     client.sendall(wire + wire)
-    assert envelopes.receive(soon()) == b"message"
+    assert connection.receive(soon()) == b"message"
     with pytest.raises(UnauthenticatedError, match="was changed or repeated on its way"):
-        envelopes.receive(soon())
+        connection.receive(soon())
 
 
 def test_a_copy_from_another_connection(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -99,7 +99,8 @@ def test_without_a_home_the_token_is_elsewhere(tmp_path, monkeypatch):
 def test_nowhere_to_keep_a_token(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(
-        "penstock.service.host.security._token_paths", lambda: [str(tmp_path / "file" / "p" / "token")]
+        "penstock.service.host.security._token_paths",
+        lambda: [str(tmp_path / "file" / "p" / "token")],
     )
     with pytest.raises(FailedPreconditionError, match="no private file can be made at .*; set PEN"):
         find_token()
@@ -334,9 +335,7 @@ def test_no_server_for_other_machines_without_a_given_token():
         FailedPreconditionError, match="0.0.0.0:5050 can be reached .*; set PENSTOCK_TOKEN .*certs"
     ):
         Security.of_server("0.0.0.0", 5050)
-    with pytest.warns(
-        UserWarning, match="server at 0.0.0.0:5050: without TLS, anyone on the net"
-    ):
+    with pytest.warns(UserWarning, match="server at 0.0.0.0:5050: without TLS, anyone on the net"):
         assert Security.of_server("0.0.0.0", 5050, token=TOKEN).given
 
 

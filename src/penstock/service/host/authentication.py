@@ -98,9 +98,8 @@ def server_handshake(
     """
     asked = _receive(connected, len(mark) + _NONCE + _TERMS.size, deadline)
     answered = mark + os.urandom(_NONCE)
-    _send(
-        connected, answered, deadline
-    )  # Also to other programs, whose users then see what listens here.
+    # Sent to clients with another mark, too: their error message says what listens here.
+    _send(connected, answered, deadline)
     if not asked.startswith(mark):
         raise DataLossError("the other side does not speak this protocol")
     claim = _receive(connected, PROOF_SIZE, deadline)

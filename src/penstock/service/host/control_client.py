@@ -47,7 +47,7 @@ _LOG = logging.getLogger("penstock.service")
 
 
 def is_transient(reply: Reply) -> bool:
-    """Whether the dispatcher cannot answer for now (its disk is full), and is asked again."""
+    """Whether a client repeats its request after this reply: the dispatcher's disk is full."""
     return isinstance(reply, Refused) and reply.kind == UnavailableError.__name__
 
 
@@ -57,7 +57,7 @@ class ControlClient:
     Args:
         address: `host:port`.
         security: The token and the certificates.
-        timeout: For how many seconds a call is repeated while nobody answers.
+        timeout: For how many seconds a call is repeated while the dispatcher does not answer.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ControlClient:
         self.address = join_address(self._host, self._port)
         self._security, self._timeout = security, timeout
         self._closed = threading.Event()
-        self._calls = DispatcherConnections(self._host, self._port, security)
-        Ending(self, self._calls.close)
+        self._connections = DispatcherConnections(self._host, self._port, security)
+        Ending(self, self._connections.close)
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
-        """The answer; raises the error that the dispatcher answered with.
+        """The reply of the dispatcher; raises the error that it replied with.
 
-        UnavailableError if it has not answered for `timeout` seconds. Without a `timeout`, it may
-        take some seconds more to answer an attempt that has reached it.
+        Raises UnavailableError if it has not answered for `timeout` seconds. Without a `timeout`,
+        the last attempt may take some seconds longer.
         """
         message = encode(request)
         if timeout is None:
@@ -97,32 +97,35 @@ class ControlClient:
             if left <= 0:
                 if reply is not None:
                     return reply
-                raise self._unavailable(max(timeout, int(timeout - left)), attempts, reason)
+                raise self._unavailable_error(max(timeout, int(timeout - left)), attempts, reason)
             if silent and timeout - left > timing.CONTROL_WARNING:
                 silent = False
                 _LOG.warning(
                     "dispatcher %s does not answer (%s); it is asked for %.0f s more",
-                    *(self.address, reason, left),
+                    self.address,
+                    reason,
+                    left,
                 )
             self._closed.wait(min(pause, left))
             pause = min(2 * pause, timing.CONTROL_LONGEST_PAUSE)
 
     def _attempt(self, message: bytes, seconds: float) -> tuple[Reply | None, str]:
-        """The answer if there is one, and else, or if it says so itself, why to ask again."""
+        """The reply or None, and why to call again if the reply is None or transient."""
         try:
-            answer = self._calls.call(message, time.monotonic() + seconds)
+            answer = self._connections.call(message, time.monotonic() + seconds)
         except (OSError, EOFError) as error:
             failed = error
         else:
             reply = decode_reply(answer)
             return reply, reply.message if isinstance(reply, Refused) else ""
-        return None, self._retried(failed)  # Out here: what it raises says all there is to say.
+        # Outside of `except`, so that an error raised here has no context.
+        return None, self._retry_reason(failed)
 
-    def _retried(self, error: OSError | EOFError) -> str:
-        """Why a call failed that is worth another attempt; raises if this one is not."""
+    def _retry_reason(self, error: OSError | EOFError) -> str:
+        """Why a call failed; raises if another attempt would fail as well."""
         match error:
             case UnauthenticatedError():
-                raise self._unauthenticated(error.message)
+                raise self._unauthenticated_error(error.message)
             case DataLossError():
                 raise UnavailableError(
                     f"{self.address} is not a penstock dispatcher; look at the address, or start "
@@ -135,14 +138,14 @@ class ControlClient:
             )
         return _reason_of(error)
 
-    def _unauthenticated(self, what: str) -> UnauthenticatedError:
+    def _unauthenticated_error(self, what: str) -> UnauthenticatedError:
         return UnauthenticatedError(
             f"dispatcher {self.address} {what} (from {self._security.origin}); both sides look for "
             "it in the argument token, PENSTOCK_TOKEN, PENSTOCK_TOKEN_FILE, the folder of "
             "certificates and a private file of their user, in this order: give both the same"
         )
 
-    def _unavailable(self, timeout: float, attempts: int, reason: str) -> UnavailableError:
+    def _unavailable_error(self, timeout: float, attempts: int, reason: str) -> UnavailableError:
         there = "" if is_loopback(self._host) else f" on {self._host}"
         return UnavailableError(
             f"dispatcher {self.address} has not answered for {timeout:g} s ({attempts} "
@@ -151,8 +154,8 @@ class ControlClient:
         )
 
     def close(self) -> None:
-        """Ends every call that is under way; twice is fine."""
-        self._calls.close()
+        """Cancels every call in progress; may be called again."""
+        self._connections.close()
         self._closed.set()
 
 
@@ -171,7 +174,7 @@ def _reason_of(error: OSError | EOFError) -> str:
 
 
 def _mismatch_in(error: OSError | EOFError) -> str | None:
-    """How certificates do not fit, where that is why; no later attempt would be better."""
+    """Why the TLS handshake failed, if it was because of the certificates; else None."""
     if not isinstance(error, ssl.SSLError):
         return None
     text = str(error)
@@ -197,7 +200,7 @@ _MISMATCHES = (
 
 
 _KEPT = 4
-"""Connections that are kept for the next calls."""
+"""Idle connections that are kept for later calls."""
 
 _ALL: weakref.WeakSet[DispatcherConnections] = weakref.WeakSet()
 
@@ -205,43 +208,43 @@ _ALL: weakref.WeakSet[DispatcherConnections] = weakref.WeakSet()
 class DispatcherConnections:
     """Connections to the dispatcher at `host` and `port`, made when they are needed.
 
-    What goes wrong comes as it is: OSError (ours are of that kind, too) or EOFError. After `close`,
-    also at the end of the program, it is CancelledError.
+    Calls raise OSError, which includes penstock's own errors, or EOFError. After `close`, also at
+    the end of the program, they raise CancelledError.
     """
 
     def __init__(self, host: str, port: int, security: Security) -> None:
-        self._place, self._security = (host, port), security
-        self._closed = False
-        self._open: set[socket.socket] = set()
-        self._forget()
+        self._address, self._security = (host, port), security
+        self._closed = False  #: written under _lock; never becomes False again
+        self._open: set[socket.socket] = set()  #: guarded by _lock
+        self._reset()
         _ALL.add(self)
 
-    def _forget(self) -> None:
-        """Begins anew; also in a forked child, whose parent goes on with what is closed here."""
-        self._lock = threading.Lock()  # Guards all fields. Another thread may hold the parent's.
-        self._idle: list[ControlConnection] = []
+    def _reset(self) -> None:
+        """Drops all connections; in a forked child, where the parent keeps using its own copies."""
+        self._lock = threading.Lock()  # New, because a thread of the parent may hold the old one.
+        self._idle: list[ControlConnection] = []  #: guarded by _lock
         for connected in self._open:
             connected.close()
         self._open.clear()
 
     def call(self, message: bytes, deadline: float) -> bytes | bytearray:
-        """Sends a request and returns its answer, or fails by then."""
-        envelopes = self._borrow(deadline)
+        """Sends a request and returns its reply; raises TimeoutError after `deadline`."""
+        connection = self._borrow(deadline)
         try:
-            envelopes.send(message, deadline)
-            answer = envelopes.receive(deadline)
+            connection.send(message, deadline)
+            answer = connection.receive(deadline)
         except BaseException as error:
-            self._end(envelopes.connected)
-            self._drop_idle()  # A dispatcher that ended one connection has ended all of them.
+            self._close(connection.connected)
+            self._drop_idle()  # A dispatcher that closed one has probably restarted.
             self._check_open()
-            if isinstance(error, OpError):  # A message that cannot be: as good as none.
+            if isinstance(error, OpError):  # A malformed reply: the caller repeats the request.
                 raise UnavailableError(error.message) from None
             raise
-        self._give_back(envelopes)
+        self._give_back(connection)
         return answer
 
     def close(self) -> None:
-        """Ends every call that is under way; twice is fine."""
+        """Cancels every call in progress; may be called again."""
         with self._lock:
             self._closed = True
             for connected in self._open:
@@ -255,95 +258,95 @@ class DispatcherConnections:
                 return self._idle.pop()
         return self._connect(deadline)
 
-    def _give_back(self, envelopes: ControlConnection) -> None:
+    def _give_back(self, connection: ControlConnection) -> None:
         with self._lock:
             if not self._closed and len(self._idle) < _KEPT:
-                self._idle.append(envelopes)
+                self._idle.append(connection)
                 return
-        self._end(envelopes.connected)
+        self._close(connection.connected)
 
     def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
-        for envelopes in idle:
-            self._end(envelopes.connected)
+        for connection in idle:
+            self._close(connection.connected)
 
-    def _end(self, connected: socket.socket) -> None:
+    def _close(self, connected: socket.socket) -> None:
         with self._lock:
             self._open.discard(connected)
         connected.close()
 
     def _connect(self, deadline: float) -> ControlConnection:
-        connected = self._reach(deadline)
+        connected = self._open_socket(deadline)
         try:
             keep_alive(connected)
             if (context := self._security.client_context()) is not None:
-                connected = self._secret(context, connected, deadline)
+                connected = self._start_tls(context, connected, deadline)
             key = client_handshake(connected, self._security.token, Terms(), deadline, CONTROL).key
         except BaseException:
-            self._end(connected)
+            self._close(connected)
             self._check_open()
             raise
         return ControlConnection(connected, key, client=True)
 
-    def _reach(self, deadline: float) -> socket.socket:
-        """A connection to the first address of the host that answers."""
-        host, port = self._place
+    def _open_socket(self, deadline: float) -> socket.socket:
+        """A TCP connection to the first address of the host that accepts one."""
+        host, port = self._address
         failed = OSError("the host has no address")
-        for family, kind, _, _, place in socket.getaddrinfo(
+        for family, kind, _, _, address in socket.getaddrinfo(
             numeric_host(host), port, type=socket.SOCK_STREAM
         ):
-            connected = self._hold(socket.socket(family, kind))
+            connected = self._register(socket.socket(family, kind))
             try:
                 set_deadline(connected, deadline)
-                connected.connect(place)
+                connected.connect(address)
                 return connected
             except OSError as error:
                 failed = error
-                self._end(connected)
+                self._close(connected)
                 self._check_open()
         raise failed
 
-    def _secret(
+    def _start_tls(
         self, context: ssl.SSLContext, connected: socket.socket, deadline: float
     ) -> ssl.SSLSocket:
-        # The certificate is for the name that the user wrote.
-        secret = context.wrap_socket(
-            connected, server_hostname=self._place[0], do_handshake_on_connect=False
+        # The certificate must name the host as the user wrote it.
+        encrypted = context.wrap_socket(
+            connected, server_hostname=self._address[0], do_handshake_on_connect=False
         )
         with self._lock:
             self._open.discard(connected)
-        self._hold(secret)
+        self._register(encrypted)
         try:
-            set_deadline(secret, deadline)
-            secret.do_handshake()
+            set_deadline(encrypted, deadline)
+            encrypted.do_handshake()
         except BaseException:
-            self._end(secret)
+            self._close(encrypted)
             raise
-        return secret
+        return encrypted
 
-    def _hold(self, connected: socket.socket) -> socket.socket:
-        """Lets `close` end it, from now on."""
+    def _register(self, connected: socket.socket) -> socket.socket:
+        """Registers a socket that `close` then shuts down; raises if `close` was called."""
         with self._lock:
             if not self._closed:
                 self._open.add(connected)
                 return connected
         connected.close()
-        raise self._cancelled()
+        raise self._cancelled_error()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise self._cancelled()
+            raise self._cancelled_error()
 
-    def _cancelled(self) -> CancelledError:
+    def _cancelled_error(self) -> CancelledError:
         return CancelledError(
-            f"dispatcher {join_address(*self._place)}: the connection was closed here"
+            f"dispatcher {join_address(*self._address)}: the connection was closed here"
         )
 
 
-def _begin_anew() -> None:
-    for calls in list(_ALL):
-        calls._forget()
+def _reset_all() -> None:
+    for connections in list(_ALL):
+        connections._reset()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_all)

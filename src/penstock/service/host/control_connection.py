@@ -1,12 +1,13 @@
-"""Control messages on a connection, each with a proof under the key of that connection.
+"""Control connections: messages with a proof under the key of their connection.
 
     head     8 bytes: four that never change, the size of the message
     proof    of the direction, the number and the bytes of the message
     message  msgpack
 
 The number counts the messages of one direction and is not sent. So a copy of a message is refused
-on its own connection and, because every connection has a fresh key, on any other one; and so is
-one that was changed, left out, moved, or sent back. Nothing is decoded before its proof.
+on its own connection and, because every connection has a fresh key, on any other one. A message
+that was changed, left out, reordered or reflected is refused as well. Nothing is decoded before
+its proof is checked.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from penstock.service.host.authentication import PROOF_SIZE, is_proof, make_proo
 from penstock.service.protocol.messages import Refused, Reply, Request
 
 LARGEST = 8 << 20
-"""Bytes of the largest message: a part of a plan with room to spare."""
+"""Bytes of the largest message; a part of a plan fits easily."""
 
 SMALL = 64 << 10
-"""Messages of more bytes are read only while few others are."""
+"""Bytes of the largest message that is read without waiting for a turn (`before_large`)."""
 
 _HEAD = struct.Struct("<4sI")
 _MARK = b"\xf0Pc1"
-_AHEAD = 16 << 10
-_END = "the other side closed the connection"
+_BUFFER_SIZE = 16 << 10
+_CLOSED = "the other side closed the connection"
 _REQUESTS, _REPLIES = b"requests", b"replies"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -50,15 +51,16 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 class ControlConnection:
     """One end of a control connection: sends and receives messages as bytes.
 
-    One thread at a time uses it. After any error it is of no more use. Times are those of
-    `time.monotonic`; a socket that does nothing until then raises TimeoutError.
+    Not thread-safe. After an error it must be closed. Deadlines are times of `time.monotonic`;
+    `send` and `receive` raise TimeoutError after theirs.
     """
 
     def __init__(self, connected: socket.socket, key: bytes, *, client: bool) -> None:
         self.connected = connected
         ours, theirs = (_REQUESTS, _REPLIES) if client else (_REPLIES, _REQUESTS)
-        self._sent, self._received = _Count(make_proof(key, ours)), _Count(make_proof(key, theirs))
-        self._ahead = bytearray()
+        self._sent = _Direction(make_proof(key, ours))
+        self._received = _Direction(make_proof(key, theirs))
+        self._buffer = bytearray()
 
     def send(self, message: bytes, deadline: float) -> None:
         head = _HEAD.pack(_MARK, len(message)) + self._sent.prove(message)
@@ -72,50 +74,52 @@ class ControlConnection:
     def receive(
         self, deadline: float, before_large: Callable[[], None] = lambda: None
     ) -> bytes | bytearray:
-        """The next message; EOFError at the end of the connection.
+        """The next message; raises EOFError at the end of the connection.
 
-        `before_large` is called before room is made for a message that is not small.
+        `before_large` is called before memory is allocated for a large message.
         """
-        mark, size = _HEAD.unpack(self._take(_HEAD.size, deadline))
+        mark, size = _HEAD.unpack(self._receive_small(_HEAD.size, deadline))
         if mark != _MARK or size > LARGEST:
             raise DataLossError(f"{size} bytes behind {mark!r} cannot be a control message")
-        claim = bytes(self._take(PROOF_SIZE, deadline))
+        claim = bytes(self._receive_small(PROOF_SIZE, deadline))
         if size > SMALL:
             before_large()
-        message = self._take(size, deadline) if size <= SMALL else self._fill(size, deadline)
+            message = self._receive_large(size, deadline)
+        else:
+            message = self._receive_small(size, deadline)
         if not self._received.verifies(claim, message):
             raise UnauthenticatedError("a control message was changed or repeated on its way")
         return message
 
-    def _take(self, size: int, deadline: float) -> bytearray:
-        while len(self._ahead) < size:
+    def _receive_small(self, size: int, deadline: float) -> bytearray:
+        while len(self._buffer) < size:
             set_deadline(self.connected, deadline)
-            self._read_ahead(max(_AHEAD, size - len(self._ahead)))
-        taken = self._ahead[:size]
-        del self._ahead[:size]
+            self._read_ahead(max(_BUFFER_SIZE, size - len(self._buffer)))
+        taken = self._buffer[:size]
+        del self._buffer[:size]
         return taken
 
-    def _fill(self, size: int, deadline: float) -> bytearray:
-        """As `_take`, without a copy."""
-        taken, done = bytearray(size), min(size, len(self._ahead))
-        taken[:done] = self._ahead[:done]
-        del self._ahead[:done]
+    def _receive_large(self, size: int, deadline: float) -> bytearray:
+        """As `_receive_small`, for large messages: receives into the result, without a copy."""
+        taken, done = bytearray(size), min(size, len(self._buffer))
+        taken[:done] = self._buffer[:done]
+        del self._buffer[:done]
         with memoryview(taken) as view:
             while done < size:
                 set_deadline(self.connected, deadline)
                 if not (count := self.connected.recv_into(view[done:])):
-                    raise EOFError(_END)
+                    raise EOFError(_CLOSED)
                 done += count
         return taken
 
     def _read_ahead(self, size: int) -> None:
         if not (piece := self.connected.recv(size)):
-            raise EOFError(_END)
-        self._ahead += piece
+            raise EOFError(_CLOSED)
+        self._buffer += piece
 
 
-class _Count:
-    """One direction: its key, and how many messages have passed."""
+class _Direction:
+    """One direction of a connection: its key, and the number of messages so far."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._count = key, 0
@@ -130,14 +134,14 @@ class _Count:
 
 
 def set_deadline(connected: socket.socket, deadline: float) -> None:
-    """What the socket does next must be over by then."""
+    """Sets the timeout of the socket to the time until `deadline`; raises if it has passed."""
     if (left := deadline - time.monotonic()) <= 0:
         raise TimeoutError("timed out")
     connected.settimeout(left)
 
 
 def encode(message: Request | Reply) -> bytes:
-    """A message as bytes; ResourceExhaustedError if they are too many."""
+    """A message as bytes; raises ResourceExhaustedError if they are too many."""
     data = _encoder.encode(message)
     if len(data) > LARGEST:
         raise ResourceExhaustedError(
@@ -148,7 +152,7 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(data: bytes | bytearray) -> Request:
-    """The request that some bytes are."""
+    """Decodes a request; raises InvalidArgumentError if it is none."""
     try:
         return _requests.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -156,7 +160,7 @@ def decode_request(data: bytes | bytearray) -> Request:
 
 
 def decode_reply(data: bytes | bytearray) -> Reply:
-    """The answer that some bytes are."""
+    """Decodes a reply; raises InvalidArgumentError if it is none."""
     try:
         return _replies.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -164,14 +168,14 @@ def decode_reply(data: bytes | bytearray) -> Reply:
 
 
 def error_to_reply(error: Exception) -> Refused:
-    """An error as an answer."""
+    """The reply by which a client learns of an error."""
     if isinstance(error, OpError):
         return Refused(type(error).__name__, error.message)
     return Refused("InternalError", f"the dispatcher failed with {type(error).__name__}: {error}")
 
 
 def reply_to_error(reply: Refused) -> OpError:
-    """An answer as the error that it was."""
+    """The error that a reply carries, for the client to raise."""
     kind = getattr(errors, reply.kind, None)
     if isinstance(kind, type) and issubclass(kind, OpError):
         return kind(reply.message)

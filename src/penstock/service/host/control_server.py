@@ -36,65 +36,66 @@ from penstock.service.protocol.messages import GetPlan, Reply, Request
 _LOG = logging.getLogger("penstock.service")
 
 
-Handle = Callable[[Request], Reply]
+Handler = Callable[[Request], Reply]
 
 
 _TURNS = 8
-"""Large messages that a server has in memory at the same time."""
+"""How many large messages a server has in memory at the same time."""
 
-_SPARE = 8
-"""Threads that wait for requests at most; more end when they have answered."""
+_MOST_WAITING = 8
+"""How many threads wait for requests at most; a thread too many ends after its answer."""
 
-_WATCHES = hasattr(select, "epoll")
-"""Whether threads can wait for all connections together; else each connection has a thread."""
+_HAS_EPOLL = hasattr(select, "epoll")
+"""Whether a thread can wait for all connections at once; else each connection has a thread."""
 
-_NEXT = select.EPOLLIN | select.EPOLLONESHOT if _WATCHES else 0
+_ONE_REQUEST = select.EPOLLIN | select.EPOLLONESHOT if _HAS_EPOLL else 0
 
 
 class CallerThreads:
-    """What the connections of one server share: who answers, whose turn it is, and threads.
+    """What the connections of one server share: the handler, turns for large messages, threads.
 
-    A connection that says nothing costs no thread. Threads wait for all connections together; the
-    one that waited shortest, which is the fastest, gets the next request. Whoever takes one sees to
-    it that another thread waits, so a request that takes long keeps nobody from being answered.
+    An idle connection costs no thread. The threads wait in one epoll for all connections; the
+    kernel wakes the thread that began to wait last, whose memory is still in the caches. A thread
+    that takes a request starts another one if none is waiting, so a slow request delays no other.
     """
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handler) -> None:
         self.handle = handle
         self.turns = threading.BoundedSemaphore(_TURNS)
-        if _WATCHES:
-            self._watch = select.epoll()
+        if _HAS_EPOLL:
+            self._epoll = select.epoll()
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-            self._watch.register(self._stop, select.EPOLLIN)
-        self._lock = threading.Lock()  # Guards what follows.
-        self._callers: dict[int, Caller] = {}
-        self._waiting = self._threads = 0
-        self._closed = False
+            self._epoll.register(self._stop, select.EPOLLIN)
+        self._lock = threading.Lock()
+        self._callers: dict[int, Caller] = {}  #: guarded by _lock; by descriptor
+        self._waiting = 0  #: guarded by _lock; threads that wait for a request
+        self._threads = 0  #: guarded by _lock
+        self._closed = False  #: guarded by _lock
 
     def add(self, caller: Caller) -> bool:
-        """Answers the requests of a connection from now on; False once it is closed."""
+        """Answers the requests of a connection from now on; returns False after `close`."""
         with self._lock:
             if self._closed:
                 return False
             self._callers[caller.fileno()] = caller
-            self._watch.register(caller.fileno(), _NEXT)
+            self._epoll.register(caller.fileno(), _ONE_REQUEST)
         if not self._waiting:
             self._start_thread()
         return True
 
     def close(self) -> None:
-        """Lets the threads end, when they have done what they do."""
-        if not _WATCHES:
+        """Ends the threads after the requests that they are threads."""
+        if not _HAS_EPOLL:
             return
         with self._lock:
             self._closed = True
             if not self._threads:
-                self._give_back()
+                self._close_descriptors()
                 return
         os.eventfd_write(self._stop, 1)
 
-    def _give_back(self) -> None:
-        self._watch.close()
+    def _close_descriptors(self) -> None:
+        self._epoll.close()
         os.close(self._stop)
 
     def _start_thread(self) -> None:
@@ -104,14 +105,14 @@ class CallerThreads:
             self._threads += 1
         try:
             threading.Thread(target=self._run, name="penstock-control", daemon=True).start()
-        except RuntimeError:  # Too many threads: one of those there are comes back some time.
+        except RuntimeError:  # Too many threads: a running one takes the request later.
             with self._lock:
                 self._threads -= 1
 
     def _run(self) -> None:
         while (caller := self._next()) is not None:
             if caller.answer():
-                self._watch.modify(caller.fileno(), _NEXT)
+                self._epoll.modify(caller.fileno(), _ONE_REQUEST)
             else:
                 with self._lock:
                     del self._callers[caller.fileno()]
@@ -119,15 +120,15 @@ class CallerThreads:
         with self._lock:
             self._threads -= 1
             if self._closed and not self._threads:
-                self._give_back()
+                self._close_descriptors()
 
     def _next(self) -> Caller | None:
-        """A connection on which there is something to read; None to end this thread."""
+        """The next connection with a request; None to end this thread."""
         with self._lock:
-            if self._closed or self._waiting >= _SPARE:
+            if self._closed or self._waiting >= _MOST_WAITING:
                 return None
             self._waiting += 1
-        ((number, _),) = self._watch.poll(maxevents=1)
+        ((number, _),) = self._epoll.poll(maxevents=1)
         with self._lock:
             self._waiting -= 1
             alone, caller = not self._waiting, self._callers.get(number)
@@ -137,12 +138,12 @@ class CallerThreads:
 
 
 class Caller:
-    """A process that calls the dispatcher, as a guest (see `admission`)."""
+    """A connection of a client or worker to the dispatcher; a guest of `admission`."""
 
-    def __init__(self, connected: socket.socket, key: bytes, answering: CallerThreads) -> None:
+    def __init__(self, connected: socket.socket, key: bytes, threads: CallerThreads) -> None:
         self._connected = connected
-        self._envelopes = ControlConnection(connected, key, client=False)
-        self._answering = answering
+        self._connection = ControlConnection(connected, key, client=False)
+        self._threads = threads
         self._has_turn = False
 
     def fileno(self) -> int:
@@ -150,7 +151,7 @@ class Caller:
 
     def serve(self, leave: Callable[[], None]) -> None:
         self.leave = leave
-        if _WATCHES and self._answering.add(self):
+        if _HAS_EPOLL and self._threads.add(self):
             return
         poll = select.poll()
         poll.register(self._connected, select.POLLIN)
@@ -159,49 +160,49 @@ class Caller:
         leave()
 
     def answer(self) -> bool:
-        """Answers a request that has begun to arrive; False if there will be no other."""
+        """Answers the request that is arriving; returns False if the connection has ended."""
         try:
             deadline = time.monotonic() + timing.CONTROL_MESSAGE
-            data = self._envelopes.receive(deadline, self._take_turn)
-            reply = self._reply(data)
+            data = self._connection.receive(deadline, self._take_turn)
+            reply = self._make_reply(data)
             del data
-            self._envelopes.send(reply, time.monotonic() + timing.CONTROL_MESSAGE)
+            self._connection.send(reply, time.monotonic() + timing.CONTROL_MESSAGE)
             return True
         except OpError as error:
-            _LOG.warning("dispatcher: a connection was cut: %s", error)
+            _LOG.warning("dispatcher: closed a connection: %s", error)
         except (EOFError, OSError):
             pass
         except Exception:
-            _LOG.exception("dispatcher: a connection was cut")
+            _LOG.exception("dispatcher: closed a connection after an unexpected error")
         finally:
             if self._has_turn:
                 self._has_turn = False
-                self._answering.turns.release()
+                self._threads.turns.release()
         return False
 
-    def _reply(self, data: bytes | bytearray) -> bytes:
+    def _make_reply(self, data: bytes | bytearray) -> bytes:
         try:
             request = decode_request(data)
             if isinstance(request, GetPlan):
                 self._take_turn()
-            return encode(self._answering.handle(request))
+            return encode(self._threads.handle(request))
         except Exception as error:
             return encode(error_to_reply(error))
 
     def _take_turn(self) -> None:
         if not self._has_turn:
-            if not self._answering.turns.acquire(timeout=timing.CONTROL_TURN):
+            if not self._threads.turns.acquire(timeout=timing.CONTROL_TURN):
                 raise UnavailableError("too many large messages at the same time")
             self._has_turn = True
 
     def dismiss(self) -> None:
-        # What has arrived can still be read, and the answer to it can still be sent.
-        self._shut(socket.SHUT_RD)
+        # A request that has arrived is still read and answered.
+        self._shutdown(socket.SHUT_RD)
 
     def abort(self) -> None:
-        self._shut(socket.SHUT_RDWR)
+        self._shutdown(socket.SHUT_RDWR)
 
-    def _shut(self, how: int) -> None:
+    def _shutdown(self, how: int) -> None:
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._connected, how)
 
@@ -210,9 +211,10 @@ class Caller:
 
 
 class ControlServer:
-    """Answers requests with what `handle` returns or raises. It stops when nobody holds it.
+    """Answers requests with what `handle` returns or raises.
 
-    It has its port from the beginning, and answers from `start` on.
+    It listens from the beginning, and answers from `start` on. It stops when it is garbage
+    collected.
     """
 
     def __init__(
@@ -221,26 +223,26 @@ class ControlServer:
         security.check_exposure(host, port)
         listening = listen_tcp(host, port)
         self.port: int = listening.getsockname()[1]
-        # Nothing here knows `self`: the server's threads would keep it for ever.
+        # Nothing here refers to `self`: a thread that did would keep a dropped server alive.
         self._admission = Admission(
             [listening],
             security,
             CONTROL,
-            lambda connected, admitted: Caller(connected, admitted.key, answering),
+            lambda connected, admitted: Caller(connected, admitted.key, threads),
             grace=timing.CONTROL_GRACE,
         )
-        answering = CallerThreads(handle)
-        self._end = Ending(self, _stop, self._admission, answering)
+        threads = CallerThreads(handle)
+        self._end = Ending(self, _stop, self._admission, threads)
 
     def start(self) -> None:
-        """Begins to answer."""
+        """Starts to answer."""
         self._admission.start()
 
     def stop(self) -> None:
-        """Finishes what it has in hand and gives the port back; twice is fine."""
+        """Answers the requests that have arrived and closes the port; may be called again."""
         self._end()
 
 
-def _stop(admission: Admission, answering: CallerThreads) -> None:
+def _stop(admission: Admission, threads: CallerThreads) -> None:
     admission.close()
-    answering.close()
+    threads.close()

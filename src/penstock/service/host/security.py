@@ -28,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.service.host.sockets import is_loopback, join_address, split_address
 
-_GIVE_TOKEN = (
+_GIVE = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
     "its clients, or PENSTOCK_CERTIFICATES to a folder made with: penstock certs"
 )
@@ -77,7 +77,7 @@ class Security:
         found = cls._find(token, certificates)
         if not found.given and not is_loopback(split_address(address)[0]):
             raise UnauthenticatedError(
-                f"dispatcher {address} is on another machine, and no token was given; {_GIVE_TOKEN}"
+                f"dispatcher {address} is on another machine, and no token was given; {_GIVE}"
             )
         found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
         return found
@@ -99,7 +99,7 @@ class Security:
         """Raises FailedPreconditionError if other machines reach `host` and no token was given."""
         if not self.given and not is_loopback(host):
             raise FailedPreconditionError(
-                f"{host}:{port} can be reached from other machines, and no token was given; {_GIVE_TOKEN}"
+                f"{host}:{port} can be reached from other machines, and no token was given; {_GIVE}"
             )
 
     def warn_of_exposure(self, who: str, host: str) -> None:

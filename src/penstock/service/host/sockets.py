@@ -24,7 +24,7 @@ _BACKLOG = 1024
 
 
 def numeric_host(host: str) -> str:
-    """The host as the network libraries get it."""
+    """The host as `socket.getaddrinfo` takes it."""
     return "127.0.0.1" if host == "localhost" else host.strip("[]")
 
 
@@ -34,7 +34,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def listen_tcp(host: str, port: Any) -> socket.socket:
-    """A socket that listens there, on a free port if it is 0; raises, in words, if none can."""
+    """A socket that listens at `host` and `port` (0: any free one); raises with the remedy."""
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise UnfitServerError(
             f"port must be 0 (any free one) or a number up to 65535, got {port!r}"
@@ -45,7 +45,7 @@ def listen_tcp(host: str, port: Any) -> socket.socket:
         )[0]
         made = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # Connections of a predecessor that are still closing do not matter.
+            # A restarted server may listen while connections of its predecessor are closing.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind(place)
             made.listen(_BACKLOG)
@@ -53,11 +53,11 @@ def listen_tcp(host: str, port: Any) -> socket.socket:
             made.close()
             raise
     except OSError as error:
-        raise _explained(host, port, error) from None
+        raise _listen_error(host, port, error) from None
     return made
 
 
-def _explained(host: str, port: int, error: OSError) -> Exception:
+def _listen_error(host: str, port: int, error: OSError) -> Exception:
     if error.errno == errno.EADDRINUSE:
         return AlreadyExistsError(
             f"port {port} is in use; choose another (0 takes any free one) or stop what listens "
@@ -73,10 +73,10 @@ def _explained(host: str, port: int, error: OSError) -> Exception:
     )
 
 
-# Through a network the system finds the best sizes; on one machine what fits the caches is faster.
+# On one machine, buffers that fit into the caches are faster. For a network, the kernel chooses.
 _UNIX_BUFFER = 1 << 20
 _NEAR_BUFFER = 512 << 10
-_ALIVE = {
+_KEEP_ALIVE = {
     "TCP_KEEPIDLE": timing.KEEP_ALIVE_IDLE,
     "TCP_KEEPINTVL": timing.KEEP_ALIVE_INTERVAL,
     "TCP_KEEPCNT": timing.KEEP_ALIVE_PROBES,
@@ -84,7 +84,7 @@ _ALIVE = {
 
 
 def tune_for_data(connected: socket.socket) -> socket.socket:
-    """The same socket with good buffers for data, and `keep_alive`."""
+    """Sets the buffers of a socket for data, and `keep_alive`; returns the socket."""
     if connected.family == getattr(socket, "AF_UNIX", None):
         _set_buffers(connected, _UNIX_BUFFER)
         return connected
@@ -94,29 +94,29 @@ def tune_for_data(connected: socket.socket) -> socket.socket:
 
 
 def keep_alive(connected: socket.socket) -> socket.socket:
-    """The same TCP socket without delays, and with a watch on the other side."""
+    """Has a TCP socket send at once, and probe an idle peer; returns the socket."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _ALIVE.items():
+    for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connected
 
 
 def limit_silence(connected: socket.socket, seconds: float) -> None:
-    """Has the system end a connection whose other side confirms nothing for so long.
+    """Has the kernel close a connection whose peer acknowledges nothing for `seconds`.
 
-    For clients: a worker's connection to a client that does not read would end, too.
+    Only for clients: a worker would lose its connections to clients that do not read.
     """
     if connected.family == getattr(socket, "AF_UNIX", None):
         return
     pause = max(1, int(seconds / 8))
-    watched = {
+    options = {
         "TCP_USER_TIMEOUT": max(1, int(timing.WORKER_SILENCE * seconds * 1000)),
         "TCP_KEEPIDLE": 2 * pause,
         "TCP_KEEPINTVL": pause,
     }
-    for name, value in watched.items():
+    for name, value in options.items():
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -128,7 +128,7 @@ def _set_buffers(connected: socket.socket, size: int) -> None:
 
 
 def connect_tcp(address: str, seconds: float) -> socket.socket:
-    """A connection to `host:port`; OSError where there is none in that time."""
+    """A connection to `host:port`; raises OSError if it is not made within `seconds`."""
     host, port = split_address(address)
     made = socket.create_connection((numeric_host(host), port), seconds)
     try:
@@ -151,7 +151,7 @@ def connect_unix(name: str, seconds: float) -> socket.socket:
 
 
 def listen_unix() -> tuple[socket.socket, str]:
-    """A socket that listens under a name of its own, and that name."""
+    """A Unix socket that listens under a new abstract name, and that name."""
     name = f"penstock-{secrets.token_hex(16)}"
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -166,7 +166,7 @@ def listen_unix() -> tuple[socket.socket, str]:
 def send_descriptors(
     unix: socket.socket, data: bytes, descriptors: Sequence[int], flags: int = 0
 ) -> None:
-    """Sends a message with descriptors. `socket.send_fds` forgets the flags."""
+    """Sends a message with descriptors. `socket.send_fds` ignores its flags."""
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     unix.sendmsg([data], [rights] if descriptors else [], flags)
 
@@ -174,7 +174,7 @@ def send_descriptors(
 def receive_descriptor(unix: socket.socket, size: int) -> tuple[bytes, int]:
     """The next message and its descriptor, -1 if it has none; b"" at the end.
 
-    Programs that are started meanwhile do not inherit it. `socket.recv_fds` forgets the flags.
+    Child processes do not inherit the descriptor. `socket.recv_fds` ignores that flag.
     """
     item = array.array("i").itemsize
     data, ancillary, _, _ = unix.recvmsg(size, socket.CMSG_LEN(item), socket.MSG_CMSG_CLOEXEC)
