@@ -19,7 +19,7 @@ from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
-from penstock.service.host.worker_streams import Depot, Line
+from penstock.service.host.worker_streams import StreamPool, WorkerStream
 from penstock.service.logic.production import Block
 from penstock.service.protocol.messages import Work
 from tests.simulation.elements import FailingError, chunk_of
@@ -32,7 +32,7 @@ OVERHEAD = 0.0001
 
 @dataclass(frozen=True)
 class Making:
-    """Takes the place of a `Recipe`: the stream that `work` describes."""
+    """Takes the place of a `StreamPlan`: the stream that `work` describes."""
 
     owner: NumberTasks
     plan: Dataset
@@ -203,18 +203,20 @@ class Inputs(Numbers):
         return values
 
 
-class CheckedDepot(Depot):
-    """Keeps no more than it may."""
+class CheckedPool(StreamPool):
+    """Checks that no more bytes are kept than allowed."""
 
     def __init__(self, world: World, address: str, kept: int, runtime: Runtime) -> None:
         super().__init__(address, kept, runtime)
         self._world = world
 
-    def keep(self, line: Line, block: Block) -> None:
-        super().keep(line, block)
-        for stock in self._stocks.values():
-            if not 0 <= stock.nbytes <= stock.limit:
-                self._world.violated(f"{self.address} keeps {stock.nbytes} of {stock.limit} bytes")
+    def keep(self, stream: WorkerStream, block: Block) -> None:
+        super().keep(stream, block)
+        for budget in self._budgets.values():
+            if not 0 <= budget.nbytes <= budget.limit:
+                self._world.violated(
+                    f"{self.address} keeps {budget.nbytes} of {budget.limit} bytes"
+                )
 
 
 class NumberTasks(Tasks):
@@ -224,21 +226,22 @@ class NumberTasks(Tasks):
         self, world: World, plans: dict[str, Dataset], address: str, kept: int, runtime: Runtime
     ) -> None:
         super().__init__(plans.__getitem__, dict, address, kept, runtime)  # type: ignore[arg-type]
-        self.depot = CheckedDepot(world, address, kept, runtime)
+        self.pool = CheckedPool(world, address, kept, runtime)
         self.world = world
         self.opened = 0
         """Streams that are open."""
 
-    def _recipe(self, work: Work) -> Any:
+    def _plan_stream(self, work: Work) -> Any:
         if work.consumers and not 0 <= work.consumer < work.consumers:
             self.world.violated(f"a fetch of consumer {work.consumer} of {work.consumers}")
-        return Making(self, self._plan(work.digest), work)  # type: ignore[arg-type]
+        return Making(self, self._get_plan(work.digest), work)  # type: ignore[arg-type]
 
     def check_idle(self) -> None:
         """When nobody reads any more, nothing is left."""
-        left = (len(self), len(self.depot.lines), self.depot.nbytes, self.opened)
+        left = (len(self), len(self.pool.streams), self.pool.nbytes, self.opened)
         if any(left):
             self.world.violated(
-                "{} has readers of {} streams, {} lines, {} bytes and {} open streams that nobody "
-                "needs".format(self.address, *left)
+                "{} has readers of {} streams, {} streams, {} bytes and {} cursors left".format(
+                    self.address, *left
+                )
             )

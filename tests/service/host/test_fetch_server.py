@@ -7,7 +7,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.fetch_server import Gate, Reporter, serve
+from penstock.service.host.fetch_server import FetchGate, ProgressReporter, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
@@ -39,7 +39,7 @@ def test_a_client_is_told_where_its_request_is(protocol: str) -> None:
     tasks = tasks_of(Dataset.range(9).map(hang))
     work = Work("digest", "job", "random", 0, 1, 7, (0,))
     with linked(protocol) as (client, worker):
-        in_thread(serve, worker, tasks, Gate())
+        in_thread(serve, worker, tasks, FetchGate())
         GATE.clear()
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
         line = hang.__code__.co_firstlineno
@@ -60,7 +60,7 @@ def test_nobody_reports_when_nobody_is_served() -> None:
         def report(self) -> None:
             self.reports += 1
 
-    reporter, one = Reporter(MACHINE), Silent()
+    reporter, one = ProgressReporter(MACHINE), Silent()
     for _ in range(2):
         before = one.reports
         reporter.add(one)

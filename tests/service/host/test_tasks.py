@@ -17,7 +17,7 @@ from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host import worker_streams
 from penstock.service.host.runtime import Runtime
-from penstock.service.host.tasks import Made, Task, Tasks
+from penstock.service.host.tasks import FetchedChunk, Task, Tasks
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
 from tests.engine.driving import drained, opened
@@ -38,7 +38,7 @@ def fetched(task: Task, start: int, stop: int, *more: Any) -> list[Any]:
     """What a fetch gives, by ordinal, with failures as values."""
     found: list[Any] = []
     for part in task.fetch(start, stop, *more):
-        if isinstance(part, Made):
+        if isinstance(part, FetchedChunk):
             assert part.start == start + len(found)
             found += [plain(element) for element in part.chunk.elements()]
         else:
@@ -121,7 +121,7 @@ def test_another_worker_goes_on_from_every_mark(plan, monkeypatch):
     marks = [
         part.mark
         for part in first.open(work_of()).fetch(0, len(expected) + 1)
-        if isinstance(part, Made) and part.mark is not None
+        if isinstance(part, FetchedChunk) and part.mark is not None
     ]
     for mark in marks:
         other = tasks_of(fresh(plan))
@@ -137,7 +137,7 @@ def test_marks_are_sent_and_small(monkeypatch):
     tasks = tasks_of(stream(numbers(100)))
     tasks.open(work_of())
     parts = list(tasks.open(work_of()).fetch(0, 100))
-    marks = [part.mark for part in parts if isinstance(part, Made) and part.mark]
+    marks = [part.mark for part in parts if isinstance(part, FetchedChunk) and part.mark]
     assert len(marks) >= 2
     assert all(len(mark.state) < 200 for mark in marks)
     assert all(mark.ordinal in [part.start for part in parts] for mark in marks)
@@ -302,7 +302,7 @@ def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
     for work in works:
         tasks = tasks_of(plan)
         parts = list(tasks.open(work).fetch(0, 30))
-        marks = [part.mark for part in parts if isinstance(part, Made) and part.mark]
+        marks = [part.mark for part in parts if isinstance(part, FetchedChunk) and part.mark]
         assert marks
         for mark in marks:
             other = tasks_of(plan)
@@ -354,7 +354,7 @@ def test_what_is_kept_stays_within_bounds():
     jobs = [tasks.open(work_of(stream=stream_, kept=True)) for stream_ in range(3)]
     for task in jobs:
         fetched(task, 0, 300)
-        assert tasks.depot.nbytes <= 50_000
+        assert tasks.pool.nbytes <= 50_000
         assert sum(status.buffered for status in tasks.statuses()) <= 50_000
     assert fetched(jobs[0], 0, 5) == [plain(np.full(1000, x, np.uint8)) for x in range(5)]
     tasks.close()
@@ -408,14 +408,14 @@ def test_streams_that_nobody_reads_are_closed():
     task.close()
     task.close()
     tasks.tidy(["job"])
-    assert (len(tasks), len(tasks.depot.lines)) == (0, 1)
+    assert (len(tasks), len(tasks.pool.streams)) == (0, 1)
     now[0] += 100.0
     tasks.tidy()
-    assert len(tasks.depot.lines) == tasks.depot.nbytes == 0
+    assert len(tasks.pool.streams) == tasks.pool.nbytes == 0
     fetched(task := tasks.open(work_of()), 0, 30)
     task.close()
     tasks.tidy([])
-    assert len(tasks.depot.lines) == 0
+    assert len(tasks.pool.streams) == 0
 
 
 def test_a_stream_that_was_read_to_its_end_is_closed_at_once():
@@ -424,8 +424,8 @@ def test_a_stream_that_was_read_to_its_end_is_closed_at_once():
         task = tasks.open(work_of())
         fetched(task, 0, stop)
         task.close(finished=True)
-        assert len(tasks.depot.lines) == left
-    assert tasks.depot.nbytes == 0
+        assert len(tasks.pool.streams) == left
+    assert tasks.pool.nbytes == 0
     tasks.close()
 
 

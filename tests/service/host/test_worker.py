@@ -404,7 +404,7 @@ def test_a_client_that_vanishes_leaves_nothing_behind(service, brake, monkeypatc
     second.close()
     brake.goes_on.set()
     tasks = service.worker._started("tasks").tasks
-    until(lambda: all(line.readers == 0 for line in tasks.depot.lines.values()))
+    until(lambda: all(stream.readers == 0 for stream in tasks.pool.streams.values()))
     assert service.worker._started("gate")._gate.wait(60)
     until(lambda: service.worker.tasks() == 0)
 

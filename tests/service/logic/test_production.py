@@ -10,15 +10,15 @@ from penstock.service.logic.production import (
     TAIL,
     TAIL_BLOCKS,
     Block,
+    BlockBudget,
+    ConsumerPace,
+    DecodedMark,
     End,
-    Known,
+    KeptBlocks,
     Make,
     Marks,
-    Pace,
     Production,
     Serve,
-    Shelf,
-    Stock,
     Stride,
     Wait,
     Want,
@@ -29,9 +29,9 @@ def block(start: int, stop: int, nbytes: int = 1) -> Block:
     return Block(start, stop, nbytes, f"{start}-{stop}", start)
 
 
-def kept(shelf: Shelf, stop: int) -> list[tuple[int, int]]:
-    """The blocks of a shelf, by their ordinals."""
-    found = {found for ordinal in range(stop) if (found := shelf.find(ordinal)) is not None}
+def kept(blocks: KeptBlocks, stop: int) -> list[tuple[int, int]]:
+    """The ordinals of the kept blocks."""
+    found = {found for ordinal in range(stop) if (found := blocks.find(ordinal)) is not None}
     return sorted((one.start, one.stop) for one in found)
 
 
@@ -46,44 +46,48 @@ class TestStride:
                 assert stride.count(stop) == sum(ordinal < stop for ordinal in mine)
 
 
-class TestShelf:
+class TestKeptBlocks:
     def test_finds_what_was_put(self):
-        shelf = Shelf()
+        blocks = KeptBlocks()
         for span in [(10, 20), (0, 5), (30, 31)]:
-            shelf.put(block(*span))
-        assert kept(shelf, 40) == [(0, 5), (10, 20), (30, 31)]
-        assert shelf.find(7) is None
-        assert [shelf.behind(0), shelf.behind(10), shelf.behind(30)] == [10, 30, None]
-        assert shelf.nbytes == 3
+            blocks.add(block(*span))
+        assert kept(blocks, 40) == [(0, 5), (10, 20), (30, 31)]
+        assert blocks.find(7) is None
+        assert [blocks.next_start(0), blocks.next_start(10), blocks.next_start(30)] == [
+            10,
+            30,
+            None,
+        ]
+        assert blocks.nbytes == 3
 
     def test_keeps_nothing_twice(self):
-        shelf = Shelf()
-        shelf.put(block(5, 10))
-        assert shelf.put(block(0, 7)) == Block(0, 5, 1, "0-7", 0)
-        assert shelf.put(block(6, 12)) == Block(10, 12, 1, "6-12", 6)
-        assert shelf.put(block(1, 9)) is None
-        assert kept(shelf, 20) == [(0, 5), (5, 10), (10, 12)]
+        blocks = KeptBlocks()
+        blocks.add(block(5, 10))
+        assert blocks.add(block(0, 7)) == Block(0, 5, 1, "0-7", 0)
+        assert blocks.add(block(6, 12)) == Block(10, 12, 1, "6-12", 6)
+        assert blocks.add(block(1, 9)) is None
+        assert kept(blocks, 20) == [(0, 5), (5, 10), (10, 12)]
 
     def test_spares_the_oldest_until_a_tail_is_left(self):
-        shelf = Shelf()
+        blocks = KeptBlocks()
         for start in range(0, 50, 10):
-            shelf.put(block(start, start + 10, 100))
-        assert shelf.spare(50, 250) == [0, 10, 20]
-        assert shelf.spare(25, 250) == [0, 10]
-        assert shelf.spare(50, 500) == []
+            blocks.add(block(start, start + 10, 100))
+        assert blocks.droppable(50, 250) == [0, 10, 20]
+        assert blocks.droppable(25, 250) == [0, 10]
+        assert blocks.droppable(50, 500) == []
 
     def test_spares_many_small_blocks(self):
-        shelf = Shelf()
+        blocks = KeptBlocks()
         for start in range(TAIL_BLOCKS + 3):
-            shelf.put(block(start, start + 1, 0))
-        assert shelf.spare(1 << 62, 100) == [0, 1, 2]
+            blocks.add(block(start, start + 1, 0))
+        assert blocks.droppable(1 << 62, 100) == [0, 1, 2]
 
     def test_agrees_with_a_set_of_ordinals(self):
         rng = random.Random(0)
-        shelf, there, starts = Shelf(), set(), {}
+        blocks, there, starts = KeptBlocks(), set(), {}
         for _ in range(500):
             start = rng.randrange(200)
-            put = shelf.put(block(start, start + rng.randrange(1, 20)))
+            put = blocks.add(block(start, start + rng.randrange(1, 20)))
             if put is not None:
                 assert there.isdisjoint(range(put.start, put.stop))
                 there |= set(range(put.start, put.stop))
@@ -91,58 +95,58 @@ class TestShelf:
             if starts and rng.random() < 0.5:
                 gone = rng.choice(list(starts))
                 there -= set(range(gone, starts.pop(gone)))
-                shelf.drop(gone)
-            assert {o for o in range(240) if shelf.find(o)} == there
-        assert shelf.nbytes == len(shelf) == len(starts)
+                blocks.drop(gone)
+            assert {o for o in range(240) if blocks.find(o)} == there
+        assert blocks.nbytes == len(blocks) == len(starts)
 
 
-class TestStock:
+class TestBlockBudget:
     def test_what_was_not_used_for_long_goes_first(self):
-        stock = Stock(30)
+        budget = BlockBudget(30)
         for owner, start in [("a", 0), ("b", 0), ("a", 10)]:
-            stock.add(owner, start, 10)
-        assert stock.excess() == []
-        stock.touch("a", 0)
-        stock.add("b", 10, 15)
-        assert stock.excess() == [("b", 0), ("a", 10)]
+            budget.add(owner, start, 10)
+        assert budget.excess() == []
+        budget.touch("a", 0)
+        budget.add("b", 10, 15)
+        assert budget.excess() == [("b", 0), ("a", 10)]
 
     def test_forgets_an_owner(self):
-        stock = Stock(10)
-        stock.add("a", 0, 4)
-        stock.add("b", 0, 5)
-        stock.clear("a")
-        stock.remove("b", 7)
-        assert stock.nbytes == 5
-        stock.touch("a", 0)
-        assert stock.excess() == []
+        budget = BlockBudget(10)
+        budget.add("a", 0, 4)
+        budget.add("b", 0, 5)
+        budget.clear("a")
+        budget.remove("b", 7)
+        assert budget.nbytes == 5
+        budget.touch("a", 0)
+        assert budget.excess() == []
 
 
-class TestPace:
+class TestConsumerPace:
     def test_who_is_ahead_waits_for_who_is_behind(self):
-        pace = Pace(3, patience=5.0)
+        pace = ConsumerPace(3, patience=5.0)
         for consumer, ordinal in enumerate([30, 10, 20]):
-            pace.reached(consumer, ordinal, 0.0)
+            pace.record(consumer, ordinal, 0.0)
         assert pace.floor == 10
-        assert pace.waits(0, 0.0, 1.0)
-        assert pace.waits(2, 0.0, 1.0)
-        assert not pace.waits(1, 0.0, 1.0)
+        assert pace.must_wait(0, 0.0, 1.0)
+        assert pace.must_wait(2, 0.0, 1.0)
+        assert not pace.must_wait(1, 0.0, 1.0)
 
     def test_nobody_waits_for_ever(self):
-        pace = Pace(2, patience=5.0)
-        pace.reached(0, 10, 100.0)
-        assert pace.waits(0, 100.0, 105.0)
-        assert not pace.waits(0, 100.0, 105.1)
+        pace = ConsumerPace(2, patience=5.0)
+        pace.record(0, 10, 100.0)
+        assert pace.must_wait(0, 100.0, 105.0)
+        assert not pace.must_wait(0, 100.0, 105.1)
         assert pace.floor == 10
-        pace.reached(1, 3, 106.0)
+        pace.record(1, 3, 106.0)
         assert pace.floor == 3
-        assert pace.waits(0, 100.0, 110.0)
+        assert pace.must_wait(0, 100.0, 110.0)
 
 
 class TestMarks:
     def test_the_best_is_the_last_before(self):
         marks = Marks("start")
         for ordinal in (20, 10, 10):
-            marks.add(Known(ordinal, f"at {ordinal}"))
+            marks.add(DecodedMark(ordinal, f"at {ordinal}"))
         found = [marks.best(ordinal).state for ordinal in (0, 9, 10, 19, 20, 99)]
         assert found == ["start", "start", "at 10", "at 10", "at 20", "at 20"]
         marks.remove(10)
@@ -153,7 +157,7 @@ class TestMarks:
     def test_older_ones_are_ever_fewer(self):
         marks = Marks()
         for ordinal in range(10, 100_000, 10):
-            marks.add(Known(ordinal, ordinal))
+            marks.add(DecodedMark(ordinal, ordinal))
             assert len(marks) <= NEWEST + 20
         newest = 99_990
         for back in (1, 100, 1000, 10_000, 60_000):
@@ -163,7 +167,7 @@ class TestMarks:
     def test_of_large_ones_only_two_stay(self):
         marks = Marks()
         for ordinal in range(1, 50):
-            marks.add(Known(ordinal, ordinal, small=False))
+            marks.add(DecodedMark(ordinal, ordinal, small=False))
         assert len(marks) == 3
         assert marks.best(48).state == 48
 
@@ -173,7 +177,7 @@ class TestProduction:
         step = production.step(want, now, 1 << 30)
         assert isinstance(step, Make)
         assert step.most >= count
-        return production.made(step.cursor, count, count, "item")[0]
+        return production.add_block(step.cursor, count, count, "item")[0]
 
     def test_makes_one_after_the_other_and_serves_again_what_is_kept(self):
         production = Production(random=False)
@@ -195,14 +199,14 @@ class TestProduction:
         making = production.step(Want(0, 10), 0.0)
         assert isinstance(making, Make)
         assert production.step(Want(5, 10), 0.0) == Wait()
-        production.made(making.cursor, 10, 10, "item")
+        production.add_block(making.cursor, 10, 10, "item")
         assert isinstance(production.step(Want(5, 10), 0.0), Serve)
 
     def test_goes_back_to_the_best_mark_and_keeps_the_others_place(self):
         production = Production(random=False)
         self.make(production, Want(0, 100), 100)
-        production.marks.add(Known(40, "forty"))
-        production.shelf.drop(0)
+        production.marks.add(DecodedMark(40, "forty"))
+        production.blocks.drop(0)
         step = production.step(Want(50, 60), 0.0)
         assert isinstance(step, Make)
         assert (step.cursor.at, step.cursor.state, step.most) == (40, "forty", 20)
@@ -214,7 +218,7 @@ class TestProduction:
     def test_a_mark_ahead_of_all_is_used(self):
         production = Production(random=False)
         self.make(production, Want(0, 10), 10)
-        production.marks.add(Known(500, "far"))
+        production.marks.add(DecodedMark(500, "far"))
         step = production.step(Want(505, 510), 0.0)
         assert isinstance(step, Make)
         assert step.cursor.state == "far"
@@ -235,24 +239,24 @@ class TestProduction:
             self.make(production, Want(start, start + 100), 1)
         assert len(production.cursors) == IDLE
         assert len(production.retired) == 10 - IDLE
-        assert len(production.let_go()) == 10 - IDLE
-        assert len(production.let_go(everything=True)) == IDLE
-        assert production.cursors == production.let_go(everything=True) == []
+        assert len(production.take_retired()) == 10 - IDLE
+        assert len(production.take_retired(include_idle=True)) == IDLE
+        assert production.cursors == production.take_retired(include_idle=True) == []
 
     def test_a_busy_cursor_is_let_go_when_it_is_idle(self):
         production = Production(random=False)
         step = production.step(Want(0, 10), 0.0)
         assert isinstance(step, Make)
-        assert production.let_go(everything=True) == []
-        production.made(step.cursor, 3, 3, "item")
-        assert production.let_go(everything=True) == [step.cursor]
+        assert production.take_retired(include_idle=True) == []
+        production.add_block(step.cursor, 3, 3, "item")
+        assert production.take_retired(include_idle=True) == [step.cursor]
 
     def test_the_end_is_found_once(self):
         production = Production(random=False)
         self.make(production, Want(0, 10), 7)
         step = production.step(Want(7, 10), 0.0)
         assert isinstance(step, Make)
-        production.ended(step.cursor)
+        production.record_end(step.cursor)
         assert production.length == 7
         assert production.step(Want(7, 10), 0.0) == End()
         assert production.step(Want(90, 99), 0.0) == End()
@@ -260,17 +264,17 @@ class TestProduction:
 
     def test_of_what_everybody_has_a_tail_is_kept(self):
         production = Production(random=False)
-        production.shelf.put(block(0, 1, TAIL))
-        assert production.spare() == []
-        production.shelf.put(block(1, 2, 1))
-        assert production.spare() == [0]
-        assert Production(random=False, kept=True, shelf=production.shelf).spare() == []
+        production.blocks.add(block(0, 1, TAIL))
+        assert production.droppable() == []
+        production.blocks.add(block(1, 2, 1))
+        assert production.droppable() == [0]
+        assert Production(random=False, kept=True, blocks=production.blocks).droppable() == []
 
     def test_consumers_wait_for_each_other_when_much_is_kept(self):
-        production = Production(random=False, kept=True, pace=Pace(2, patience=5.0))
+        production = Production(random=False, kept=True, pace=ConsumerPace(2, patience=5.0))
         step = production.step(Want(0, 100, consumer=0), 0.0, 50)
         assert isinstance(step, Make)
-        production.made(step.cursor, 10, 60, "item")
+        production.add_block(step.cursor, 10, 60, "item")
         ahead = Want(10, 100, consumer=0)
         assert production.step(ahead, 1.0, 50) == Wait()
         assert isinstance(production.step(Want(1, 100, consumer=1), 2.0, 50), Serve)
@@ -279,8 +283,8 @@ class TestProduction:
         assert isinstance(production.step(ahead, 4.0, 50), Make)
 
     def test_consumers_do_not_wait_for_one_that_never_comes(self):
-        production = Production(random=False, kept=True, pace=Pace(2, patience=5.0))
-        production.shelf.put(block(0, 10, 60))
+        production = Production(random=False, kept=True, pace=ConsumerPace(2, patience=5.0))
+        production.blocks.add(block(0, 10, 60))
         ahead = Want(10, 100, consumer=0)
         assert production.step(ahead, 10.0, 50) == Wait()
         assert isinstance(production.step(ahead, 16.0, 50), Make)
@@ -289,7 +293,7 @@ class TestProduction:
 
 
 def test_any_order_of_asking_gives_every_element():
-    """Cursors, marks and a small shelf: whatever is asked for is given, and it is the right one."""
+    """With cursors, marks and few kept blocks: every fetch returns the right elements."""
     for seed in range(30):
         rng = random.Random(seed)
         length = rng.randrange(1, 120)
@@ -317,16 +321,16 @@ def ask(production: Production, rng: random.Random, start: int, stop: int, lengt
                 assert cursor.at <= at
                 assert most >= 1
                 if cursor.at >= length:
-                    production.ended(cursor)
+                    production.record_end(cursor)
                     continue
                 count = min(rng.randrange(1, 8), most, length - cursor.at)
                 if not production.random:
-                    production.marks.add(Known(cursor.at, cursor.at))
+                    production.marks.add(DecodedMark(cursor.at, cursor.at))
                 items = list(range(cursor.at, cursor.at + count))
-                made, _ = production.made(cursor, count, 1, items)
+                made, _ = production.add_block(cursor, count, 1, items)
                 if made.start <= at < made.stop:
                     at = made.stop
-                while len(production.shelf) > 5:
-                    production.shelf.drop(next(s for s in range(200) if production.shelf.find(s)))
+                while len(production.blocks) > 5:
+                    production.blocks.drop(next(s for s in range(200) if production.blocks.find(s)))
             case Wait():
                 raise AssertionError("nobody else is making anything")

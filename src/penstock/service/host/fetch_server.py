@@ -2,8 +2,8 @@
 
 Requests are answered one after the other, in order. Between two chunks the server reads what has
 arrived, so that a cancelled request ends at once. While a function runs for long, another thread
-reports where it is: without that, a client could not distinguish a slow function from a network
-that carries nothing.
+reports where it is. Without these reports, a client could not distinguish a slow function from a
+network that carries nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import DataLossError, InvalidArgumentError, OpError, Unavai
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.failures import to_failed, to_impossible
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.tasks import Made, Missed, Task, Tasks
+from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import (
     Cancel,
@@ -38,120 +38,127 @@ from penstock.service.protocol.fetches import (
 
 _LOG = logging.getLogger("penstock.service")
 
-
 _MOST_WAITING = 1024
-"""Messages that are read before their turn; more of them stay in the socket."""
+"""Messages that are read before their turn; further ones stay in the socket."""
 
 
 class Reporting(Protocol):
-    """Somebody who has something to report."""
+    """Has a `report` to send, at regular intervals."""
 
     def report(self) -> None: ...
 
 
-class Reporter:
-    """Has all who serve clients report, for as long as there are any."""
+class ProgressReporter:
+    """Calls `report` of all fetch servers in a thread, which runs while there are any."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._changed = runtime.condition()
-        self._serving: dict[Reporting, None] = {}
+        """Guards the fields below."""
+        self._servers: dict[Reporting, None] = {}
         self._runs = False
 
-    def add(self, serving: Reporting) -> None:
+    def add(self, server: Reporting) -> None:
         with self._changed:
-            self._serving[serving] = None
+            self._servers[server] = None
             starts, self._runs = not self._runs, True
         if starts:
             self._runtime.start(self._run, "penstock-progress")
 
-    def remove(self, serving: Reporting) -> None:
+    def remove(self, server: Reporting) -> None:
         with self._changed:
-            self._serving.pop(serving, None)
+            self._servers.pop(server, None)
             self._changed.notify_all()
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait(timing.PROGRESS)
-                if not self._serving:
+                if not self._servers:
                     self._runs = False
                     return
-                serving = list(self._serving)
-            for each in serving:
-                each.report()
+                servers = list(self._servers)
+            for server in servers:
+                server.report()
 
 
-class Gate:
-    """Counts the fetches that were taken on, and lets no more in once the worker drains."""
+class FetchGate:
+    """Shared by all connections: counts accepted fetches, and accepts no more while draining."""
 
     def __init__(self, runtime: Runtime = MACHINE) -> None:
-        self.reporter = Reporter(runtime)
+        self.reporter = ProgressReporter(runtime)
         self._changed = runtime.condition()
+        """Guards the fields below."""
         self._inside = 0
         self.draining = False
 
     def enter(self) -> bool:
-        """Whether one more fetch is taken on."""
+        """Counts one more fetch; returns False if it is not accepted."""
         with self._changed:
             self._inside += not self.draining
             return not self.draining
 
     def leave(self) -> None:
+        """Ends an accepted fetch."""
         with self._changed:
             self._inside -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Accepts no more fetches."""
         with self._changed:
             self.draining = True
 
     def wait(self, timeout: float | None) -> bool:
-        """Waits until nobody is inside; whether that came to be."""
+        """Blocks until every accepted fetch has ended; returns False after `timeout`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._inside, timeout)
 
 
-def serve(connection: Connection, tasks: Tasks, gate: Gate) -> None:
-    """Answers a client until it is gone."""
+def serve(connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
+    """Answers a client until its connection ends."""
     CONTAINED.set(True)
-    serving = Serving(connection, tasks, gate)
-    gate.reporter.add(serving)
+    server = FetchServer(connection, tasks, gate)
+    gate.reporter.add(server)
     try:
-        serving.run()
+        server.run()
     except DataLossError as error:
         _warn(connection, error)
     except (OpError, OSError):
-        pass  # The client is gone: nobody is there to be told.
+        pass  # The client is gone.
     finally:
-        gate.reporter.remove(serving)
-        serving.close()
+        gate.reporter.remove(server)
+        server.close()
 
 
-class Serving:
-    """What a worker knows of one client."""
+class FetchServer:
+    """The worker's side of one connection. One thread uses it; `report` runs in another."""
 
-    def __init__(self, connection: Connection, tasks: Tasks, gate: Gate) -> None:
+    def __init__(self, connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
         self._connection = connection
         self._owner = tasks
         self._gate = gate
         self._tasks: dict[int, Task] = {}
         self._waiting: deque[ToWorker] = deque()
-        self._taken: set[int] = set()
-        """Requests that were let in."""
+        """Messages that were read and not yet handled."""
+        self._accepted: set[int] = set()
+        """Requests that the gate counts."""
         self._cancelled: set[int] = set()
         self._lost = False
         self._thread = threading.get_ident()
         self._doing: int | None = None
-        """The request that is answered; 0 while something else is done, None between messages."""
-        self._said = 0
+        """The request that is answered; 0 during other messages, None between messages.
+
+        `report` reads this and `_sent` without a lock: a stale value costs one report at most.
+        """
+        self._sent = 0
         """How many messages were sent."""
         self._reported: tuple[int | None, int] = (None, 0)
-        self._ends = tasks.depot.runtime.poll()
-        self._ends.register(connection, getattr(select, "POLLRDHUP", 0))
+        self._hangup = tasks.pool.runtime.poll()
+        self._hangup.register(connection, getattr(select, "POLLRDHUP", 0))
 
     def run(self) -> None:
+        """Handles messages until the connection ends, which raises."""
         while True:
             while not self._waiting:
                 self._receive()
@@ -160,11 +167,11 @@ class Serving:
             self._doing = None
 
     def report(self) -> None:
-        """Tells the client what is done for it, unless something was sent since the last time.
+        """Sends `Progress` if a request is answered and nothing was sent since the last call.
 
-        Another thread calls this; it never waits.
+        Another thread calls this; it never blocks.
         """
-        turn = (self._doing, self._said)
+        turn = (self._doing, self._sent)
         if turn[0] is not None and turn == self._reported:
             with contextlib.suppress(OSError, ValueError):  # The connection has ended.
                 self._connection.offer(Progress(turn[0], whereabouts(self._thread)))
@@ -174,11 +181,11 @@ class Serving:
         message, _ = self._connection.receive()
         match message:
             case Cancel(request):
-                if request in self._taken:
+                if request in self._accepted:
                     self._cancelled.add(request)
             case Fetch(request):
-                if request not in self._taken and self._gate.enter():
-                    self._taken.add(request)
+                if request not in self._accepted and self._gate.enter():
+                    self._accepted.add(request)
                 self._waiting.append(message)
             case OpenTask() | CloseTask():
                 self._waiting.append(message)
@@ -195,33 +202,40 @@ class Serving:
             case Fetch(request):
                 self._doing = request
                 try:
-                    self._connection.send(self._answered(message))
+                    self._connection.send(self._answer(message))
                 finally:
-                    self._leave(request)
+                    self._end_request(request)
 
-    def _leave(self, request: int) -> None:
+    def _end_request(self, request: int) -> None:
         self._cancelled.discard(request)
-        if request in self._taken:
-            self._taken.discard(request)
+        if request in self._accepted:
+            self._accepted.discard(request)
             self._gate.leave()
 
-    def _answered(self, fetch: Fetch) -> ToClient:
-        """Sends what a fetch asks for; gives the last word about it."""
+    def _answer(self, fetch: Fetch) -> ToClient:
+        """Sends the elements of a fetch; returns the last message about it."""
         try:
-            task = self._checked(fetch)
-            self._look()
-            quit, horizon = partial(self._is_over, fetch.request), self._horizon(fetch)
-            for part in task.fetch(fetch.start, fetch.stop, fetch.mark, horizon, quit):
+            task = self._find_task(fetch)
+            self._receive_arrived()
+            is_cancelled = partial(self._is_cancelled, fetch.request)
+            parts = task.fetch(
+                fetch.start,
+                fetch.stop,
+                mark=fetch.mark,
+                horizon=self._horizon(fetch),
+                is_cancelled=is_cancelled,
+            )
+            for part in parts:
                 self._send(fetch.request, part, task.trail.began)
-            length = None if quit() else task.length(fetch.stop)
+            length = None if is_cancelled() else task.length(fetch.stop)
             lengths = None if length is None else task.trail.lengths
             return Done(fetch.request, length, task.trail.began, task.trail.ended, lengths)
         except BaseException as error:
-            # Users' functions raise whatever they like. If the client is gone, the next word fails.
+            # Users' functions raise anything. If the client is gone, sending the answer raises.
             return to_impossible(fetch.request, error, self._owner.address)
 
-    def _checked(self, fetch: Fetch) -> Task:
-        if fetch.request not in self._taken:
+    def _find_task(self, fetch: Fetch) -> Task:
+        if fetch.request not in self._accepted:
             raise UnavailableError("distribute: this worker is about to stop; ask another one")
         task = self._tasks.get(fetch.task)
         if task is None or not 0 <= fetch.start <= fetch.stop:
@@ -232,7 +246,7 @@ class Serving:
         return task
 
     def _horizon(self, fetch: Fetch) -> int:
-        """Up to where the requests behind this one go on with it."""
+        """Returns where the waiting requests end that continue this one."""
         horizon = fetch.stop
         for message in self._waiting:
             if isinstance(message, Fetch) and message.task == fetch.task:
@@ -241,28 +255,34 @@ class Serving:
                 horizon = message.stop
         return horizon
 
-    def _is_over(self, request: int) -> bool:
-        """Whether nobody waits for a request any more."""
-        self._look()
-        # The end of a connection is no message, so that looking for those does not see it.
-        return request in self._cancelled or self._lost or bool(self._ends.poll(0))
+    def _is_cancelled(self, request: int) -> bool:
+        """Whether the client has cancelled a request, or is gone."""
+        self._receive_arrived()
+        # The end of a connection is no message, so `_receive_arrived` does not notice it.
+        return request in self._cancelled or self._lost or bool(self._hangup.poll(0))
 
-    def _look(self) -> None:
-        """Takes in what has arrived, without waiting for anything."""
+    def _receive_arrived(self) -> None:
+        """Receives the messages that have arrived, without blocking."""
         try:
             while len(self._waiting) < _MOST_WAITING and self._connection.poll():
                 self._receive()
         except (OpError, OSError) as error:
-            # Whoever sends next is told.
+            # The next message to the client raises, too.
             self._lost = True
             if isinstance(error, DataLossError):
                 _warn(self._connection, error)
 
-    def _send(self, request: int, part: Made | Missed, began: int | None) -> None:
-        self._said += 1
-        if isinstance(part, Made):
-            rows = (part.start, with_places(part.chunk), part.mark, part.seconds, began)
-            self._connection.send_rows(request, *rows)
+    def _send(self, request: int, part: Fetched, began: int | None) -> None:
+        self._sent += 1
+        if isinstance(part, FetchedChunk):
+            self._connection.send_rows(
+                request,
+                part.start,
+                with_places(part.chunk),
+                mark=part.mark,
+                seconds=part.seconds,
+                began=began,
+            )
         else:
             self._connection.send(to_failed(request, part.ordinal, part.fault, began, part.place))
 
@@ -272,11 +292,11 @@ class Serving:
             task.close(finished)
 
     def close(self) -> None:
-        """Leaves everything that was taken on."""
+        """Closes all tasks and ends all requests."""
         for number in list(self._tasks):
             self._close_task(number)
-        for request in list(self._taken):
-            self._leave(request)
+        for request in list(self._accepted):
+            self._end_request(request)
         self._connection.close()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.errors import OpError
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_server import Gate, serve
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.sockets import receive_descriptor
 from penstock.service.host.tasks import Tasks
@@ -52,7 +52,7 @@ class PlanProcess:
 
     def __init__(self, make_tasks: MakeTasks, channel: socket.socket) -> None:
         self._make_tasks, self._channel = make_tasks, channel
-        self._gate = Gate()
+        self._gate = FetchGate()
         self._tasks: Tasks
 
     def run(self) -> None:

@@ -1,6 +1,7 @@
-"""Tasks: what the connections of a worker read, and the lines that they read it from.
+"""Tasks: what each connection of a worker reads, from the worker's streams.
 
-Nothing is made that nobody asked for, and a line that nobody reads is closed after a while.
+A worker computes only elements that a client fetched. It closes a stream without readers after a
+while.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.worker_streams import KEPT, Depot, Item, Line, Quit, Recipe, recipe_of
+from penstock.service.host.worker_streams import (
+    KEPT,
+    CursorResult,
+    IsCancelled,
+    StreamPlan,
+    StreamPool,
+    WorkerStream,
+    plan_stream,
+)
 from penstock.service.logic.production import Block, Stride, Want
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Mark
@@ -27,8 +36,8 @@ from penstock.service.protocol.messages import Work, WorkStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Elements from `start` on, as the one who fetches counts them."""
+class FetchedChunk:
+    """Elements from `start` on, as the fetching consumer counts them."""
 
     start: int
     chunk: Chunk
@@ -37,106 +46,111 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """An element that could not be made."""
+class FailedElement:
+    """An element that could not be computed."""
 
     ordinal: int
     fault: Fault
     place: int | None = None
+    """Its place among the inputs of an `interleave`, if it has one."""
+
+
+Fetched = FetchedChunk | FailedElement
 
 
 class Tasks:
-    """All lines of a worker, by what they make."""
+    """The tasks of a worker, and the pool of streams that they read."""
 
     restarts = 0
-    """How many processes were lost: this one runs all plans itself."""
+    """How many plan processes crashed: none, because this process runs all plans itself."""
 
     def __init__(
         self,
-        plan: Callable[[str], Node],
+        get_plan: Callable[[str], Node],
         environment: Callable[[], Environment],
         address: str,
         kept: int = KEPT,
         runtime: Runtime = MACHINE,
     ) -> None:
         self.address = address
-        self.depot = Depot(address, kept, runtime)
-        self._plan = plan
+        self.pool = StreamPool(address, kept, runtime)
+        self._get_plan = get_plan
         self._environment = environment
         self._closed = False
+        """Guarded by the lock of the pool."""
 
     def __len__(self) -> int:
-        """How many streams somebody reads."""
-        with self.depot.lock:
-            return sum(line.readers > 0 for line in self.depot.lines.values())
+        """Counts the streams that have readers."""
+        with self.pool.lock:
+            return sum(stream.readers > 0 for stream in self.pool.streams.values())
 
     def open(self, work: Work) -> Task:
-        """A task; what is wrong with its plan shows when it is fetched from."""
+        """Returns a task; an error of its plan is raised by the first fetch."""
         return Task(self, work)
 
-    def join(self, work: Work) -> Line:
-        """The line that makes what `work` describes, with one reader more."""
-        recipe = self._recipe(work)
-        strided = recipe.random and work.consumers > 1
+    def join(self, work: Work) -> WorkerStream:
+        """Returns the stream that `work` describes, with one reader more."""
+        plan = self._plan_stream(work)
+        strided = plan.random and work.consumers > 1
         name = work if strided else msgspec.structs.replace(work, consumer=-1)
-        with self.depot.lock:
+        with self.pool.lock:
             if self._closed:
                 raise UnavailableError("distribute: this worker stops; ask another one")
-            line = self.depot.lines.get(name)
-            if line is None:
-                line = self.depot.lines[name] = Line(self.depot, name, recipe, work)
-            line.readers += 1
-            return line
+            stream = self.pool.streams.get(name)
+            if stream is None:
+                stream = self.pool.streams[name] = WorkerStream(self.pool, name, plan, work)
+            stream.readers += 1
+            return stream
 
-    def _recipe(self, work: Work) -> Recipe:
-        return recipe_of(self._plan(work.digest), work, self._environment())
+    def _plan_stream(self, work: Work) -> StreamPlan:
+        return plan_stream(self._get_plan(work.digest), work, self._environment())
 
-    def leave(self, line: Line, finished: bool = False) -> None:
-        """A reader less; it may have `finished`, and then nobody asks again for what is kept."""
-        with self.depot.lock:
-            line.readers -= 1
-            line.idle_since = self.depot.runtime.now()
-        if finished and line.over:
-            self._close_idle(line)
+    def leave(self, stream: WorkerStream, finished: bool = False) -> None:
+        """Removes one reader; after one that `finished`, kept elements are not fetched again."""
+        with self.pool.lock:
+            stream.readers -= 1
+            stream.idle_since = self.pool.runtime.now()
+        if finished and stream.is_finished:
+            self._close_idle(stream)
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
-        """Closes what nobody reads: at once if its job is over, else after a while."""
-        with self.depot.lock:
-            late = self.depot.runtime.now() - timing.IDLE_STREAM
-            idle = [line for line in self.depot.lines.values() if not line.readers]
-        for line in idle:
-            if line.idle_since <= late or (jobs is not None and line.job not in jobs):
-                self._close_idle(line)
+        """Closes streams without readers: at once if `jobs` lacks their job, else after a while."""
+        with self.pool.lock:
+            late = self.pool.runtime.now() - timing.IDLE_STREAM
+            idle = [stream for stream in self.pool.streams.values() if not stream.readers]
+        for stream in idle:
+            if stream.idle_since <= late or (jobs is not None and stream.job not in jobs):
+                self._close_idle(stream)
 
-    def _close_idle(self, line: Line) -> None:
-        with self.depot.lock:
-            if line.readers:
-                return
-            self.depot.forget(line)
-        line.close()
+    def _close_idle(self, stream: WorkerStream) -> None:
+        with self.pool.lock:
+            if stream.readers:
+                return  # Another task has joined it meanwhile.
+            self.pool.forget(stream)
+        stream.close()
 
     def statuses(self) -> tuple[WorkStatus, ...]:
-        """What was done for every job since the last time this was asked."""
+        """Returns the work that was done for every job since the last call."""
         found: dict[str, WorkStatus] = {}
-        with self.depot.lock:
-            for line in self.depot.lines.values():
-                so_far = found.get(line.job, WorkStatus(line.job, 0, 0.0))
-                found[line.job] = WorkStatus(
-                    line.job,
-                    so_far.elements + line.elements,
-                    so_far.seconds + line.seconds,
-                    so_far.buffered + line.production.shelf.nbytes,
+        with self.pool.lock:
+            for stream in self.pool.streams.values():
+                so_far = found.get(stream.job, WorkStatus(stream.job, 0, 0.0))
+                found[stream.job] = WorkStatus(
+                    job=stream.job,
+                    elements=so_far.elements + stream.elements,
+                    seconds=so_far.seconds + stream.seconds,
+                    buffered=so_far.buffered + stream.production.blocks.nbytes,
                 )
-                line.elements, line.seconds = 0, 0.0
+                stream.elements, stream.seconds = 0, 0.0
         return tuple(found.values())
 
     def close(self) -> None:
-        """Ends all lines; who waits for them is told."""
-        with self.depot.lock:
+        """Closes all streams; fetches that wait for them raise UnavailableError."""
+        with self.pool.lock:
             self._closed = True
-            lines = list(self.depot.lines.values())
-        for line in lines:
-            line.close()
+            streams = list(self.pool.streams.values())
+        for stream in streams:
+            stream.close()
 
 
 class Task:
@@ -144,87 +158,100 @@ class Task:
 
     def __init__(self, tasks: Tasks, work: Work) -> None:
         self._tasks = tasks
-        self._timer = tasks.depot.runtime.timer
+        self._timer = tasks.pool.runtime.timer
         self._work = work
-        self._line: Line | None = None
+        self._shared: WorkerStream | None = None
         self._stride = Stride()
         self._stream: Stream | None = None
+        """The engine's stream of an unshared plan; it computes `_at` next and ends at `_stop`."""
         self._at = self._stop = 0
 
     def fetch(
-        self, start: int, stop: int, mark: Mark | None = None, horizon: int = 0, quit: Quit = bool
-    ) -> Iterator[Made | Missed]:
-        """Elements `start` to `stop`, as soon as they are made; until `quit` says yes.
+        self,
+        start: int,
+        stop: int,
+        mark: Mark | None = None,
+        horizon: int = 0,
+        is_cancelled: IsCancelled = bool,
+    ) -> Iterator[Fetched]:
+        """Yields elements `start` to `stop` as they are computed, until `is_cancelled` is true.
 
-        `horizon`: up to where it is known already that they will be fetched, one after the other.
+        The client has already asked for the elements up to `horizon`, in order.
         """
-        line = self._joined()
-        if line.alone:
-            return self._own(line, start, stop, max(stop, horizon), quit)
-        line.learn(mark)
-        return self._shared(line, start, stop, quit)
+        shared = self._join()
+        if shared.is_unshared:
+            return self._fetch_unshared(shared, start, stop, max(stop, horizon), is_cancelled)
+        shared.add_mark(mark)
+        return self._fetch_shared(shared, start, stop, is_cancelled)
 
     def length(self, stop: int) -> int | None:
-        """How many elements there are, if that is known and a fetch up to `stop` reaches it."""
-        length = None if self._line is None else self._line.production.length
+        """Returns the number of elements, if it is known and a fetch up to `stop` reaches it."""
+        length = None if self._shared is None else self._shared.production.length
         own = None if length is None else self._stride.count(length)
         return own if own is not None and own <= stop else None
 
     @property
     def trail(self) -> Trail:
-        """What is known of the stream beside its elements."""
-        return Trail() if self._line is None else self._line.trail
+        """What the stream has found out about its source."""
+        return Trail() if self._shared is None else self._shared.trail
 
-    def _joined(self) -> Line:
-        if self._line is None:
-            self._line = self._tasks.join(self._work)
-            if self._work.consumers > 1 and not self._line.recipe.random:
+    def _join(self) -> WorkerStream:
+        if self._shared is None:
+            self._shared = self._tasks.join(self._work)
+            if self._work.consumers > 1 and not self._shared.plan.random:
                 self._stride = Stride(self._work.consumers, self._work.consumer)
-        return self._line
+        return self._shared
 
-    def _shared(self, line: Line, start: int, stop: int, quit: Quit) -> Iterator[Made | Missed]:
+    def _fetch_shared(
+        self, shared: WorkerStream, start: int, stop: int, is_cancelled: IsCancelled
+    ) -> Iterator[Fetched]:
         stride, number = self._stride, start
         want = Want(stride.ordinal(start), stride.ordinal(stop - 1) + 1, self._work.consumer)
         while number < stop:
             want.at = stride.ordinal(number)
-            block = line.block(want, quit)
+            block = shared.get_block(want, is_cancelled)
             if block is None:
                 return
-            yield (part := _part(block, stride, number, stop))
-            number += len(part.chunk) if isinstance(part, Made) else 1
+            yield (part := _cut_block(block, stride, number, stop))
+            number += len(part.chunk) if isinstance(part, FetchedChunk) else 1
 
-    def _own(
-        self, line: Line, start: int, stop: int, horizon: int, quit: Quit
-    ) -> Iterator[Made | Missed]:
-        """Random access that is shared with nobody: no lock, nothing kept."""
+    def _fetch_unshared(
+        self,
+        shared: WorkerStream,
+        start: int,
+        stop: int,
+        horizon: int,
+        is_cancelled: IsCancelled,
+    ) -> Iterator[Fetched]:
+        """Random access for this task alone: no lock, and nothing is kept."""
         if self._stream is None or self._at != start or self._stop < stop:
             self._close_stream()
             self._at = start
-        while self._at < stop and not quit():
+        while self._at < stop and not is_cancelled():
             if self._stream is None:
-                self._stream, self._stop = line.recipe.open(self._at, horizon), horizon
-            part = self._next(self._stream, line, stop)
+                self._stream, self._stop = shared.plan.open(self._at, horizon), horizon
+            part = self._pull(self._stream, shared, stop)
             if part is None:
                 break
             yield part
         if self._at != stop or self._at >= self._stop:
             self._close_stream()
 
-    def _next(self, stream: Stream, line: Line, stop: int) -> Made | Missed | None:
+    def _pull(self, stream: Stream, shared: WorkerStream, stop: int) -> Fetched | None:
         at, started = self._at, self._timer()
         try:
-            chunk = stream.pull(min(line.demand.limit, stop - at))
+            chunk = stream.pull(min(shared.demand.limit, stop - at))
         except StopIteration:
-            line.production.stopped(at)
+            shared.production.record_length(at)
             return None
         except Exception as error:
             self._at += 1
-            return Missed(at, fault_of(error, self._tasks.address))
+            return FailedElement(at, fault_of(error, self._tasks.address))
         seconds = self._timer() - started
-        line.demand.record(chunk, seconds)
-        line.did(len(chunk), seconds)
+        shared.demand.record(chunk, seconds)
+        shared.record_work(len(chunk), seconds)
         self._at += len(chunk)
-        return Made(at, chunk, None, seconds)
+        return FetchedChunk(at, chunk, None, seconds)
 
     def _close_stream(self) -> None:
         stream, self._stream = self._stream, None
@@ -232,25 +259,25 @@ class Task:
             stream.close()
 
     def close(self, finished: bool = False) -> None:
-        """Reads no more, because it has `finished` or is gone; twice is fine."""
+        """Leaves the stream: the client has `finished` it, or is gone. May be repeated."""
         self._close_stream()
-        line, self._line = self._line, None
-        if line is not None:
-            self._tasks.leave(line, finished)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            self._tasks.leave(shared, finished)
 
 
-def _part(block: Block, stride: Stride, number: int, stop: int) -> Made | Missed:
-    """What a block has for somebody who counts by `stride`, from element `number` on."""
-    item: Item = block.item
-    if isinstance(item.content, Fault):
-        return Missed(number, item.content, item.place)
+def _cut_block(block: Block, stride: Stride, number: int, stop: int) -> Fetched:
+    """Returns the part of a block from element `number` up to `stop`, which count by `stride`."""
+    result: CursorResult = block.item
+    if isinstance(result.content, Fault):
+        return FailedElement(number, result.content, result.place)
     first = stride.ordinal(number) - block.first
     last = min(block.stop, stride.ordinal(stop - 1) + 1) - block.first
-    chunk = _picked(item.content, first, last, stride.of)
+    chunk = _pick_rows(result.content, first, last, stride.of)
     begins = number == stride.count(block.first)
-    mark = Mark(number, item.mark) if item.mark is not None and begins else None
-    return Made(number, chunk, mark, item.seconds * len(chunk) / len(item.content))
+    mark = Mark(number, result.mark) if result.mark is not None and begins else None
+    return FetchedChunk(number, chunk, mark, result.seconds * len(chunk) / len(result.content))
 
 
-def _picked(chunk: Chunk, first: int, last: int, step: int) -> Chunk:
+def _pick_rows(chunk: Chunk, first: int, last: int, step: int) -> Chunk:
     return chunk.rows(first, last) if step == 1 else chunk.take(np.arange(first, last, step))

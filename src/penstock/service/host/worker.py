@@ -26,7 +26,7 @@ from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_server import Gate, serve
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.fork_server import Nursery
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
@@ -233,7 +233,7 @@ class Running:
         """Tells those who wait for the end."""
         self._ending = runtime.event()
         self._interval = interval
-        self._gate = Gate(runtime)
+        self._gate = FetchGate(runtime)
         self._hurry = runtime.event()
         self.failed = False
         """Whether it was stopped by `fail`."""

@@ -1,7 +1,7 @@
 """The streams that a worker runs on the engine, each for all tasks that read it.
 
-Users' functions run outside of every lock: a task gets elements that are there, however long the
-function that another task waits for takes. A stream must be the same on every worker and every
+Users' functions run without any lock. So a task gets elements that are there at once, however long
+the function takes that another task waits for. A stream must be the same on every worker and every
 time, so no stream sees what another one has cached.
 """
 
@@ -31,14 +31,15 @@ from penstock.service.host.runtime import Runtime
 from penstock.service.logic.production import (
     TAIL,
     Block,
+    BlockBudget,
+    ConsumerPace,
     Cursor,
+    DecodedMark,
     End,
-    Known,
     Make,
-    Pace,
     Production,
     Serve,
-    Stock,
+    Step,
     Wait,
     Want,
 )
@@ -46,83 +47,96 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Mark
 from penstock.service.protocol.messages import Work
 
-MOST_STATE = 16 << 10
-"""Bytes of a state that travels; larger ones stay where they are."""
-
 KEPT = 256 << 20
-"""Bytes that a worker keeps for those who read the same elements."""
+"""Bytes that a worker keeps of streams that several clients read."""
 
 _TAILS = 64 << 20
-"""Bytes that a worker keeps of all other streams together, for those who ask again."""
+"""Bytes that a worker keeps of all other streams together, for clients that fetch again."""
 
 _CHUNK = 4 << 20
-"""Bytes that are made in one go, about."""
-
+"""About the bytes that are computed at once."""
 
 _MARK_FRAMES = 64
-"""A worker also saves the state of a stream after so many chunks."""
+"""A worker saves the state of a stream after so many chunks, or after `timing.MARK`."""
 
 _MARK_SHARE = 20
-"""Marks take at most this part of the time."""
+"""Saving states takes at most this fraction of the time: one part in so many."""
+
+MOST_STATE = 16 << 10
+"""Bytes of the largest state that travels to other workers."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The plan of one stream, ready to be opened. `random`: anywhere."""
+class StreamPlan:
+    """The plan of one stream, ready to be opened."""
 
     plan: Node
     context: Context
 
     @property
     def random(self) -> bool:
+        """Whether it can be opened at any position."""
         return self.plan.blocked is None
 
     @property
     def longest(self) -> int | None:
-        """How many elements there are, where anybody could begin behind the last of them."""
+        """The number of elements, if it is known and the plan has random access."""
         return self.plan.cardinality if self.random and self.plan.cardinality >= 0 else None
 
     def open(self, state: State, stop: int | None = None, trail: Trail | None = None) -> Stream:
-        """The stream from a state on (for random access a position, and up to `stop`).
+        """Opens the stream at a state; with random access, at a position and up to `stop`.
 
-        `trail` is told what the stream finds out.
+        The stream writes into `trail` what it finds out about its source.
         """
         plan = self.plan if stop is None else bound_plan(self.plan, stop)
         return open_plan(plan, state, replace(self.context, trail=trail))
 
 
-def recipe_of(plan: Node, work: Work, environment: Environment) -> Recipe:
-    """How to make the stream that `work` describes of a plan.
+def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
+    """Returns the plan of the stream of `plan` that `work` describes.
 
     With random access, the elements of one consumer are a plan of their own.
     """
-    part = private(_piece(plan, work))
+    part = with_private_caches(_piece(plan, work))
     ready = prepare(part)
     if ready.blocked is None and work.consumers > 1:
         ready = prepare(Shard(part, work.consumers, work.consumer))
-    # Every copy of the whole is shuffled in an order of its own.
+    # Every copy of the whole plan is shuffled in an order of its own.
     copy = (work.stream,) if work.form == "whole" and work.stream > 0 else ()
-    epoch, options = (*work.epoch, *copy), options_of(plan)
-    # Nobody reads the meters of a worker, and every fetch of a random-access plan has new nodes.
-    context = Context(environment, epoch, work.key, options, Meters(recording=False))
-    return Recipe(ready, replace(context, numbered=work.form == "turns"))
+    context = Context(
+        environment=environment,
+        epoch=(*work.epoch, *copy),
+        key=work.key,
+        options=options_of(plan),
+        # No program reads a worker's meters, and every fetch of a random-access plan has new nodes.
+        meters=Meters(recording=False),
+        numbered=work.form == "turns",
+    )
+    return StreamPlan(ready, context)
 
 
 def _piece(plan: Node, work: Work) -> Node:
-    how = (work.stream, work.streams, work.policy, work.begin, work.inputs)
-    return piece(plan, work.form, *how)
+    return piece(
+        plan,
+        work.form,
+        stream=work.stream,
+        streams=work.streams,
+        policy=work.policy,
+        begin=work.begin,
+        inputs=work.inputs,
+    )
 
 
-def private(node: Node) -> Node:
-    """The plan with memory caches of its own."""
+def with_private_caches(node: Node) -> Node:
+    """Returns the plan with memory caches that no other stream shares."""
     if node.sealed:
         return node
-    node = node.with_inputs(tuple(map(private, node.inputs)))
+    node = node.with_inputs(tuple(map(with_private_caches, node.inputs)))
     return replace(node, store=Store()) if isinstance(node, Cache) else node
 
 
 def encode_state(ordinal: int, state: State) -> bytes | None:
-    """A state before element `ordinal`, as bytes; None if it holds elements, or is large."""
+    """Returns a state before element `ordinal` as bytes; None if it holds elements or is large."""
     if not _is_plain(state):
         return None
     encoded = msgspec.msgpack.encode([ordinal, state])
@@ -130,13 +144,13 @@ def encode_state(ordinal: int, state: State) -> bytes | None:
 
 
 def decode_state(encoded: bytes) -> tuple[int, State]:
-    """What `encode_state` was given."""
+    """Returns the arguments of the `encode_state` that returned `encoded`."""
     ordinal, state = msgspec.msgpack.decode(encoded)
     return ordinal, state
 
 
 def _is_plain(state: Any) -> bool:
-    """Whether a state is made of numbers and texts alone. A tuple would come back as a list."""
+    """Whether a state has only numbers and texts. A tuple would come back as a list."""
     kind = type(state)
     if kind is dict:
         return all(type(name) is str and _is_plain(part) for name, part in state.items())
@@ -147,126 +161,136 @@ def _is_plain(state: Any) -> bool:
     return state is None or kind in (bool, float, str, bytes)
 
 
-Quit = Callable[[], bool]
+IsCancelled = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """What a cursor gave in one go, and the state before it, if one was saved."""
+class CursorResult:
+    """What a cursor computed at once, and the state before it, if one was saved."""
 
     content: Chunk | Fault
     mark: bytes | None
     seconds: float
     place: int | None = None
-    """Of a fault, if it has one: see `trail`."""
+    """Of a fault: its place among the inputs of an `interleave`, if it has one (see `trail`)."""
 
 
-class Depot:
-    """What all lines of a worker share: one lock, and the bytes that they keep."""
+class StreamPool:
+    """The streams of a worker, the lock that guards them, and the bytes that they keep."""
 
     def __init__(self, address: str, kept: int, runtime: Runtime) -> None:
         self.address = address
         self.runtime = runtime
         self.lock = runtime.lock()
-        self.lines: dict[Hashable, Line] = {}
+        self.streams: dict[Hashable, WorkerStream] = {}
+        """By name; guarded by `lock`."""
         self.demands: WeakValueDictionary[str, Demand] = WeakValueDictionary()
-        """How much is made in one go, by job: its streams are alike, and some of them short."""
-        self._stocks = {True: Stock(kept), False: Stock(_TAILS)}
+        """How much is computed at once, by job: its streams are alike, and may be short."""
+        self._budgets = {True: BlockBudget(kept), False: BlockBudget(_TAILS)}
+        """For streams that several clients read, and for all other streams; guarded by `lock`."""
 
     @property
     def nbytes(self) -> int:
-        return sum(stock.nbytes for stock in self._stocks.values())
+        return sum(budget.nbytes for budget in self._budgets.values())
 
     def allowance(self) -> int:
-        """Bytes that a production with consumers may be ahead of the slowest one."""
-        paced = sum(line.production.pace is not None for line in self.lines.values())
-        return TAIL + self._stocks[True].limit // max(1, paced)
+        """The bytes by which a coordinated read may be ahead of its slowest consumer."""
+        paced = sum(stream.production.pace is not None for stream in self.streams.values())
+        return TAIL + self._budgets[True].limit // max(1, paced)
 
-    def keep(self, line: Line, block: Block) -> None:
-        """A block is on the shelf; others go for it, where it must be so."""
-        stock = self._stocks[line.production.kept]
-        if line.production.pace is None:
-            stock.add(line.name, block.start, block.nbytes)
-        self.trim(line)
-        for name, start in stock.excess():
-            self.lines[name].production.shelf.drop(start)
-            stock.remove(name, start)
+    def keep(self, stream: WorkerStream, block: Block) -> None:
+        """Counts a block that its stream keeps, and drops others if there are too many bytes."""
+        budget = self._budgets[stream.production.kept]
+        if stream.production.pace is None:
+            budget.add(stream.name, block.start, block.nbytes)
+        self.trim(stream)
+        for name, start in budget.excess():
+            self.streams[name].production.blocks.drop(start)
+            budget.remove(name, start)
 
-    def used(self, line: Line, block: Block) -> None:
-        self._stocks[line.production.kept].touch(line.name, block.start)
+    def touch(self, stream: WorkerStream, block: Block) -> None:
+        """Notes that a block was used."""
+        self._budgets[stream.production.kept].touch(stream.name, block.start)
 
-    def trim(self, line: Line) -> None:
-        """Lets go what nobody waits for."""
-        for start in line.production.spare():
-            line.production.shelf.drop(start)
-            self._stocks[line.production.kept].remove(line.name, start)
+    def trim(self, stream: WorkerStream) -> None:
+        """Drops the blocks of a stream that no client waits for."""
+        for start in stream.production.droppable():
+            stream.production.blocks.drop(start)
+            self._budgets[stream.production.kept].remove(stream.name, start)
 
-    def forget(self, line: Line) -> None:
-        """A line that is closed: nothing of it is kept."""
-        if self.lines.get(line.name) is line:
-            del self.lines[line.name]
-            self._stocks[line.production.kept].clear(line.name)
+    def forget(self, stream: WorkerStream) -> None:
+        """Removes a stream that is closed, and its blocks from the budgets."""
+        if self.streams.get(stream.name) is stream:
+            del self.streams[stream.name]
+            self._budgets[stream.production.kept].clear(stream.name)
 
 
-class Line:
-    """One stream of a worker, shared by all tasks that read it."""
+class WorkerStream:
+    """One stream of a worker, shared by all tasks that read it.
 
-    def __init__(self, depot: Depot, name: Hashable, recipe: Recipe, work: Work) -> None:
+    The lock of the pool guards all fields that change. A cursor belongs to the thread that computes
+    with it, until that thread hands it back to `production`.
+    """
+
+    def __init__(self, pool: StreamPool, name: Hashable, plan: StreamPlan, work: Work) -> None:
         self.name = name
         self.job = work.job
-        self.recipe = recipe
-        self.demand = depot.demands.setdefault(work.job, Demand(nbytes=_CHUNK))
+        self.plan = plan
+        self.demand = pool.demands.setdefault(work.job, Demand(nbytes=_CHUNK))
         self.readers = 0
         self.idle_since = 0.0
         self.elements = 0
         self.seconds = 0.0
         strided = work.consumers > 1
-        pace = Pace(work.consumers) if strided and not recipe.random else None
+        pace = ConsumerPace(work.consumers) if strided and not plan.random else None
         # With random access, each consumer has a stream of its own.
-        kept = work.kept and not (strided and recipe.random)
-        self.production = Production(recipe.random, kept, pace, recipe.longest)
+        kept = work.kept and not (strided and plan.random)
+        self.production = Production(plan.random, kept, pace, plan.longest)
         self.trail = Trail()
-        """What its cursors have found out, all of them the same."""
-        self._depot = depot
-        self._timer = depot.runtime.timer
-        self._changed = depot.runtime.condition(depot.lock)
+        """What its cursors found out about the source; all of them find the same."""
+        self._pool = pool
+        self._timer = pool.runtime.timer
+        self._changed = pool.runtime.condition(pool.lock)
         self._closed = False
 
     @property
-    def alone(self) -> bool:
-        """Whether every reader makes its own elements: they are nobody else's."""
-        return self.recipe.random and not self.production.kept
+    def is_unshared(self) -> bool:
+        """Whether every task computes its own elements, which no other task reads."""
+        return self.plan.random and not self.production.kept
 
     @property
-    def over(self) -> bool:
-        """Whether it has come to its end, and keeps nothing for others."""
+    def is_finished(self) -> bool:
+        """Whether its end was reached and it keeps no elements for other clients."""
         production = self.production
         return production.length is not None and not production.kept and production.pace is None
 
-    def did(self, elements: int, seconds: float) -> None:
-        """Takes notice of work."""
+    def record_work(self, elements: int, seconds: float) -> None:
+        """Counts elements and seconds for the next heartbeat."""
         with self._changed:
             self.elements += elements
             self.seconds += seconds
 
-    def learn(self, mark: Mark | None) -> None:
-        """A mark that a client had of another worker."""
-        if mark is None or self.recipe.random:
+    def add_mark(self, mark: Mark | None) -> None:
+        """Adds a mark that a client received from another worker."""
+        if mark is None or self.plan.random:
             return
         try:
             ordinal, state = decode_state(mark.state)
         except (msgspec.MsgspecError, ValueError, TypeError):
-            return  # Without it, the stream begins at its start.
+            return  # Without the mark, the stream is computed from its start.
         with self._changed:
-            self.production.marks.add(Known(ordinal, state))
+            self.production.marks.add(DecodedMark(ordinal, state))
 
-    def block(self, want: Want, quit: Quit) -> Block | None:
-        """The block with the element that is wanted; None at the end, or if nobody wants it."""
-        while not quit():
+    def get_block(self, want: Want, is_cancelled: IsCancelled) -> Block | None:
+        """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
+
+        Computes it, or blocks while another thread does.
+        """
+        while not is_cancelled():
             with self._changed:
-                match self._step(want):
+                match self._decide(want):
                     case Serve(block):
-                        self._depot.used(self, block)
+                        self._pool.touch(self, block)
                         return block
                     case End():
                         return None
@@ -275,44 +299,50 @@ class Line:
                         continue
                     case Make(cursor, most):
                         pass
-            made = self._make(cursor, most)
-            if made is not None and made.start <= want.at < made.stop:
-                return made
+            computed = self._compute(cursor, most)
+            if computed is not None and computed.start <= want.at < computed.stop:
+                return computed
         return None
 
-    def _step(self, want: Want) -> Serve | Make | Wait | End:
+    def _decide(self, want: Want) -> Step:
         if self._closed:
             raise UnavailableError("distribute: this worker stops; ask another one")
-        self._depot.trim(self)
-        allowance = 0 if self.production.pace is None else self._depot.allowance()
-        return self.production.step(want, self._depot.runtime.now(), allowance)
+        self._pool.trim(self)
+        allowance = 0 if self.production.pace is None else self._pool.allowance()
+        return self.production.step(want, self._pool.runtime.now(), allowance)
 
-    def _make(self, cursor: Cursor, most: int) -> Block | None:
-        """Goes on with a cursor; what it gives is kept, as far as it is to be."""
-        made = None
+    def _compute(self, cursor: Cursor, most: int) -> Block | None:
+        """Computes up to `most` elements without the lock, and keeps them if they are to be kept.
+
+        Returns None at the end of the stream, or if the cursor could not be opened.
+        """
+        block = None
         try:
-            item = self._pulled(cursor, most)
+            result = self._pull(cursor, most)
         except StopIteration:
-            with self._changed:
-                self.trail.part(cursor.trail.began, cursor.trail.ended)
-                self.trail.count, self.trail.inputs = cursor.trail.count, cursor.trail.inputs
-                self.production.ended(cursor)
-                self._changed.notify_all()
+            self._record_end(cursor)
         except BaseException as error:
-            if not self._replaced(cursor, error):
+            if not self._discard(cursor, error):
                 raise
         else:
-            made = self._keep(cursor, item)
+            block = self._keep(cursor, result)
         finally:
             self._close_retired()
-        return made
+        return block
 
-    def _pulled(self, cursor: Cursor, most: int) -> Item:
+    def _record_end(self, cursor: Cursor) -> None:
+        with self._changed:
+            self.trail.part(cursor.trail.began, cursor.trail.ended)
+            self.trail.count, self.trail.inputs = cursor.trail.count, cursor.trail.inputs
+            self.production.record_end(cursor)
+            self._changed.notify_all()
+
+    def _pull(self, cursor: Cursor, most: int) -> CursorResult:
         if cursor.stream is None:
             cursor.trail = Trail()
-            cursor.stream = self.recipe.open(cursor.state, cursor.stop, cursor.trail)
+            cursor.stream = self.plan.open(cursor.state, cursor.stop, cursor.trail)
             cursor.state = None
-        mark = None if self.recipe.random else self._mark(cursor)
+        mark = None if self.plan.random else self._save_mark(cursor)
         started, place = self._timer(), None
         content: Chunk | Fault
         try:
@@ -320,17 +350,17 @@ class Line:
         except StopIteration:
             raise
         except Exception as error:
-            content = fault_of(error, self._depot.address)
+            content = fault_of(error, self._pool.address)
             place = place_of(error)
         seconds = self._timer() - started
         if isinstance(content, Chunk):
             self.demand.record(content, seconds)
         cursor.unmarked += seconds
         cursor.frames += 1
-        return Item(content, mark, seconds, place)
+        return CursorResult(content, mark, seconds, place)
 
-    def _mark(self, cursor: Cursor) -> bytes | None:
-        """Saves the state of a cursor now and then; gives it as bytes if it can travel."""
+    def _save_mark(self, cursor: Cursor) -> bytes | None:
+        """Saves the cursor's state if a mark is due; returns it as bytes if it can travel."""
         due = cursor.unmarked >= timing.MARK or cursor.frames >= _MARK_FRAMES
         if not due or cursor.unmarked < _MARK_SHARE * cursor.cost:
             return None
@@ -340,43 +370,47 @@ class Line:
         cursor.cost = self._timer() - started
         cursor.unmarked, cursor.frames = 0.0, 0
         with self._changed:
-            self.production.marks.add(Known(cursor.at, state, encoded is not None))
+            self.production.marks.add(DecodedMark(cursor.at, state, encoded is not None))
         return encoded
 
-    def _keep(self, cursor: Cursor, item: Item) -> Block:
-        content = item.content
+    def _keep(self, cursor: Cursor, result: CursorResult) -> Block:
+        content = result.content
         count = len(content) if isinstance(content, Chunk) else 1
         with self._changed:
             self.trail.part(cursor.trail.began, None)
-            made, kept = self.production.made(cursor, count, content.nbytes, item)
-            self.did(count, item.seconds)
+            block, kept = self.production.add_block(cursor, count, content.nbytes, result)
+            self.record_work(count, result.seconds)
             if kept is not None and not self._closed:
-                self._depot.keep(self, kept)
+                self._pool.keep(self, kept)
             self._changed.notify_all()
-        return made
+        return block
 
-    def _replaced(self, cursor: Cursor, error: BaseException) -> bool:
-        """Whether a cursor that could not be opened may be replaced by one from further back."""
+    def _discard(self, cursor: Cursor, error: BaseException) -> bool:
+        """Retires a cursor that raised `error`; returns whether an earlier mark may work instead.
+
+        That is so if its state could not be opened. The mark with that state is removed.
+        """
         with self._changed:
-            self.production.broke(cursor)
+            self.production.retire(cursor)
             self._changed.notify_all()
             opened = cursor.stream is not None or not isinstance(error, Exception)
-            if opened or self.recipe.random or cursor.at == 0:
+            if opened or self.plan.random or cursor.at == 0:
                 return False
             self.production.marks.remove(cursor.at)
             return True
 
     def _close_retired(self) -> None:
+        """Closes cursors without the lock: that may wait for a user's function."""
         with self._changed:
-            retired = self.production.let_go(everything=self._closed)
+            retired = self.production.take_retired(include_idle=self._closed)
         for cursor in retired:
             if cursor.stream is not None:
                 cursor.stream.close()
 
     def close(self) -> None:
-        """Ends it; who waits is told."""
+        """Closes the stream; threads that wait in `get_block` raise UnavailableError."""
         with self._changed:
             self._closed = True
-            self._depot.forget(self)
+            self._pool.forget(self)
             self._changed.notify_all()
         self._close_retired()

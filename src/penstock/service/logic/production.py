@@ -1,4 +1,4 @@
-"""What a worker does for one stream: which elements it computes next and which it keeps.
+"""Which elements of a stream a worker computes next, and which it keeps.
 
 Several connections fetch elements of one stream, each in its own order and at its own pace.
 `Production.step` decides the next action for one of them. Fetching twice is harmless: an element
@@ -15,23 +15,25 @@ from typing import Any
 
 from penstock.service.protocol import timing
 
+TAIL = 4 << 20
+"""Bytes that are kept of a stream for clients that fetch again."""
+
 TAIL_BLOCKS = 256
-"""So many blocks that everybody has are kept, however small they are."""
+"""Blocks of a stream that are kept for clients that fetch again, however small they are."""
 
 NEWEST = 4
-"""So many of the latest marks are kept whatever their distance."""
-
+"""The latest marks of a stream, which are kept whatever their distance."""
 
 IDLE = 3
-"""So many opened streams wait for somebody to go on with them, at most."""
-
-TAIL = 4 << 20
-"""Bytes that are kept for those who ask again."""
+"""Opened cursors of a stream that may wait for the next fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Elements `start` to `stop`, as they were made. `first` is the ordinal of the item's first."""
+    """Elements `start` to `stop` of an item that was computed at once.
+
+    `first` is the ordinal of the first element of the item.
+    """
 
     start: int
     stop: int
@@ -40,8 +42,8 @@ class Block:
     first: int
 
 
-class Shelf:
-    """What is kept of one stream: blocks by ordinal, none of which overlap."""
+class KeptBlocks:
+    """The blocks that are kept of one stream, by ordinal; they do not overlap."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -52,22 +54,22 @@ class Shelf:
         return len(self._starts)
 
     def find(self, ordinal: int) -> Block | None:
-        """The block that holds an element."""
-        place = bisect_right(self._starts, ordinal)
-        block = self._blocks[self._starts[place - 1]] if place else None
+        """Returns the block that holds element `ordinal`."""
+        index = bisect_right(self._starts, ordinal)
+        block = self._blocks[self._starts[index - 1]] if index else None
         return block if block is not None and ordinal < block.stop else None
 
-    def behind(self, ordinal: int) -> int | None:
-        """Where the next block begins behind an element."""
-        place = bisect_right(self._starts, ordinal)
-        return self._starts[place] if place < len(self._starts) else None
+    def next_start(self, ordinal: int) -> int | None:
+        """Returns the start of the first block that begins behind element `ordinal`."""
+        index = bisect_right(self._starts, ordinal)
+        return self._starts[index] if index < len(self._starts) else None
 
-    def put(self, block: Block) -> Block | None:
-        """Keeps of a block what is not there yet, up to the next one that is."""
+    def add(self, block: Block) -> Block | None:
+        """Keeps the part of `block` that is missing, up to the next kept block; returns it."""
         start = block.start
-        while (there := self.find(start)) is not None:
-            start = there.stop
-        stop = min(block.stop, self.behind(start) or block.stop)
+        while (found := self.find(start)) is not None:
+            start = found.stop
+        stop = min(block.stop, self.next_start(start) or block.stop)
         if start >= stop:
             return None
         kept = replace(block, start=start, stop=stop)
@@ -77,12 +79,15 @@ class Shelf:
         return kept
 
     def drop(self, start: int) -> None:
-        """Forgets the block that begins here."""
+        """Drops the block that begins at `start`."""
         del self._starts[bisect_right(self._starts, start) - 1]
         self.nbytes -= self._blocks.pop(start).nbytes
 
-    def spare(self, floor: int, tail: int) -> list[int]:
-        """The oldest blocks that end before `floor`, until what stays is `tail` bytes or less."""
+    def droppable(self, floor: int, tail: int) -> list[int]:
+        """Returns the starts of the oldest blocks that end before `floor`.
+
+        Of these, the latest stay that have `tail` bytes or less, and few enough blocks.
+        """
         found: list[int] = []
         nbytes = self.nbytes
         for start in self._starts:
@@ -95,8 +100,11 @@ class Shelf:
         return found
 
 
-class Stock:
-    """The bytes that all streams of a worker keep; what was used least recently goes first."""
+class BlockBudget:
+    """Limits the bytes that all streams of a worker keep; the least recently used block goes first.
+
+    A block is named by its owner, which is the name of a stream, and by its start.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -110,6 +118,7 @@ class Stock:
         self.nbytes += nbytes
 
     def touch(self, owner: Hashable, start: int) -> None:
+        """Notes that a block was used."""
         if (owner, start) in self._used:
             self._used.move_to_end((owner, start))
 
@@ -119,12 +128,12 @@ class Stock:
             self.nbytes -= self._used.pop((owner, start))
 
     def clear(self, owner: Hashable) -> None:
-        """Forgets all of an owner's blocks."""
+        """Removes all blocks of `owner`."""
         for start in self._owned.pop(owner, ()):
             self.nbytes -= self._used.pop((owner, start))
 
     def excess(self) -> list[tuple[Hashable, int]]:
-        """Owners and blocks to forget, so that the rest is within the limit."""
+        """Returns the blocks to drop, so that the rest is within the limit."""
         found: list[tuple[Hashable, int]] = []
         over = self.nbytes - self.limit
         for name, nbytes in self._used.items():
@@ -135,8 +144,8 @@ class Stock:
         return found
 
 
-class Pace:
-    """Where the consumers of coordinated reads are, and whether one that is ahead has to wait."""
+class ConsumerPace:
+    """Where the consumers of a coordinated read are, and whether a fast one has to wait."""
 
     def __init__(self, consumers: int, patience: float = timing.PACE) -> None:
         self._at = [0] * consumers
@@ -144,23 +153,23 @@ class Pace:
         self._away = [False] * consumers
         self._patience = patience
 
-    def reached(self, consumer: int, ordinal: int, now: float) -> None:
-        """A consumer needs nothing before `ordinal`, an ordinal of the stream."""
+    def record(self, consumer: int, ordinal: int, now: float) -> None:
+        """Notes that a consumer needs no element before `ordinal` of the stream."""
         self._at[consumer] = ordinal
         self._heard[consumer] = now
         self._away[consumer] = False
 
     @property
     def floor(self) -> int:
-        """Nobody who takes part needs anything before it."""
-        here = [at for at, away in zip(self._at, self._away, strict=True) if not away]
-        return min(here, default=0)
+        """The ordinal before which no consumer that takes part needs an element."""
+        present = [at for at, away in zip(self._at, self._away, strict=True) if not away]
+        return min(present, default=0)
 
-    def waits(self, consumer: int, since: float, now: float) -> bool:
-        """Whether a consumer, which waits `since`, waits for one that is behind it.
+    def must_wait(self, consumer: int, since: float, now: float) -> bool:
+        """Whether a consumer, which has waited `since`, waits for consumers behind it.
 
-        One of which nothing is heard may be served by another worker, or be gone: the others go
-        on, and should it come back, what it needs is made again.
+        A consumer that is silent for long may fetch from another worker, or be gone. It no longer
+        holds up the faster consumers. If it returns, its elements are computed again.
         """
         at = self._at[consumer]
         slow = [c for c, a in enumerate(self._at) if a < at and not self._away[c]]
@@ -168,120 +177,123 @@ class Pace:
             return False
         if now - max(since, *(self._heard[c] for c in slow)) <= self._patience:
             return True
-        for one in slow:
-            self._away[one] = True
+        for silent in slow:
+            self._away[silent] = True
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A state that a stream can be opened with, before element `ordinal`."""
+class DecodedMark:
+    """A state with which a stream can be opened, before element `ordinal`."""
 
     ordinal: int
     state: Any
     small: bool = True
-    """Whether it costs little to keep; large ones hold the elements of a buffer."""
+    """Whether it costs little to keep; large states hold the elements of a buffer."""
 
 
 class Marks:
-    """Known states of one stream: the newest, and of the older ones ever fewer."""
+    """The marks of one stream: all of the newest, and ever fewer of the older ones."""
 
     def __init__(self, start: Any = None) -> None:
-        self._known = [Known(0, start)]
+        self._marks = [DecodedMark(0, start)]
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._marks)
 
-    def add(self, known: Known) -> None:
-        place = bisect_right(self._ordinals(), known.ordinal)
-        if self._known[place - 1].ordinal == known.ordinal:
+    def add(self, mark: DecodedMark) -> None:
+        index = bisect_right(self._ordinals(), mark.ordinal)
+        if self._marks[index - 1].ordinal == mark.ordinal:
             return
-        self._known.insert(place, known)
+        self._marks.insert(index, mark)
         self._thin()
 
-    def best(self, ordinal: int) -> Known:
-        """The last one at or before an element; the start is one."""
-        return self._known[bisect_right(self._ordinals(), ordinal) - 1]
+    def best(self, ordinal: int) -> DecodedMark:
+        """Returns the last mark at or before element `ordinal`; the start of the stream is one."""
+        return self._marks[bisect_right(self._ordinals(), ordinal) - 1]
 
     def remove(self, ordinal: int) -> None:
-        """A state that could not be opened."""
-        self._known = [k for k in self._known if k.ordinal != ordinal or k.ordinal == 0]
+        """Removes a mark whose state could not be opened; the start of the stream stays."""
+        self._marks = [m for m in self._marks if m.ordinal != ordinal or m.ordinal == 0]
 
     def _ordinals(self) -> list[int]:
-        return [known.ordinal for known in self._known]
+        return [mark.ordinal for mark in self._marks]
 
     def _thin(self) -> None:
-        """One mark for every power of two of the distance from the newest."""
-        newest = self._known[-1].ordinal
+        """Keeps one mark for every power of two of the distance from the newest."""
+        newest = self._marks[-1].ordinal
         kept, distances = [], set()
-        for known in self._known[1:-NEWEST]:
-            distance = (newest - known.ordinal).bit_length()
-            if distance not in distances and known.small:
+        for mark in self._marks[1:-NEWEST]:
+            distance = (newest - mark.ordinal).bit_length()
+            if distance not in distances and mark.small:
                 distances.add(distance)
-                kept.append(known)
-        large = [known for known in self._known[-NEWEST:-2] if not known.small]
-        recent = [known for known in self._known[1:][-NEWEST:] if known not in large]
-        self._known = [self._known[0], *kept, *recent]
+                kept.append(mark)
+        large = [mark for mark in self._marks[-NEWEST:-2] if not mark.small]
+        recent = [mark for mark in self._marks[1:][-NEWEST:] if mark not in large]
+        self._marks = [self._marks[0], *kept, *recent]
 
 
 @dataclass(frozen=True)
 class Stride:
-    """Every `of`-th element of a stream, from number `index` on: what one consumer counts."""
+    """Every `of`-th element of a stream, from number `index` on: the elements of one consumer."""
 
     of: int = 1
     index: int = 0
 
     def ordinal(self, number: int) -> int:
-        """The ordinal in the stream of this consumer's element `number`."""
+        """Returns the ordinal in the stream of this consumer's element `number`."""
         return number * self.of + self.index
 
     def count(self, stop: int) -> int:
-        """How many elements of this consumer stand before ordinal `stop` of the stream."""
+        """Counts the elements of this consumer before ordinal `stop` of the stream."""
         return max(0, -((self.index - stop) // self.of))
 
 
 @dataclass(eq=False)
 class Cursor:
-    """An opened stream; `at` is the ordinal of what it will give next."""
+    """An opened stream of the engine, which computes element `at` next."""
 
     at: int
     state: Any
     stop: int | None = None
-    """It gives nothing from here on, though the stream may."""
+    """The cursor computes nothing from here on, though the stream may be longer."""
     busy: bool = True
     stream: Any = None
-    """What the one who makes holds here; None: it is still to be opened, at `state`."""
+    """The engine's stream; None until the worker opens it at `state`."""
     trail: Any = None
-    """What the stream has found out."""
+    """What the engine's stream reports about its source."""
     unmarked: float = 0.0
     """Seconds of work since the last mark."""
     frames: int = 0
-    """How many times elements were made since the last mark."""
+    """Chunks that were computed since the last mark."""
     cost: float = 0.0
     """Seconds that it took to save the last mark."""
 
 
 @dataclass
 class Want:
-    """What a fetch needs now: elements from `at` up to `stop`, ordinals of the stream."""
+    """The elements that a fetch needs now: `at` up to `stop`, ordinals of the stream."""
 
     at: int
     stop: int
     consumer: int = -1
     since: float | None = None
-    """When it began to wait."""
+    """When the fetch began to wait for slower consumers."""
 
 
 @dataclass(frozen=True)
 class Serve:
-    """It is here."""
+    """Send elements of this block."""
 
     block: Block
 
 
 @dataclass(frozen=True)
 class Make:
-    """Go on with this cursor, which is yours until `made`, `ended` or `broke`; `most` elements."""
+    """Compute up to `most` elements with this cursor.
+
+    No other thread gets the cursor until `add_block`, `record_end` or `retire`.
+    """
 
     cursor: Cursor
     most: int
@@ -289,12 +301,12 @@ class Make:
 
 @dataclass(frozen=True)
 class Wait:
-    """Somebody else makes it, or it is too early."""
+    """Wait: another thread computes the element, or slower consumers come first."""
 
 
 @dataclass(frozen=True)
 class End:
-    """There is no such element."""
+    """The stream ends before this element."""
 
 
 Step = Serve | Make | Wait | End
@@ -302,56 +314,59 @@ Step = Serve | Make | Wait | End
 
 @dataclass
 class Production:
-    """One stream. `random`: it can be opened at any ordinal; others at a mark.
+    """The elements and cursors of one stream. The worker's lock guards all of it.
 
-    `kept`: others need what was made, so it goes only when the worker's stock runs over;
-    `pace`: it goes when every consumer has it, and production waits for the slowest of them.
+    `random`: a cursor can be opened at any ordinal; without it, at a mark.
+    `kept`: several clients read the elements, so they are dropped only when the worker keeps too
+    many bytes. `pace`: an element is dropped when every consumer has it, and fast consumers wait
+    for the slowest.
     """
 
     random: bool
     kept: bool = False
-    pace: Pace | None = None
+    pace: ConsumerPace | None = None
     longest: int | None = None
     """The cardinality of the plan, if it is known."""
     length: int | None = None
-    """Where the stream ends, once that was seen."""
-    shelf: Shelf = field(default_factory=Shelf)
+    """Where the stream ends, once a cursor has reached it."""
+    blocks: KeptBlocks = field(default_factory=KeptBlocks)
     marks: Marks = field(default_factory=Marks)
     cursors: list[Cursor] = field(default_factory=list)
+    """Least recently used first."""
     retired: list[Cursor] = field(default_factory=list)
-    """Cursors that nobody needs any more."""
+    """Cursors that the worker has to close."""
 
     def step(self, want: Want, now: float, allowance: int = 0) -> Step:
-        """What to do about a want; at most `allowance` bytes are kept for slow consumers."""
+        """Decides what to do for a fetch; slow consumers let `allowance` bytes be kept."""
         if self.pace is not None:
-            self.pace.reached(want.consumer, want.at, now)
-        if (block := self.shelf.find(want.at)) is not None:
+            self.pace.record(want.consumer, want.at, now)
+        if (block := self.blocks.find(want.at)) is not None:
             return Serve(block)
         if self.length is not None and want.at >= self.length:
             return End()
-        if self._early(want, now, allowance):
+        if self._is_early(want, now, allowance):
             return Wait()
-        cursor = self._cursor(want)
+        cursor = self._take_cursor(want)
         if cursor is None:
             return Wait()
         want.since = None
         return Make(cursor, self._most(cursor, want))
 
-    def _early(self, want: Want, now: float, allowance: int) -> bool:
-        if self.pace is None or self.shelf.nbytes < allowance:
+    def _is_early(self, want: Want, now: float, allowance: int) -> bool:
+        if self.pace is None or self.blocks.nbytes < allowance:
             return False
         want.since = now if want.since is None else want.since
-        return self.pace.waits(want.consumer, want.since, now)
+        return self.pace.must_wait(want.consumer, want.since, now)
 
-    def _cursor(self, want: Want) -> Cursor | None:
-        """The cursor to go on with, now busy; None if somebody else is at it."""
+    def _take_cursor(self, want: Want) -> Cursor | None:
+        """Returns the cursor to continue with, now busy; None if another thread uses it."""
         ahead = [
             c for c in self.cursors if c.at <= want.at and (c.stop is None or want.at < c.stop)
         ]
         nearest = max(ahead, key=lambda cursor: cursor.at, default=None)
-        known = Known(want.at, want.at) if self.random else self.marks.best(want.at)
-        if nearest is None or (nearest.at < known.ordinal and not self.random):
-            nearest = Cursor(known.ordinal, known.state, self._bound(want))
+        mark = DecodedMark(want.at, want.at) if self.random else self.marks.best(want.at)
+        if nearest is None or (nearest.at < mark.ordinal and not self.random):
+            nearest = Cursor(mark.ordinal, mark.state, self._cursor_stop(want))
             self.cursors.append(nearest)
             return nearest
         if nearest.busy:
@@ -359,57 +374,58 @@ class Production:
         nearest.busy = True
         return nearest
 
-    def _bound(self, want: Want) -> int | None:
-        """Random access needs to go no further than somebody asked, or than what is there."""
-        return min(want.stop, self.shelf.behind(want.at) or want.stop) if self.random else None
+    def _cursor_stop(self, want: Want) -> int | None:
+        """Where a cursor with random access stops: at the end of the fetch, or at a kept block."""
+        if not self.random:
+            return None
+        return min(want.stop, self.blocks.next_start(want.at) or want.stop)
 
     def _most(self, cursor: Cursor, want: Want) -> int:
         stop = want.stop if cursor.stop is None else min(want.stop, cursor.stop)
         return stop - cursor.at
 
-    def made(
+    def add_block(
         self, cursor: Cursor, count: int, nbytes: int, item: Any
     ) -> tuple[Block, Block | None]:
-        """`count` elements more; gives the block of them, and what of it is kept."""
+        """Records `count` computed elements; returns their block, and the part that is kept."""
         block = Block(cursor.at, cursor.at + count, nbytes, item, cursor.at)
         cursor.at += count
         self._release(cursor)
-        return block, self.shelf.put(block)
+        return block, self.blocks.add(block)
 
-    def ended(self, cursor: Cursor) -> None:
-        """A cursor has come to the end of the stream."""
-        self.stopped(cursor.at)
-        self.broke(cursor)
+    def record_end(self, cursor: Cursor) -> None:
+        """Notes that the stream ends where `cursor` is."""
+        self.record_length(cursor.at)
+        self.retire(cursor)
 
-    def stopped(self, ordinal: int) -> None:
-        """There was no element; with random access, the end may be further in front."""
+    def record_length(self, ordinal: int) -> None:
+        """Notes that there is no element `ordinal`; a plan with random access may be shorter."""
         ends = (self.length, self.longest, ordinal)
         self.length = min(end for end in ends if end is not None)
 
-    def broke(self, cursor: Cursor) -> None:
-        """A cursor that gives nothing more."""
+    def retire(self, cursor: Cursor) -> None:
+        """Takes a cursor out of use; `take_retired` returns it."""
         self.cursors.remove(cursor)
         self.retired.append(cursor)
 
     def _release(self, cursor: Cursor) -> None:
         cursor.busy = False
-        # The one used last stands last.
         self.cursors.remove(cursor)
         self.cursors.append(cursor)
         if cursor.stop is not None and cursor.at >= cursor.stop:
-            self.broke(cursor)
+            self.retire(cursor)
         for idle in [c for c in self.cursors if not c.busy][:-IDLE]:
-            self.broke(idle)
+            self.retire(idle)
 
-    def spare(self) -> list[int]:
-        """Blocks that may go because nobody waits for them."""
+    def droppable(self) -> list[int]:
+        """Returns the starts of blocks that no client waits for."""
         if self.pace is not None:
-            return self.shelf.spare(self.pace.floor, TAIL)
-        return [] if self.kept else self.shelf.spare(1 << 62, TAIL)
+            return self.blocks.droppable(self.pace.floor, TAIL)
+        return [] if self.kept else self.blocks.droppable(1 << 62, TAIL)
 
-    def let_go(self, everything: bool = False) -> list[Cursor]:
-        """The cursors to close; of `everything` but those that somebody still goes on with."""
-        idle = [c for c in self.cursors if everything and not c.busy]
+    def take_retired(self, include_idle: bool = False) -> list[Cursor]:
+        """Returns the cursors to close, once; with `include_idle`, all that no thread uses."""
+        idle = [c for c in self.cursors if include_idle and not c.busy]
         self.cursors = [c for c in self.cursors if c not in idle]
-        gone, self.retired = [*self.retired, *idle], []
-        return gone
+        taken, self.retired = [*self.retired, *idle], []
+        return taken
