@@ -172,7 +172,7 @@ def check_rows_by_number(backend: Backend, uneven: bool) -> None:
 
 
 # Exists only on machines with a GPU: an empty list of parameters would be a skipped test.
-# tests/distribute/backends/test_fetching.py covers the same code with a simulated driver.
+# tests/distribute/backends/test_row_fetch.py covers the same code with a simulated driver.
 if WITH_GPU:
 
     @pytest.mark.parametrize("uneven", [False, True])

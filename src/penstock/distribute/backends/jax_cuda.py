@@ -18,8 +18,8 @@ import jax as jax_module
 import numpy as np
 
 from penstock.distribute.backends.cuda import Buffers, Driver, EventMark
-from penstock.distribute.backends.fetching import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.distribute.backends.moving import Array, ColumnDelivery
+from penstock.distribute.backends.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from penstock.distribute.backends.cuda import Driver, driver
-from penstock.distribute.backends.fetching import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.distribute.backends.moving import (
     Array,
     ColumnDelivery,
@@ -28,6 +27,7 @@ from penstock.distribute.backends.moving import (
     may_keep_memory,
     to_native,
 )
+from penstock.distribute.backends.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.element.dtypes import as_dtype
 from penstock.engine.gather import Gather

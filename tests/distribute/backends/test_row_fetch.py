@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.distribute.backends import cuda, fetching, jax_cuda
+from penstock.distribute.backends import cuda, jax_cuda, row_fetch
 from penstock.distribute.backends.cuda import Buffers, Driver, LockedArrays
-from penstock.distribute.backends.fetching import RowFetch, owners_of_row_numbers
+from penstock.distribute.backends.row_fetch import RowFetch, owners_of_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 
@@ -83,8 +83,8 @@ class OlderLibrary(Library):
 
 @pytest.fixture
 def library(monkeypatch) -> Library:
-    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
-    monkeypatch.setattr(fetching, "_WORTH_FETCHING", 16)
+    monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
+    monkeypatch.setattr(row_fetch, "_WORTH_FETCHING", 16)
     return Library()
 
 
@@ -112,7 +112,7 @@ def test_rows_that_lie_one_behind_the_other_are_one_copy(library):
 
 
 def test_older_drivers_copy_rows_too(monkeypatch):
-    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
+    monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     library = OlderLibrary()
     copies = fetch(library, rows).copies(0, np.array([[2, 0]]))
@@ -130,11 +130,11 @@ def test_small_rows_and_none_are_left_to_the_host(library):
 
 
 def test_a_driver_that_cannot_copy_or_lock_says_so(monkeypatch):
-    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
+    monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
     rows = np.zeros((4, 8 << 10))
     refusing = Library(cuMemcpyBatchAsync_v2=1)
     assert not fetch(refusing, rows).copies(0, np.array([[2]])).begin(0, 0)
-    monkeypatch.setattr(fetching, "LOCKED", LockedArrays())
+    monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
     assert fetch(Library(cuMemHostRegister_v2=712), rows).copies(0, np.array([[2]])) is None
     assert not Driver(type("Old", (), {"cuInit": print})()).copies_rows
 
