@@ -241,6 +241,31 @@ def test_map_needs_its_markers() -> None:
         update(f"{END} {BEGIN}", PACKAGE)
 
 
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+# Pages whose lines this file checks; tests/test_readme.py checks those of the others.
+NARROW_PAGES = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs" / "decisions")]
+FILES = [
+    f"/{file.relative_to(ROOT).as_posix()}"
+    for folder in ("src", "tests", "scripts", "examples", "benchmarks")
+    for file in (ROOT / folder).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").partition(BEGIN)[0]
+    paths = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
+    assert [path for path in paths if not any(file.endswith(f"/{path}") for file in FILES)] == []
+
+
+@pytest.mark.parametrize("page", NARROW_PAGES, ids=lambda page: page.name)
+def test_lines_of_pages_are_shorter_than_100_characters(page: Path) -> None:
+    """Tables, titles and the index of decisions have one line for each entry."""
+    text = page.read_text(encoding="utf-8").partition(BEGIN)[0]
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "- [00"))]
+    assert [line for line in lines if len(line) >= 100] == []
+
+
 WAYS = {"In this process": "local", "On to replicas": "replicas", "Through a service": "service"}
 
 
