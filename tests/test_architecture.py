@@ -55,9 +55,7 @@ IMPURE_IMPORTS = {
     "signal",
 }
 FILE_NAMES_USED_TWICE: set[str] = set()
-FACADES = {
-    "service.logic.dispatcher": {"snapshot", "status"},
-}
+FACADES: dict[str, set[str]] = {}
 SHAPELESS_NAMES = {"util", "helper", "common", "misc", "manager"}
 
 

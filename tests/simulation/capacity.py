@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.dispatcher import Settings
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
     Address,

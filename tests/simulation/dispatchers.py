@@ -13,18 +13,13 @@ import msgspec
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.host.control_connection import error_to_reply
-from penstock.service.logic.dispatcher import (
-    Settings,
-    State,
-    check,
-    decide,
-    snapshot,
-    tick,
-)
+from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.iterations import LOST
-from penstock.service.logic.remembering import stamped
+from penstock.service.logic.recovery import snapshot, stamped
+from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Hello, Leave, Welcome
+from tests.service.logic.invariants import check
 from tests.simulation.kernel import Process, Violation
 from tests.simulation.network import Network, decode_request, encode
 from tests.simulation.plans import element

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.service.host import worker_streams
-from penstock.service.logic.dispatcher import Settings, check
 from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import JobOptions
+from tests.service.logic.invariants import check
 from tests.simulation.accounts import describe, settle
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher

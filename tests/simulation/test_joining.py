@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.dispatcher import Settings
 from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import JobOptions, Work
 from tests.effort import times
 from tests.simulation.accounts import settle

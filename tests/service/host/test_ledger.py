@@ -10,7 +10,8 @@ from penstock.errors import NotFoundError, UnavailableError
 from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
 from penstock.service.host.ledger import Ledger
-from penstock.service.logic.dispatcher import Settings, snapshot
+from penstock.service.logic.recovery import snapshot
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     Address,
     ClientBeat,

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import AbortedError, DataLossError
 from penstock.plan.shape import ENDLESS, Shape
-from penstock.service.logic.choosing import MOST_GRANTS
+from penstock.service.logic.granting import MOST_GRANTS
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,

@@ -10,7 +10,7 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.plan.shape import ENDLESS, Shape
-from penstock.service.logic.dispatcher import Settings
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     Address,
     ClientBeaten,

@@ -5,15 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.dispatcher import (
-    Settings,
-    State,
-    check,
-    decide,
-    snapshot,
-    tick,
-)
+from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import DispatcherStarted, Fact
+from penstock.service.logic.recovery import snapshot
+from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import (
     PROTOCOL,
     Address,
@@ -29,6 +24,7 @@ from penstock.service.protocol.messages import (
     Request,
     WorkerInfo,
 )
+from tests.service.logic.invariants import check
 
 OFF, DYNAMIC, FILE, DATA = 0, 1, 2, 3
 RANDOM = Shape("random", length=100)

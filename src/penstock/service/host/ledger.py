@@ -17,9 +17,9 @@ import msgspec
 
 from penstock.errors import ResourceExhaustedError, UnavailableError
 from penstock.service.host.journal import Journal
-from penstock.service.logic.dispatcher import decide, snapshot, status, tick
+from penstock.service.logic.dispatcher import decide, status, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
-from penstock.service.logic.remembering import in_doubt, lost_facts, stamped
+from penstock.service.logic.recovery import in_doubt, lost_facts, snapshot, stamped
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request

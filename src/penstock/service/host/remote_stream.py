@@ -41,7 +41,7 @@ from penstock.service.logic.crashes import how_it_ended
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.interleave_order import InputFeed, Placed
-from penstock.service.logic.remembering import spans
+from penstock.service.logic.recovery import spans
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows

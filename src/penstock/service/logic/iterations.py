@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.plan.shape import ENDLESS
-from penstock.service.logic.consumption import Consumed, Lengths
 from penstock.service.logic.facts import ClientJoined, IterationBegun
 from penstock.service.logic.leases import Group
-from penstock.service.logic.places import Places
-from penstock.service.logic.ranges import Ranges
-from penstock.service.logic.throughput import Throughput
+from penstock.service.logic.ranges import Consumed, Lengths, Ranges
+from penstock.service.logic.roster import Places, Throughput
 from penstock.service.protocol.messages import (
     AT_END,
     Address,

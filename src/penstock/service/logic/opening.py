@@ -1,21 +1,32 @@
-"""Opening: a client begins to read an iteration of a job, or goes on with one."""
+"""Opening: a client begins or resumes an iteration of a job.
+
+A named job that was read to its end stays so until it is forgotten: a client that comes later gets
+no element of it, and learns why (decision 0022). A client that resumes a saved state supersedes the
+clients that read on from it before, unless all of them resume the same merged state: these are
+readers of one job, side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import msgspec
 
+from penstock.errors import FailedPreconditionError
 from penstock.service.logic.agreement import (
     check_claims,
     check_opening,
     check_return,
+    check_same,
     known_dataset,
 )
 from penstock.service.logic.facts import (
     ClientGone,
     ClientHeard,
     ClientJoined,
+    ClientRewound,
     Fact,
     IterationRemoved,
     RangesClaimed,
@@ -23,8 +34,6 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.finding import Found, find_iteration
-from penstock.service.logic.forms import begin, joining_places, opening_places
 from penstock.service.logic.iterations import (
     HERE,
     LEFT,
@@ -32,17 +41,13 @@ from penstock.service.logic.iterations import (
     SUPERSEDED,
     ClientRecord,
     IterationRecord,
+    JobRecord,
     is_local,
 )
-from penstock.service.logic.rewinding import (
-    leased_again,
-    origin_of,
-    repeated,
-    rewound,
-    set_aside,
-    unclaimed,
-)
-from penstock.service.logic.state import Decision, State
+from penstock.service.logic.placement import begin, joining_places, opening_places
+from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.recovery import knows
+from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
     Address,
     DatasetInfo,
@@ -180,3 +185,222 @@ def offered(state: State, record: IterationRecord, host: str) -> tuple[WorkerInf
     """The workers that a client on `host` may ask."""
     workers = state.roster.offered()
     return tuple(w for w in workers if w.host == host) if is_local(record.options) else workers
+
+
+@dataclass(frozen=True)
+class Found:
+    """The iteration, if it was begun; its number; and what the user should know."""
+
+    record: IterationRecord | None
+    repetition: int
+    warning: str = ""
+    over: bool = False
+    """Whether it was read to its end and forgotten since."""
+
+
+def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -> Found:
+    """The iteration that `request` asks for; raises where nothing can be left of it by mistake."""
+    job = None
+    if request.job is not None:
+        job = state.jobs.get(job_key(request.job, request.dataset_id, request.by_id))
+    if job is None:
+        _check_begins(state, request)
+        return Found(None, request.repetition)
+    check_same(job, request, dataset)
+    repetition = request.repetition
+    while request.endless and not request.resumes and _is_over(state, job, repetition, request):
+        repetition += 1
+    request = msgspec.structs.replace(request, repetition=repetition)
+    name = job.iterations.get(repetition)
+    if name is not None:
+        record = state.iterations[name]
+        return Found(record, repetition, _warning(state, job, record, request))
+    if repetition not in job.over:
+        _check_begins(state, request)
+        return Found(None, repetition)
+    _check_not_forgotten(request)
+    return Found(None, repetition, _warning(state, job, None, request), over=True)
+
+
+def _check_begins(state: State, request: OpenIteration) -> None:
+    if request.last is not None and knows(state, request.last):
+        raise FailedPreconditionError(
+            f"service: this reader was not heard of for so long that job {request.job!r} has been "
+            "forgotten meanwhile, and others may have read the rest; iterate again to read it anew"
+        )
+
+
+def _check_not_forgotten(request: OpenIteration) -> None:
+    if request.resumes:
+        raise FailedPreconditionError(
+            f"Iterator.load_state_dict: repetition {request.repetition} of job {request.job!r} was "
+            "read to its end, and the dispatcher has forgotten what others read of it; restore the "
+            "state under another job_name (several of them: as one, of service.merge_states)"
+        )
+
+
+def _is_over(state: State, job: JobRecord, repetition: int, request: OpenIteration) -> bool:
+    name = job.iterations.get(repetition)
+    if name is None:
+        return repetition in job.over
+    return _is_read(state.iterations[name], request)
+
+
+def _is_read(record: IterationRecord, request: OpenIteration) -> bool:
+    """Whether the readers that the client would share with have read everything."""
+    group = record.groups.get(record.group_of(request))
+    return record.begun.leased and group is not None and record.complete(group)
+
+
+def _warning(
+    state: State, job: JobRecord, record: IterationRecord | None, request: OpenIteration
+) -> str:
+    """`record` is None for a repetition that was read to its end and forgotten."""
+    returns = request.resumes or request.consumed or request.last is not None
+    if returns or (record is not None and not record.begun.leased):
+        return ""
+    call = f"service.distribute(job_name={request.job!r})"
+    others_read = any(state.iterations[name].clients for name in job.iterations.values())
+    known = not request.program or request.program in job.programs
+    if record is None or _is_read(record, request):
+        read = f"{call}: repetition {request.repetition} of this job was read to its end"
+        if not others_read and not known:
+            raise FailedPreconditionError(
+                f"{read} by readers that have left, and the dispatcher remembers it; to read the "
+                f"dataset again use another job_name, or run: penstock forget SERVICE "
+                f"{request.job!r}"
+            )
+        return f"{read} by others, so this reader gets nothing of it"
+    consumed = record.consumed_by(record.group_of(request))
+    if consumed and not others_read and not known:
+        return (
+            f"{call}: readers that have left read {consumed} elements of this job, and this reader "
+            "gets the rest; to read all of them use another job_name, or run: "
+            f"penstock forget SERVICE {request.job!r}"
+        )
+    return ""
+
+
+def origin_of(request: OpenIteration) -> str:
+    """Equal for clients that go on from the same saved states."""
+    if not request.resumes:
+        return ""
+    addresses = sorted((*request.consumed, *request.held), key=_order)
+    states = (sorted(request.resumes), addresses, request.finished)
+    return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
+
+
+def _order(address: Address) -> tuple[int, int]:
+    return address.stream, address.start
+
+
+def rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
+    """The clients whose reading is undone: those that are resumed, and all who went on from them.
+
+    Members are looked at in the order they came, so nobody is seen before whom it goes on from.
+    """
+    origin = origin_of(request)
+    line = set(request.resumes)
+    for member in record.members.values():
+        follows = any(ancestor in line for ancestor in member.resumes)
+        if follows and not _beside(member, request, origin) and not _again(member, request, origin):
+            line.add(member.client)
+    members = (record.members[client] for client in record.members if client in line)
+    return [ClientRewound(member.client) for member in members if _has_something(member)]
+
+
+def _beside(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether somebody reads beside the one that asks, both from one merged state."""
+    merged = request.merged or len(request.resumes) > 1
+    return merged and member.origin == origin and member.standing in (HERE, LEFT)
+
+
+def _again(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+    """Whether this is the one that asks, which was lost and comes back."""
+    return member.client == request.client and member.origin == origin
+
+
+def _has_something(member: ClientRecord) -> bool:
+    return bool(member.consumed) or member.standing != SUPERSEDED
+
+
+def set_aside(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[Address, ...]:
+    """What a client gets of `request.held` once `before` has happened: what nobody else has."""
+    ends = {**record.ends, **dict(request.finished)}
+    taken = _taken_by_others(record, request, before, {at.stream for at in request.held})
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.held
+        for start, stop in taken[at.stream].outside(
+            at.start, min(at.stop, ends.get(at.stream, at.stop))
+        )
+    )
+
+
+def repeated(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
+) -> tuple[Address, ...]:
+    """Of what a client says that it has consumed, what others have got, too."""
+    if request.merged or len(request.resumes) > 1:
+        return ()  # All who go on from merged states say the same, and the first of them has it.
+    taken = _taken_by_others(record, request, before, {at.stream for at in request.consumed})
+    return _overlaps(request, taken)
+
+
+def unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+    """The same for a client that asks again: all that it said and that was not noted for it."""
+    if request.merged or len(request.resumes) > 1:
+        return ()
+    mine = record.members[request.client].consumed
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
+    )
+
+
+def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[Address, ...]:
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.consumed
+        for start, stop in taken[at.stream].inside(at.start, at.stop)
+    )
+
+
+def _taken_by_others(
+    record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
+) -> dict[int, Ranges]:
+    undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
+    return _taken(record, record.group_of(request), {*undone, request.client}, streams)
+
+
+def _taken(
+    record: IterationRecord, name: str, undone: set[str], streams: set[int]
+) -> dict[int, Ranges]:
+    """What the others of a group have of some streams."""
+    taken = {stream: Ranges() for stream in streams}
+    others = [m for m in record.members.values() if m.group == name and m.client not in undone]
+    for member in others:
+        for stream in streams & member.consumed.keys():
+            for start, stop in member.consumed[stream]:
+                taken[stream].add(start, stop)
+    held = record.groups[name].held() if name in record.groups else ()
+    for stream, client, start, stop in held:
+        if stream in streams and client not in undone:
+            taken[stream].add(start, stop)
+    return taken
+
+
+def leased_again(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+    """The same for a client that asks again, and has it."""
+    group = record.groups[record.members[request.client].group]
+    return tuple(
+        Address(at.stream, start, stop)
+        for at in request.held
+        if at.stream in group.tracks
+        for start, stop in group.tracks[at.stream]
+        .held.get(request.client, Ranges())
+        .inside(at.start, at.stop)
+    )

@@ -1,6 +1,7 @@
-"""The roster: which workers there are, how much each has to do, and who may get more.
+"""The roster: the workers, how many streams each makes, and which worker makes which stream.
 
-A worker is *usable* if it may get something new: not suspected, not about to leave.
+A worker is *usable* if it may get another stream: no client suspects it, and it is not draining. A
+stream that belongs to an address returns there when a worker registers with that address.
 """
 
 from __future__ import annotations
@@ -8,8 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.service.logic.throughput import Throughput
-from penstock.service.protocol.messages import WorkerInfo, WorkStatus
+import msgspec
+
+from penstock.service.logic.facts import StreamPlace
+from penstock.service.protocol.messages import UNDECIDED, WorkerInfo, WorkStatus
+
+FADING = 0.7
+"""What remains of a measurement when the next one comes."""
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Elements over seconds; old ones count less and less."""
+
+    elements: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def add(self, elements: float, seconds: float, waited: float = 0.0) -> None:
+        if seconds > 0 or elements:
+            self.elements = self.elements * FADING + elements
+            self.seconds = self.seconds * FADING + seconds
+            self.waited = self.waited * FADING + waited
+
+    @property
+    def rate(self) -> float:
+        """Elements per second."""
+        return self.elements / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass
@@ -172,3 +198,84 @@ def least_loaded(
         if not times:
             break
     return best
+
+
+class Places:
+    """The places of one iteration's streams; `owned` ones are remembered without a worker, too."""
+
+    def __init__(self, job: str, owned: bool) -> None:
+        self.version = 0
+        self.homes: dict[str, dict[int, None]] = {}
+        """The streams that belong to an address."""
+        self.guests: dict[int, None] = {}
+        """Streams that are not made by the worker they belong to."""
+        self.undecided: dict[int, None] = {}
+        """Streams that have no turns before all consumers know in which lap they begin."""
+        self._job = job
+        self._owned = owned
+        self._places: dict[int, StreamPlace] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[StreamPlace]:
+        return iter(self._places.values())
+
+    def __contains__(self, stream: int) -> bool:
+        return stream in self._places
+
+    def worker(self, stream: int) -> str | None:
+        place = self._places.get(stream)
+        return place.worker if place is not None else None
+
+    def home(self, stream: int) -> str:
+        place = self._places.get(stream)
+        return place.home if place is not None else ""
+
+    def begins(self, stream: int) -> int:
+        """The lap in which a stream has its first turn; UNDECIDED if it is not known."""
+        place = self._places.get(stream)
+        return UNDECIDED if place is None or place.begins is None else place.begins
+
+    def put(self, place: StreamPlace, roster: Roster) -> None:
+        """A stream has another place."""
+        before = self._leave(place.stream, roster)
+        if place.begins is None:
+            begins = before.begins if before is not None else 0
+            place = msgspec.structs.replace(place, begins=begins)
+        if place.begins == UNDECIDED:
+            self.undecided[place.stream] = None
+        else:
+            self.undecided.pop(place.stream, None)
+        if self._owned or (before is not None and place.worker is not None):
+            self.version += 1
+        self._places[place.stream] = place
+        if place.home:
+            self.homes.setdefault(place.home, {})[place.stream] = None
+        if place.worker is not None:
+            roster.give(place.worker, self._job, place.stream)
+        if self._owned and roster.address(place.worker) != place.home:
+            self.guests.setdefault(place.stream)
+        else:
+            self.guests.pop(place.stream, None)
+
+    def vacate(self, stream: int, roster: Roster) -> None:
+        """Nobody makes a stream now."""
+        if self._owned:
+            self.put(StreamPlace(stream, None, self.home(stream)), roster)
+        else:
+            self._leave(stream, roster)
+
+    def clear(self, roster: Roster) -> None:
+        """Nobody makes any."""
+        for stream in list(self._places):
+            self.vacate(stream, roster)
+
+    def _leave(self, stream: int, roster: Roster) -> StreamPlace | None:
+        before = self._places.pop(stream, None)
+        if before is not None:
+            roster.take(before.worker, self._job, stream)
+            self.homes.get(before.home, {}).pop(stream, None)
+            if not self.homes.get(before.home, True):
+                del self.homes[before.home]
+        return before

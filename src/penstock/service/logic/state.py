@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.service.logic import facts
-from penstock.service.logic.consumption import Consumed
 from penstock.service.logic.facts import Fact
 from penstock.service.logic.iterations import (
     HERE,
@@ -21,6 +20,7 @@ from penstock.service.logic.iterations import (
     JobRecord,
 )
 from penstock.service.logic.leases import Group
+from penstock.service.logic.ranges import Consumed
 from penstock.service.logic.roster import Roster
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, Reply

@@ -1,6 +1,6 @@
 """Places: who makes which stream as workers come, go, and cannot be reached."""
 
-from penstock.service.logic.dispatcher import Settings
+from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerBeat
 from tests.service.logic.world import DATA, OFF, SINGLE, SPLIT, World
 

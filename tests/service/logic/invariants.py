@@ -1,6 +1,4 @@
-"""Checking: what must hold of every state, as code. Tests and simulations call it; nobody else."""
-
-from __future__ import annotations
+"""The invariants of a dispatcher's state: tests and simulations check them after every fact."""
 
 from penstock.errors import InternalError
 from penstock.service.logic.iterations import HERE, IterationRecord
