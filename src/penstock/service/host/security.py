@@ -331,7 +331,8 @@ def _check_owner_and_mode(
         return  # Systems without user ids have no such mode bits.
     if found.st_uid not in (_own_user(), ROOT):
         raise PermissionDeniedError(
-            f"{call}: {_describe_owner(path, found)}; chown {_own_user()} {shlex.quote(path)}{instead}"
+            f"{call}: {_describe_owner(path, found)}; "
+            f"chown {_own_user()} {shlex.quote(path)}{instead}"
         )
     if found.st_mode & forbidden:
         raise PermissionDeniedError(
