@@ -131,7 +131,12 @@ def test_descriptors_that_are_no_shared_memory() -> None:
     refused(announced, "it might get shorter", mapped=MappedSlabs(), descriptors=(plain,))
     refused(b"garbage" * 9, "not the head", mapped=MappedSlabs(), descriptors=(null, plain))
     many = (null,) * 17
-    refused(frame(Done(1)), "descriptors came that nobody", mapped=MappedSlabs(), descriptors=many)
+    refused(
+        frame(Done(1)),
+        "descriptors arrived that were not announced",
+        mapped=MappedSlabs(),
+        descriptors=many,
+    )
     os.close(null)
     os.close(plain)
     assert len(os.listdir("/proc/self/fd")) <= files
@@ -258,7 +263,7 @@ def test_what_stops_in_the_middle_is_not_waited_for(mapped: bool) -> None:
     whole = frame(Rows(1, 0, 1, COLUMNS, nbytes=128), BODY)
     for length in (5, 40, len(whole) - 1):
         raw, connection = raw_pair(client=True, mapped=MappedSlabs() if mapped else None)
-        connection._channel.limit(0.01)
+        connection._channel.set_receive_timeout(0.01)
         with raw, connection:
             raw.sendall(whole[:length])
             with pytest.raises(DeadlineExceededError, match="to the test: the network carries no"):

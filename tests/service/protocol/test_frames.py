@@ -69,14 +69,14 @@ def sealed(head: bytes) -> bytes:
 @pytest.mark.parametrize("message", TO_WORKER, ids=repr)
 def test_messages_to_the_worker(message: Any) -> None:
     assert decode_message(decoder_of_worker, encode(message)) == message
-    with pytest.raises(DataLossError, match="what came is not a message"):
+    with pytest.raises(DataLossError, match="what arrived is not a message"):
         decode_message(decoder_of_client, encode(message))
 
 
 @pytest.mark.parametrize("message", TO_CLIENT, ids=repr)
 def test_messages_to_the_client(message: Any) -> None:
     assert decode_message(decoder_of_client, encode(message)) == message
-    with pytest.raises(DataLossError, match="what came is not a message"):
+    with pytest.raises(DataLossError, match="what arrived is not a message"):
         decode_message(decoder_of_worker, encode(message))
 
 
@@ -166,5 +166,5 @@ def test_damaged_messages_are_messages_or_refused(message: Any, data: st.DataObj
 
 
 def test_deep_messages_are_refused() -> None:
-    with pytest.raises(DataLossError, match="what came is not a message"):
+    with pytest.raises(DataLossError, match="what arrived is not a message"):
         decode_message(decoder_of_worker, b"\x81\xa1x" * 100_000)

@@ -34,13 +34,14 @@ class Channel:
         connected.settimeout(None)
         self._socket = connected
         self._ending = threading.Lock()
+        """Held while the socket is shut or closed: a descriptor is not used after `close`."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
-        """Sends all parts; descriptors arrive with the first byte."""
-        rights = _rights(descriptors) if descriptors else []
+        """Sends all parts; the peer receives the descriptors with the first byte."""
+        rights = _ancillary_data(descriptors) if descriptors else []
         if len(parts) <= _MOST_PARTS:
             self._send(parts, rights)
             return
@@ -54,30 +55,30 @@ class Channel:
             sent = self._socket.sendmsg(parts, rights)
             left, rights = left - sent, []
             if left:
-                parts = _behind(parts, sent)
+                parts = _drop_sent(parts, sent)
 
-    def limit(self, seconds: float) -> None:
-        """Has receiving fail when nothing comes for so long.
+    def set_receive_timeout(self, seconds: float) -> None:
+        """Makes receiving raise BlockingIOError when nothing arrives for `seconds`.
 
-        For a side that receives only what it knows to have begun: the rest must follow.
+        For a side that receives only after a message has begun to arrive.
         """
         whole = int(seconds)
         patience = struct.pack("ll", whole, int((seconds - whole) * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
 
     def receive(self, view: memoryview) -> int:
-        """Waits for some bytes; how many there are, 0 at the end."""
+        """Blocks until bytes arrive, and returns how many; 0 at the end."""
         return self._socket.recv_into(view)
 
     def receive_all(self, view: memoryview) -> int:
-        """Fills `view`, unless the end comes before."""
+        """Fills `view` and returns its size; returns less only at the end."""
         done = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
         while done < len(view) and (count := self.receive(view[done:])):
             done += count
         return done
 
     def receive_now(self, view: memoryview) -> int:
-        """Some bytes if there are any, without waiting; EOFError at the end."""
+        """Receives bytes without blocking, and returns how many; raises EOFError at the end."""
         try:
             count = self._receive_now(view)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -90,23 +91,23 @@ class Channel:
         return self._socket.recv_into(view, len(view), socket.MSG_DONTWAIT)
 
     def pending(self) -> bool:
-        """Whether there are bytes that a select on the socket does not see."""
+        """Whether bytes were read ahead, which a select on the socket does not report."""
         return False
 
     def has_room(self) -> bool:
-        """Whether a small message can be sent at once."""
+        """Whether a small message can be sent without blocking."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         return any(events & select.POLLOUT for _, events in poll.poll(0))
 
     def descriptor(self) -> int:
-        """The next descriptor that came."""
+        """The next descriptor that was received."""
         raise DataLossError("data connection: shared memory was announced, but none came")
 
     def shut(self) -> None:
-        """Ends all sending and receiving, also that which other threads are waiting in."""
+        """Ends all sending and receiving, also in threads that are blocked in it."""
         with self._ending, contextlib.suppress(OSError):
-            # Not the method of an SSL socket, which would go on in plain text.
+            # Not the method of `SSLSocket`, after which the socket would send plain text.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ class Channel:
 
 
 class DescriptorChannel(Channel):
-    """The side of a Unix socket that is given descriptors, with the heads of frames only."""
+    """The side of a Unix socket that receives descriptors, always with the head of a frame."""
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
@@ -131,15 +132,15 @@ class DescriptorChannel(Channel):
         count, ancillary, flags, _ = self._socket.recvmsg_into([view], _ROOM, mode)
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._keep(data)
+                self._keep_descriptors(data)
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
-            raise DataLossError("data connection: descriptors came that nobody announced")
+            raise DataLossError("data connection: descriptors arrived that were not announced")
         return count
 
-    def _keep(self, data: bytes) -> None:
-        came = array.array("i")
-        came.frombytes(data[: len(data) - len(data) % came.itemsize])
-        self._descriptors.extend(came)
+    def _keep_descriptors(self, data: bytes) -> None:
+        received = array.array("i")
+        received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        self._descriptors.extend(received)
 
     def descriptor(self) -> int:
         return self._descriptors.popleft() if self._descriptors else super().descriptor()
@@ -153,27 +154,29 @@ class DescriptorChannel(Channel):
 class TlsChannel(Channel):
     """An encrypted socket, after its handshake.
 
-    OpenSSL lets one thread at a time use a connection, so nobody waits inside of it.
+    OpenSSL lets one thread at a time use a connection. So its socket never blocks: a thread that
+    must wait for the network does so without `_using`, and another thread can send meanwhile.
     """
 
     def __init__(self, connected: ssl.SSLSocket) -> None:
         super().__init__(connected)
         connected.setblocking(False)
-        self._secret = connected
+        self._tls_socket = connected
         self._using = threading.Lock()
-        self._patience: float | None = None
+        """Held during each call into OpenSSL."""
+        self._receive_timeout: float | None = None
 
-    def limit(self, seconds: float) -> None:
-        self._patience = seconds
+    def set_receive_timeout(self, seconds: float) -> None:
+        self._receive_timeout = seconds
 
     def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
-        for part in _joined(parts):
+        for part in _merge_small(parts):
             view, done = memoryview(part), 0
             while done < len(view):
-                done += self._use(self._secret.send, view[done:])
+                done += self._use(self._tls_socket.send, view[done:])
 
     def receive(self, view: memoryview) -> int:
-        return self._use(self._secret.recv_into, view)
+        return self._use(self._tls_socket.recv_into, view)
 
     def receive_all(self, view: memoryview) -> int:
         done = 0
@@ -183,11 +186,11 @@ class TlsChannel(Channel):
 
     def _receive_now(self, view: memoryview) -> int:
         with self._using:
-            return self._secret.recv_into(view)
+            return self._tls_socket.recv_into(view)
 
     def pending(self) -> bool:
         with self._using:
-            return self._secret.pending() > 0
+            return self._tls_socket.pending() > 0
 
     def _use(self, call: Callable[[memoryview], int], view: memoryview) -> int:
         while True:
@@ -195,23 +198,23 @@ class TlsChannel(Channel):
                 with self._using:
                     return call(view)
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, self._patience)
+                self._wait(select.POLLIN, self._receive_timeout)
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT, None)
 
     def _wait(self, events: int, seconds: float | None) -> None:
         poll = select.poll()
-        poll.register(self._secret, events)
+        poll.register(self._tls_socket, events)
         if not poll.poll(None if seconds is None else 1000 * seconds):
             raise BlockingIOError
 
 
-def _rights(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+def _ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
 
 
-def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
-    """What is left of parts when so many bytes of them were sent."""
+def _drop_sent(parts: Sequence[Part], sent: int) -> list[Part]:
+    """The parts that are left after the first `sent` bytes of them."""
     for index, part in enumerate(parts):
         if sent < len(part):
             return [memoryview(part)[sent:], *parts[index + 1 :]]
@@ -219,8 +222,8 @@ def _behind(parts: Sequence[Part], sent: int) -> list[Part]:
     return []
 
 
-def _joined(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
-    """The same bytes in fewer parts: small neighbours are joined."""
+def _merge_small(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
+    """The same bytes in fewer parts: small neighbours are concatenated."""
     joined: list[Part] = []
     waiting: list[Part] = []
     for part in parts:
@@ -231,36 +234,40 @@ def _joined(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
     return [*joined, b"".join(waiting)] if waiting else joined
 
 
-_PIECE = 256 << 10
+_RELAY_BUFFER = 256 << 10
 
 
-def relay(secret: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Passes everything on between two sockets, until either ends; both are shut then."""
-    channel = TlsChannel(secret)
-    end = partial(_end, channel, plain)
-    decrypt = partial(_pump, channel.receive, plain.sendall, end)
+def relay(encrypted: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Copies bytes between an encrypted and a plain socket until either ends; then shuts both.
+
+    TLS state cannot be sent to another process. So the worker decrypts what a client sends to a
+    plan process, and encrypts the answers, in two threads for each connection.
+    """
+    channel = TlsChannel(encrypted)
+    end = partial(_shut_both, channel, plain)
+    decrypt = partial(_copy_bytes, channel.receive, plain.sendall, end)
     other = threading.Thread(target=decrypt, name="penstock relay", daemon=True)
     other.start()
-    _pump(plain.recv_into, lambda piece: channel.send([piece]), end)
+    _copy_bytes(plain.recv_into, lambda piece: channel.send([piece]), end)
     other.join()
 
 
-def _pump(
+def _copy_bytes(
     receive: Callable[[memoryview], int],
     send: Callable[[memoryview], None],
     end: Callable[[], None],
 ) -> None:
-    piece = memoryview(bytearray(_PIECE))
+    piece = memoryview(bytearray(_RELAY_BUFFER))
     try:
         while count := receive(piece):
             send(piece[:count])
     except OSError:
-        pass  # Either side is gone.
+        pass  # One side has closed the connection.
     finally:
         end()
 
 
-def _end(channel: TlsChannel, plain: socket.socket) -> None:
+def _shut_both(channel: TlsChannel, plain: socket.socket) -> None:
     channel.shut()
     with contextlib.suppress(OSError):
         plain.shutdown(socket.SHUT_RDWR)

@@ -31,53 +31,53 @@ from penstock.element.columns import Array
 from penstock.errors import DataLossError
 from penstock.service.protocol.frames import Slab
 
-_SMALL = 96 << 10  # Below that, the allocator has memory that was used before.
+_SMALL = 96 << 10  # For smaller sizes, the allocator reuses memory.
 _HUGE = 4 << 20
 
 
 def size_class(size: int) -> int:
-    """The next of the sizes in which memory is cut: 2 and 3 times the powers of two."""
+    """The size of the buffer or cell for `size` bytes: 2 or 3 times a power of two."""
     power = 1 << max(size - 1, 1).bit_length()
     return power * 3 // 4 if size <= power * 3 // 4 else power
 
 
 class BufferRef(weakref.ref[Array]):
-    """Knows when the last array that shows a buffer has died; a lighter `weakref.finalize`."""
+    """Calls back when the last array over a buffer is freed; lighter than `weakref.finalize`."""
 
     __slots__ = ("memory", "room")
     memory: mmap.mmap
     room: int
-    __hash__ = object.__hash__  # What it refers to has none.
+    __hash__ = object.__hash__  # Arrays are not hashable.
     __eq__ = object.__eq__
 
 
 class ReceiveBuffers:
-    """Buffers for what comes; those that come back are kept, up to `limit` bytes of them."""
+    """Buffers to receive into; freed ones are kept for reuse, up to `limit` bytes."""
 
     def __init__(self, limit: int = 128 << 20) -> None:
         self._limit = limit
-        self._idle = 0
-        self._free: dict[int, list[mmap.mmap]] = {}
-        self._shown: set[BufferRef] = set()
+        self._idle = 0  #: guarded by _lock; bytes in `_free`
+        self._free: dict[int, list[mmap.mmap]] = {}  #: guarded by _lock; by size class
+        self._referenced: set[BufferRef] = set()
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
-        """A buffer of this size, for as long as anything refers to it."""
+        """A buffer of `size` bytes, which is reused after the last reference to it is gone."""
         if size < _SMALL:
             raw: Array = np.empty(size + ALIGN, np.uint8)
             start = -raw.__array_interface__["data"][0] % ALIGN
             return raw[start : start + size].data
         room = size_class(size)
-        memory = self._reuse(room) or _fresh(room)
+        memory = self._reuse(room) or _map_memory(room)
         buffer: Array = np.frombuffer(memory, np.uint8, size)
-        shown = BufferRef(buffer, self._back)
-        shown.memory, shown.room = memory, room
-        self._shown.add(shown)
+        reference = BufferRef(buffer, self._take_back)
+        reference.memory, reference.room = memory, room
+        self._referenced.add(reference)
         return buffer.data
 
     def _reuse(self, room: int) -> mmap.mmap | None:
-        # Neither here nor in `_back` does anybody wait for the lock: the collector may call
-        # `_back` at any time, also in the thread that holds it.
+        # Neither this method nor `_take_back` waits for the lock: the garbage collector may call
+        # `_take_back` in the thread that holds it.
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -88,9 +88,9 @@ class ReceiveBuffers:
         finally:
             self._lock.release()
 
-    def _back(self, shown: BufferRef) -> None:
-        self._shown.discard(shown)
-        memory, room = shown.memory, shown.room
+    def _take_back(self, reference: BufferRef) -> None:
+        self._referenced.discard(reference)
+        memory, room = reference.memory, reference.room
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -104,7 +104,7 @@ class ReceiveBuffers:
             self._lock.release()
 
 
-def _fresh(room: int) -> mmap.mmap:
+def _map_memory(room: int) -> mmap.mmap:
     memory = mmap.mmap(-1, room)
     if room >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
@@ -113,54 +113,54 @@ def _fresh(room: int) -> mmap.mmap:
 
 
 BUFFERS = ReceiveBuffers()
-"""Those of this process."""
+"""The receive buffers of this process."""
 
 
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-"""Whether this system has what is needed."""
+"""Whether this system has sealed memory files."""
 
 LIMIT = 256 << 20
 """The bytes of all slabs of a connection."""
 
 _SLAB = 32 << 20
-_CELLS = 1 << 12  # No slab has more cells: a segment is the number of its slab, then its cell.
+_CELLS = 1 << 12  # The most cells of a slab. A segment is `slab number * _CELLS + cell`.
 _SMALLEST = 32 << 10
-_ROOMY = 4  # How many times too large a cell may be that is used nevertheless.
+_ROOMY = 4  # A cell is used for chunks that fill at least this fraction (one fourth) of it.
 
 
 class WorkerSlab:
-    """A slab of the worker."""
+    """A slab as the worker sees it; guarded by the lock of its pool."""
 
     def __init__(self, number: int, cell: int, cells: int) -> None:
         self.number, self.cell, self.cells = number, cell, cells
         self.descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, cell * cells)
-            # The client reads it as long as it likes; it must never get shorter.
+            # The client maps the file; reading past the end of a shorter one would kill it.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self.memory: Array = np.frombuffer(mmap.mmap(self.descriptor, cell * cells), np.uint8)
         except BaseException:
-            self.shut()
+            self.close_descriptor()
             raise
-        # The cell that came back last is given out first: its memory is still in the caches.
+        # A stack: the cell that was released last is still in the caches.
         self.free: list[int] = []
         self.used = 0
-        """How many cells were ever given out; the first use of memory is dear."""
+        """How many cells were ever used; the others have no memory yet."""
 
     @property
     def size(self) -> int:
         return self.cell * self.cells
 
-    def shut(self) -> None:
-        """Forgets the descriptor; the memory stays."""
+    def close_descriptor(self) -> None:
+        """Closes the descriptor; the memory stays mapped."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
 
 class Cell(NamedTuple):
-    """A cell that is lent: its segment's number, its memory, and its slab if that is news."""
+    """A lent cell: its segment number, its memory, and its slab if that must be announced."""
 
     segment: int
     memory: Array
@@ -169,17 +169,17 @@ class Cell(NamedTuple):
 
 
 class SlabPool:
-    """The worker's side."""
+    """The worker's side of shared memory: lends cells of slabs to chunks."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._slabs: dict[int, WorkerSlab] = {}
-        self._lent: set[int] = set()
-        self._count = 0
+        self._slabs: dict[int, WorkerSlab] = {}  #: guarded by _lock
+        self._lent: set[int] = set()  #: guarded by _lock
+        self._count = 0  #: guarded by _lock; numbers of slabs are never used twice
         self._lock = threading.Lock()
 
     def reuse(self, size: int) -> Cell | None:
-        """A cell that came back, if there is one."""
+        """A cell that was released; None if none fits."""
         with self._lock:
             fits = [s for s in self._slabs.values() if s.free and size <= s.cell <= size * _ROOMY]
             if not fits:
@@ -188,7 +188,7 @@ class SlabPool:
             return self._lend(slab, slab.free.pop(), size)
 
     def extend(self, size: int) -> Cell | None:
-        """A cell that was never used, perhaps of a new slab; None where there is no more room."""
+        """A cell that was never used, perhaps of a new slab; None if `limit` is reached."""
         with self._lock:
             slabs = self._slabs.values()
             fits = [s for s in slabs if s.used < s.cells and size <= s.cell <= size * _ROOMY]
@@ -208,15 +208,15 @@ class SlabPool:
     def _announce(self, slab: WorkerSlab, dropped: tuple[int, ...], size: int) -> Cell:
         self._slabs[slab.number] = slab
         self._count += 1
-        told = Slab(slab.number, slab.cell, slab.cells, dropped)
-        return self._lend_fresh(slab, size)._replace(slab=told, descriptor=slab.descriptor)
+        announced = Slab(slab.number, slab.cell, slab.cells, dropped)
+        return self._lend_fresh(slab, size)._replace(slab=announced, descriptor=slab.descriptor)
 
-    def announced(self, number: int) -> None:
-        """The client has the descriptor of a slab."""
-        self._slabs[number].shut()
+    def close_descriptor(self, number: int) -> None:
+        """Called once the descriptor of a slab was sent to the client."""
+        self._slabs[number].close_descriptor()
 
     def release(self, segments: Iterable[int]) -> None:
-        """Cells come back."""
+        """Makes cells free that the client has released; raises if they were not lent."""
         with self._lock:
             for segment in segments:
                 if segment not in self._lent:
@@ -228,7 +228,7 @@ class SlabPool:
     def close(self) -> None:
         with self._lock:
             for slab in self._slabs.values():
-                slab.shut()
+                slab.close_descriptor()
             self._slabs.clear()
             self._lent.clear()
 
@@ -242,7 +242,7 @@ class SlabPool:
         return Cell(segment, slab.memory[start : start + size])
 
     def _make_room(self, size: int) -> tuple[int, ...] | None:
-        """Drops slabs of which nothing is lent, where that helps; None where it does not."""
+        """Drops slabs without lent cells until `size` bytes fit; drops none if they cannot."""
         room = self._limit - sum(slab.size for slab in self._slabs.values())
         idle, dropped = [s for s in self._slabs.values() if len(s.free) == s.used], []
         while room < size and idle:
@@ -252,29 +252,29 @@ class SlabPool:
         if room < size:
             return None
         for number in dropped:
-            self._slabs.pop(number).shut()
+            self._slabs.pop(number).close_descriptor()
         return tuple(dropped)
 
 
 class SegmentRef(weakref.ref[Array]):
-    """Knows when the last array that shows a segment has died; a lighter `weakref.finalize`."""
+    """Calls back when the last array over a segment is freed."""
 
     __slots__ = ("segment",)
     segment: int
 
 
 class MappedSlabs:
-    """The client's side."""
+    """The client's side of shared memory: maps slabs, and collects segments to release."""
 
     def __init__(self, limit: int = 2 * LIMIT) -> None:
         self._limit = limit
         self._slabs: dict[int, tuple[Slab, mmap.mmap]] = {}
-        self._shown: dict[int, SegmentRef] = {}
-        # Appended to when arrays die, which may happen in any thread at any time: no locks.
+        self._referenced: dict[int, SegmentRef] = {}
+        # Without a lock: arrays may be freed in any thread, even in one that would hold it.
         self._unused: collections.deque[int] = collections.deque()
 
     def map(self, slab: Slab, descriptor: int) -> None:
-        """Makes a slab readable; the descriptor is closed."""
+        """Maps a slab and closes the descriptor; raises DataLossError if it is unusable."""
         try:
             for number in slab.dropped:
                 self._slabs.pop(number, None)
@@ -299,45 +299,45 @@ class MappedSlabs:
             raise ValueError(f"it does not have {size} bytes")
 
     def take(self, segment: int, size: int) -> memoryview:
-        """The bytes in a segment, which is released when nothing shows them any more."""
+        """The bytes in a segment, which is released after the last array over them is freed."""
         number, cell = divmod(segment, _CELLS)
         slab, memory = self._slabs.get(number, (None, None))
         if slab is None or memory is None or cell >= slab.cells or size > slab.cell:
             raise DataLossError(f"data connection: no segment {segment} of {size} bytes")
         array: Array = np.frombuffer(memory, np.uint8, size, slab.cell * cell)
-        shown = SegmentRef(array, self._died)
-        shown.segment = segment
-        self._shown[segment] = shown
+        reference = SegmentRef(array, self._mark_unused)
+        reference.segment = segment
+        self._referenced[segment] = reference
         return array.data
 
-    def _died(self, shown: SegmentRef) -> None:
-        self._unused.append(shown.segment)
+    def _mark_unused(self, reference: SegmentRef) -> None:
+        self._unused.append(reference.segment)
 
     @property
-    def waiting(self) -> int:
-        """How many segments could be released."""
+    def unused_count(self) -> int:
+        """How many segments `take_unused` would return."""
         return len(self._unused)
 
-    def unused(self) -> tuple[int, ...]:
-        """Segments that nobody reads any more, each told once."""
+    def take_unused(self) -> tuple[int, ...]:
+        """Returns the segments that have become unused since the last call."""
         return tuple(self._unused.popleft() for _ in range(len(self._unused)))
 
     def close(self) -> None:
-        """Forgets all slabs; arrays that still show a part keep what they need."""
+        """Unmaps the slabs that no array uses; arrays keep theirs mapped."""
         self._slabs.clear()
 
 
 @functools.cache
 def host_id() -> str:
-    """Equal in processes that can share memory: one machine, since it started, and one network."""
+    """A name that is equal in processes that can share memory: same boot and same network."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
-        return f"{socket.gethostname()}/{secrets.token_hex(8)}"  # Nobody else's: no sharing.
+        return f"{socket.gethostname()}/{secrets.token_hex(8)}"  # Unique, so memory is not shared.
 
 
 def can_share() -> bool:
-    """Whether this system offers shared memory to processes that are connected."""
+    """Whether this system can share memory between connected processes."""
     return AVAILABLE and os.path.exists("/proc/self/ns/net")

@@ -1,6 +1,6 @@
-"""Compression of elements on their way through a network; never of those that stay on a machine.
+"""Compression of elements that travel through a network; never on one machine.
 
-The client asks for it, the worker decides for each frame, and the frame says what was done.
+The client requests a mode, the worker decides for each frame, and the frame says what it did.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ NONE, AUTO, ALWAYS = range(3)
 _MODES = {None: NONE, "AUTO": AUTO, "SNAPPY": ALWAYS}
 
 LZ4 = "lz4"
-"""How a frame tells that it is compressed."""
+"""The name by which a frame says that it is compressed."""
 
 _WORTH = 4 << 10
-_MOST = 1 << 30  # More is not compressed in one piece.
-_SLOW = 300e6  # Bytes per second: a network that is faster is not worth waiting for a compressor.
+_MOST = 1 << 30  # Larger bodies are not compressed.
+_SLOW = 300e6  # Bytes per second; compression would slow a faster network down.
 _SAMPLE = 64 << 10
-_EVERY = 64
+_PROBE_EVERY = 64
 
 
 def mode_of(compression: str | None) -> int:
-    """The number of a mode, as the handshake carries it."""
+    """The number of a mode, as sent in the handshake."""
     if compression not in _MODES:
         raise InvalidArgumentError(
             f'compression must be None, "AUTO" or "SNAPPY", got {compression!r}'
@@ -34,7 +34,7 @@ def mode_of(compression: str | None) -> int:
 
 
 class Compressor:
-    """Compresses what a worker sends to one client, as that client asked."""
+    """Compresses what a worker sends to one client, in the mode that the client requested."""
 
     def __init__(self, mode: int) -> None:
         self._always = mode == ALWAYS
@@ -44,18 +44,18 @@ class Compressor:
     def compress(
         self, parts: Sequence[memoryview], size: int
     ) -> tuple[str, Sequence[bytes | memoryview]]:
-        """How the parts are compressed (empty: not at all), and what to send instead of them."""
+        """The name of the compression (empty: none), and the parts to send."""
         self._number += 1
-        if not _WORTH <= size <= _MOST or not (self._always or self._tries()):
+        if not _WORTH <= size <= _MOST or not (self._always or self._is_worthwhile()):
             return "", parts
         compressed = _compress_parts(parts)
         return (LZ4, [compressed]) if len(compressed) < size else ("", parts)
 
-    def _tries(self) -> bool:
-        return self._pays and self._number % _EVERY != 0
+    def _is_worthwhile(self) -> bool:
+        return self._pays and self._number % _PROBE_EVERY != 0
 
     def learn(self, parts: Sequence[memoryview], size: int, seconds: float) -> None:
-        """Learns from parts that were sent as they are whether others should be."""
+        """Decides, from the time that uncompressed parts took, whether to compress later ones."""
         if self._always or size < _SAMPLE:
             return
         self._pays = False
@@ -70,7 +70,7 @@ def _compress_parts(parts: Sequence[memoryview]) -> bytes:
 
 
 def decompress(name: str, data: memoryview, target: memoryview) -> None:
-    """Fills `target` with what `data` is the compressed form of."""
+    """Decompresses `data` into `target`; raises DataLossError if it does not fill it."""
     size = len(target)
     try:
         if name != LZ4:

@@ -55,17 +55,21 @@ from penstock.service.protocol.frames import (
 )
 
 INLINE = 48 << 10
-"""Rows of fewer bytes go through the socket, also where memory is shared."""
+"""Chunks of fewer bytes go through the socket, even if memory is shared."""
 
-_TELL = 8  # So many segments to release are worth a message of their own.
-_MOST_WAITING = 256
+_RELEASE_COUNT = 8  # A client sends a message of its own for this many unused segments.
+_MOST_UNREAD = 256
+_MOST_ROWS = 1 << 28  # A bound of its own, because rows may have no bytes.
+_READ_AHEAD = 16 << 10
+
+Received = tuple[ToClient | ToWorker, list[Column] | None]
 
 
 class Connection:
-    """One end; `peer` says in messages who is at the other one.
+    """One end of a data connection; error messages call the other end `peer`.
 
-    A client has `mapped` and a worker `pool` where they share memory; a worker `checks` the bytes
-    of elements, by a checksum that travels with them, where something on the way may change them.
+    If both ends share memory, the client has `mapped` and the worker `pool`. If `checks`, a worker
+    sends checksums of elements, because the network may damage them.
     """
 
     def __init__(
@@ -81,14 +85,18 @@ class Connection:
     ) -> None:
         self.peer = peer
         self.process_loss = ProcessLoss()
-        """What the worker said in the handshake."""
+        """What the worker reported in the handshake."""
         self._channel, self._client = channel, client
         self._pool, self._mapped, self._compressor = pool, mapped, compressor
-        self._incoming = Incoming(channel, client, pool, mapped)
-        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._incoming = MessageReader(channel, client, pool, mapped)
+        self._sending = threading.Lock()
+        """Held while a thread sends: a frame is sent as a whole."""
+        self._receiving = threading.Lock()
+        """Held while a thread reads frames; guards `_incoming` and appending to `_unread`."""
         self._checks = checks
         self._aborted = False
-        self._waiting: collections.deque[Received] = collections.deque()
+        self._unread: collections.deque[Received] = collections.deque()
+        """Messages that a sending thread read while it looked for released segments."""
 
     def fileno(self) -> int:
         return self._channel.fileno()
@@ -98,9 +106,9 @@ class Connection:
         with self._sending:
             try:
                 frames = chain.from_iterable(map(frame, messages))
-                self._channel.send([*self._releases(), *frames])
+                self._channel.send([*self._release_frames(), *frames])
             except BaseException as error:
-                raise self._failed(error) from None
+                raise self._abort_after(error) from None
 
     def offer(self, message: ToClient) -> None:
         """Sends a small message, unless another thread is sending or the socket is full."""
@@ -120,54 +128,64 @@ class Connection:
         seconds: float = 0.0,
         began: int | None = None,
     ) -> None:
-        """Sends a chunk; its memory may be changed afterwards."""
+        """Sends a chunk; the caller may change its memory afterwards."""
         columns, parts = pack_columns(chunk)
         size = sum(map(len, parts))
         rows = Rows(
-            *(request, start, len(chunk), columns, -1, size, "", mark, seconds),
+            request=request,
+            start=start,
+            count=len(chunk),
+            columns=columns,
+            nbytes=size,
+            mark=mark,
+            seconds=seconds,
             structure=text_of(chunk.tree),
             began=began,
         )
         with self._sending:
             try:
-                if self._pool is None or size < INLINE or not self._share(self._pool, rows, parts):
+                if (
+                    self._pool is None
+                    or size < INLINE
+                    or not self._send_shared(self._pool, rows, parts)
+                ):
                     self._send_inline(rows, parts)
             except BaseException as error:
-                raise self._failed(error) from None
+                raise self._abort_after(error) from None
 
     def receive(self) -> Received:
-        """The next message, with the columns if it is `Rows`; UnavailableError at the end."""
+        """The next message, with columns if it is `Rows`; raises UnavailableError at the end."""
         with self._receiving:
             try:
-                if self._mapped is not None and self._mapped.waiting >= _TELL:
-                    self._release_now()
-                received = self._waiting.popleft() if self._waiting else self._incoming.read()
+                if self._mapped is not None and self._mapped.unused_count >= _RELEASE_COUNT:
+                    self._send_releases()
+                received = self._unread.popleft() if self._unread else self._incoming.read()
                 if self._aborted:
                     raise EOFError
                 return received
             except BaseException as error:
-                raise self._failed(error) from None
+                raise self._abort_after(error) from None
 
     def pending(self) -> bool:
-        """Whether a message is here already, so that a select on the socket may not see it."""
-        return bool(self._waiting) or self._incoming.complete() or self._channel.pending()
+        """Whether data was read ahead, which a select on the socket does not report."""
+        return bool(self._unread) or self._incoming.complete() or self._channel.pending()
 
     def poll(self) -> bool:
-        """Takes in what has arrived, without waiting; whether a message is here."""
+        """Reads what has arrived, without blocking; returns whether a message is there."""
         try:
             if not self.pending():
-                self._take_in()
+                self._read_available()
             return self.pending()
         except BaseException as error:
-            raise self._failed(error) from None
+            raise self._abort_after(error) from None
 
     def abort(self) -> None:
-        """Ends the connection from any thread: those who send or receive get UnavailableError."""
+        """Ends the connection; in all threads, `send` and `receive` raise UnavailableError."""
         self._aborted = True
         self._channel.shut()
 
     def close(self) -> None:
-        """Ends it and gives everything back; arrays that came through it stay as they are."""
+        """Ends the connection and frees its resources; received arrays stay valid."""
         self.abort()
         with self._sending, self._receiving:
             self._channel.close()
@@ -182,15 +200,15 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _releases(self) -> list[bytes]:
-        segments = self._mapped.unused() if self._mapped is not None else ()
+    def _release_frames(self) -> list[bytes]:
+        segments = self._mapped.take_unused() if self._mapped is not None else ()
         return frame(Release(segments)) if segments else []
 
-    def _release_now(self) -> None:
-        """Tells the worker at once, unless another thread is sending and will."""
+    def _send_releases(self) -> None:
+        """Sends releases now, unless another thread is sending and includes them."""
         if self._sending.acquire(blocking=False):
             try:
-                self._channel.send(self._releases())
+                self._channel.send(self._release_frames())
             finally:
                 self._sending.release()
 
@@ -210,50 +228,50 @@ class Connection:
             rows = replace(rows, check=checksum(body))
         self._channel.send([*frame(rows, size), *body])
 
-    def _share(self, pool: SlabPool, rows: Rows, parts: list[memoryview]) -> bool:
-        """Sends rows through shared memory, if there is room."""
+    def _send_shared(self, pool: SlabPool, rows: Rows, parts: list[memoryview]) -> bool:
+        """Sends rows through shared memory; returns False if no cell is free."""
         cell = pool.reuse(rows.nbytes)
         if cell is None:
-            self._take_in()
+            self._read_available()
             cell = pool.reuse(rows.nbytes) or pool.extend(rows.nbytes)
         if cell is None:
             return False
-        _fill(cell.memory, parts)
+        _copy_parts(cell.memory, parts)
         rows = replace(rows, segment=cell.segment)
         if cell.slab is None:
             self._channel.send(frame(rows))
             return True
-        announced = frame(cell.slab, kind=SLAB)
-        self._channel.send([*announced, *frame(rows)], [cell.descriptor])
-        pool.announced(cell.slab.number)
+        announcement = frame(cell.slab, kind=SLAB)
+        self._channel.send([*announcement, *frame(rows)], [cell.descriptor])
+        pool.close_descriptor(cell.slab.number)
         return True
 
-    def _take_in(self) -> None:
-        """Reads what is here, segments that came back above all, unless another thread does so."""
-        if len(self._waiting) >= _MOST_WAITING or not self._receiving.acquire(blocking=False):
+    def _read_available(self) -> None:
+        """Reads what has arrived, such as released segments, unless another thread is reading."""
+        if len(self._unread) >= _MOST_UNREAD or not self._receiving.acquire(blocking=False):
             return
         try:
             self._incoming.read_available()
             while self._incoming.complete():
                 received = self._incoming.read()
                 if type(received[0]) is not Release:
-                    self._waiting.append(received)
+                    self._unread.append(received)
         finally:
             self._receiving.release()
 
-    def _failed(self, error: BaseException) -> BaseException:
-        """The error to raise; the connection ends, and whoever waits in it learns of that."""
+    def _abort_after(self, error: BaseException) -> BaseException:
+        """Aborts the connection and returns the error to raise."""
         if isinstance(error, InvalidArgumentError):
             return error  # Nothing was sent.
         reason = "it was aborted" if self._aborted else str(error) or "the other side closed it"
         if isinstance(error, DataLossError) and not self._aborted and not self._client:
-            self._say_why(error)
+            self._send_reason(error)
         self.abort()
         if isinstance(error, MemoryError):
             return ResourceExhaustedError(
                 f"data connection to {self.peer}: no memory for what comes; use smaller batches"
             )
-        if isinstance(error, TimeoutError | BlockingIOError) or _is_cut_off(error):
+        if isinstance(error, TimeoutError | BlockingIOError) or _is_unreachable(error):
             return DeadlineExceededError(
                 f"data connection to {self.peer}: the network carries nothing ({reason})"
             )
@@ -261,39 +279,34 @@ class Connection:
             return UnavailableError(f"data connection to {self.peer}: {reason}")
         return error
 
-    def _say_why(self, error: DataLossError) -> None:
-        """Tells the client why a worker ends the connection, unless it would have to wait."""
+    def _send_reason(self, error: DataLossError) -> None:
+        """Sends the client the reason why a worker closes, unless that would block."""
         with contextlib.suppress(OSError):
             self.offer(Closing(error.message))
 
 
-def _is_cut_off(error: BaseException) -> bool:
-    """Whether a machine cannot be reached, which says nothing of the processes on it."""
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether the network does not reach the peer's machine; the peer may be alive."""
     return isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @functools.lru_cache(maxsize=1)
 def _copier(process: int) -> Gather:
-    """Copies large pieces with two threads, which is twice as fast; a forked child has its own."""
+    """Copies with two threads, which is twice as fast; a forked child makes its own."""
     return Gather(min(cores(), 2))
 
 
-def _fill(memory: Any, parts: Sequence[Part]) -> None:
+def _copy_parts(memory: Any, parts: Sequence[Part]) -> None:
     start = 0
     for part in parts:
         end = start + len(part)
-        # By NumPy, unlike a memoryview, without the GIL.
+        # NumPy releases the GIL while it copies; a memoryview does not.
         _copier(os.getpid()).copy(memory[start:end], np.frombuffer(part, np.uint8))
         start = end
 
 
-_MOST_ROWS = 1 << 28  # Some have no bytes that could be counted.
-
-Received = tuple[ToClient | ToWorker, list[Column] | None]
-
-
-class Incoming:
-    """The receiving half of a connection; shared memory is mapped and released on the way."""
+class MessageReader:
+    """Reads messages and columns from a channel; maps shared memory and applies releases."""
 
     def __init__(
         self, channel: Channel, client: bool, pool: SlabPool | None, mapped: MappedSlabs | None
@@ -305,21 +318,21 @@ class Incoming:
         self.read_available, self.complete = self._reader.read_available, self._reader.complete
 
     def read(self) -> Received:
-        """The next message, with its columns; `Rows` without columns arrived damaged."""
+        """The next message, with its columns; `Rows` with None arrived damaged."""
         kind, data, body = self._reader.frame()
         while kind == SLAB:
-            self._map(data, body)
+            self._map_slab(data, body)
             kind, data, body = self._reader.frame()
         message = decode_message(self._decoder, data)
         if type(message) is Rows:
-            return message, self._columns(message, body)
+            return message, self._read_columns(message, body)
         if body:
             raise DataLossError(f"data connection: {body} bytes behind a {type(message).__name__}")
         if type(message) is Release:
             self._release(message)
         return message, None
 
-    def _map(self, data: memoryview, body: int) -> None:
+    def _map_slab(self, data: memoryview, body: int) -> None:
         if self._mapped is None or body:
             raise DataLossError("data connection: shared memory where none is used")
         slab = decode_message(slab_decoder, data)
@@ -330,16 +343,20 @@ class Incoming:
             raise DataLossError("data connection: a release where no memory is shared")
         self._pool.release(release.segments)
 
-    def _columns(self, rows: Rows, size: int) -> list[Column] | None:
-        """The columns of rows that have `size` bytes behind them; None where those are damaged."""
+    def _read_columns(self, rows: Rows, size: int) -> list[Column] | None:
+        """The columns of rows with a body of `size` bytes; None if the body is damaged."""
         shared, described = rows.segment >= 0, body_size(rows.columns)
-        follow = 0 if shared else size if rows.packed and size < described else described
-        if rows.nbytes != described or size != follow:
+        expected = described
+        if shared:
+            expected = 0
+        elif rows.packed:
+            expected = min(size, described)
+        if rows.nbytes != described or size != expected:
             raise DataLossError(
                 f"data connection: {size} bytes behind rows of {rows.nbytes}, described as "
                 f"{described}"
             )
-        body = self._shared(rows) if shared else self._sent(rows, size)
+        body = self._shared_body(rows) if shared else self._received_body(rows, size)
         if body is None:
             return None
         columns = unpack_columns(rows.columns, body)
@@ -349,12 +366,12 @@ class Incoming:
             raise DataLossError(f"data connection: a column that has not {rows.count} rows")
         return columns
 
-    def _shared(self, rows: Rows) -> memoryview:
+    def _shared_body(self, rows: Rows) -> memoryview:
         if self._mapped is None:
             raise DataLossError("data connection: a segment where no memory is shared")
         return self._mapped.take(rows.segment, rows.nbytes)
 
-    def _sent(self, rows: Rows, size: int) -> memoryview | None:
+    def _received_body(self, rows: Rows, size: int) -> memoryview | None:
         body = BUFFERS.take(size)
         self._reader.fill(body)
         if rows.check is not None and checksum((body,)) != rows.check:
@@ -366,21 +383,18 @@ class Incoming:
         return plain
 
 
-_AHEAD = 16 << 10
-
-
 class FrameReader:
-    """What comes out of a channel; EOFError where it ends inside of something."""
+    """Reads frames from a channel, ahead if possible; raises EOFError if it ends."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._ahead = memoryview(bytearray(_AHEAD))
+        self._buffer = memoryview(bytearray(_READ_AHEAD))
         self._start = self._end = 0
 
     def frame(self) -> tuple[int, memoryview, int]:
-        """The kind of the next frame, its message, and the size of its body, still to be read.
+        """The kind of the next frame, its message, and the size of its body, which is not read.
 
-        The message is valid until more is read; DataLossError if it arrived damaged.
+        The message is valid until the next read. Raises DataLossError if it arrived damaged.
         """
         kind, size, body, check = read_head(self.bytes(HEAD_SIZE))
         message = self.bytes(size)
@@ -389,24 +403,24 @@ class FrameReader:
         return kind, message, body
 
     def bytes(self, size: int) -> memoryview:
-        """The next bytes; valid until more are read."""
-        if size > _AHEAD:
+        """The next `size` bytes; valid until the next read."""
+        if size > _READ_AHEAD:
             large = memoryview(bytearray(size))
             self.fill(large)
             return large
-        if self._start + size > _AHEAD:
+        if self._start + size > _READ_AHEAD:
             self._compact()
         while self._end - self._start < size:
-            if not (count := self._channel.receive(self._ahead[self._end :])):
+            if not (count := self._channel.receive(self._buffer[self._end :])):
                 raise EOFError
             self._end += count
         self._start += size
-        return self._ahead[self._start - size : self._start]
+        return self._buffer[self._start - size : self._start]
 
     def fill(self, target: memoryview) -> None:
-        """Reads as many bytes as `target` has, without a detour if they are many."""
+        """Fills `target`; what was not read ahead is received into it directly."""
         here = min(self._end - self._start, len(target))
-        target[:here] = self._ahead[self._start : self._start + here]
+        target[:here] = self._buffer[self._start : self._start + here]
         self._start += here
         if self._start == self._end:
             self._start = self._end = 0
@@ -415,24 +429,24 @@ class FrameReader:
             raise EOFError
 
     def read_available(self) -> None:
-        """Reads ahead what is there, without waiting."""
+        """Reads ahead what has arrived, without blocking."""
         if self._start:
             self._compact()
-        if self._end < _AHEAD:
-            self._end += self._channel.receive_now(self._ahead[self._end :])
+        if self._end < _READ_AHEAD:
+            self._end += self._channel.receive_now(self._buffer[self._end :])
 
     def complete(self) -> bool:
-        """Whether `frame` would not have to wait: for a whole frame, or to raise."""
+        """Whether `frame` and its body can be read, or raise, without blocking."""
         here = self._end - self._start
         if here < HEAD_SIZE:
             return False
         try:
-            _, message, body, _ = read_head(self._ahead[self._start : self._start + HEAD_SIZE])
+            _, message, body, _ = read_head(self._buffer[self._start : self._start + HEAD_SIZE])
         except DataLossError:
             return True
         return here >= HEAD_SIZE + message + body
 
     def _compact(self) -> None:
         left = self._end - self._start
-        self._ahead[:left] = self._ahead[self._start : self._end].tobytes()
+        self._buffer[:left] = self._buffer[self._start : self._end].tobytes()
         self._start, self._end = 0, left

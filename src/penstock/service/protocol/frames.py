@@ -31,7 +31,7 @@ from penstock.service.protocol.fetches import ToClient, ToWorker
 from penstock.service.protocol.messages import Plain
 
 MESSAGE, SLAB = 0, 1
-"""Kinds of frames: what the two sides say, and a piece of shared memory that they will use."""
+"""Kinds of frames: a message, and a slab of shared memory that later messages use."""
 
 MAX_MESSAGE = 256 << 20
 MAX_BODY = 8 << 30
@@ -41,23 +41,23 @@ _MARK = b"\xf0P"
 _CHECKED = _HEAD.size
 HEAD_SIZE = _CHECKED + 4
 
-_COPIED = 4 << 10  # Up to this size a copy costs less than an array that looks at the memory.
+_COPIED = 4 << 10  # Up to this size, a copy is faster than a NumPy view.
 
 _encoder = msgspec.msgpack.Encoder()
 decoder_of_client: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToClient)
-"""For what a client receives."""
+"""Decodes what a client receives."""
 decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
-"""For what a worker receives."""
+"""Decodes what a worker receives."""
 
 
 class Slab(Plain, frozen=True, array_like=True):
-    """Shared memory, whose descriptor comes with the frame: `cells` pieces of `cell` bytes."""
+    """Shared memory of `cells` cells of `cell` bytes; its descriptor comes with the frame."""
 
     number: int
     cell: int
     cells: int
     dropped: tuple[int, ...] = ()
-    """The numbers of slabs that will not be used again."""
+    """The numbers of slabs that the client may unmap."""
 
 
 slab_decoder = msgspec.msgpack.Decoder(Slab)
@@ -69,15 +69,15 @@ def encode(message: Any) -> bytes:
 
 
 def decode_message(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryview) -> Any:
-    """The message that some bytes are; DataLossError where they are none."""
+    """Decodes a message; raises DataLossError if `data` is none."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DataLossError(f"data connection: what came is not a message ({error})") from None
+        raise DataLossError(f"data connection: what arrived is not a message ({error})") from None
 
 
 def checksum(parts: Iterable[bytes | memoryview]) -> int:
-    """The CRC32C of parts that follow each other; runs at the speed of memory."""
+    """The CRC32C of consecutive parts."""
     crc = 0
     for part in parts:
         small = len(part) <= _COPIED
@@ -86,7 +86,7 @@ def checksum(parts: Iterable[bytes | memoryview]) -> int:
 
 
 def frame(message: Any, body: int = 0, kind: int = MESSAGE) -> list[bytes]:
-    """Head and message of a frame, before a body of that size."""
+    """Head and message of a frame whose body has `body` bytes."""
     data = encode(message)
     return [frame_head(kind, len(data), body, google_crc32c.value(data)), data]
 
@@ -104,7 +104,7 @@ def frame_head(kind: int, message: int, body: int = 0, check: int = 0) -> bytes:
 
 
 def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
-    """Kind, sizes and checksum of a frame; DataLossError where this is not the head of one."""
+    """Kind, sizes of message and body, and checksum; raises DataLossError if it is no head."""
     head = bytes(data)
     mark, kind, message, body, check = _HEAD.unpack_from(head)
     if mark != _MARK or kind > SLAB:
@@ -118,20 +118,20 @@ def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
     return kind, message, body, check
 
 
-_CACHED = 2048  # Bytes of the longest description that is kept decoded.
+_CACHED = 2048  # Bytes of the longest description that is cached.
 
 _decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
 
 
 def pack_columns(chunk: Chunk) -> tuple[bytes, list[memoryview]]:
-    """The description of a chunk's columns, and their bytes: views, copied only where scattered."""
+    """The description of a chunk's columns, and their bytes: views where they are contiguous."""
     packing = Packing("sent to another process")
     described = [packing.column(column) for column in chunk.columns]
     return _encoder.encode(described), packing.parts
 
 
 def unpack_columns(description: bytes, body: memoryview) -> list[Column]:
-    """The columns that `body` holds; DataLossError where it does not hold what is described."""
+    """The columns in `body`; raises DataLossError if it does not match the description."""
     described, size = _decode(description)
     if size != len(body):
         raise DataLossError(f"data connection: {len(body)} bytes of elements, described as {size}")
@@ -142,7 +142,7 @@ def unpack_columns(description: bytes, body: memoryview) -> list[Column]:
 
 
 def body_size(description: bytes) -> int:
-    """How many bytes the described columns take; DataLossError where it is no description."""
+    """How many bytes the columns take; raises DataLossError if it is no description."""
     return _decode(description)[1]
 
 
@@ -150,14 +150,16 @@ def _decode(description: bytes) -> tuple[tuple[Description, ...], int]:
     """The described columns, and the number of bytes that they take."""
     try:
         short = len(description) <= _CACHED
-        return _decode_cached(description) if short else _decode_anew(description)
+        return _decode_cached(description) if short else _decode_uncached(description)
     except (msgspec.MsgspecError, *MALFORMED) as error:
         raise DataLossError(f"data connection: not a description ({error})") from None
 
 
-def _decode_anew(description: bytes) -> tuple[tuple[Description, ...], int]:
+def _decode_uncached(description: bytes) -> tuple[tuple[Description, ...], int]:
     described = _decoder.decode(description)
     return described, sum(map(measure, described))
 
 
-_decode_cached = lru_cache(maxsize=256)(_decode_anew)  # Most chunks of a stream have the same one.
+_decode_cached = lru_cache(maxsize=256)(
+    _decode_uncached
+)  # Most chunks of a stream have equal descriptions.
