@@ -106,14 +106,14 @@ class Gather:
         return out
 
     def into(self, out: Array, column: Array, indices: Array) -> None:
-        """The same, into `out`."""
+        """Gathers rows into `out`."""
         if self._shares(column, indices):
             self._team.share(lambda part: _take_into(column, indices[part], out[part]), len(out))
         else:
             _take_into(column, indices, out)
 
     def copy(self, out: Array, source: Array) -> None:
-        """All rows, in order."""
+        """Copies all rows of `source` into `out`."""
         if source.nbytes >= _WORTH_SHARING and self._team.threads > 1:
             self._team.share(lambda part: np.copyto(out[part], source[part]), len(out))
         else:

@@ -17,7 +17,7 @@ BUDGET = 0.001
 
 
 class Source(Protocol):
-    """What can be pulled."""
+    """A stream, an inlet, or any other object with `pull`."""
 
     def pull(self, limit: int) -> Chunk: ...
 

@@ -22,7 +22,7 @@ def drawing_numbers(numbers: Array) -> Array:
 
 
 def add_places(numbers: Array, places: Any) -> Array:
-    """Numbers with places."""
+    """Combines the numbers of elements with their places."""
     made = np.empty(len(numbers), PLACED)
     made["number"], made["place"] = numbers, places
     return made

@@ -22,7 +22,7 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """What tuning may use."""
+    """The threads and bytes that tuning may use."""
 
     threads: int
     nbytes: int

@@ -31,10 +31,10 @@ def crc32c() -> Callable[[bytes], int]:
 
 def masked_crc(data: bytes) -> bytes:
     """The checksum as it is in the file: masked, because data may contain checksums itself."""
-    return _masked(crc32c()(data)).to_bytes(4, "little")
+    return _mask_crc(crc32c()(data)).to_bytes(4, "little")
 
 
-def _masked(crc: int) -> int:
+def _mask_crc(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
 
 
@@ -74,11 +74,11 @@ def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
     headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[places]
     lengths = headers[:, :8].copy().view("<u8").ravel()
     stored = headers[:, 8:].copy().view("<u4").ravel()
-    right = np.flatnonzero((_masked_crcs(headers[:, :8]) == stored) & (lengths <= most))
+    right = np.flatnonzero((_mask_crcs(headers[:, :8]) == stored) & (lengths <= most))
     return list(zip(places[right].tolist(), lengths[right].tolist(), strict=True))
 
 
-def _masked_crcs(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+def _mask_crcs(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
     """The masked checksum of each row of bytes."""
     crcs = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
@@ -104,4 +104,4 @@ def _is_record(file: BinaryIO, start: int, length: int) -> bool:
     for block in _blocks(file, length):
         crc = google_crc32c.extend(crc, block)
     footer = b"".join(_blocks(file, FOOTER))
-    return footer == _masked(crc).to_bytes(4, "little")
+    return footer == _mask_crc(crc).to_bytes(4, "little")
