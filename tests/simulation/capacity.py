@@ -16,13 +16,13 @@ from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
     Address,
-    ClientBeat,
+    ClientHeartbeat,
     JobOptions,
     Lease,
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
-    WorkerBeat,
+    WorkerHeartbeat,
     WorkerInfo,
     WorkStatus,
 )
@@ -112,7 +112,7 @@ def _worker(network: Network, name: str, offset: float) -> None:
     network.call(RegisterWorker(info, PROTOCOL, "", ""))
     while True:
         network.world.wait(WORKER_BEAT)
-        network.call(WorkerBeat(name, (WorkStatus("d1/0", 100, 0.5),)))
+        network.call(WorkerHeartbeat(name, (WorkStatus("d1/0", 100, 0.5),)))
 
 
 def _client(network: Network, name: str, job: int, figures: Figures) -> None:
@@ -132,7 +132,7 @@ def _client(network: Network, name: str, job: int, figures: Figures) -> None:
         figures.elements += sum(_size(at) for at in consumed)
         if network.world.now - beaten >= CLIENT_BEAT:
             beaten = network.world.now
-            version = network.call(ClientBeat(name, version)).version
+            version = network.call(ClientHeartbeat(name, version)).version
 
 
 def _size(at: Address) -> int:

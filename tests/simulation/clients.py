@@ -26,9 +26,9 @@ from penstock.service.host.session import Session
 from penstock.service.logic.client_states import claimed, known_streams
 from penstock.service.protocol.messages import (
     Address,
-    IterationOpened,
     Leave,
     OpenIteration,
+    OpenIterationReply,
     RegisterDataset,
     WorkerInfo,
 )
@@ -200,14 +200,14 @@ class Client(Peer):
     def _connect(self, info: WorkerInfo) -> Any:
         return self.network.connect(self, info.transfers["tcp"])
 
-    def _again(self, opened: IterationOpened, request: OpenIteration) -> IterationOpened:
+    def _again(self, opened: OpenIterationReply, request: OpenIteration) -> OpenIterationReply:
         self._registered()
         streams = opened.work.streams if opened.work.form in ("share", "whole") else 0
         work, streams = opened.work, max(request.streams, streams)
         again = msgspec.structs.replace(request, key=work.key, epoch=work.epoch, streams=streams)
         return self._call(again)  # type: ignore[no-any-return]
 
-    def _extra(self, request: OpenIteration, opened: IterationOpened) -> dict[str, Any]:
+    def _extra(self, request: OpenIteration, opened: OpenIterationReply) -> dict[str, Any]:
         if request.job is None:
             return {}
         key, epoch = opened.work.key, list(opened.work.epoch)

@@ -18,7 +18,7 @@ from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, W
 from penstock.service.logic.iterations import LOST
 from penstock.service.logic.recovery import snapshot, stamped
 from penstock.service.logic.state import Settings, State
-from penstock.service.protocol.messages import Hello, Leave, Welcome
+from penstock.service.protocol.messages import Hello, HelloReply, Leave
 from tests.service.logic.invariants import check
 from tests.simulation.kernel import Process, Violation
 from tests.simulation.network import Network, decode_request, encode
@@ -134,7 +134,7 @@ class Dispatcher:
         request = decode_request(data)
         self.answered += 1
         if isinstance(request, Hello):
-            return encode(Welcome(self.state.dispatcher))
+            return encode(HelloReply(self.state.dispatcher))
         try:
             decision = decide(self.state, request, self._clock())
         except OpError as error:

@@ -17,7 +17,7 @@ from penstock.service.host.control_client import is_transient
 from penstock.service.host.control_connection import reply_to_error
 from penstock.service.protocol import timing
 from penstock.service.protocol.frames import decoder_of_client, decoder_of_worker
-from penstock.service.protocol.messages import Refused, Reply, Request
+from penstock.service.protocol.messages import ErrorReply, Reply, Request
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.kernel import Bell, World
 
@@ -95,9 +95,9 @@ class Network:
                 world.wait(min(left, ATTEMPT), attempt.bell)
             if attempt.answers and attempt.answers[0] is not None:
                 reply = decode_reply(attempt.answers[0])
-                if isinstance(reply, Refused) and not is_transient(reply):
+                if isinstance(reply, ErrorReply) and not is_transient(reply):
                     raise reply_to_error(reply)
-                if not isinstance(reply, Refused):
+                if not isinstance(reply, ErrorReply):
                     return reply
             if world.now >= until:
                 raise UnavailableError(f"no answer to {type(request).__name__} in {timeout:g} s")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.service.host.remote_stream import RemoteStream
 from penstock.service.logic.fetching import DEPTH, KEPT_BLOCK
-from penstock.service.protocol.messages import Address, IterationOpened, OpenIteration
+from penstock.service.protocol.messages import Address, OpenIteration, OpenIterationReply
 from tests.simulation.kernel import World
 
 
@@ -17,7 +17,7 @@ class CheckedStream(RemoteStream):
     repeats: Callable[[tuple[Address, ...]], None]
     """Is told what the dispatcher says that others have got, too."""
 
-    def _reopened(self) -> tuple[OpenIteration, IterationOpened]:
+    def _reopened(self) -> tuple[OpenIteration, OpenIterationReply]:
         request, opened = super()._reopened()
         self.repeats(opened.repeated)
         return request, opened

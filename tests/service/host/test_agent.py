@@ -11,17 +11,17 @@ from penstock.service.host.agent import Agent, Forgotten
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
-    ClientBeaten,
+    ClientHeartbeat,
+    ClientHeartbeatReply,
     Grant,
-    IterationOpened,
     JobOptions,
     LastFact,
     Lease,
-    Leased,
+    LeaseReply,
     Leave,
     Ok,
     OpenIteration,
+    OpenIterationReply,
     StreamInfo,
     Work,
     WorkerInfo,
@@ -39,7 +39,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.said = []
         self.name = "dispatcher"
-        self.answers = {ClientBeat: lambda _: ClientBeaten(1), Leave: lambda _: Ok()}
+        self.answers = {ClientHeartbeat: lambda _: ClientHeartbeatReply(1), Leave: lambda _: Ok()}
         self.lock = threading.Lock()
 
     def call(self, request, timeout=None):
@@ -69,7 +69,7 @@ def make(dispatcher):
     made = []
 
     def agent(leased=True, reopen=lambda begins: None, wake=lambda event: None, lap=None):
-        opened = IterationOpened(WORK, leased, 1, (), ())
+        opened = OpenIterationReply(WORK, leased, 1, (), ())
         made.append(Agent(dispatcher, OPENING, opened, wake, reopen, lap=lap))
         return made[-1]
 
@@ -81,8 +81,8 @@ def make(dispatcher):
 
 def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
     make().tell([Address(0, 0, 4)], {0: 4}, 4, 0.5)
-    until(lambda: any(beat.consumed for beat in dispatcher.of(ClientBeat)[:-3]))
-    beats = dispatcher.of(ClientBeat)
+    until(lambda: any(beat.consumed for beat in dispatcher.of(ClientHeartbeat)[:-3]))
+    beats = dispatcher.of(ClientHeartbeat)
     told = [beat for beat in beats if beat.consumed]
     assert [(beat.consumed, beat.ended) for beat in told] == [((Address(0, 0, 4),), ((0, 4),))]
     assert sum(beat.elements for beat in beats) == 4
@@ -91,17 +91,19 @@ def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
 
 def test_news_become_events_and_wake_the_reader(dispatcher, make):
     woken = threading.Event()
-    news = ClientBeaten(2, workers=(WORKER,))
-    dispatcher.answers[ClientBeat] = lambda beat: news if beat.version == 1 else ClientBeaten(2)
+    news = ClientHeartbeatReply(2, workers=(WORKER,))
+    dispatcher.answers[ClientHeartbeat] = lambda beat: (
+        news if beat.version == 1 else ClientHeartbeatReply(2)
+    )
     agent = make(wake=lambda event: woken.set())
     assert woken.wait(60)
     assert agent.events.popleft() == news
     # From now on it knows that version, and nothing is new.
-    until(lambda: dispatcher.of(ClientBeat)[-1].version == 2)
+    until(lambda: dispatcher.of(ClientHeartbeat)[-1].version == 2)
     assert not agent.events
 
 
-@pytest.mark.parametrize("kind", [ClientBeat, Lease])
+@pytest.mark.parametrize("kind", [ClientHeartbeat, Lease])
 def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatcher, make, kind):
     dispatcher.answers[kind] = lambda _: ZeroDivisionError("odd")
     agent = make()
@@ -115,7 +117,7 @@ def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatche
 
 def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    granted = Leased((Grant(Address(0, 0, 8)),))
+    granted = LeaseReply((Grant(Address(0, 0, 8)),))
     dispatcher.answers[Lease] = lambda _: granted
     agent = make()
     agent.tell([Address(0, 0, 2)], {}, 2, 0.0, want=8)
@@ -132,17 +134,17 @@ def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, m
 def test_workers_that_are_lost_are_reported_at_once(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     make().lost("w")
-    until(lambda: dispatcher.of(ClientBeat))
-    assert dispatcher.of(ClientBeat)[0].lost == ("w",)
+    until(lambda: dispatcher.of(ClientHeartbeat))
+    assert dispatcher.of(ClientHeartbeat)[0].lost == ("w",)
 
 
 def test_a_dispatcher_that_is_away_is_waited_for(dispatcher, make):
     answers = iter([UnavailableError("away")] * 3)
-    dispatcher.answers[Lease] = lambda _: next(answers, Leased(finished=True))
+    dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply(finished=True))
     agent = make()
     agent.tell([], {}, 0, 0.0, want=1)
     until(lambda: agent.events)
-    assert agent.events.popleft() == Leased(finished=True)
+    assert agent.events.popleft() == LeaseReply(finished=True)
     assert len({lease.number for lease in dispatcher.of(Lease)}) == 1
 
 
@@ -155,9 +157,9 @@ def test_what_the_dispatcher_refuses_reaches_the_reader(dispatcher, make):
 
 
 def test_a_reader_that_was_forgotten_opens_again(dispatcher, make):
-    opened = IterationOpened(WORK, False, 5, (WORKER,), ())
-    dispatcher.answers[ClientBeat] = lambda beat: (
-        NotFoundError("who?") if beat.version == 1 else ClientBeaten(5)
+    opened = OpenIterationReply(WORK, False, 5, (WORKER,), ())
+    dispatcher.answers[ClientHeartbeat] = lambda beat: (
+        NotFoundError("who?") if beat.version == 1 else ClientHeartbeatReply(5)
     )
     agent = make(leased=False, reopen=lambda begins: opened)
     until(lambda: agent.events)
@@ -168,21 +170,21 @@ def test_one_that_cannot_be_opened_again_is_an_error(dispatcher, make):
     def reopen(begins):
         raise NotFoundError("the dataset is forgotten")
 
-    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError("who?")
     agent = make(leased=False, reopen=reopen)
     until(lambda: agent.events)
     assert agent.events.popleft().message == "the dataset is forgotten"
 
 
 def test_a_consumer_promises_a_limit_and_keeps_it_until_its_reader_knows_more(dispatcher, make):
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(2, joining=True)
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(2, joining=True)
     agent = make(leased=False, lap=4)
-    until(lambda: any(beat.version == 2 for beat in dispatcher.of(ClientBeat)))
-    assert {beat.limit for beat in dispatcher.of(ClientBeat)[1:]} == {5}
+    until(lambda: any(beat.version == 2 for beat in dispatcher.of(ClientHeartbeat)))
+    assert {beat.limit for beat in dispatcher.of(ClientHeartbeat)[1:]} == {5}
     agent.events.clear()
     agent.release()
     assert not agent.may_enter(5)
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(3)
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(3)
     until(lambda: agent.events)
     agent.release()
     assert not agent.may_enter(5), "the reader has not seen the answer yet"
@@ -197,18 +199,20 @@ def test_a_consumer_that_was_forgotten_tells_the_laps_of_its_streams(dispatcher,
 
     def reopen(begins):
         told.append(begins)
-        return IterationOpened(WORK, False, 9, (WORKER,), streams)
+        return OpenIterationReply(WORK, False, 9, (WORKER,), streams)
 
     streams = (StreamInfo(0, "w"), StreamInfo(1, "w", 7))
-    answers = {1: ClientBeaten(2, (WORKER,), streams), 9: ClientBeaten(9)}
-    dispatcher.answers[ClientBeat] = lambda beat: answers.get(beat.version, NotFoundError("who?"))
+    answers = {1: ClientHeartbeatReply(2, (WORKER,), streams), 9: ClientHeartbeatReply(9)}
+    dispatcher.answers[ClientHeartbeat] = lambda beat: answers.get(
+        beat.version, NotFoundError("who?")
+    )
     make(leased=False, reopen=reopen, lap=0)
     until(lambda: told)
     assert told[0] == (0, 7)
 
 
 def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
-    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError("who?")
     agent = make()
     until(lambda: agent.events)
     assert isinstance(agent.events.popleft(), Forgotten)
@@ -216,7 +220,7 @@ def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
 
 def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
     dispatcher.name = "another"
-    dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError("who?")
     agent = make()
     until(lambda: agent.events)
     assert agent.events.popleft().message == "who?"
@@ -227,7 +231,7 @@ def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkey
     agent = make()
     agent.tell([Address(0, 3, 5)], {}, 2, 0.0)
     agent.commit()
-    assert dispatcher.of(ClientBeat)[-1].consumed == (Address(0, 3, 5),)
+    assert dispatcher.of(ClientHeartbeat)[-1].consumed == (Address(0, 3, 5),)
 
 
 def test_the_end_tells_what_was_left_to_tell(dispatcher, make, monkeypatch):
@@ -249,18 +253,20 @@ def test_a_dispatcher_that_is_gone_does_not_hold_up_the_end(dispatcher, make):
 def test_news_can_be_asked_for(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
-    news = ClientBeaten(3, workers=(WORKER,))
-    dispatcher.answers[ClientBeat] = lambda _: news
+    news = ClientHeartbeatReply(3, workers=(WORKER,))
+    dispatcher.answers[ClientHeartbeat] = lambda _: news
     agent.sync()
     assert agent.events.popleft() == news
-    dispatcher.answers[ClientBeat] = lambda _: UnavailableError("away")
+    dispatcher.answers[ClientHeartbeat] = lambda _: UnavailableError("away")
     agent.sync()
     assert not agent.events
 
 
 def test_a_consumer_that_came_and_went_was_there(dispatcher, make):
-    dispatcher.answers[ClientBeat] = lambda beat: ClientBeaten(1, ready=True, missing=(1,))
-    opened = IterationOpened(WORK, False, 1, (), (), ready=False, missing=(1,))
+    dispatcher.answers[ClientHeartbeat] = lambda beat: ClientHeartbeatReply(
+        1, ready=True, missing=(1,)
+    )
+    opened = OpenIterationReply(WORK, False, 1, (), (), ready=False, missing=(1,))
     agent = Agent(dispatcher, OPENING, opened, lambda event: None, lambda: None)
     until(lambda: agent.events)
     assert agent.events.popleft().ready
@@ -274,7 +280,7 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
     def late(lease):
         begun.set()
         answered.wait(60)
-        return Leased()
+        return LeaseReply()
 
     dispatcher.answers[Lease] = late
     dispatcher.answers[Leave] = lambda _: Ok()
@@ -288,7 +294,9 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
 
 def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    dispatcher.answers[Lease] = dispatcher.answers[ClientBeat] = lambda _: NotFoundError("who?")
+    dispatcher.answers[Lease] = dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError(
+        "who?"
+    )
     agent = make()
     agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
@@ -296,7 +304,7 @@ def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
     agent.commit()
     agent.stop()
     both = (Address(0, 0, 4), Address(0, 4, 6))
-    assert dispatcher.of(ClientBeat)[-1].consumed == both
+    assert dispatcher.of(ClientHeartbeat)[-1].consumed == both
     assert dispatcher.of(Leave) == [Leave("me", both, ((0, 9),))]
 
 
@@ -314,7 +322,7 @@ def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, m
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     monkeypatch.setattr(timing, "DISPATCHER_ABSENCE", -1.0)
     answers = iter([UnavailableError("away")])
-    dispatcher.answers[Lease] = lambda _: next(answers, Leased())
+    dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply())
     agent = make()
     for count in range(1, 4):
         agent.tell([], {}, 0, 0.0, want=5)
@@ -324,31 +332,33 @@ def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, m
 
 def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    dispatcher.answers[ClientBeat] = lambda beat: ClientBeaten(2)
+    dispatcher.answers[ClientHeartbeat] = lambda beat: ClientHeartbeatReply(2)
     agent = make()
     agent.lost("w")
-    until(lambda: len(dispatcher.of(ClientBeat)) == 2)
-    assert [beat.version for beat in dispatcher.of(ClientBeat)] == [1, 2]
+    until(lambda: len(dispatcher.of(ClientHeartbeat)) == 2)
+    assert [beat.version for beat in dispatcher.of(ClientHeartbeat)] == [1, 2]
     assert not agent.events
 
 
 def test_who_begins_to_wait_for_others_shows_that_it_lives(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    answers = iter([Leased(retry=0.2), Leased(retry=0.2), Leased((Grant(Address(0, 0, 1)),))])
-    dispatcher.answers[Lease] = lambda _: next(answers, Leased(finished=True))
+    answers = iter(
+        [LeaseReply(retry=0.2), LeaseReply(retry=0.2), LeaseReply((Grant(Address(0, 0, 1)),))]
+    )
+    dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply(finished=True))
     agent = make()
     for count in range(1, 5):
         agent.tell([], {}, 0, 0.0, want=5)
         until(lambda count=count: len(agent.events) == count)
     agent.stop()
     until(lambda: not agent._thread.is_alive())
-    assert [type(said) for said in dispatcher.said[:3]] == [Lease, ClientBeat, Lease]
-    assert len(dispatcher.of(ClientBeat)) == 1
+    assert [type(said) for said in dispatcher.said[:3]] == [Lease, ClientHeartbeat, Lease]
+    assert len(dispatcher.of(ClientHeartbeat)) == 1
 
 
 def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher):
     agent = make()
-    until(lambda: dispatcher.of(ClientBeat))
+    until(lambda: dispatcher.of(ClientHeartbeat))
     now = time.monotonic()
     assert agent.entitled(now)
     assert not agent.entitled(now + 8.0)
@@ -360,29 +370,35 @@ def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher
 
 def test_a_reader_says_the_last_fact_that_it_was_told_of(dispatcher, make):
     facts = iter([5, 9, 7])
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", next(facts, 8)))
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(
+        1, last=LastFact("d", next(facts, 8))
+    )
     make()
-    beats = until(lambda: len(dispatcher.of(ClientBeat)) > 4 and dispatcher.of(ClientBeat))
+    beats = until(
+        lambda: len(dispatcher.of(ClientHeartbeat)) > 4 and dispatcher.of(ClientHeartbeat)
+    )
     assert [beat.last for beat in beats[:2]] == [None, LastFact("d", 5)]
     assert {beat.last for beat in beats[2:]} == {LastFact("d", 9)}
 
 
 def test_under_another_name_it_begins_anew(dispatcher, make):
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", 9))
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(1, last=LastFact("d", 9))
     agent = make()
-    until(lambda: dispatcher.of(ClientBeat)[-1:] and dispatcher.of(ClientBeat)[-1].last)
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1)
-    opened = IterationOpened(WORK, True, 1, (), (), last=LastFact("e", 3))
+    until(lambda: dispatcher.of(ClientHeartbeat)[-1:] and dispatcher.of(ClientHeartbeat)[-1].last)
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(1)
+    opened = OpenIterationReply(WORK, True, 1, (), (), last=LastFact("e", 3))
     agent.become(msgspec.structs.replace(OPENING, client="again"), opened)
-    beats = until(lambda: [beat for beat in dispatcher.of(ClientBeat) if beat.client == "again"])
+    beats = until(
+        lambda: [beat for beat in dispatcher.of(ClientHeartbeat) if beat.client == "again"]
+    )
     assert beats[0].last == LastFact("e", 3)
 
 
 def test_a_reader_that_decides_by_itself_need_not_say_it(dispatcher, make):
-    dispatcher.answers[ClientBeat] = lambda _: ClientBeaten(1, last=LastFact("d", 9))
+    dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(1, last=LastFact("d", 9))
     make(leased=False)
-    until(lambda: len(dispatcher.of(ClientBeat)) > 2)
-    assert {beat.last for beat in dispatcher.of(ClientBeat)} == {None}
+    until(lambda: len(dispatcher.of(ClientHeartbeat)) > 2)
+    assert {beat.last for beat in dispatcher.of(ClientHeartbeat)} == {None}
 
 
 def test_leaving_tells_whether_the_dispatcher_knew(dispatcher, make):

@@ -41,14 +41,14 @@ from penstock.service.host.control_server import ControlServer
 from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
-    DatasetRegistered,
+    ErrorReply,
     GetDataset,
     GetPlan,
+    GetPlanReply,
     GetStatus,
     Ok,
-    PlanPart,
     PutPlan,
-    Refused,
+    RegisterDatasetReply,
 )
 
 SECURITY = Security(b"the token of these tests")
@@ -61,9 +61,9 @@ def echo(request):
         case GetDataset("fault"):
             raise KeyError("oh")
         case GetDataset("large"):
-            return PlanPart(bytes(LARGEST), LARGEST)
+            return GetPlanReply(bytes(LARGEST), LARGEST)
         case GetDataset(name):
-            return DatasetRegistered(name)
+            return RegisterDatasetReply(name)
         case _:
             return Ok()
 
@@ -93,7 +93,7 @@ def free_port() -> int:
 
 
 def test_a_call_and_its_answer(client):
-    assert client.call(GetDataset("1000")) == DatasetRegistered("1000")
+    assert client.call(GetDataset("1000")) == RegisterDatasetReply("1000")
     assert client.call(GetStatus()) == Ok()
 
 
@@ -109,7 +109,7 @@ def test_calls_from_several_threads(client):
     for thread in threads:
         thread.join()
     assert answers == {
-        name: [DatasetRegistered(f"{name}{number}") for number in range(20)] for name in "abcd"
+        name: [RegisterDatasetReply(f"{name}{number}") for number in range(20)] for name in "abcd"
     }
 
 
@@ -125,14 +125,16 @@ def test_a_fault_of_the_server_is_told_and_survived(client):
 
 
 def test_an_error_that_this_side_does_not_know():
-    assert isinstance(reply_to_error(Refused("Novel", "words")), UnknownError)
-    assert str(reply_to_error(Refused("kind_of", "words"))) == "kind_of: words"
+    assert isinstance(reply_to_error(ErrorReply("Novel", "words")), UnknownError)
+    assert str(reply_to_error(ErrorReply("kind_of", "words"))) == "kind_of: words"
 
 
 def test_messages_that_are_too_large(client):
     with pytest.raises(ResourceExhaustedError, match="PutPlan: .* more than one message may have"):
         client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST)))
-    with pytest.raises(ResourceExhaustedError, match="PlanPart: .* more than one message may have"):
+    with pytest.raises(
+        ResourceExhaustedError, match="GetPlanReply: .* more than one message may have"
+    ):
         client.call(GetDataset("large"))
     assert client.call(PutPlan("d", 0, LARGEST, bytes(LARGEST - 1024))) == Ok()
 

@@ -34,19 +34,19 @@ from penstock.service.logic.recovery import snapshot
 from penstock.service.protocol.messages import (
     PROTOCOL,
     DatasetInfo,
-    DatasetRegistered,
     GetDataset,
     GetPlan,
+    GetPlanReply,
     GetStatus,
+    GetStatusReply,
     Hello,
+    HelloReply,
     Ok,
-    PlanPart,
-    PlanStored,
     PutPlan,
+    PutPlanReply,
     RegisterDataset,
+    RegisterDatasetReply,
     RegisterWorker,
-    Status,
-    Welcome,
     WorkerInfo,
 )
 from penstock.version import VERSION
@@ -97,7 +97,7 @@ def test_it_answers_from_start_to_stop(made):
     dispatcher.start()
     dispatcher.start()
     with client_of(dispatcher.address) as client:
-        assert isinstance(client.call(GetStatus()), Status)
+        assert isinstance(client.call(GetStatus()), GetStatusReply)
         dispatcher.stop()
         dispatcher.stop()
         with pytest.raises(UnavailableError, match="has not answered for 0.1 s"):
@@ -283,7 +283,7 @@ def test_the_token_of_the_user_is_found_by_everybody(made, monkeypatch, tmp_path
     dispatcher = made(token=None)
     dispatcher.start()
     client = ControlClient(dispatcher.address, Security.of_client(dispatcher.address))
-    assert isinstance(client.call(HELLO), Welcome)
+    assert isinstance(client.call(HELLO), HelloReply)
     client.close()
 
 
@@ -312,11 +312,11 @@ def test_other_versions_are_refused(made, hello, problem):
 
 def test_plans_come_and_go(made):
     dispatcher = made()
-    assert dispatcher.handle(PutPlan(DIGEST, 0, len(PLAN), PLAN[:5])) == PlanStored(5)
+    assert dispatcher.handle(PutPlan(DIGEST, 0, len(PLAN), PLAN[:5])) == PutPlanReply(5)
     with pytest.raises(FailedPreconditionError, match="plan .* has not arrived; send it first"):
         dispatcher.handle(registration())
-    assert dispatcher.handle(PutPlan(DIGEST, 5, len(PLAN), PLAN[5:])) == PlanStored(len(PLAN))
-    assert dispatcher.handle(GetPlan(DIGEST)) == PlanPart(PLAN, len(PLAN))
+    assert dispatcher.handle(PutPlan(DIGEST, 5, len(PLAN), PLAN[5:])) == PutPlanReply(len(PLAN))
+    assert dispatcher.handle(GetPlan(DIGEST)) == GetPlanReply(PLAN, len(PLAN))
     with pytest.raises(NotFoundError, match="is not known to this dispatcher"):
         dispatcher.handle(GetPlan("0" * 64))
 
@@ -377,7 +377,7 @@ def test_everything_goes_on_after_kill(tmp_path):
         try:
             assert client.call(HELLO) == welcome
             assert client.call(GetDataset(registered.dataset_id)).digest == DIGEST
-            assert client.call(GetPlan(DIGEST)) == PlanPart(PLAN, len(PLAN))
+            assert client.call(GetPlan(DIGEST)) == GetPlanReply(PLAN, len(PLAN))
             assert client.call(registration()) != registered
         finally:
             killed(second)
@@ -420,7 +420,7 @@ def test_one_dispatcher_for_a_folder(made, tmp_path):
     with pytest.raises(AlreadyExistsError, match="is in use by another dispatcher; stop that one"):
         made(work_dir=str(tmp_path))
     put(first)
-    assert isinstance(first.handle(registration()), DatasetRegistered)
+    assert isinstance(first.handle(registration()), RegisterDatasetReply)
 
 
 def test_a_damaged_journal(made, tmp_path):
@@ -473,7 +473,7 @@ def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
         dispatcher.handle(GetDataset(refused))
     assert [dispatcher.handle(GetDataset(name)).digest for name in taken] == [DIGEST] * len(taken)
     file.execute("PRAGMA max_page_count = 1000000").fetchall()
-    assert dispatcher.handle(registration(refused)) == DatasetRegistered(refused)
+    assert dispatcher.handle(registration(refused)) == RegisterDatasetReply(refused)
 
 
 def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
@@ -505,7 +505,7 @@ def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
         with dispatcher._desk.ledger._lock:
             file.execute("PRAGMA max_page_count = 1000000").fetchall()
         caller.join(60)
-    assert answers == [DatasetRegistered("x" * 100_000)]
+    assert answers == [RegisterDatasetReply("x" * 100_000)]
 
 
 def test_a_clock_does_not_count_sleep(monkeypatch):

@@ -14,7 +14,7 @@ from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
+    ClientHeartbeat,
     JobOptions,
     Lease,
     OpenIteration,
@@ -53,7 +53,7 @@ def test_an_answer_is_out_when_its_facts_are_on_disk(ledger, monkeypatch):
     monkeypatch.setattr(journals, "_sync", sync)
     leased = ledger.answer(Lease("c", 1, 10))
     assert addresses(leased) == [Address(0, 0, 10)]
-    ledger.answer(ClientBeat("c", 1))
+    ledger.answer(ClientHeartbeat("c", 1))
     assert events == [1], "a beat without facts waits for nothing"
 
 

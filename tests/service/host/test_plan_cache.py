@@ -21,7 +21,7 @@ from penstock.plan.functions import Function
 from penstock.plan.references import encode_by_reference
 from penstock.service.host import plan_cache
 from penstock.service.host.plan_cache import DecodedPlans, decoder
-from penstock.service.protocol.messages import GetPlan, PlanPart
+from penstock.service.protocol.messages import GetPlan, GetPlanReply
 
 PLAN = n.Range(0, 5, 1, int64)
 
@@ -34,12 +34,12 @@ class Dispatcher:
         self.part = part
         self.asked = 0
 
-    def call(self, request: GetPlan) -> PlanPart:
+    def call(self, request: GetPlan) -> GetPlanReply:
         self.asked += 1
         if request.digest not in self.plans:
             raise NotFoundError(f"no plan {request.digest}")
         data = self.plans[request.digest]
-        return PlanPart(data[request.offset : request.offset + self.part], len(data))
+        return GetPlanReply(data[request.offset : request.offset + self.part], len(data))
 
 
 def plans_of(dispatcher: Dispatcher, *how: object) -> DecodedPlans:

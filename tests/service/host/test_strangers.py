@@ -20,7 +20,7 @@ import pytest
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.security import Security
-from penstock.service.protocol.messages import GetDataset, GetStatus, Ok, Request, Status
+from penstock.service.protocol.messages import GetDataset, GetStatus, GetStatusReply, Ok, Request
 
 TOKEN = "a token that strangers do not have"
 PROGRAM = f"""
@@ -87,7 +87,7 @@ class Member(threading.Thread):
             while not self.enough.is_set():
                 client = ControlClient(self.address, Security(TOKEN.encode()))
                 for _ in range(5):
-                    assert isinstance(client.call(GetStatus()), Status)
+                    assert isinstance(client.call(GetStatus()), GetStatusReply)
                 client.close()
                 with self.more:
                     self.answers += 5
@@ -187,8 +187,8 @@ def test_a_copied_conversation(victim: Victim) -> None:
     said, answered = bytearray(), bytearray()
     with recording(victim.port, said, answered) as port:
         client = ControlClient(f"localhost:{port}", Security(TOKEN.encode()))
-        assert isinstance(client.call(GetStatus()), Status)
-        assert isinstance(client.call(GetStatus()), Status)
+        assert isinstance(client.call(GetStatus()), GetStatusReply)
+        assert isinstance(client.call(GetStatus()), GetStatusReply)
         client.close()
     with socket.create_connection(("127.0.0.1", victim.port)) as thief:
         with contextlib.suppress(OSError):  # It may have been thrown out by then.

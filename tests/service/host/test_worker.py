@@ -43,7 +43,7 @@ from penstock.service.protocol.fetches import (
     OpenTask,
     Rows,
 )
-from penstock.service.protocol.messages import GetStatus, PutPlan, Status, Work, WorkerInfo
+from penstock.service.protocol.messages import GetStatus, GetStatusReply, PutPlan, Work, WorkerInfo
 
 TOKEN = "a token of these tests"
 BEAT_MS = 20
@@ -76,7 +76,7 @@ class Service:
     @property
     def workers(self) -> list[dict[str, Any]]:
         status = self.control.call(GetStatus())
-        assert isinstance(status, Status)
+        assert isinstance(status, GetStatusReply)
         found: list[dict[str, Any]] = status.status["workers"]
         return found
 

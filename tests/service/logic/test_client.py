@@ -27,8 +27,8 @@ from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     Address,
     Grant,
-    IterationOpened,
-    Leased,
+    LeaseReply,
+    OpenIterationReply,
     StreamInfo,
     Work,
 )
@@ -96,11 +96,11 @@ class Crew:
             reader.done(ask.request, length if length < ask.stop else None)
 
 
-def opened(form: str, streams: int, **more: Any) -> IterationOpened:
+def opened(form: str, streams: int, **more: Any) -> OpenIterationReply:
     owned = form in ("whole", "shard", "share")
     infos = tuple(StreamInfo(i) for i in range(streams)) if owned else ()
     work = Work("digest", "job", form, 0, streams, 1, (0,), **more)
-    return IterationOpened(work, False, 1, (), infos)
+    return OpenIterationReply(work, False, 1, (), infos)
 
 
 def reading_of(
@@ -320,14 +320,14 @@ def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
 def leased_reading(state: Any = None) -> Reading:
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
     held = claimed(state)["held"] if state is not None else ()
-    opened = IterationOpened(work, True, 1, (), (), held=held)
+    opened = OpenIterationReply(work, True, 1, (), (), held=held)
     return Reading(opened, Shape("random", length=50), Limits(), state=state)
 
 
 def lease(reading: Reading, *spans: tuple[int, int, int], finished: bool = False) -> None:
     assert reading.want(0.0) > 0
     grants = tuple(Grant(Address(*span)) for span in spans)
-    reading.granted(Leased(grants, finished), 0.0)
+    reading.granted(LeaseReply(grants, finished), 0.0)
 
 
 def state_of(reading: Reading, client: str, skip: int = 0) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def test_what_was_not_used_is_not_reported(unused: int) -> None:
 
 def test_a_lease_behind_the_end_of_its_stream_is_not_what_comes_next() -> None:
     work = Work("digest", "job", "split", 0, 2, 1, (0,))
-    reading = Reading(IterationOpened(work, True, 1, (), ()), Shape("split", 2), Limits())
+    reading = Reading(OpenIterationReply(work, True, 1, (), ()), Shape("split", 2), Limits())
     lease(reading, (0, 3, 9), (1, 0, 9))
     reading.fetcher.join("w")
     assert reading.sure() == 0
@@ -476,7 +476,7 @@ def test_a_restored_client_reads_what_it_was_given_again() -> None:
     state = {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 9]], "ended": {}}
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
     given = (Address(0, 3, 5), Address(0, 7, 9))
-    opened = IterationOpened(work, True, 1, (), (), held=given)
+    opened = OpenIterationReply(work, True, 1, (), (), held=given)
     reading = Reading(opened, Shape("random", length=50), Limits(), state=state)
     assert reading.state()["held"] == [[0, 3, 5], [0, 7, 9]]
 

@@ -19,11 +19,11 @@ from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
+    ClientHeartbeat,
     Lease,
     Leave,
     LeaveWorker,
-    WorkerBeat,
+    WorkerHeartbeat,
 )
 from tests.service.logic.world import DYNAMIC, OFF, World
 
@@ -104,7 +104,7 @@ class SimulatedReader:
 
     def beat(self, world: World, count: int, lost: tuple[str, ...] = ()) -> None:
         report = {"consumed": self.take(count), "ended": tuple(self.ends.items())}
-        world.ask(ClientBeat(self.name, 0, lost, **report))
+        world.ask(ClientHeartbeat(self.name, 0, lost, **report))
 
     def save(self, world: World) -> None:
         """What was told is in the state, and nothing else."""
@@ -240,7 +240,7 @@ class History:
 
     def beat_workers(self, number: int) -> None:
         for i, worker in enumerate(self.workers):
-            self.world.ask(WorkerBeat(worker, draining=number % 5 == i))
+            self.world.ask(WorkerHeartbeat(worker, draining=number % 5 == i))
 
     def wait(self, number: int) -> None:
         self.world.wait(number % 12)
@@ -251,7 +251,7 @@ class History:
 
     def keep_awake(self) -> None:
         for worker in self.workers:
-            self.world.ask(WorkerBeat(worker))
+            self.world.ask(WorkerHeartbeat(worker))
 
     def restart(self, number: int) -> None:
         self.world.restart()
@@ -327,7 +327,7 @@ def test_workers_and_readers_that_fall_silent_together() -> None:
         world.worker(worker)
     world.open("a", world.dataset(), job=None, mode=OFF)
     world.wait(5.0)
-    world.ask(WorkerBeat("w"))
+    world.ask(WorkerHeartbeat("w"))
     world.wait(6.0)
     # The iteration went with its reader, and nobody makes its streams.
     assert not world.state.iterations

@@ -8,9 +8,9 @@ from penstock.service.logic.granting import MOST_GRANTS
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeaten,
+    ClientHeartbeatReply,
     Lease,
-    Leased,
+    LeaseReply,
     Leave,
 )
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World
@@ -38,7 +38,7 @@ def test_the_same_number_gets_the_same_answer() -> None:
     first = world.ask(Lease("a", 1, 10))
     assert world.ask(Lease("a", 1, 10)) == first
     assert world.ask(Lease("a", 2, 10)).grants != first.grants
-    assert world.ask(Lease("a", 1, 10)) == Leased(retry=timing.LEASE_RETRY)
+    assert world.ask(Lease("a", 1, 10)) == LeaseReply(retry=timing.LEASE_RETRY)
     world.restart()
     assert world.ask(Lease("a", 2, 10)).grants
 
@@ -48,7 +48,7 @@ def test_an_empty_answer_stays_empty() -> None:
     world.lease("a")
     assert world.ask(Lease("b", 1, 10)).retry
     world.ask(Leave("a"))
-    assert world.ask(Lease("b", 1, 10)) == Leased(retry=timing.LEASE_RETRY)
+    assert world.ask(Lease("b", 1, 10)) == LeaseReply(retry=timing.LEASE_RETRY)
     assert world.ask(Lease("b", 2, 10)).grants
 
 
@@ -83,7 +83,7 @@ def test_a_silent_reader_gives_back() -> None:
 
 def test_an_empty_dataset_is_finished() -> None:
     world = reading(Shape("random", length=0), "a")
-    assert world.lease("a") == Leased(finished=True)
+    assert world.lease("a") == LeaseReply(finished=True)
     assert world.record("a").finished
     world = reading(Shape("split", streams=0), "a")
     assert world.lease("a").finished
@@ -101,11 +101,11 @@ def test_others_may_yet_give_back() -> None:
     world = reading(Shape("random", length=10), "a", "b")
     world.lease("a")
     world.now += 0.1
-    assert world.lease("b") == Leased(retry=timing.LEASE_RETRY)
+    assert world.lease("b") == LeaseReply(retry=timing.LEASE_RETRY)
     world.now += 0.1
-    assert world.lease("b") == Leased(retry=timing.LEASE_RETRY)
+    assert world.lease("b") == LeaseReply(retry=timing.LEASE_RETRY)
     world.lives("a")
-    assert world.lease("b") == Leased(finished=True, shared=True)
+    assert world.lease("b") == LeaseReply(finished=True, shared=True)
     # It is not too late.
     world.ask(Leave("a"))
     assert world.leases("b") == [(0, 0, 10)]
@@ -147,7 +147,7 @@ def test_who_is_told_that_somebody_waits_is_not_told_the_lists_again() -> None:
     world.lease("b")
     called = world.beat("a", version)
     assert called.version > version
-    assert called == ClientBeaten(called.version)
+    assert called == ClientHeartbeatReply(called.version)
     assert world.beat("a", called.version) == called
     world.lease("b")
     assert world.beat("a", called.version) == called
@@ -204,7 +204,7 @@ def test_the_end_of_a_stream_voids_what_lies_behind() -> None:
     world = reading(SINGLE, "a", "b")
     assert world.leases("a") == [(0, 0, 10)]
     assert world.leases("b") == [(0, 10, 20)]
-    assert world.lease("b", ended=((0, 13),)) == Leased(retry=timing.LEASE_RETRY)
+    assert world.lease("b", ended=((0, 13),)) == LeaseReply(retry=timing.LEASE_RETRY)
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10, "b": 3}
     world.beat("a", consumed=(Address(0, 0, 10),))
     world.beat("b", consumed=(Address(0, 10, 20),))
@@ -311,14 +311,14 @@ def test_a_stream_that_all_have_read_is_no_load() -> None:
 
 def test_without_workers_nothing_of_a_stream_is_handed_out() -> None:
     world = reading(SINGLE, "a", workers=0)
-    assert world.lease("a") == Leased(retry=timing.LEASE_RETRY)
+    assert world.lease("a") == LeaseReply(retry=timing.LEASE_RETRY)
     world.worker("w")
     assert world.lease("a").grants[0].worker == "w"
 
 
 def test_parallel_epochs_without_workers_are_not_finished() -> None:
     world = reading(Shape("random", length=10), "a", workers=0, mode=OFF)
-    assert world.lease("a") == Leased(retry=timing.LEASE_RETRY)
+    assert world.lease("a") == LeaseReply(retry=timing.LEASE_RETRY)
     world.worker("w")
     assert world.leases("a") == [(0, 0, 10)]
 
@@ -361,7 +361,7 @@ def test_where_streams_have_moved_is_news() -> None:
     world = reading(SPLIT, "a", workers=2)
     world.lease("a", 2)
     version = world.beat("a").version
-    assert world.beat("a", version) == ClientBeaten(version)
+    assert world.beat("a", version) == ClientHeartbeatReply(version)
     world.beat("a", version, lost=("w0",))
     news = world.beat("a", version)
     assert [(info.stream, info.worker) for info in news.streams] == [(at, "w1") for at in range(4)]

@@ -17,7 +17,7 @@ from penstock.service.logic.feeds import Failure
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.logic.request_sizes import Limits
-from penstock.service.protocol.messages import IterationOpened, Work
+from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None
 """What became of each place of an input; None for one that cannot be opened."""
@@ -124,7 +124,7 @@ def reading_of(
 ) -> Reading:
     work = Work("digest", "job", "split", 0, len(streams), 1, (0,))
     shape = Shape("split", len(streams), -2, turns)
-    return Reading(IterationOpened(work, False, 1, (), ()), shape, limits, True, state)
+    return Reading(OpenIterationReply(work, False, 1, (), ()), shape, limits, True, state)
 
 
 def read(reading: Reading, crew: Crew, count: int = 1 << 30) -> list[str]:
@@ -240,7 +240,7 @@ def test_endless_inputs_are_asked_for_while_there_is_room() -> None:
     for turns, streams in endless:
         work = Work("digest", "job", "split", 0, streams, 1, (0,))
         shape = Shape("split", streams, -2, turns)
-        opened = IterationOpened(work, False, 1, (), ())
+        opened = OpenIterationReply(work, False, 1, (), ())
         reading = Reading(opened, shape, Limits(elements=20), True, None)
         for number in range(9):
             reading.fetcher.join(f"w{number}")

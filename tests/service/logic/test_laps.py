@@ -18,9 +18,9 @@ from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
-    ClientBeaten,
-    IterationOpened,
+    ClientHeartbeatReply,
     Leave,
+    OpenIterationReply,
     StreamInfo,
     Work,
 )
@@ -197,21 +197,21 @@ class TestAgreement:
         assert [info.begins for info in world.record("b").streams()] == [0, 7]
 
 
-def opened(*begins: int, joining: bool = False) -> IterationOpened:
+def opened(*begins: int, joining: bool = False) -> OpenIterationReply:
     streams = tuple(StreamInfo(i, f"w{i}", lap) for i, lap in enumerate(begins))
     work = Work("plan", "d/0", "whole", 0, 2, 7, (1,), consumers=2)
-    return IterationOpened(work, False, 1, (), streams, joining=joining)
+    return OpenIterationReply(work, False, 1, (), streams, joining=joining)
 
 
 class TestLaps:
     def test_a_promise_holds_until_streams_join_no_more(self) -> None:
         laps = Laps(opened(0), 3)
         assert laps.enter(4)
-        laps.hear(ClientBeaten(2, joining=True))
+        laps.hear(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 5
         laps.release()
         assert not laps.enter(5)
-        laps.hear(ClientBeaten(3))
+        laps.hear(ClientHeartbeatReply(3))
         assert not laps.enter(5), "the reader may not know yet what was agreed on"
         laps.release()
         assert laps.enter(5)
@@ -222,20 +222,20 @@ class TestLaps:
         laps.beat()
         laps.enter(30)
         laps.beat()
-        laps.hear(ClientBeaten(2, joining=True))
+        laps.hear(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 30 + 1 + 2 * 20
 
     def test_one_that_promised_does_not_end(self) -> None:
         laps = Laps(opened(0, joining=True), 3)
         assert not laps.end()
-        laps.hear(ClientBeaten(2))
+        laps.hear(ClientHeartbeatReply(2))
         laps.release()
         assert laps.end()
 
     def test_one_that_ended_promises_nothing(self) -> None:
         laps = Laps(opened(0), 3)
         assert laps.end()
-        laps.hear(ClientBeaten(2, joining=True))
+        laps.hear(ClientHeartbeatReply(2, joining=True))
         laps.release()
         assert laps.limit == AT_END
         assert laps.end()

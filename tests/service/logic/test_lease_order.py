@@ -12,7 +12,7 @@ from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claimed
 from penstock.service.logic.request_sizes import Limits
-from penstock.service.protocol.messages import Address, Grant, IterationOpened, Leased, Work
+from penstock.service.protocol.messages import Address, Grant, LeaseReply, OpenIterationReply, Work
 from tests.effort import examples
 from tests.service.logic.test_client import Crew, Elements
 from tests.service.logic.world import World
@@ -123,14 +123,14 @@ def test_several_readers_get_every_element_once(
 
 
 def leased_reading() -> Reading:
-    opened = IterationOpened(Work("digest", "job", "split", 0, 9, 1, (0,)), True, 1, (), ())
+    opened = OpenIterationReply(Work("digest", "job", "split", 0, 9, 1, (0,)), True, 1, (), ())
     reading = Reading(opened, Shape("split", 9), Limits())
     reading.fetcher.join("w")
     return reading
 
 
 def lease(reading: Reading, *spans: tuple[int, int, int]) -> None:
-    reading.granted(Leased(tuple(Grant(Address(*span)) for span in spans)), 0.0)
+    reading.granted(LeaseReply(tuple(Grant(Address(*span)) for span in spans)), 0.0)
 
 
 def answer(reading: Reading, stream: int, count: int, length: int | None = None) -> None:

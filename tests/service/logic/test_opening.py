@@ -13,7 +13,7 @@ from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeaten,
+    ClientHeartbeatReply,
     Hello,
     Leave,
     Ok,
@@ -349,7 +349,7 @@ def test_beats_tell_only_what_is_new() -> None:
     opened = world.open("a", world.dataset(), mode=OFF)
     beaten = world.beat("a", opened.version)
     again = world.beat("a", beaten.version)
-    assert again == ClientBeaten(beaten.version)
+    assert again == ClientHeartbeatReply(beaten.version)
     world.worker("x")
     news = world.beat("a", beaten.version)
     assert [info.worker for info in news.workers] == ["v", "w", "x"]

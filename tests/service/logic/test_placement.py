@@ -1,7 +1,7 @@
 """Places: who makes which stream as workers come, go, and cannot be reached."""
 
 from penstock.service.logic.state import Settings
-from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerBeat
+from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerHeartbeat
 from tests.service.logic.world import DATA, OFF, SINGLE, SPLIT, World
 
 EPOCHS = {"mode": OFF, "job": None}
@@ -116,7 +116,7 @@ def test_a_worker_that_a_client_cannot_reach_gets_nothing_new() -> None:
     world.open("d", world.dataset(SINGLE), job="job")
     assert world.lease("d").grants[0].worker == "v"
     world.beat("c", lost=("u",))
-    world.ask(WorkerBeat("u"))
+    world.ask(WorkerHeartbeat("u"))
     world.open("e", world.dataset(SINGLE), job="other")
     assert world.lease("e").grants[0].worker == "u"
 
@@ -131,8 +131,8 @@ def test_the_only_worker_keeps_its_streams_though_it_is_suspected() -> None:
 
 def test_a_draining_worker_hands_over_and_is_offered_no_more() -> None:
     world = parallel("u", "v")
-    world.ask(WorkerBeat("u", draining=True))
-    world.ask(WorkerBeat("u", draining=True))
+    world.ask(WorkerHeartbeat("u", draining=True))
+    world.ask(WorkerHeartbeat("u", draining=True))
     assert world.places("c") == {0: "v", 1: "v"}
     assert [info.worker for info in world.beat("c").workers] == ["v"]
     world.ask(LeaveWorker("v"))

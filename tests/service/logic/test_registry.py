@@ -12,10 +12,10 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     Address,
-    Forget,
+    ForgetJobs,
+    ForgetJobsReply,
     GetDataset,
     JobOptions,
-    JobsForgotten,
     LastFact,
     Leave,
     LeaveWorker,
@@ -23,8 +23,8 @@ from penstock.service.protocol.messages import (
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
-    WorkerBeat,
-    WorkerBeaten,
+    WorkerHeartbeat,
+    WorkerHeartbeatReply,
     WorkerInfo,
 )
 from tests.service.logic.world import RANDOM, SPLIT, World
@@ -143,7 +143,7 @@ def test_a_worker_replaces_the_one_at_its_address() -> None:
     world.worker("old", "a:1")
     world.worker("new", "a:1")
     assert list(world.state.roster.workers) == ["new"]
-    assert world.ask(WorkerBeat("old")) == WorkerBeaten(False)
+    assert world.ask(WorkerHeartbeat("old")) == WorkerHeartbeatReply(False)
 
 
 def test_a_silent_worker_is_gone() -> None:
@@ -151,7 +151,7 @@ def test_a_silent_worker_is_gone() -> None:
     world.worker("w")
     world.worker("v")
     world.wait(4.0)
-    world.ask(WorkerBeat("w"))
+    world.ask(WorkerHeartbeat("w"))
     world.wait(4.0)
     assert list(world.state.roster.workers) == ["w"]
 
@@ -168,17 +168,17 @@ def test_workers_learn_what_goes_on() -> None:
     world = World()
     world.worker("w")
     jobs = [world.open(name, world.dataset(), job=name).work.job for name in "ab"]
-    assert world.ask(WorkerBeat("w")) == WorkerBeaten(True, tuple(jobs))
+    assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, tuple(jobs))
     world.wait(60.0)
-    assert world.ask(WorkerBeat("w")) == WorkerBeaten(True, ())
+    assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, ())
 
 
 def test_a_dispatcher_that_has_just_come_up_does_not_know_what_goes_on() -> None:
     world = World(Settings(started=95.0, worker_timeout=60.0))
     world.worker("w")
-    assert world.ask(WorkerBeat("w")) == WorkerBeaten(True, None)
+    assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, None)
     world.wait(9.0)
-    assert world.ask(WorkerBeat("w")) == WorkerBeaten(True, ())
+    assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, ())
 
 
 def registered(world: World, digest: str = "digest", lasting: bool = False) -> str:
@@ -328,10 +328,10 @@ def test_users_have_jobs_forgotten() -> None:
     world.open("b", data, job="two")
     read(world, "c", data, job="three")
     with pytest.raises(NotFoundError, match="no job 'four'; it knows 'one', 'three', 'two'"):
-        world.ask(Forget("four"))
+        world.ask(ForgetJobs("four"))
     with pytest.raises(FailedPreconditionError, match="1 clients read job 'two'; stop them first"):
-        world.ask(Forget("two"))
-    assert world.ask(Forget("one")) == JobsForgotten(("one",))
+        world.ask(ForgetJobs("two"))
+    assert world.ask(ForgetJobs("one")) == ForgetJobsReply(("one",))
     read(world, "d", data, job="one", program="new")
-    assert world.ask(Forget()) == JobsForgotten(("one", "three"), ("two",))
+    assert world.ask(ForgetJobs()) == ForgetJobsReply(("one", "three"), ("two",))
     assert {name for name, _ in world.state.jobs} == {"two"}

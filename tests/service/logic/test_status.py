@@ -7,9 +7,9 @@ import pytest
 from penstock.service.logic.dispatcher import status
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
+    ClientHeartbeat,
     GetStatus,
-    WorkerBeat,
+    WorkerHeartbeat,
     WorkStatus,
 )
 from tests.service.logic.world import OFF, SPLIT, World
@@ -20,8 +20,10 @@ def test_a_status_is_plain_data() -> None:
     world.worker("w", host="here")
     world.open("a", world.dataset(SPLIT))
     world.lease("a", 10)
-    world.ask(ClientBeat("a", 0, consumed=(Address(0, 0, 4),), elements=4, waited=0.5, seconds=2.0))
-    world.ask(WorkerBeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),), restarts=3))
+    world.ask(
+        ClientHeartbeat("a", 0, consumed=(Address(0, 0, 4),), elements=4, waited=0.5, seconds=2.0)
+    )
+    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),), restarts=3))
     world.now += 3.0
     told = world.ask(GetStatus()).status
     assert json.loads(json.dumps(told)) == told
@@ -52,7 +54,7 @@ def test_states_of_workers() -> None:
         world.worker(worker)
     world.open("a", world.dataset(), None, OFF)
     world.beat("a", lost=("v",))
-    world.ask(WorkerBeat("w", draining=True))
+    world.ask(WorkerHeartbeat("w", draining=True))
     states = [worker["state"] for worker in status(world.state, world.now)["workers"]]
     assert states == ["here", "suspected", "draining"]
 
@@ -73,8 +75,8 @@ def test_how_many_workers_could_be_used(elements, seconds, waited, wanted) -> No
     assert status(world.state, world.now)["wanted_workers"] == 0
     world.open("a", world.dataset(SPLIT))
     assert status(world.state, world.now)["wanted_workers"] == 1
-    world.ask(WorkerBeat("w", (WorkStatus("d/0", 20, 10.0), WorkStatus("d/7", 1, 1.0))))
-    world.ask(ClientBeat("a", 0, elements=elements, waited=waited, seconds=seconds))
+    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 20, 10.0), WorkStatus("d/7", 1, 1.0))))
+    world.ask(ClientHeartbeat("a", 0, elements=elements, waited=waited, seconds=seconds))
     assert status(world.state, world.now)["wanted_workers"] == wanted
 
 
@@ -82,6 +84,6 @@ def test_old_measurements_fade() -> None:
     world = World()
     world.open("a", world.dataset(SPLIT))
     for elements in (1000, *(10,) * 40):
-        world.ask(ClientBeat("a", 0, elements=elements, seconds=1.0))
+        world.ask(ClientHeartbeat("a", 0, elements=elements, seconds=1.0))
     rate = status(world.state, world.now)["jobs"][0]["rate"]
     assert rate == pytest.approx(10.0, rel=0.01)

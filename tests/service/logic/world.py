@@ -12,11 +12,11 @@ from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import (
     PROTOCOL,
     Address,
-    ClientBeat,
+    ClientHeartbeat,
     Grant,
     JobOptions,
     Lease,
-    Leased,
+    LeaseReply,
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
@@ -129,13 +129,13 @@ class World:
         )
 
     def beat(self, client: str, version: int = -1, **more: object) -> Reply:
-        return self.ask(ClientBeat(client, version, **more))
+        return self.ask(ClientHeartbeat(client, version, **more))
 
     def lives(self, client: str) -> None:
         """A client shows that it has heard of what happened until now."""
         self.beat(client, self.beat(client).version)
 
-    def lease(self, client: str, want: int = 10, **more: object) -> Leased:
+    def lease(self, client: str, want: int = 10, **more: object) -> LeaseReply:
         """The next lease of a client."""
         number = self.state.clients[client].number + 1 if client in self.state.clients else 1
         return self.ask(Lease(client, number, want, **more))

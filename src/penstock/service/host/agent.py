@@ -21,14 +21,14 @@ from penstock.service.logic.laps import Laps
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
-    ClientBeaten,
-    IterationOpened,
+    ClientHeartbeat,
+    ClientHeartbeatReply,
     LastFact,
     Lease,
-    Leased,
+    LeaseReply,
     Leave,
     OpenIteration,
+    OpenIterationReply,
 )
 
 _LOG = logging.getLogger("penstock.service")
@@ -66,13 +66,15 @@ class Agent:
         self,
         session: Session,
         opening: OpenIteration,
-        opened: IterationOpened,
+        opened: OpenIterationReply,
         wake: Callable[[Any], None],
-        reopen: Callable[[tuple[int, ...]], IterationOpened],
+        reopen: Callable[[tuple[int, ...]], OpenIterationReply],
         runtime: Runtime = MACHINE,
         lap: int | None = None,
     ) -> None:
-        self.events: deque[ClientBeaten | Leased | IterationOpened | Forgotten | OpError] = deque()
+        self.events: deque[
+            ClientHeartbeatReply | LeaseReply | OpenIterationReply | Forgotten | OpError
+        ] = deque()
         self._now = runtime.now
         self._session = session
         self._opening = opening
@@ -179,7 +181,7 @@ class Agent:
     def commit(self) -> None:
         """Waits until the dispatcher knows what was told, or has forgotten who told it."""
         name = self.client
-        beat = ClientBeat(name, self._version, (), *self._everything(), last=self._last)
+        beat = ClientHeartbeat(name, self._version, (), *self._everything(), last=self._last)
         try:
             self._say(beat)
         except NotFoundError as error:
@@ -197,7 +199,7 @@ class Agent:
         self._flying.ended.update(ended)
         return tuple(self._flying.consumed), tuple(self._flying.ended.items())
 
-    def _say(self, request: Lease | ClientBeat) -> Any:
+    def _say(self, request: Lease | ClientHeartbeat) -> Any:
         """Passes on what was told; a dispatcher that refuses it has heard it, too."""
         try:
             answer = self._patiently(request)
@@ -209,7 +211,9 @@ class Agent:
         self._arrived(request, answer)
         return answer
 
-    def _arrived(self, said: Lease | ClientBeat, answer: Leased | ClientBeaten | None) -> None:
+    def _arrived(
+        self, said: Lease | ClientHeartbeat, answer: LeaseReply | ClientHeartbeatReply | None
+    ) -> None:
         """The dispatcher knows what was said, unless it was under another name."""
         with self._changed:
             if said.client == self.client:
@@ -219,26 +223,26 @@ class Agent:
                 for stream, _ in said.ended:
                     flying.ended.pop(stream, None)
 
-    def _remember(self, answer: Leased | ClientBeaten | None) -> None:
+    def _remember(self, answer: LeaseReply | ClientHeartbeatReply | None) -> None:
         """Numbers only grow, unless the dispatcher has lost facts; then `become` begins anew."""
         last = answer.last if answer is not None and self._leased else None
         if last is not None and (self._last is None or last.number >= self._last.number):
             self._last = last
 
-    def become(self, opening: OpenIteration, opened: IterationOpened) -> None:
+    def become(self, opening: OpenIteration, opened: OpenIterationReply) -> None:
         """The reader goes on under another name; what was said under the old one is void."""
         with self._changed:
             self._opening, self._version, self._number = opening, opened.version, 0
             self._told.consumed, self._flying = [], Told()
             self._heard, self._last = self._now(), opened.last
             # They are for the old name, whatever they say.
-            for event in [e for e in self.events if isinstance(e, Leased | Forgotten)]:
+            for event in [e for e in self.events if isinstance(e, LeaseReply | Forgotten)]:
                 self.events.remove(event)
 
     def sync(self) -> None:
         """Asks for news now; they become an event. A dispatcher that is away has none."""
         with contextlib.suppress(OpError):
-            beat = ClientBeat(self.client, self._version)
+            beat = ClientHeartbeat(self.client, self._version)
             self._happened(self._session.call(beat, timing.CLIENT_CALL))
 
     def stop(self) -> bool:
@@ -308,7 +312,7 @@ class Agent:
         with self._changed:
             now = self._now()
             consumed, ended = self._taken()
-            beat = ClientBeat(
+            beat = ClientHeartbeat(
                 *(self.client, self._version, tuple(sorted(self._told.lost)), consumed, ended),
                 *(self._told.elements, self._told.waited, now - self._beaten),
                 last=self._last,
@@ -322,7 +326,7 @@ class Agent:
         if beaten.version != beat.version and beaten.workers is None:
             # Others wait for a sign of life: who says the new version has lived since.
             with self._changed:
-                sign = ClientBeat(self.client, self._version, limit=self._limit)
+                sign = ClientHeartbeat(self.client, self._version, limit=self._limit)
             self._happened(self._patiently(sign))
 
     def _patiently(self, request: Any) -> Any:
@@ -370,7 +374,7 @@ class Agent:
 
     def _note(self, event: Any) -> bool:
         """Takes notice of what the dispatcher said; gives whether the reader must know of it."""
-        if not isinstance(event, ClientBeaten | IterationOpened):
+        if not isinstance(event, ClientHeartbeatReply | OpenIterationReply):
             return True
         before = (*self._complete, self._is_joining)
         self._version = event.version
@@ -378,7 +382,7 @@ class Agent:
             self._laps.hear(event)
         if event.workers is not None:
             self._served = bool(event.workers)
-        if isinstance(event, IterationOpened):
+        if isinstance(event, OpenIterationReply):
             return True
         # A consumer may have come and gone meanwhile: as many are missing, and all were there.
         self._complete = (event.ready, event.missing)

@@ -38,9 +38,9 @@ from penstock.service.logic.client_states import claimed, known_streams
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     DatasetInfo,
-    IterationOpened,
     JobOptions,
     OpenIteration,
+    OpenIterationReply,
     WorkerInfo,
 )
 
@@ -128,7 +128,7 @@ class _Opener:
         info = self._dataset()
         request = self._request(state, info.dataset_id)
         try:
-            opened: IterationOpened = self._session.call(request)
+            opened: OpenIterationReply = self._session.call(request)
         except NotFoundError:
             if node.input is None:
                 raise
@@ -200,7 +200,7 @@ class _Opener:
     def _per_worker(self) -> bool:
         return self._options.service.stateful == "per_worker"
 
-    def _again(self, request: OpenIteration, before: IterationOpened) -> IterationOpened:
+    def _again(self, request: OpenIteration, before: OpenIterationReply) -> OpenIterationReply:
         """Opens once more; a reader that goes on by itself only needs the plan to be known.
 
         What workers share is divided among as many as before, whoever is there now.
@@ -217,7 +217,7 @@ class _Opener:
             epoch=before.work.epoch,
             streams=max(request.streams, streams),
         )
-        opened: IterationOpened = self._session.call(again)
+        opened: OpenIterationReply = self._session.call(again)
         return opened
 
     def _request(self, state: dict[str, Any] | None, dataset_id: str) -> OpenIteration:
@@ -258,7 +258,7 @@ class _Opener:
             per_worker=self._per_worker,
         )
 
-    def _extra(self, request: OpenIteration, opened: IterationOpened) -> dict[str, Any]:
+    def _extra(self, request: OpenIteration, opened: OpenIterationReply) -> dict[str, Any]:
         """What a state of a named job holds beside addresses: which iteration, whose."""
         if request.job is None:
             return {}

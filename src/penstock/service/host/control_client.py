@@ -41,14 +41,14 @@ from penstock.service.host.sockets import (
     split_address,
 )
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Refused, Reply, Request
+from penstock.service.protocol.messages import ErrorReply, Reply, Request
 
 _LOG = logging.getLogger("penstock.service")
 
 
 def is_transient(reply: Reply) -> bool:
     """Whether a client repeats its request after this reply: the dispatcher's disk is full."""
-    return isinstance(reply, Refused) and reply.kind == UnavailableError.__name__
+    return isinstance(reply, ErrorReply) and reply.kind == UnavailableError.__name__
 
 
 class ControlClient:
@@ -81,7 +81,7 @@ class ControlClient:
             reply = self._repeat(message, self._timeout, timing.CONTROL_SHORTEST_ATTEMPT)
         else:
             reply = self._repeat(message, timeout, 0.001)
-        if isinstance(reply, Refused):
+        if isinstance(reply, ErrorReply):
             raise reply_to_error(reply)
         return reply
 
@@ -117,7 +117,7 @@ class ControlClient:
             failed = error
         else:
             reply = decode_reply(answer)
-            return reply, reply.message if isinstance(reply, Refused) else ""
+            return reply, reply.message if isinstance(reply, ErrorReply) else ""
         # Outside of `except`, so that an error raised here has no context.
         return None, self._retry_reason(failed)
 

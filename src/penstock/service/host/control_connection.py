@@ -29,7 +29,7 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host.authentication import PROOF_SIZE, is_proof, make_proof
-from penstock.service.protocol.messages import Refused, Reply, Request
+from penstock.service.protocol.messages import ErrorReply, Reply, Request
 
 LARGEST = 8 << 20
 """Bytes of the largest message; a part of a plan fits easily."""
@@ -167,14 +167,16 @@ def decode_reply(data: bytes | bytearray) -> Reply:
         raise InvalidArgumentError(f"the answer is not understood ({error})") from None
 
 
-def error_to_reply(error: Exception) -> Refused:
+def error_to_reply(error: Exception) -> ErrorReply:
     """The reply by which a client learns of an error."""
     if isinstance(error, OpError):
-        return Refused(type(error).__name__, error.message)
-    return Refused("InternalError", f"the dispatcher failed with {type(error).__name__}: {error}")
+        return ErrorReply(type(error).__name__, error.message)
+    return ErrorReply(
+        "InternalError", f"the dispatcher failed with {type(error).__name__}: {error}"
+    )
 
 
-def reply_to_error(reply: Refused) -> OpError:
+def reply_to_error(reply: ErrorReply) -> OpError:
     """The error that a reply carries, for the client to raise."""
     kind = getattr(errors, reply.kind, None)
     if isinstance(kind, type) and issubclass(kind, OpError):

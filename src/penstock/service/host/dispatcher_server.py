@@ -28,14 +28,14 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     GetPlan,
+    GetPlanReply,
     Hello,
-    PlanPart,
-    PlanStored,
+    HelloReply,
     PutPlan,
+    PutPlanReply,
     RegisterDataset,
     Reply,
     Request,
-    Welcome,
 )
 from penstock.version import VERSION
 
@@ -136,11 +136,11 @@ class _Desk:
         match request:
             case Hello(protocol, python, version):
                 _check_peer(protocol, python, version)
-                return Welcome(self.ledger.name, self._functions)
+                return HelloReply(self.ledger.name, self._functions)
             case PutPlan(digest, offset, total, data):
-                return PlanStored(self._plans.put(digest, offset, total, data))
+                return PutPlanReply(self._plans.put(digest, offset, total, data))
             case GetPlan(digest, offset):
-                return PlanPart(*self._plans.get(digest, offset))
+                return GetPlanReply(*self._plans.get(digest, offset))
             case RegisterDataset(digest):
                 self._check_plan(digest)
                 answer = self.ledger.answer(request)

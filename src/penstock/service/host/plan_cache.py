@@ -21,7 +21,7 @@ from penstock.errors import (
 from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
-from penstock.service.protocol.messages import GetPlan, PlanPart, Reply, Request
+from penstock.service.protocol.messages import GetPlan, GetPlanReply, Reply, Request
 
 _MOST_PLANS = 64
 """How many decoded plans are kept."""
@@ -97,7 +97,7 @@ class DecodedPlans:
         data = bytearray()
         while True:
             part = self._call(GetPlan(digest, len(data)))
-            assert isinstance(part, PlanPart)
+            assert isinstance(part, GetPlanReply)
             data += part.data
             if len(data) >= part.total or not part.data or part.total > _MOST_BYTES:
                 break

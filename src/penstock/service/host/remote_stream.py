@@ -46,11 +46,11 @@ from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
 from penstock.service.protocol.messages import (
-    ClientBeat,
-    ClientBeaten,
-    IterationOpened,
-    Leased,
+    ClientHeartbeat,
+    ClientHeartbeatReply,
+    LeaseReply,
     OpenIteration,
+    OpenIterationReply,
     Work,
 )
 
@@ -70,8 +70,8 @@ class Opening:
 
     session: Session
     request: OpenIteration
-    opened: IterationOpened
-    again: Callable[[OpenIteration], IterationOpened]
+    opened: OpenIterationReply
+    again: Callable[[OpenIteration], OpenIterationReply]
     shape: Shape
     tree: Tree
     limits: Limits
@@ -243,17 +243,19 @@ class RemoteStream(Stream):
         if blame.is_certain and not any(map(self._links.awaits, blame.workers)):
             raise blame.verdict()
 
-    def _notice(self, event: ClientBeaten | Leased | IterationOpened | Forgotten | OpError) -> None:
+    def _notice(
+        self, event: ClientHeartbeatReply | LeaseReply | OpenIterationReply | Forgotten | OpError
+    ) -> None:
         match event:
             case OpError():
                 self._failure = event
                 self._reading.unanswered()
-            case Leased():
+            case LeaseReply():
                 self._reading.granted(event, self._now())
             case Forgotten():
                 self._rejoin()
             case _:
-                if isinstance(event, IterationOpened):
+                if isinstance(event, OpenIterationReply):
                     self._work = self._mine(event.work)
                 self._ready, self._missing = event.ready, event.missing
                 self._workers(event)
@@ -264,7 +266,7 @@ class RemoteStream(Stream):
         Under a new name, so that nothing that is late is taken for its word.
         """
         with suppress(NotFoundError):  # Only lost; it is an error if another went on instead.
-            self._opening.session.call(ClientBeat(self._agent.client, 0))
+            self._opening.session.call(ClientHeartbeat(self._agent.client, 0))
         with suppress(NotFoundError, AbortedError):  # It knows the first name.
             # Else it has lost facts, and must know whose reading this one went on with.
             first = msgspec.structs.replace(self._opening.request, last=self._agent.last)
@@ -280,7 +282,7 @@ class RemoteStream(Stream):
                 spans(opened.repeated),
             )
 
-    def _reopened(self) -> tuple[OpenIteration, IterationOpened]:
+    def _reopened(self) -> tuple[OpenIteration, OpenIterationReply]:
         while True:
             request = msgspec.structs.replace(
                 self._opening.request,
@@ -302,7 +304,7 @@ class RemoteStream(Stream):
                 if self._opening.session.dispatcher() != self._agent.dispatcher:
                     raise
 
-    def _workers(self, news: ClientBeaten | IterationOpened) -> None:
+    def _workers(self, news: ClientHeartbeatReply | OpenIterationReply) -> None:
         if news.workers is not None:
             for worker in self._links.want(news.workers):
                 self._lose(worker, broken=False)
@@ -574,7 +576,7 @@ class RemoteStream(Stream):
         self._end()
 
 
-def _reopen(opening: Opening, begins: tuple[int, ...]) -> IterationOpened:
+def _reopen(opening: Opening, begins: tuple[int, ...]) -> OpenIterationReply:
     """Opens once more; `begins` are the laps in which the streams of coordinated reads begin."""
     request = opening.request
     streams = max(request.streams, len(begins))
@@ -582,7 +584,7 @@ def _reopen(opening: Opening, begins: tuple[int, ...]) -> IterationOpened:
 
 
 def _wake(links: Links, bell: Bell, event: Any) -> None:
-    if isinstance(event, ClientBeaten) and event.workers is not None:
+    if isinstance(event, ClientHeartbeatReply) and event.workers is not None:
         links.abort_others(event.workers)
     bell.ring()
 

@@ -20,7 +20,7 @@ from penstock.plan.resume import seeds_of
 from penstock.service.host.local_service import LocalService
 from penstock.service.host.session import Session, session
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import DatasetInfo, Forget, JobsForgotten
+from penstock.service.protocol.messages import DatasetInfo, ForgetJobs, ForgetJobsReply
 
 HOME = ""
 """The service of a part of a plan that runs on a worker: the dispatcher of that worker."""
@@ -162,9 +162,9 @@ def spec_of_dataset(info: DatasetInfo) -> Any:
     return decode_spec(info.spec)
 
 
-def forget(service: str, job: str | None) -> JobsForgotten:
+def forget(service: str, job: str | None) -> ForgetJobsReply:
     """Has the dispatcher of `service` forget a job, or all jobs that nobody reads."""
-    forgotten: JobsForgotten = session(parse(service, "forget")[1]).call(Forget(job))
+    forgotten: ForgetJobsReply = session(parse(service, "forget")[1]).call(ForgetJobs(job))
     return forgotten
 
 

@@ -26,17 +26,17 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     DatasetInfo,
-    DatasetRegistered,
     GetDataset,
     GetStatus,
+    GetStatusReply,
     Hello,
-    PlanStored,
+    HelloReply,
     PutPlan,
+    PutPlanReply,
     RegisterDataset,
+    RegisterDatasetReply,
     Reply,
     Request,
-    Status,
-    Welcome,
 )
 from penstock.version import VERSION
 
@@ -81,13 +81,13 @@ class Session:
         """How functions travel; asking says hello, so other versions are refused here."""
         with self._lock:
             if self._functions is None:
-                welcome: Welcome = self.call(greeting())
+                welcome: HelloReply = self.call(greeting())
                 self._functions = welcome.functions
             return self._functions
 
     def dispatcher(self) -> str:
         """The name of the dispatcher, another one if it came back without its memory."""
-        welcome: Welcome = self.call(greeting())
+        welcome: HelloReply = self.call(greeting())
         return welcome.dispatcher
 
     def register(
@@ -124,7 +124,7 @@ class Session:
         for left in reversed(range(_ATTEMPTS)):
             self._put(request.digest, encoded)
             try:
-                registered: DatasetRegistered = self.call(request)
+                registered: RegisterDatasetReply = self.call(request)
                 return registered.dataset_id
             except FailedPreconditionError:
                 if not left:
@@ -133,7 +133,7 @@ class Session:
 
     def _put(self, digest: str, encoded: bytes) -> None:
         # The first part is empty: a plan that is there already is not sent again.
-        stored: PlanStored = self.call(PutPlan(digest, 0, len(encoded), b""))
+        stored: PutPlanReply = self.call(PutPlan(digest, 0, len(encoded), b""))
         while stored.offset < len(encoded):
             part = encoded[stored.offset : stored.offset + _PART]
             stored = self.call(PutPlan(digest, stored.offset, len(encoded), part))
@@ -143,7 +143,7 @@ class Session:
         return info
 
     def status(self) -> dict[str, Any]:
-        status: Status = self.call(GetStatus(), timing.STATUS_CALL)
+        status: GetStatusReply = self.call(GetStatus(), timing.STATUS_CALL)
         return status.status
 
 

@@ -40,11 +40,11 @@ from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
+    HelloReply,
     LeaveWorker,
     RegisterWorker,
-    Welcome,
-    WorkerBeat,
-    WorkerBeaten,
+    WorkerHeartbeat,
+    WorkerHeartbeatReply,
     WorkerInfo,
 )
 from penstock.version import VERSION
@@ -103,7 +103,7 @@ class Worker(Lifecycle):
     def _agree(self, running: Running) -> None:
         """A dispatcher that takes no pickles must not have workers that would run them."""
         welcome = running.control.call(greeting())
-        assert isinstance(welcome, Welcome)
+        assert isinstance(welcome, HelloReply)
         if welcome.functions == "by_reference" and self._config.functions != "by_reference":
             raise FailedPreconditionError(
                 f"worker: dispatcher {self._dispatcher} sends functions by reference only; start "
@@ -271,11 +271,11 @@ class Running:
                 _LOG.exception("worker %s: a heartbeat failed; it goes on", self.info.address)
 
     def _say(self) -> None:
-        beat = WorkerBeat(
+        beat = WorkerHeartbeat(
             self.info.worker, self.tasks.statuses(), self._gate.draining, self.tasks.restarts
         )
         beaten = self.control.call(beat, timing.WORKER_HEARTBEAT_CALL)
-        assert isinstance(beaten, WorkerBeaten)
+        assert isinstance(beaten, WorkerHeartbeatReply)
         if not beaten.known:
             self.register(timing.WORKER_HEARTBEAT_CALL)
         self.tasks.tidy(beaten.jobs)

@@ -22,8 +22,8 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
     Grant,
-    IterationOpened,
-    Leased,
+    LeaseReply,
+    OpenIterationReply,
     StreamInfo,
     Work,
 )
@@ -44,7 +44,7 @@ class Reading:
 
     def __init__(
         self,
-        opened: IterationOpened,
+        opened: OpenIterationReply,
         shape: Shape,
         limits: Limits,
         ordered: bool = True,
@@ -93,7 +93,7 @@ class Reading:
 
     def _order(
         self,
-        opened: IterationOpened,
+        opened: OpenIterationReply,
         length: int | None,
         state: dict[str, Any] | None,
         free: bool,
@@ -154,7 +154,7 @@ class Reading:
         self._consumed.setdefault(stream, Ranges()).add(start, stop)
         self._changed.add(stream)
 
-    def granted(self, leased: Leased, now: float) -> None:
+    def granted(self, leased: LeaseReply, now: float) -> None:
         """What the dispatcher leased."""
         order = self.fetcher.order
         assert isinstance(order, LeaseOrder)

@@ -30,11 +30,12 @@ from penstock.service.logic.registry import (
 from penstock.service.logic.roster import WorkerRecord
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol.messages import (
-    ClientBeat,
-    ClientBeaten,
-    Forget,
+    ClientHeartbeat,
+    ClientHeartbeatReply,
+    ForgetJobs,
     GetDataset,
     GetStatus,
+    GetStatusReply,
     Lease,
     Leave,
     LeaveWorker,
@@ -43,8 +44,7 @@ from penstock.service.protocol.messages import (
     RegisterDataset,
     RegisterWorker,
     Request,
-    Status,
-    WorkerBeat,
+    WorkerHeartbeat,
 )
 
 _BUSY = 0.02
@@ -58,9 +58,9 @@ def decide(state: State, request: Request, now: float) -> Decision:
     match request:
         case Lease():
             return lease(state, request)
-        case ClientBeat():
+        case ClientHeartbeat():
             return _beat_client(state, request)
-        case WorkerBeat():
+        case WorkerHeartbeat():
             return beat_worker(state, request, now)
         case OpenIteration():
             return open_iteration(state, request)
@@ -74,10 +74,10 @@ def decide(state: State, request: Request, now: float) -> Decision:
             return register_worker(state, request)
         case LeaveWorker():
             return leave_worker(state, request)
-        case Forget():
+        case ForgetJobs():
             return forget_jobs(state, request)
         case GetStatus():
-            return Decision((), Status(status(state, now)))
+            return Decision((), GetStatusReply(status(state, now)))
         case _:
             raise InternalError(f"decide: {type(request).__name__} is the host's to answer")
 
@@ -95,7 +95,7 @@ def tick(state: State, now: float) -> tuple[Fact, ...]:
     return (*facts, *forget_idle(state, now))
 
 
-def _beat_client(state: State, request: ClientBeat) -> Decision:
+def _beat_client(state: State, request: ClientHeartbeat) -> Decision:
     client = reader(state, request.client)
     record = state.iterations[client.job]
     facts: list[Fact] = [
@@ -108,7 +108,7 @@ def _beat_client(state: State, request: ClientBeat) -> Decision:
         *_suspected(state, request.lost),
     ]
     changed = state.lists_since(record, request.version)
-    beaten = ClientBeaten(
+    beaten = ClientHeartbeatReply(
         version=state.version(record),
         workers=offered(state, record, client.host) if changed else None,
         streams=record.streams() if changed else None,

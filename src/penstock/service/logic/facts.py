@@ -247,7 +247,7 @@ class ClientHeard(FleetingEvent, frozen=True):
     version: int = 0
     """What it knew when it said so: it lived after that version was made."""
     limit: int | None = None
-    """As in `ClientBeat`."""
+    """As in `ClientHeartbeat`."""
 
 
 class ClientWaits(FleetingEvent, frozen=True):

@@ -27,7 +27,7 @@ from penstock.service.logic.iterations import HERE, LOST, ClientRecord, Iteratio
 from penstock.service.logic.roster import least_loaded
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Address, Grant, Lease, Leased
+from penstock.service.protocol.messages import Address, Grant, Lease, LeaseReply
 
 MOST_GRANTS = 8
 """So many ranges are handed out at once, at most."""
@@ -86,19 +86,21 @@ def lease(state: State, request: Lease) -> Decision:
 
 def _answer(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
-) -> tuple[list[Fact], Leased]:
+) -> tuple[list[Fact], LeaseReply]:
     if not chosen:
         return _in_vain(state, record, client)
-    return _granted(state, record, client, chosen) or ([], Leased(retry=timing.LEASE_RETRY))
+    return _granted(state, record, client, chosen) or ([], LeaseReply(retry=timing.LEASE_RETRY))
 
 
 def _leased(
     record: IterationRecord, addresses: tuple[Address, ...], places: dict[int, str | None]
-) -> Leased:
+) -> LeaseReply:
     if not addresses:
-        return Leased(retry=timing.LEASE_RETRY)
+        return LeaseReply(retry=timing.LEASE_RETRY)
     worker = record.places.worker
-    return Leased(tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in addresses))
+    return LeaseReply(
+        tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in addresses)
+    )
 
 
 def _granted(
@@ -106,7 +108,7 @@ def _granted(
     record: IterationRecord,
     client: ClientRecord,
     chosen: list[Address],
-) -> tuple[list[Fact], Leased] | None:
+) -> tuple[list[Fact], LeaseReply] | None:
     """Hands out `chosen`; None if nobody could make it."""
     places = _places(state, record, client, chosen) if record.bound else {}
     if any(worker is None for worker in places.values()):
@@ -139,18 +141,18 @@ def _places(
 
 def _in_vain(
     state: State, record: IterationRecord, client: ClientRecord
-) -> tuple[list[Fact], Leased]:
+) -> tuple[list[Fact], LeaseReply]:
     """Nothing is free: all is over, or in the hands of others who may yet give it back."""
     if record.waiting:
-        return [], Leased(retry=timing.LEASE_RETRY)
+        return [], LeaseReply(retry=timing.LEASE_RETRY)
     group = state.group(client)
     others = (name for name in group.holders if name != client.client)
     since = client.waits_since
     # A message may be late, and its sender dead: only one that knows of the wait is a sign of life.
     if all(since is not None and state.clients[name].version >= since for name in others):
         shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())
-        return [], Leased(finished=True, shared=shared)
-    return [ClientWaits(client.client)], Leased(retry=timing.LEASE_RETRY)
+        return [], LeaseReply(finished=True, shared=shared)
+    return [ClientWaits(client.client)], LeaseReply(retry=timing.LEASE_RETRY)
 
 
 def choose(state: State, client: ClientRecord, want: int, ended: dict[int, int]) -> list[Address]:

@@ -57,7 +57,7 @@ class ClientRecord:
     waits_since: int | None = None
     """The version that was made when it began to wait for others."""
     limit: int | None = None
-    """What it promised when it showed to know `version`; see `ClientBeat`."""
+    """What it promised when it showed to know `version`; see `ClientHeartbeat`."""
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
-    ClientBeaten,
-    IterationOpened,
+    ClientHeartbeatReply,
+    OpenIterationReply,
     StreamInfo,
 )
 
@@ -28,7 +28,7 @@ def agreed_laps(streams: Iterable[StreamInfo]) -> tuple[int, ...]:
 class Laps:
     """The laps of one consumer. Whoever shares it between threads guards it by a lock."""
 
-    def __init__(self, opened: IterationOpened, lap: int) -> None:
+    def __init__(self, opened: OpenIterationReply, lap: int) -> None:
         self.lap = lap
         """The last one that was entered."""
         self.limit: int | None = None
@@ -40,7 +40,7 @@ class Laps:
         self._pace = 0
         self.hear(opened)
 
-    def hear(self, news: ClientBeaten | IterationOpened) -> None:
+    def hear(self, news: ClientHeartbeatReply | OpenIterationReply) -> None:
         """What the dispatcher says; if streams wait to begin, a limit is promised from now on."""
         if news.streams is not None:
             self.begins = agreed_laps(news.streams)

@@ -51,8 +51,8 @@ from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
     Address,
     DatasetInfo,
-    IterationOpened,
     OpenIteration,
+    OpenIterationReply,
     StreamInfo,
     WorkerInfo,
 )
@@ -153,7 +153,7 @@ def _opened(
     places: tuple[StreamPlace, ...],
     held: tuple[Address, ...],
     twice: tuple[Address, ...],
-) -> IterationOpened:
+) -> OpenIterationReply:
     streams = {info.stream: info for info in record.streams()}
     for place in places:
         before = streams.get(place.stream)
@@ -162,7 +162,7 @@ def _opened(
             begins = before.begins if before is not None else 0
         streams[place.stream] = StreamInfo(place.stream, place.worker, begins)
     missing = record.missing(besides=request.consumer)
-    return IterationOpened(
+    return OpenIterationReply(
         work=record.work,
         leased=record.begun.leased,
         # What follows from joining moves the version on: the client is told again, no harm done.

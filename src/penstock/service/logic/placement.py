@@ -22,7 +22,7 @@ from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
-    ClientBeat,
+    ClientHeartbeat,
     DatasetInfo,
     JobOptions,
     OpenIteration,
@@ -275,7 +275,7 @@ def welcome(state: State, info: WorkerInfo) -> list[Fact]:
     return placed
 
 
-def extend(state: State, record: IterationRecord, request: ClientBeat) -> list[Fact]:
+def extend(state: State, record: IterationRecord, request: ClientHeartbeat) -> list[Fact]:
     """Streams of newcomers begin in a coordinated read, once all consumers promised a limit.
 
     No consumer has entered the lap in which they begin, and none will before it knows of them.
@@ -289,7 +289,7 @@ def extend(state: State, record: IterationRecord, request: ClientBeat) -> list[F
     return [StreamsPlaced(record.work.job, tuple(begin))]
 
 
-def _limit(client: ClientRecord, record: IterationRecord, request: ClientBeat) -> int | None:
+def _limit(client: ClientRecord, record: IterationRecord, request: ClientHeartbeat) -> int | None:
     """The limit of a consumer, with what it says just now; None if it did not promise any yet."""
     version, limit = client.version, client.limit
     if client.client == request.client and request.version >= version:

@@ -35,13 +35,13 @@ from penstock.service.logic.leases import Group
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     Address,
-    ClientBeat,
-    ClientBeaten,
-    IterationOpened,
+    ClientHeartbeat,
+    ClientHeartbeatReply,
     LastFact,
     Lease,
-    Leased,
+    LeaseReply,
     Leave,
+    OpenIterationReply,
     Reply,
     Request,
 )
@@ -128,7 +128,9 @@ def _leases(client: ClientRecord, group: Group) -> Iterator[Fact]:
 
 def stamped(state: State, reply: Reply) -> Reply:
     """An answer with the last fact that it rests on; `state` knows all of them."""
-    if not state.lives or not isinstance(reply, IterationOpened | Leased | ClientBeaten):
+    if not state.lives or not isinstance(
+        reply, OpenIterationReply | LeaseReply | ClientHeartbeatReply
+    ):
         return reply
     life = next(reversed(state.lives))
     return msgspec.structs.replace(reply, last=LastFact(life, state.facts))
@@ -136,7 +138,7 @@ def stamped(state: State, reply: Reply) -> Reply:
 
 def lost_facts(state: State, request: Request) -> str | None:
     """In words, what a reader was told and this dispatcher does not know; None if it knows all."""
-    if not isinstance(request, Lease | ClientBeat | Leave) or request.last is None:
+    if not isinstance(request, Lease | ClientHeartbeat | Leave) or request.last is None:
         return None
     if knows(state, request.last):
         return None

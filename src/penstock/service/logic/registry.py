@@ -27,15 +27,15 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
     DatasetInfo,
-    DatasetRegistered,
-    Forget,
-    JobsForgotten,
+    ForgetJobs,
+    ForgetJobsReply,
     LeaveWorker,
     Ok,
     RegisterDataset,
+    RegisterDatasetReply,
     RegisterWorker,
-    WorkerBeat,
-    WorkerBeaten,
+    WorkerHeartbeat,
+    WorkerHeartbeatReply,
 )
 
 _FIRST_ID = 1000
@@ -60,9 +60,9 @@ def register_dataset(state: State, request: RegisterDataset) -> Decision:
                 f"register_dataset: another dataset is registered as {dataset_id!r}; use another "
                 "dataset_id, or none to get a new one"
             )
-        return Decision((), DatasetRegistered(dataset_id))
+        return Decision((), RegisterDatasetReply(dataset_id))
     stored = DatasetStored(info, request.request, numbered, request.lasting)
-    return Decision((stored,), DatasetRegistered(dataset_id))
+    return Decision((stored,), RegisterDatasetReply(dataset_id))
 
 
 def _next_id(state: State) -> str:
@@ -113,17 +113,19 @@ def _check_worker(state: State, request: RegisterWorker) -> None:
         )
 
 
-def beat_worker(state: State, request: WorkerBeat, now: float) -> Decision:
+def beat_worker(state: State, request: WorkerHeartbeat, now: float) -> Decision:
     """A worker lives, and learns what goes on."""
     record = state.roster.workers.get(request.worker)
     if record is None:
-        return Decision((), WorkerBeaten(False))
+        return Decision((), WorkerHeartbeatReply(False))
     heard = WorkerHeard(request.worker, request.jobs, request.draining, request.restarts)
     leaves = request.draining and not record.draining
     moved = relieve(state, (request.worker,)) if leaves else []
     started = state.settings.started
     unsure = started is not None and now - started < state.settings.lease_seconds
-    return Decision((heard, *moved), WorkerBeaten(True, None if unsure else state.going_on()))
+    return Decision(
+        (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.going_on())
+    )
 
 
 def leave_worker(state: State, request: LeaveWorker) -> Decision:
@@ -172,7 +174,7 @@ def _early_repetitions(state: State, job: JobRecord) -> Iterator[str]:
             yield name
 
 
-def forget_jobs(state: State, request: Forget) -> Decision:
+def forget_jobs(state: State, request: ForgetJobs) -> Decision:
     """Forgets one job, or all jobs that nobody reads, at the wish of a user."""
     asked = [r for r in state.iterations.values() if r.begun.name is not None]
     if request.job is not None:
@@ -180,7 +182,7 @@ def forget_jobs(state: State, request: Forget) -> Decision:
     read = {record.begun.name for record in asked if record.clients}
     gone = [record for record in asked if record.begun.name not in read]
     facts = tuple(IterationRemoved(record.work.job) for record in gone)
-    return Decision(facts, JobsForgotten(_names(gone), tuple(sorted(filter(None, read)))))
+    return Decision(facts, ForgetJobsReply(_names(gone), tuple(sorted(filter(None, read)))))
 
 
 def _named(records: list[IterationRecord], job: str) -> list[IterationRecord]:

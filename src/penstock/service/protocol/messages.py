@@ -81,7 +81,7 @@ class Hello(Message, frozen=True):
 
 
 class PutPlan(Message, frozen=True):
-    """A part of the bytes of a plan; parts come in order. Nothing is sent twice: see PlanStored."""
+    """A part of the bytes of a plan. A client sends the parts in order, each once."""
 
     digest: str
     offset: int
@@ -198,7 +198,7 @@ class Lease(Message, frozen=True):
     """What answers to this client rest on; a dispatcher that does not know it has lost facts."""
 
 
-class ClientBeat(Message, frozen=True):
+class ClientHeartbeat(Message, frozen=True):
     """A client lives. `lost` names workers that it cannot reach."""
 
     client: str
@@ -228,7 +228,7 @@ class Leave(Message, frozen=True):
     last: LastFact | None = None
 
 
-class Forget(Message, frozen=True):
+class ForgetJobs(Message, frozen=True):
     """Forgets a job that nobody reads, or all such jobs, so that their names are new again."""
 
     job: str | None = None
@@ -291,7 +291,7 @@ class WorkStatus(Plain, frozen=True):
     """Bytes kept."""
 
 
-class WorkerBeat(Message, frozen=True):
+class WorkerHeartbeat(Message, frozen=True):
     """A worker lives."""
 
     worker: str
@@ -310,27 +310,27 @@ class LeaveWorker(Message, frozen=True):
 # Answers
 
 
-class Welcome(Message, frozen=True):
+class HelloReply(Message, frozen=True):
     """The dispatcher, and how functions may travel to it: by_value or by_reference."""
 
     dispatcher: str
     functions: str = "by_value"
 
 
-class PlanStored(Message, frozen=True):
+class PutPlanReply(Message, frozen=True):
     """How many bytes of the plan are there; the next part begins here."""
 
     offset: int
 
 
-class PlanPart(Message, frozen=True):
+class GetPlanReply(Message, frozen=True):
     """Bytes of a plan."""
 
     data: bytes
     total: int
 
 
-class DatasetRegistered(Message, frozen=True):
+class RegisterDatasetReply(Message, frozen=True):
     """The id of a dataset."""
 
     dataset_id: str
@@ -349,7 +349,7 @@ class DatasetInfo(Message, frozen=True):
     """Of its random operators, with which any reader can make the same dataset; None: unknown."""
 
 
-class IterationOpened(Message, frozen=True):
+class OpenIterationReply(Message, frozen=True):
     """What a client needs to read: `work` is what to ask workers for, for each stream.
 
     `streams` lists those that belong to workers; of other forms there are `work.streams`.
@@ -379,7 +379,7 @@ class IterationOpened(Message, frozen=True):
     """Of what the client has consumed, what other readers have got, too: it comes twice."""
     last: LastFact | None = None
     joining: bool = False
-    """As in `ClientBeaten`."""
+    """As in `ClientHeartbeatReply`."""
 
 
 class Grant(Plain, frozen=True):
@@ -389,7 +389,7 @@ class Grant(Plain, frozen=True):
     worker: str | None = None
 
 
-class Leased(Message, frozen=True):
+class LeaseReply(Message, frozen=True):
     """What a client may read. Nothing, and not `finished`: ask again after `retry` seconds."""
 
     grants: tuple[Grant, ...] = ()
@@ -400,7 +400,7 @@ class Leased(Message, frozen=True):
     last: LastFact | None = None
 
 
-class ClientBeaten(Message, frozen=True):
+class ClientHeartbeatReply(Message, frozen=True):
     """What changed since the version that the client knew; None where nothing did."""
 
     version: int
@@ -414,7 +414,7 @@ class ClientBeaten(Message, frozen=True):
     begin behind all limits."""
 
 
-class WorkerBeaten(Message, frozen=True):
+class WorkerHeartbeatReply(Message, frozen=True):
     """`known` False: register again. `jobs` are the iterations that go on; others may be forgotten.
 
     None where the dispatcher cannot say (it has just come back).
@@ -424,14 +424,14 @@ class WorkerBeaten(Message, frozen=True):
     jobs: tuple[str, ...] | None = None
 
 
-class JobsForgotten(Message, frozen=True):
+class ForgetJobsReply(Message, frozen=True):
     """The names of the jobs that were forgotten, and of those that are read and were not."""
 
     forgotten: tuple[str, ...]
     kept: tuple[str, ...] = ()
 
 
-class Status(Message, frozen=True):
+class GetStatusReply(Message, frozen=True):
     """Plain data, as `service.status` gives it."""
 
     status: dict[str, Any]
@@ -441,7 +441,7 @@ class Ok(Message, frozen=True):
     """Done."""
 
 
-class Refused(Message, frozen=True):
+class ErrorReply(Message, frozen=True):
     """An error: the name of a class in `penstock.errors`, and its message."""
 
     kind: str
@@ -456,27 +456,27 @@ Request = (
     | GetDataset
     | OpenIteration
     | Lease
-    | ClientBeat
+    | ClientHeartbeat
     | Leave
-    | Forget
+    | ForgetJobs
     | GetStatus
     | RegisterWorker
-    | WorkerBeat
+    | WorkerHeartbeat
     | LeaveWorker
 )
 
 Reply = (
-    Welcome
-    | PlanStored
-    | PlanPart
-    | DatasetRegistered
+    HelloReply
+    | PutPlanReply
+    | GetPlanReply
+    | RegisterDatasetReply
     | DatasetInfo
-    | IterationOpened
-    | Leased
-    | ClientBeaten
-    | WorkerBeaten
-    | JobsForgotten
-    | Status
+    | OpenIterationReply
+    | LeaseReply
+    | ClientHeartbeatReply
+    | WorkerHeartbeatReply
+    | ForgetJobsReply
+    | GetStatusReply
     | Ok
-    | Refused
+    | ErrorReply
 )
