@@ -31,7 +31,7 @@ def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
         )
         iterator = iter(dataset)
         got = [int(next(iterator)) for _ in range(5)]
-        journal = cluster.dispatcher._hosted._desk.ledger._journal
+        journal = cluster.dispatcher._hosted._handler.ledger._journal
         with monkeypatch.context() as full:
             refused = fill(journal, full)
             rest = []

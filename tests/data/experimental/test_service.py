@@ -337,7 +337,7 @@ def test_servers_that_are_dropped_stop() -> None:
     dispatcher = service.DispatchServer()
     worker = worker_of(dispatcher)
     hosted = [dispatcher._hosted.join, worker._hosted.join]
-    desk, stopped = dispatcher._hosted._desk, worker._hosted._stopped
+    desk, stopped = dispatcher._hosted._handler, worker._hosted._stopped
     del dispatcher, worker, hosted
     gc.collect()
     assert stopped.wait()

@@ -145,13 +145,13 @@ def test_its_clock_goes_on_whatever_happens(made, monkeypatch, caplog):
     monkeypatch.setattr("penstock.service.host.ledger.Ledger.tick", tick)
     made(job_gc_check_interval_ms=10).start()
     assert gone_on.wait(60)
-    assert "looking at the clock failed; it goes on" in caplog.text
+    assert "could not apply what has expired; tries again" in caplog.text
 
 
 def test_a_dispatcher_that_is_dropped_stops(tmp_path):
     dispatcher = Dispatcher(DispatcherConfig(token=TOKEN, work_dir=str(tmp_path)))
     dispatcher.start()
-    dropped, closed = weakref.ref(dispatcher), dispatcher._desk.closed
+    dropped, closed = weakref.ref(dispatcher), dispatcher._handler.closed
     port = dispatcher.port
     del dispatcher
     gc.collect()
@@ -248,7 +248,7 @@ def test_not_for_other_machines_without_a_token(made, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(FailedPreconditionError, match="can be reached from other machines"):
         made(host="0.0.0.0", token=None)
-    with pytest.warns(UserWarning, match="server at 0.0.0.0:0: without TLS, everybody"):
+    with pytest.warns(UserWarning, match="server at 0.0.0.0:0: without TLS, anyone"):
         dispatcher = made(host="0.0.0.0")
     assert dispatcher.address == f"{socket.gethostname()}:{dispatcher.port}"
 
@@ -441,21 +441,21 @@ def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypa
     for number in range(100):
         info = WorkerInfo("w", "localhost:1", "here", {"tcp": f"localhost:{number}"})
         first.handle(RegisterWorker(info, PROTOCOL, PYTHON, VERSION))
-        lengths.append(len(first._desk.ledger._journal))
+        lengths.append(len(first._handler.ledger._journal))
     assert max(lengths) < 60
     assert any(later < earlier for earlier, later in itertools.pairwise(lengths))
-    facts = snapshot(first._desk.ledger._state)
+    facts = snapshot(first._handler.ledger._state)
     first.stop()
     second = made(work_dir=str(tmp_path))
     assert second.handle(GetDataset("d")).digest == DIGEST
     assert second.handle(worker) == Ok()
-    assert len(snapshot(second._desk.ledger._state)) == len(facts)
+    assert len(snapshot(second._handler.ledger._state)) == len(facts)
 
 
 def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
     dispatcher = made(work_dir=str(tmp_path))
     put(dispatcher)
-    file = dispatcher._desk.ledger._journal._file
+    file = dispatcher._handler.ledger._journal._file
     (pages,) = file.execute("PRAGMA page_count").fetchone()
     file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
     taken = []
@@ -467,7 +467,7 @@ def test_a_full_disk_refuses_in_words_and_stays_up(made, tmp_path):
 
     with pytest.raises(UnavailableError, match="cannot write its journal .*full.*; free"):
         fill()
-    dispatcher._desk.ledger.tick()
+    dispatcher._handler.ledger.tick()
     refused = f"d{len(taken)}" + "x" * 500
     with pytest.raises(NotFoundError, match="d"):
         dispatcher.handle(GetDataset(refused))
@@ -481,7 +481,7 @@ def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
     dispatcher = made(work_dir=str(tmp_path))
     dispatcher.start()
     put(dispatcher)
-    journal, answers = dispatcher._desk.ledger._journal, []
+    journal, answers = dispatcher._handler.ledger._journal, []
     file = journal._file
     (pages,) = file.execute("PRAGMA page_count").fetchone()
     file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
@@ -502,7 +502,7 @@ def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
         for _ in range(3):
             assert refused.acquire(timeout=60)
         assert not answers
-        with dispatcher._desk.ledger._lock:
+        with dispatcher._handler.ledger._lock:
             file.execute("PRAGMA max_page_count = 1000000").fetchall()
         caller.join(60)
     assert answers == [RegisterDatasetReply("x" * 100_000)]

@@ -347,7 +347,7 @@ def test_a_disk_that_writes_no_more_and_then_does(path):
 def test_a_journal_that_may_not_be_written(journal, path, monkeypatch):
     journal.close()
     monkeypatch.setattr(
-        Journal, "_opened", lambda self: sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)
+        Journal, "_connect", lambda self: sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)
     )
     with pytest.raises(ResourceExhaustedError, match="cannot be used .disk I/O error.; free some"):
         opened(path)

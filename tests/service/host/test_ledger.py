@@ -142,4 +142,4 @@ def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, cap
     older.close()
     first, second = (record.getMessage() for record in caplog.records)
     assert "the dispatcher has lost facts: reader c was told of fact" in first
-    assert second.startswith("readers that are gone may have got, and others now get, job 'job'")
+    assert second.startswith("elements that readers may get twice: job 'job'")

@@ -176,10 +176,10 @@ def test_without_a_folder_nothing_is_left_behind(tmp_path, monkeypatch):
 
 def bytes_of(plans):
     """On disk, of a folder or of the one file without a name."""
-    shelves = plans._shelves
-    if isinstance(shelves, TemporaryStorage):
-        return os.fstat(shelves._descriptor()).st_size
-    return sum(entry.stat().st_size for entry in os.scandir(shelves.folder))
+    storage = plans._storage
+    if isinstance(storage, TemporaryStorage):
+        return os.fstat(storage._descriptor()).st_size
+    return sum(entry.stat().st_size for entry in os.scandir(storage.folder))
 
 
 def test_what_is_forgotten_leaves_no_bytes(plans):

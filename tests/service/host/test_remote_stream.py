@@ -217,7 +217,7 @@ def test_a_reader_that_was_taken_for_dead_goes_on(monkeypatch):
     with Cluster(1) as cluster:
         iterator = iter(Dataset.range(300).apply(cluster.distribute(job_name="taken for dead")))
         found = [int(next(iterator)) for _ in range(20)]
-        ledger = cluster.dispatcher._hosted._desk.ledger
+        ledger = cluster.dispatcher._hosted._handler.ledger
         with ledger._lock:
             [name] = [name for name, client in ledger._state.clients.items()]
             ledger._commit((ClientGone(name, LOST),))

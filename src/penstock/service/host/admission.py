@@ -1,8 +1,8 @@
-"""Admission: whoever connects to a port is a stranger, until it proves the token and is a guest.
+"""Admission: a connection is a stranger until its peer has proved the token; then it is a guest.
 
-A stranger costs a thread and a descriptor, for a bounded time, and there are boundedly many of
-them: when one more comes, the address with the most strangers loses its oldest one. So strangers
-compete with strangers of their own address, never with guests.
+A stranger costs a thread and a descriptor, for a bounded time. Their number is bounded, too: when
+there are too many, the address with the most strangers loses its oldest one. So strangers compete
+with strangers of their own address, never with guests.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ from penstock.service.host.sockets import keep_alive
 from penstock.service.protocol import timing
 
 STRANGERS = 64
-"""So many connections may be in their handshake."""
+"""How many connections may be in their handshake."""
 
-_GUESTS = 4096
-"""So many guests may be there at most, each with its thread."""
-
+_MOST_GUESTS = 4096
+"""The most guests, each with its thread."""
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -47,16 +46,16 @@ class Guest(Protocol):
     """A connection that has proved the token."""
 
     def serve(self, leave: Callable[[], None]) -> None:
-        """Sees to it that the connection is served; `leave` is to be called when it has ended."""
+        """Serves the connection, here or in other threads, and calls `leave` when it has ended."""
 
     def dismiss(self) -> None:
-        """Ends it, from any thread, once what it has in hand is finished."""
+        """Ends the connection after the current request; may be called from any thread."""
 
     def abort(self) -> None:
-        """Ends it at once, from any thread."""
+        """Ends the connection now; may be called from any thread."""
 
     def close(self) -> None:
-        """Gives everything back, after `leave`."""
+        """Frees the resources of the connection; called by `leave`."""
 
 
 class Stranger(NamedTuple):
@@ -71,11 +70,11 @@ class Admission:
 
     Args:
         listening: Listening sockets, which this object closes.
-        security: The token, and the certificates for those that come by TCP.
-        mark: What the connections are for (see `handshake`).
-        welcome: Makes a guest of a connection.
-        grace: Seconds in which dismissed guests may finish what they have in hand.
-        handshake_seconds: Seconds in which a stranger must have proved the token.
+        security: The token, and the certificates for TCP connections.
+        mark: The purpose of the connections (see `authentication`).
+        welcome: Makes a guest of a connection that has proved the token.
+        grace: Seconds in which dismissed guests may finish their current request.
+        handshake_seconds: Seconds in which a stranger must prove the token.
         last_loss: The last process that a worker lost for a plan, by digest.
     """
 
@@ -101,38 +100,39 @@ class Admission:
             raise
         self._grace, self._seconds, self._last_loss = grace, handshake_seconds, last_loss
         self.most_guests = _most_guests()
-        self._lock = threading.Lock()  # Guards the fields down to `_told`.
+        self._lock = threading.Lock()
+        """Guards the fields down to `_logged`."""
         self._closed = False
         self._strangers: dict[threading.Thread, Stranger] = {}
         self._dropped: set[threading.Thread] = set()
-        """Threads of strangers whose connection was ended here, until they notice."""
+        """Threads of strangers whose connection was shut, until they have ended."""
         self._entering: set[threading.Thread] = set()
         """Threads of strangers that have proved the token, until they are guests."""
         self._guests: set[Guest] = set()
         self._serving: set[threading.Thread] = set()
         self._left = threading.Condition(self._lock)
-        self._turned_away, self._told = 0, -timing.REFUSAL_LOG
+        self._rejected, self._logged = 0, -timing.REFUSAL_LOG
         self._accepting = threading.Thread(target=self._accept, name="penstock port", daemon=True)
-        self._waker, self._wakes = socket.socketpair()
+        self._wake_writer, self._wake_reader = socket.socketpair()
 
     def start(self) -> None:
         self._accepting.start()
 
     def close(self) -> None:
-        """Ends all connections, and waits a while for their threads; twice is fine."""
+        """Ends all connections, and waits a while for their threads; may be called again."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._waker.send(b"x")
+        self._wake_writer.send(b"x")
         if self._accepting.ident is not None:
             self._accepting.join()
-        for listening in (*self._listening, self._waker, self._wakes):
+        for listening in (*self._listening, self._wake_writer, self._wake_reader):
             listening.close()
         with self._lock:
             threads = [*self._strangers, *self._dropped, *self._serving]
             for stranger in self._strangers.values():
-                _shut(stranger.connected)
+                _shutdown(stranger.connected)
             for guest in self._guests:
                 guest.dismiss()
             self._left.wait_for(lambda: not self._guests, self._grace)
@@ -144,21 +144,21 @@ class Admission:
 
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for listening in (*self._listening, self._wakes):
+            for listening in (*self._listening, self._wake_reader):
                 listening.setblocking(False)
                 selector.register(listening, selectors.EVENT_READ)
             while not self._closed:
                 for key, _ in selector.select():
-                    if key.fileobj is not self._wakes:
-                        self._greet(key.fileobj)  # type: ignore[arg-type]
+                    if key.fileobj is not self._wake_reader:
+                        self._accept_one(key.fileobj)  # type: ignore[arg-type]
 
-    def _greet(self, listening: socket.socket) -> None:
-        """Never raises: without the thread that runs this, nobody could connect any more."""
+    def _accept_one(self, listening: socket.socket) -> None:
+        """Accepts a connection. Never raises, because that would end the accepting thread."""
         try:
             connected, address = listening.accept()
         except (BlockingIOError, ConnectionError):
             return
-        except Exception:  # No descriptor is free: strangers give theirs back, the others wait.
+        except Exception:  # No descriptor is free: drop strangers to free theirs.
             with self._lock:
                 for thread in list(self._strangers):
                     self._drop(thread)
@@ -169,10 +169,10 @@ class Admission:
             self._start(Stranger(connected, host))
         except Exception as error:  # Too many threads, or no memory.
             connected.close()
-            self._tell(host, error)
+            self._log_rejection(host, error)
             self._pause(timing.EXHAUSTED)
         while len(self._dropped) >= STRANGERS and not self._closed:
-            # They end at once, but not before a thread comes to it.
+            # Until the threads of dropped strangers end.
             self._pause(timing.EXHAUSTED / 100)
 
     def _start(self, stranger: Stranger) -> None:
@@ -181,7 +181,7 @@ class Admission:
         )
         with self._lock:
             if len(self._strangers) >= STRANGERS:
-                self._drop(self._crowd())
+                self._drop(self._oldest_of_most())
             self._strangers[thread] = stranger
         try:
             thread.start()
@@ -190,8 +190,8 @@ class Admission:
                 self._strangers.pop(thread, None)
             raise
 
-    def _crowd(self) -> threading.Thread:
-        """The oldest stranger of the address that has most of them."""
+    def _oldest_of_most(self) -> threading.Thread:
+        """The thread of the oldest stranger from the address that has the most."""
         hosts = Counter(stranger.host for stranger in self._strangers.values())
         (crowded, _), *_ = hosts.most_common(1)
         return next(t for t, stranger in self._strangers.items() if stranger.host == crowded)
@@ -199,17 +199,17 @@ class Admission:
     def _drop(self, thread: threading.Thread) -> None:
         stranger = self._strangers.pop(thread)
         self._dropped.add(thread)
-        _shut(stranger.connected)
+        _shutdown(stranger.connected)
 
     def _pause(self, seconds: float) -> None:
-        """Waits, but not when this object is closed."""
+        """Waits; returns at once when `close` is called."""
         poll = select.poll()
-        poll.register(self._wakes, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
         poll.poll(1000 * seconds)
 
     def _serve(self, stranger: Stranger) -> None:
         thread = threading.current_thread()
-        guest = self._admitted(stranger)
+        guest = self._admit(stranger)
         with self._lock:
             self._strangers.pop(thread, None)
             self._dropped.discard(thread)
@@ -232,22 +232,24 @@ class Admission:
             self._guests.discard(guest)
             self._left.notify_all()
 
-    def _admitted(self, stranger: Stranger) -> Guest | None:
-        """The guest that a stranger becomes; None, and nothing left, where the handshake fails."""
+    def _admit(self, stranger: Stranger) -> Guest | None:
+        """Does the handshake and returns a guest; returns None if it has failed."""
         deadline = time.monotonic() + self._seconds
         connected = stranger.connected
         try:
             if connected.family != getattr(socket, "AF_UNIX", None):
                 keep_alive(connected)
                 if self._context is not None:
-                    connected = self._secret(self._context, stranger, deadline)
+                    connected = self._start_tls(self._context, stranger, deadline)
             admitted = server_handshake(
                 connected, self._token, deadline, self._mark, self._has_room, self._last_loss
             )
             return self._welcome(connected, admitted)
-        except Exception as error:  # Whatever a stranger can cause.
+        except (
+            Exception
+        ) as error:  # A stranger may cause any error; it must not end this thread silently.
             connected.close()
-            self._tell(stranger.host, error)
+            self._log_rejection(stranger.host, error)
             return None
 
     def _has_room(self) -> bool:
@@ -257,47 +259,51 @@ class Admission:
             self._entering.add(threading.current_thread())
             return True
 
-    def _secret(
+    def _start_tls(
         self, context: ssl.SSLContext, stranger: Stranger, deadline: float
     ) -> ssl.SSLSocket:
         if refuse_without_tls(stranger.connected, deadline):
             raise UnavailableError("the client uses no certificates")
         stranger.connected.settimeout(max(0.001, deadline - time.monotonic()))
-        secret = context.wrap_socket(
+        encrypted = context.wrap_socket(
             stranger.connected, server_side=True, do_handshake_on_connect=False
         )
         with self._lock:
             if (thread := threading.current_thread()) in self._strangers:
-                self._strangers[thread] = Stranger(secret, stranger.host)
+                self._strangers[thread] = Stranger(encrypted, stranger.host)
         try:
-            secret.do_handshake()
+            encrypted.do_handshake()
         except BaseException:
-            secret.close()
+            encrypted.close()
             raise
-        return secret
+        return encrypted
 
-    def _tell(self, host: str, error: Exception) -> None:
-        """Strangers are logged, at most one line in a while."""
+    def _log_rejection(self, host: str, error: Exception) -> None:
+        """Logs rejected strangers, at most one line in `timing.REFUSAL_LOG` seconds."""
         with self._lock:
-            self._turned_away += 1
-            if self._closed or (now := time.monotonic()) - self._told < timing.REFUSAL_LOG:
+            self._rejected += 1
+            if self._closed or (now := time.monotonic()) - self._logged < timing.REFUSAL_LOG:
                 return
-            count, self._turned_away, self._told = self._turned_away, 0, now
+            count, self._rejected, self._logged = self._rejected, 0, now
         _LOG.warning(
             "%s: %d connection%s ended before the token was proved, the last from %s (%s)",
-            *(self._name, count, "s" * (count != 1), host, error),
+            self._name,
+            count,
+            "s" * (count != 1),
+            host,
+            error,
         )
 
 
 def _most_guests() -> int:
-    """Half of the descriptors, because a process needs the rest for other things."""
+    """Half of the descriptors of this process, which needs the rest for other purposes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _GUESTS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _GUESTS))
+    return _MOST_GUESTS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MOST_GUESTS))
 
 
-def _shut(connected: socket.socket) -> None:
+def _shutdown(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        # Not the method of an SSL socket, which would go on in plain text.
+        # Not the method of `SSLSocket`, after which the socket would send plain text.
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 

@@ -136,7 +136,7 @@ def check_worker(config: Any) -> None:
 
 
 def seconds(milliseconds: int | None, default: float) -> float:
-    """A time of a config in seconds; 0 and None stand for the default."""
+    """A time of a config in seconds; the default if it is 0 or None."""
     return milliseconds / 1000 if milliseconds else default
 
 

@@ -96,7 +96,7 @@ class Connection:
         self._checks = checks
         self._aborted = False
         self._unread: collections.deque[Received] = collections.deque()
-        """Messages that a sending thread read while it looked for released segments."""
+        """Messages that `poll`, or a sender in search of released segments, has read."""
 
     def fileno(self) -> int:
         return self._channel.fileno()

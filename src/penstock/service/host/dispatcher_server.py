@@ -1,6 +1,6 @@
-"""The dispatcher as a server: requests come in, what the logic decides is done and answered.
+"""The dispatcher as a server: answers requests as the logic decides.
 
-With a `work_dir` it can be killed at any time and started again; whoever talked to it goes on.
+With a `work_dir` it can be killed at any time and restarted; clients and workers then continue.
 """
 
 from __future__ import annotations
@@ -54,20 +54,22 @@ class Dispatcher(Lifecycle):
         self.security = Security.of_server(
             config.host, config.port, config.token, config.certificates
         )
-        self._desk = desk = _Desk(_settings(config), config.work_dir, config.functions)
-        super().__init__(desk.closed)
+        self._handler = handler = _RequestHandler(
+            _settings(config), config.work_dir, config.functions
+        )
+        super().__init__(handler.closed)
         try:
-            self._server = ControlServer(desk.handle, config.host, config.port, self.security)
+            self._server = ControlServer(handler.handle, config.host, config.port, self.security)
         except BaseException:
-            desk.close()
+            handler.close()
             raise
         self.port, self._host = self._server.port, config.host
-        # Neither the server nor the thread knows this object, so that it can be dropped.
+        # Neither the server nor the thread refers to this object, so that it can be collected.
         interval = min(seconds(config.job_gc_check_interval_ms, timing.TICK), timing.TICK)
         self._ticking = threading.Thread(
-            target=desk.run, args=(interval,), name="penstock-dispatcher", daemon=True
+            target=handler.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._ending = Ending(self, _stop, self._server, desk)
+        self._ending = Ending(self, _stop, self._server, handler)
 
     @property
     def address(self) -> str:
@@ -85,12 +87,12 @@ class Dispatcher(Lifecycle):
             self._ticking.join(timing.DISPATCHER_CLOSE)
 
     def handle(self, request: Request) -> Reply:
-        """Answers a request of this process, or raises what is wrong with it."""
-        return self._desk.handle(request)
+        """Answers a request of this process, or raises an error."""
+        return self._handler.handle(request)
 
     def status(self) -> dict[str, Any]:
-        """What goes on, as plain data."""
-        return self._desk.ledger.status()
+        """Datasets, jobs, workers and clients, as plain data."""
+        return self._handler.ledger.status()
 
 
 def _settings(config: DispatcherConfig) -> Settings:
@@ -105,13 +107,13 @@ def _settings(config: DispatcherConfig) -> Settings:
     )
 
 
-def _stop(server: ControlServer, desk: _Desk) -> None:
+def _stop(server: ControlServer, handler: _RequestHandler) -> None:
     server.stop()
-    desk.close()
+    handler.close()
 
 
-class _Desk:
-    """Where requests are handled: the ledger and the plans, and the folder of both."""
+class _RequestHandler:
+    """Handles requests with the ledger and the plan store, which are in one folder."""
 
     def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
         self.closed = threading.Event()
@@ -121,12 +123,12 @@ class _Desk:
             with translate_errors(folder, "dispatcher: work_dir"):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             check_folder(folder, "dispatcher: work_dir")
-        # The journal first: who has it has the folder.
+        # The journal first: its lock protects the whole folder.
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
             self._plans = PlanStore(folder and os.path.join(folder, "plans"))
-            self._strays = self._plans.find_unknown(self.ledger.has_plan)
-            """Plans that were sent and not registered when the dispatcher stopped."""
+            self._unregistered = self._plans.find_unknown(self.ledger.has_plan)
+            """Plans that clients had sent but not registered when the dispatcher stopped."""
             self._started = time.monotonic()
         except BaseException:
             self.ledger.close()
@@ -144,7 +146,9 @@ class _Desk:
             case RegisterDataset(digest):
                 self._check_plan(digest)
                 answer = self.ledger.answer(request)
-                self._check_plan(digest)  # Only now nobody forgets it any more.
+                self._check_plan(
+                    digest
+                )  # Again: `_forget_plans` may have removed it before the answer.
                 return answer
         return self.ledger.answer(request)
 
@@ -156,20 +160,20 @@ class _Desk:
 
     def _forget_plans(self) -> None:
         unused = self.ledger.take_orphans()
-        if self._strays and time.monotonic() - self._started > timing.UNREAD_DATASET:
-            unused, self._strays = unused + self._strays, []
+        if self._unregistered and time.monotonic() - self._started > timing.UNREAD_DATASET:
+            unused, self._unregistered = unused + self._unregistered, []
         for digest in unused:
             if not self.ledger.has_plan(digest):
                 self._plans.forget(digest)
 
     def run(self, interval: float) -> None:
-        """Looks at the clock until it is closed."""
+        """Applies what has expired, every `interval` seconds, until `close` is called."""
         while not self.closed.wait(interval):
             try:
                 self.ledger.tick()
                 self._forget_plans()
             except Exception:
-                _LOG.exception("dispatcher: looking at the clock failed; it goes on")
+                _LOG.exception("dispatcher: could not apply what has expired; tries again")
 
     def close(self) -> None:
         self.closed.set()

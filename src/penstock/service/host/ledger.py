@@ -1,7 +1,8 @@
-"""The ledger: what a dispatcher knows, changed by facts that are on disk before anybody sees them.
+"""The ledger: the state of a dispatcher, and the journal of the facts that changed it.
 
 Every request is decided, journalled and applied under one lock; nothing else may change the state.
-An answer waits for the disk without the lock: requests that arrive together share the wait.
+Before a reply is sent, its facts are on disk. The thread waits for the disk without the lock, so
+requests that arrive together share one wait.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.service.protocol.messages import Reply, Request
 
 _SLACK = 2000
 _TIMES = 4
-"""A journal is compacted when it has so many times the facts that would do, and some more."""
+"""A journal is compacted when it has more than `_SLACK + _TIMES * n` facts, where n would do."""
 
 
 _LOG = logging.getLogger("penstock.service")
@@ -36,11 +37,11 @@ _decoder: msgspec.msgpack.Decoder[Fact] = msgspec.msgpack.Decoder(Fact)
 
 
 class Ledger:
-    """The state of a dispatcher, for any number of threads.
+    """The state of a dispatcher. Thread-safe.
 
     Args:
-        settings: What the logic is told.
-        path: The file of the journal; None to keep nothing.
+        settings: The settings of the logic.
+        path: The file of the journal; None to keep the state in memory only.
     """
 
     def __init__(self, settings: Settings, path: str | None) -> None:
@@ -50,7 +51,7 @@ class Ledger:
         self._full = 0
         self._closed = False
         self._reported: set[str] = set()
-        """What was said about lost facts."""
+        """The log lines about lost facts so far; guarded by _lock."""
         self._journal: Journal[Fact] | None = None
         if path is not None:
             self._journal = Journal(path, _encode, _decoder.decode)
@@ -69,13 +70,14 @@ class Ledger:
 
     @property
     def name(self) -> str:
-        """Of the dispatcher; it stays through restarts."""
+        """The id of the dispatcher, which stays the same through restarts."""
         return self._state.dispatcher
 
     def answer(self, request: Request) -> Reply:
-        """Decides about a request; when the answer is out, all that it rests on is on disk.
+        """Decides about a request, and returns the reply once its facts are on disk.
 
-        UnavailableError while the disk is full: nothing has changed, and clients ask again.
+        Raises UnavailableError while the disk is full: the state is unchanged, and the client
+        repeats the request.
         """
         with self._lock:
             self._check_open()
@@ -84,7 +86,7 @@ class Ledger:
             try:
                 self._commit(decision.facts)
             except ResourceExhaustedError as error:
-                self._hear(decision.facts)
+                self._apply_heard(decision.facts)
                 raise UnavailableError(error.message) from None
             reply = stamped(self._state, decision.reply)
         if self._journal is not None:
@@ -92,16 +94,16 @@ class Ledger:
         return reply
 
     def _report_loss(self, request: Request) -> None:
-        """Says in the log that facts were lost, once for each reader, and what may come of it."""
+        """Logs that the journal lost facts that a client knows, once for each reader."""
         lost = lost_facts(self._state, request)
         if lost is not None and lost not in self._reported:
             self._reported.add(lost)
             _LOG.error("%s", lost)
             for doubt in in_doubt(self._state):
-                _LOG.error("readers that are gone may have got, and others now get, %s", doubt)
+                _LOG.error("elements that readers may get twice: %s", doubt)
 
     def tick(self) -> None:
-        """Notes what follows from the time alone; on a full disk, the next time."""
+        """Applies what follows from the time alone, such as expired leases; skips a full disk."""
         with self._lock, contextlib.suppress(ResourceExhaustedError, UnavailableError):
             self._check_open()
             if self._journal is not None and not self._journal.is_trusted:
@@ -114,7 +116,10 @@ class Ledger:
             return self._state.has_plan(digest)
 
     def take_orphans(self) -> list[str]:
-        """The plans that no dataset has any more, since the last time; on disk this is so, too."""
+        """Returns the plans that have lost their last dataset since the last call.
+
+        The facts are on disk before it returns: else a restarted dispatcher could miss a plan.
+        """
         with self._lock:
             found, self._state.orphans = list(self._state.orphans), {}
         if found and self._journal is not None:
@@ -122,12 +127,12 @@ class Ledger:
         return found
 
     def status(self) -> dict[str, Any]:
-        """What goes on, as plain data."""
+        """Datasets, jobs, workers and clients, as plain data."""
         with self._lock:
             return status(self._state, self._clock.now())
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Closes the journal; may be called again."""
         with self._lock:
             self._closed = True
             if self._journal is not None:
@@ -138,7 +143,7 @@ class Ledger:
             raise UnavailableError("the dispatcher was stopped; make a new one")
 
     def _commit(self, facts: tuple[Fact, ...]) -> None:
-        """Durable first, visible second."""
+        """Journals facts, then applies them: durable first, visible second. Needs `_lock`."""
         if self._journal is not None:
             self._journal.append(fact for fact in facts if fact.durable)
         for fact in facts:
@@ -146,8 +151,8 @@ class Ledger:
         if self._journal is not None and len(self._journal) > self._full > 0:
             self._compact()
 
-    def _hear(self, facts: tuple[Fact, ...]) -> None:
-        """Whoever repeats a request until the disk has room is alive, and keeps what it holds."""
+    def _apply_heard(self, facts: tuple[Fact, ...]) -> None:
+        """Renews the leases of a client, and a worker's registration, while the disk is full."""
         for fact in facts:
             if isinstance(fact, ClientHeard | WorkerHeard):
                 self._state.apply(fact, self._clock.now())
@@ -156,17 +161,17 @@ class Ledger:
         if self._journal is None:
             return
         facts = snapshot(self._state)
-        # A full disk keeps the long journal, and is not asked again at once.
+        # On a full disk the long journal is kept, and compacted later.
         with contextlib.suppress(ResourceExhaustedError):
             self._journal.compact(facts)
         self._full = max(_SLACK + _TIMES * len(facts), _SLACK + len(self._journal))
 
 
 class AwakeClock:
-    """Seconds, as somebody counts them who does not notice that he slept.
+    """A monotonic clock that stops while this process is suspended.
 
-    After this process was stopped for a while, messages of those who were thought silent are
-    waiting to be read.
+    After a suspension, the heartbeats of clients and workers wait in the sockets. If the clock had
+    advanced, their leases would expire before these are read.
     """
 
     def __init__(self) -> None:

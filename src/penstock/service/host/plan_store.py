@@ -32,15 +32,15 @@ LARGEST_PLAN = 4 << 30
 """Bytes of the largest plan."""
 
 PART = 4 << 20
-"""Bytes of a plan in one answer."""
+"""Bytes of a plan in one reply."""
 
-_BEGUN = 64
-"""Plans that are on their way at the same time; the one that waited longest gives way."""
+_MOST_UPLOADS = 64
+"""Plans that may be incomplete at the same time; then the one idle for longest is dropped."""
 
 
 @dataclass
-class _Arriving:
-    """A plan of which the first `size` bytes are there."""
+class _Upload:
+    """A plan whose first `size` bytes have arrived."""
 
     total: int
     size: int
@@ -48,37 +48,37 @@ class _Arriving:
 
 
 class PlanStore:
-    """The plans in `folder`, which is made if it does not exist; for any number of threads.
+    """The plans in `folder`, which is made if it does not exist. Thread-safe.
 
-    Without a folder, plans live as long as this object.
+    Without a folder, plans are kept as long as this object.
     """
 
     def __init__(self, folder: str | None = None, largest: int = LARGEST_PLAN) -> None:
         self._largest = largest
         self._lock = threading.Lock()
-        self._arriving: dict[str, _Arriving] = {}
-        self._whole: dict[str, int] = {}
-        """The size of plans whose bytes were seen to be right."""
+        self._uploads: dict[str, _Upload] = {}  #: guarded by _lock; least recently used first
+        self._sizes: dict[str, int] = {}  #: guarded by _lock
+        """The sizes of complete plans whose digest was checked."""
         with translate_errors(folder or tempfile.gettempdir(), "dispatcher"):
-            self._shelves: PlanStorage = FolderStorage(folder) if folder else TemporaryStorage()
+            self._storage: PlanStorage = FolderStorage(folder) if folder else TemporaryStorage()
 
     def put(self, digest: str, offset: int, total: int, data: bytes) -> int:
-        """Adds the bytes that begin at `offset`; gives how many are there.
+        """Adds the bytes that begin at `offset`; returns how many bytes the store has now.
 
-        Bytes that are there already, or come too early, are left out: the answer says where to
-        go on. So parts may be repeated, and several clients may send one plan.
+        Bytes that it has already, or that leave a gap, are ignored. The client continues at the
+        returned offset, so parts may be repeated, and several clients may send one plan.
         """
-        self._check(digest, offset, total, data)
+        self._check_part(digest, offset, total, data)
         with self._lock:
             if (size := self._size(digest)) is not None:
                 return size
-            plan = self._begun(digest, total)
+            plan = self._find_upload(digest, total)
             if data and offset == plan.size:
                 self._append(digest, plan, data)
             return plan.size
 
     def get(self, digest: str, offset: int = 0) -> tuple[bytes, int]:
-        """Some bytes from `offset` on, and how many there are in all."""
+        """Up to `PART` bytes from `offset` on, and the size of the plan."""
         with self._lock:
             size = self._size(digest) if _is_digest(digest) else None
         if size is None:
@@ -87,25 +87,25 @@ class PlanStore:
                 "anew without its work_dir; register the dataset again"
             )
         with self._disk():
-            return self._shelves.read(digest, max(offset, 0), PART), size
+            return self._storage.read(digest, max(offset, 0), PART), size
 
     def __contains__(self, digest: str) -> bool:
         with self._lock:
             return _is_digest(digest) and self._size(digest) is not None
 
     def forget(self, digest: str) -> None:
-        """No dataset has this plan any more."""
+        """Removes a plan that no dataset has any more."""
         with self._lock, self._disk():
-            self._whole.pop(digest, None)
-            if digest not in self._arriving:
-                self._shelves.remove(digest)
+            self._sizes.pop(digest, None)
+            if digest not in self._uploads:
+                self._storage.remove(digest)
 
     def find_unknown(self, known: Callable[[str], bool]) -> list[str]:
-        """The plans that are not known."""
+        """The digests of stored plans for which `known` returns False."""
         with self._lock, self._disk():
-            return [digest for digest in self._shelves.digests() if not known(digest)]
+            return [digest for digest in self._storage.digests() if not known(digest)]
 
-    def _check(self, digest: str, offset: int, total: int, data: bytes) -> None:
+    def _check_part(self, digest: str, offset: int, total: int, data: bytes) -> None:
         if not _is_digest(digest):
             raise InvalidArgumentError(f"PutPlan: {digest[:80]!r} is not a SHA-256 digest")
         if total > self._largest:
@@ -119,31 +119,31 @@ class PlanStore:
             )
 
     def _size(self, digest: str) -> int | None:
-        """Of a plan that is there as a whole."""
-        if digest not in self._whole:
+        """The size of a complete plan; None if it is not in the store. Needs `_lock`."""
+        if digest not in self._sizes:
             with self._disk():
-                size = self._shelves.size(digest)
+                size = self._storage.size(digest)
             if size is None:
                 return None
-            self._whole[digest] = size
-        return self._whole[digest]
+            self._sizes[digest] = size
+        return self._sizes[digest]
 
-    def _begun(self, digest: str, total: int) -> _Arriving:
-        plan = self._arriving.pop(digest, None) or _Arriving(total, 0, hashlib.sha256())
+    def _find_upload(self, digest: str, total: int) -> _Upload:
+        plan = self._uploads.pop(digest, None) or _Upload(total, 0, hashlib.sha256())
         if plan.total != total:
-            self._arriving[digest] = plan
+            self._uploads[digest] = plan
             raise InvalidArgumentError(
                 f"PutPlan: plan {digest[:12]!r} has {plan.total} bytes, not {total}"
             )
-        while len(self._arriving) >= _BEGUN:
-            self._drop(next(iter(self._arriving)))
-        self._arriving[digest] = plan  # At the end: the last one to give way.
+        while len(self._uploads) >= _MOST_UPLOADS:
+            self._drop(next(iter(self._uploads)))
+        self._uploads[digest] = plan  # At the end: the most recently used.
         return plan
 
-    def _append(self, digest: str, plan: _Arriving, data: bytes) -> None:
+    def _append(self, digest: str, plan: _Upload, data: bytes) -> None:
         try:
             with self._disk():
-                self._shelves.write(digest, plan.size, plan.total, data)
+                self._storage.write(digest, plan.size, plan.total, data)
         except OpError:
             self._drop(digest)
             raise
@@ -152,34 +152,34 @@ class PlanStore:
         if plan.size == plan.total:
             self._complete(digest, plan)
 
-    def _complete(self, digest: str, plan: _Arriving) -> None:
+    def _complete(self, digest: str, plan: _Upload) -> None:
         if plan.hash.hexdigest() != digest:
             self._drop(digest)
             raise DataLossError(
                 f"plan {digest[:12]!r} arrived with other bytes than its digest says; send it again"
             )
         with self._disk():
-            self._shelves.keep(digest)
-        del self._arriving[digest]
-        self._whole[digest] = plan.total
+            self._storage.keep(digest)
+        del self._uploads[digest]
+        self._sizes[digest] = plan.total
 
     def _drop(self, digest: str) -> None:
-        self._arriving.pop(digest, None)
-        self._shelves.drop(digest)
+        self._uploads.pop(digest, None)
+        self._storage.drop(digest)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """Errors of the disk as ours; a full one is waited for, like a dispatcher that is away."""
+        """Raises penstock's errors for errors of the disk; clients retry while it is full."""
         try:
-            with translate_errors(self._shelves.folder, "dispatcher"):
+            with translate_errors(self._storage.folder, "dispatcher"):
                 yield
         except ResourceExhaustedError as error:
             raise UnavailableError(f"{error.message}; free some space on that disk") from error
 
     def close(self) -> None:
-        """Nothing is put or got any more."""
+        """Closes the files; later calls of `put` and `get` fail."""
         with self._lock:
-            self._shelves.close()
+            self._storage.close()
 
 
 def _is_digest(digest: str) -> bool:
@@ -187,38 +187,41 @@ def _is_digest(digest: str) -> bool:
 
 
 class PlanStorage(Protocol):
-    """Plans by their digest."""
+    """Where a store keeps the bytes of plans, by digest; raises OSError.
+
+    The parts of a plan are written in order.
+    """
 
     folder: str
-    """Where the bytes are, for whoever is told that they cannot be there."""
+    """The folder of the bytes, for error messages."""
 
     def size(self, digest: str) -> int | None:
-        """Of a plan that is there from before, as a whole; its bytes are checked."""
+        """The size of a complete plan of an earlier run, after a check of its digest; else None."""
 
     def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
-        """The bytes from `offset` on of a plan that has `total`."""
+        """Writes the bytes from `offset` on of a plan of `total` bytes."""
 
     def keep(self, digest: str) -> None:
-        """A plan is there as a whole."""
+        """Called once all bytes of a plan are written and its digest is right."""
 
     def drop(self, digest: str) -> None:
-        """The parts of a plan are not needed."""
+        """Removes the parts of an incomplete plan."""
 
     def remove(self, digest: str) -> None:
-        """A plan that was kept is not needed any more, if it is there."""
+        """Removes a complete plan, if it exists."""
 
     def digests(self) -> list[str]:
-        """The plans that are kept."""
+        """The digests of all complete plans."""
 
     def read(self, digest: str, offset: int, count: int) -> bytes:
-        """Up to `count` bytes of a plan that was kept."""
+        """Up to `count` bytes of a complete plan."""
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Closes the files."""
 
 
 class FolderStorage:
-    """Files that outlive the dispatcher. A plan has its name only once it is kept."""
+    """One file for each plan, which survives restarts; incomplete ones are called `.part`."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -234,7 +237,7 @@ class FolderStorage:
         with open(path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return file.tell()
-        os.unlink(path)  # Its client sends it again.
+        os.unlink(path)  # Damaged: its client sends it again.
         return None
 
     def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
@@ -248,7 +251,7 @@ class FolderStorage:
         os.replace(f"{self._path(digest)}.part", self._path(digest))
         folder = os.open(self.folder, os.O_RDONLY)
         try:
-            os.fsync(folder)  # Else a power loss may take the name away, and with it the plan.
+            os.fsync(folder)  # Else the renaming could be lost in a power failure.
         finally:
             os.close(folder)
 
@@ -276,20 +279,20 @@ class FolderStorage:
 
 
 class TemporaryStorage:
-    """One file without a name, which is gone with the process, whatever ends that."""
+    """All plans in one file without a name, which the system removes with the process."""
 
     def __init__(self) -> None:
         self.folder = tempfile.gettempdir()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (until `close`)
         self._plans: dict[str, tuple[int, int]] = {}
-        """Where each begins, and its size."""
+        """The offset and size of each plan in the file."""
 
     def size(self, digest: str) -> int | None:
         return None
 
     def write(self, digest: str, offset: int, total: int, data: bytes) -> None:
         if digest not in self._plans:
-            self._plans[digest] = self._gap(total), total
+            self._plans[digest] = self._find_gap(total), total
         place, rest = self._plans[digest][0] + offset, memoryview(data)
         while rest:
             written = os.pwrite(self._descriptor(), rest, place)
@@ -298,8 +301,8 @@ class TemporaryStorage:
     def keep(self, digest: str) -> None:
         pass
 
-    def _gap(self, size: int) -> int:
-        """Where so many bytes fit: between plans that are there, or behind them."""
+    def _find_gap(self, size: int) -> int:
+        """The first offset where `size` bytes fit between or behind the plans."""
         end = 0
         for start, length in sorted(self._plans.values()):
             if start - end >= size:
