@@ -233,8 +233,8 @@ def test_a_worker_that_can_start_no_process_ends_with_an_error(
     busy: tuple[Program, set[int]],
 ) -> None:
     worker, processes = busy
-    [nursery] = [process for process in processes if descendants(process)]
-    os.kill(nursery, signal.SIGKILL)
+    [fork_server] = [process for process in processes if descendants(process)]
+    os.kill(fork_server, signal.SIGKILL)
     assert worker.process.wait() == 1
     assert "lost the process that starts others; it stops" in worker.last_words()
     until(lambda: not any(map(is_there, processes)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.errors import UnavailableError
-from penstock.service.host.worker import Running
+from penstock.service.host.worker import RunningWorker
 from penstock.service.protocol.messages import Reply, Request, WorkerInfo
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.machines import Machine
@@ -36,7 +36,7 @@ class Worker(Peer):
         self.info = WorkerInfo(name, where, host, {"tcp": where})
         self.draining = False
         machine = Machine(self)
-        running = self.running = Running(machine.event(), BEAT, machine)  # type: ignore[arg-type]
+        running = self.running = RunningWorker(machine.event(), BEAT, machine)  # type: ignore[arg-type]
         running.control = running.listener = self  # type: ignore[assignment]
         running.info = self.info
         self.tasks = running.tasks = NumberTasks(self.world, plans, where, kept, machine)
@@ -60,7 +60,7 @@ class Worker(Peer):
             with suppress(UnavailableError):
                 self.running.register()
                 registered = True
-        self.running.beat_on()
+        self.running.start_heartbeats()
 
     def crash(self, silently: bool = False) -> None:
         """Dies. `silently`: its host goes with it, so that nobody is told."""

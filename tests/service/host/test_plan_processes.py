@@ -11,7 +11,7 @@ import pytest
 
 from penstock.service.host import plan_processes
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.fork_server import Death
+from penstock.service.host.fork_server import ProcessExit
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
 from penstock.service.host.plan_processes import PlanProcesses
@@ -21,10 +21,10 @@ from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
     Drain,
-    Drained,
-    Report,
+    DrainReply,
     TakeClient,
     TidyUp,
+    TidyUpReply,
     decoder_of_process,
     encode,
 )
@@ -34,18 +34,18 @@ PLAN, OTHER = bytes(32), bytes(range(32))
 
 
 class Ward:
-    """A nursery whose processes are this test."""
+    """A fork server whose processes are this test."""
 
     def __init__(self) -> None:
         self.ends: dict[int, socket.socket] = {}
         self.descriptors: list[int] = []
-        self.deaths: queue.Queue[Death | None] = queue.Queue()
+        self.deaths: queue.Queue[ProcessExit | None] = queue.Queue()
 
     def start(self, number: int) -> socket.socket:
         near, self.ends[number] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return near
 
-    def death(self) -> Death | None:
+    def wait_exit(self) -> ProcessExit | None:
         return self.deaths.get()
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Ward:
 
     def die(self, number: int, code: int) -> None:
         self.ends[number].close()
-        self.deaths.put(Death(number, code))
+        self.deaths.put(ProcessExit(number, code))
 
     def told(self, number: int) -> Any:
         """What a process is told next."""
@@ -97,13 +97,13 @@ class House(PlanProcesses):
         near, far = socket.socketpair()
         self.ends.append(near)
         client = AcceptedClient(far, "shm", "a client", 0, True, plan)
-        plan_processes._start(lambda: self._visited(client))
+        plan_processes._start_thread(lambda: self._visited(client))
         self.given.get()
         return near
 
-    def _give(self, *arguments: Any) -> Any:
+    def _hand_over(self, *arguments: Any) -> Any:
         try:
-            return super()._give(*arguments)
+            return super()._hand_over(*arguments)
         finally:
             self.given.put(None)
 
@@ -170,9 +170,9 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     first = house.visit()
     house.ward.ends[1].close()
     visiting = queue.Queue[socket.socket]()
-    plan_processes._start(lambda: visiting.put(house.visit()))
+    plan_processes._start_thread(lambda: visiting.put(house.visit()))
     until(lambda: house._clients == 2)
-    house.ward.deaths.put(Death(1, 3))
+    house.ward.deaths.put(ProcessExit(1, 3))
     visiting.get()
     assert first.recv(9) == b""
     assert house.last_loss(PLAN) == ProcessLoss(1, 3)
@@ -213,16 +213,16 @@ def test_a_process_that_does_not_listen_gets_no_more_clients(house: House) -> No
 
 def test_processes_report_what_they_did(house: House) -> None:
     house.visit(), house.visit(OTHER)
-    house.ward.say(1, Report((WorkStatus("a", 3, 0.5, 7),)))
-    house.ward.say(1, Report((WorkStatus("a", 4, 0.5, 9),)))
-    house.ward.say(2, Report((WorkStatus("b", 1, 1.0, 0),)))
+    house.ward.say(1, TidyUpReply((WorkStatus("a", 3, 0.5, 7),)))
+    house.ward.say(1, TidyUpReply((WorkStatus("a", 4, 0.5, 9),)))
+    house.ward.say(2, TidyUpReply((WorkStatus("b", 1, 1.0, 0),)))
     expected = {WorkStatus("a", 7, 1.0, 9), WorkStatus("b", 1, 1.0, 0)}
     one, two = (house._by_number[number] for number in (1, 2))
     until(lambda: two._buffered and one._buffered.get("a") == 9)
     assert set(house.statuses()) == expected
     assert set(house.statuses()) == {WorkStatus("a", 0, 0.0, 9), WorkStatus("b", 0, 0.0, 0)}
-    house.ward.say(1, Report((WorkStatus("c", 1, 1.0, 2),)))
-    house.ward.say(1, Report((WorkStatus("d", 1, 1.0, 3),), first=False))
+    house.ward.say(1, TidyUpReply((WorkStatus("c", 1, 1.0, 2),)))
+    house.ward.say(1, TidyUpReply((WorkStatus("d", 1, 1.0, 3),), first=False))
     until(lambda: "d" in one._buffered)
     expected = {WorkStatus("c", 1, 1.0, 2), WorkStatus("d", 1, 1.0, 3)}
     assert set(house.statuses()) == {*expected, WorkStatus("b", 0, 0.0, 0)}
@@ -247,16 +247,16 @@ def test_idle_processes_end(house: House, time: Time) -> None:
 def test_a_worker_drains_when_all_its_processes_have(house: House) -> None:
     house.visit(), house.visit(OTHER)
     done = queue.Queue[None]()
-    plan_processes._start(lambda: done.put(house.drain(None)))
+    plan_processes._start_thread(lambda: done.put(house.drain(None)))
     assert [house.ward.told(1) for _ in range(3)][2] == Drain()
-    house.ward.say(1, Drained())
+    house.ward.say(1, DrainReply())
     house.ward.die(2, -9)
     done.get()
     house.visit(OTHER)
     assert [house.ward.told(3) for _ in range(2)][1] == Drain()
 
 
-def test_without_a_nursery_a_worker_gives_up(
+def test_without_a_fork_server_a_worker_gives_up(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = house.visit()

@@ -32,7 +32,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.failures import from_failed
 from penstock.service.host.security import Security
-from penstock.service.host.worker import Running, Worker
+from penstock.service.host.worker import RunningWorker, Worker
 from penstock.service.protocol.fetches import (
     Cancel,
     CloseTask,
@@ -81,7 +81,7 @@ class Service:
         return found
 
     def info(self) -> WorkerInfo:
-        return self.worker._started("info").info
+        return self.worker._require_running("info").info
 
     def connect(self, protocol: str = "tcp") -> Connection:
         return connect_data(self.info(), self.security, protocol, host_id(), None)
@@ -343,7 +343,7 @@ def test_draining_finishes_what_was_taken_on(service, brake):
         received(connection, brake, 1)
         draining = threading.Thread(target=service.worker.drain, daemon=True)
         draining.start()
-        until(lambda: service.worker._started("drain")._gate.draining)
+        until(lambda: service.worker._require_running("drain")._gate.draining)
         found, last = fetched(other, service.work(numbers(3), "random"), 0, 3)
         assert found == []
         assert isinstance(last, Impossible)
@@ -403,9 +403,9 @@ def test_a_client_that_vanishes_leaves_nothing_behind(service, brake, monkeypatc
     first.close()
     second.close()
     brake.goes_on.set()
-    tasks = service.worker._started("tasks").tasks
+    tasks = service.worker._require_running("tasks").tasks
     until(lambda: all(stream.readers == 0 for stream in tasks.pool.streams.values()))
-    assert service.worker._started("gate")._gate.wait(60)
+    assert service.worker._require_running("gate")._gate.wait(60)
     until(lambda: service.worker.tasks() == 0)
 
 
@@ -508,8 +508,8 @@ def test_as_a_context(service):
     until(lambda: len(service.workers) == 1)
 
 
-def test_its_heart_beats_on_whatever_happens(monkeypatch, caplog):
-    say, beats, gone_on = Running._say, iter([KeyError("odd")]), threading.Event()
+def test_a_worker_sends_heartbeats_after_one_failed(monkeypatch, caplog):
+    say, beats, gone_on = RunningWorker._send_heartbeat, iter([KeyError("odd")]), threading.Event()
 
     def said(running):
         if (error := next(beats, None)) is not None:
@@ -517,16 +517,16 @@ def test_its_heart_beats_on_whatever_happens(monkeypatch, caplog):
         say(running)
         gone_on.set()
 
-    monkeypatch.setattr(Running, "_say", said)
+    monkeypatch.setattr(RunningWorker, "_send_heartbeat", said)
     with serving():
         assert gone_on.wait(60)
-    assert "a heartbeat failed; it goes on" in caplog.text
+    assert "a heartbeat failed; it retries" in caplog.text
 
 
 def test_one_that_is_dropped_stops(service):
     worker = worker_of(service.dispatcher.address)
     worker.start()
-    info = worker._started("info").info
+    info = worker._require_running("info").info
     dropped = weakref.ref(worker)
     del worker
     gc.collect()

@@ -4,10 +4,10 @@ import pytest
 
 from penstock.service.logic.crashes import (
     AT_ONCE,
-    MOST_DEATHS,
+    MOST_CRASHES,
     Blame,
-    Losses,
-    how_it_ended,
+    Crashes,
+    describe_exit,
 )
 from penstock.service.protocol import timing
 
@@ -15,38 +15,38 @@ PLAN, OTHER = b"a plan", b"another one"
 
 
 def test_processes_are_replaced_at_once_until_too_many_were_lost_soon() -> None:
-    losses, now = Losses(), 100.0
+    crashes, now = Crashes(), 100.0
     pauses = []
     for _ in range(12):
         now += 1.0
-        losses.add(PLAN, -11, now - 1.0, now)
-        pauses.append(losses.pause(PLAN, now))
+        crashes.add(PLAN, -11, now - 1.0, now)
+        pauses.append(crashes.pause(PLAN, now))
         now += pauses[-1]
     assert pauses[:6] == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0]
     assert pauses[-1] == 30.0
-    assert losses.pause(PLAN, now) == losses.pause(OTHER, now) == 0.0
-    assert AT_ONCE == MOST_DEATHS  # So that a reader comes to its verdict without pauses.
+    assert crashes.pause(PLAN, now) == crashes.pause(OTHER, now) == 0.0
+    assert AT_ONCE == MOST_CRASHES  # So that a reader comes to its verdict without pauses.
 
 
 def test_a_process_that_has_lived_is_replaced_at_once() -> None:
-    losses = Losses()
+    crashes = Crashes()
     for at in (1.0, 2.0, 3.0):
-        losses.add(PLAN, -11, at - 1.0, at)
-    losses.add(PLAN, -11, 4.0, 4.0 + timing.EARLY_CRASH)
-    assert losses.pause(PLAN, 4.0 + timing.EARLY_CRASH) == 0.0
+        crashes.add(PLAN, -11, at - 1.0, at)
+    crashes.add(PLAN, -11, 4.0, 4.0 + timing.EARLY_CRASH)
+    assert crashes.pause(PLAN, 4.0 + timing.EARLY_CRASH) == 0.0
 
 
 def test_losses_are_numbered_and_forgotten() -> None:
-    losses = Losses()
-    losses.add(PLAN, -11, 0.0, 1.0)
-    losses.add(OTHER, 3, 0.0, 2.0)
-    last = losses.last(OTHER)
+    crashes = Crashes()
+    crashes.add(PLAN, -11, 0.0, 1.0)
+    crashes.add(OTHER, 3, 0.0, 2.0)
+    last = crashes.last(OTHER)
     assert last is not None
-    assert (last.number, last.code, losses.count) == (2, 3, 2)
-    losses.forget(1.5 + timing.CRASH_MEMORY)
-    assert losses.last(PLAN) is None
-    assert losses.last(OTHER) is last
-    assert losses.count == 2
+    assert (last.number, last.code, crashes.count) == (2, 3, 2)
+    crashes.forget(1.5 + timing.CRASH_MEMORY)
+    assert crashes.last(PLAN) is None
+    assert crashes.last(OTHER) is last
+    assert crashes.count == 2
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_losses_are_numbered_and_forgotten() -> None:
     ],
 )
 def test_an_exit_code_in_words(code: int, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert describe_exit(code) == words
 
 
 def test_only_losses_with_the_same_elements_in_hand_count() -> None:

@@ -1,7 +1,7 @@
-"""A plan process: serves all clients of one plan on a worker, in a process of its own.
+"""The main program of a plan process: serves all clients of one plan of a worker.
 
-It does what the worker itself does where plans are not isolated, except to listen, to register and
-to say that it lives. It ends when the worker closes its channel.
+It does what the worker does where plans are not isolated, except that it does not listen, register
+or send heartbeats. It ends when the worker closes its channel.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
     Drain,
-    Drained,
-    Report,
+    DrainReply,
     TakeClient,
     TidyUp,
+    TidyUpReply,
     decoder_of_process,
     encode,
 )
@@ -36,19 +36,19 @@ LARGEST = 1 << 16
 """Bytes of the largest message between a worker and a plan process."""
 
 _PART = 256
-"""Jobs in one message."""
+"""Statuses of jobs in one message."""
 
 
 MakeTasks = Callable[[str], Tasks]
 
 
 def run(make_tasks: MakeTasks, channel: socket.socket) -> None:
-    """The life of a plan process; `make_tasks` needs the address of the worker."""
-    PlanProcess(make_tasks, channel).run()
+    """Runs a plan process until its channel ends; `make_tasks` gets the worker's address."""
+    PlanProcessMain(make_tasks, channel).run()
 
 
-class PlanProcess:
-    """The process's side of its channel."""
+class PlanProcessMain:
+    """The process's side of its channel to the worker."""
 
     def __init__(self, make_tasks: MakeTasks, channel: socket.socket) -> None:
         self._make_tasks, self._channel = make_tasks, channel
@@ -69,41 +69,43 @@ class PlanProcess:
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
                 client = AcceptedClient(connected, protocol, name, compression, checks, b"")
-                _in_thread(functools.partial(self._serve, number, client.connection()))
+                _start_thread(functools.partial(self._serve, number, client.connection()))
             case TidyUp(jobs):
                 self._tasks.tidy(jobs)
-                self._report()
+                self._send_report()
             case Drain():
                 self._gate.close()
-                _in_thread(self._drain)
+                _start_thread(self._drain)
 
-    def _report(self) -> None:
+    def _send_report(self) -> None:
         jobs = self._tasks.statuses()
         for start in range(0, max(1, len(jobs)), _PART):
-            self._say(Report(jobs[start : start + _PART], first=not start))
+            self._send(TidyUpReply(jobs[start : start + _PART], first=not start))
 
     def _serve(self, number: int, connection: Connection) -> None:
         try:
             with connection, contextlib.suppress(OpError):
                 serve(connection, self._tasks, self._gate)
         finally:
-            self._say(ClientLeft(number))
+            self._send(ClientLeft(number))
 
     def _close(self) -> None:
-        """A stream cannot be closed before the function that it has called returns."""
+        """Closes the streams, but does not wait long for users' functions to return."""
         if hasattr(self, "_tasks"):
-            _in_thread(self._tasks.close).join(timing.PLAN_PROCESS_CLOSE)
+            _start_thread(self._tasks.close).join(timing.PLAN_PROCESS_CLOSE)
 
     def _drain(self) -> None:
         self._gate.wait(None)
-        self._say(Drained())
+        self._send(DrainReply())
 
-    def _say(self, message: ClientLeft | Report | Drained) -> None:
-        with contextlib.suppress(OSError):  # The worker is gone, and this process soon, too.
+    def _send(self, message: ClientLeft | TidyUpReply | DrainReply) -> None:
+        with contextlib.suppress(
+            OSError
+        ):  # The worker is gone; the kernel is about to kill this process.
             self._channel.send(encode(message))
 
 
-def _in_thread(task: Callable[[], None]) -> threading.Thread:
+def _start_thread(task: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=task, name="penstock data", daemon=True)
     thread.start()
     return thread

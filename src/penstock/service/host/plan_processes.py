@@ -1,8 +1,9 @@
 """Plan processes: a worker runs every plan in a process of its own, and replaces crashed ones.
 
-The worker listens and proves who it is; a connection then goes to the process of its plan. The
-worker keeps the socket, too: when a process crashes, it first notes how, and only then shuts that
-process's connections. So a client that reconnects learns what happened.
+The worker listens and authenticates itself; it then hands the connection to the process of the
+client's plan. The worker keeps the socket, too. When a process crashes, the worker first records
+how, and only then shuts that process's connections. So a client that reconnects learns what
+happened.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from typing import Any
 
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import relay
-from penstock.service.host.fork_server import Nursery
+from penstock.service.host.fork_server import ForkServer
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
 from penstock.service.host.sockets import send_descriptors, tune_for_data
-from penstock.service.logic.crashes import Losses, how_it_ended
+from penstock.service.logic.crashes import Crashes, describe_exit
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
 from penstock.service.protocol.plan_process_messages import (
     Begin,
     ClientLeft,
     Drain,
-    Drained,
-    Report,
+    DrainReply,
     TakeClient,
     TidyUp,
+    TidyUpReply,
     ToProcess,
     decoder_of_worker,
     encode,
@@ -46,27 +47,29 @@ _LOG = logging.getLogger("penstock.service")
 
 
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
-"""Errors of the channel to a process that has ended; the nursery will say so soon."""
+"""Errors of the channel to a process that has ended; the fork server will report its exit."""
 
 
-class HeldClient:
-    """A client's socket, which the worker keeps to shut it when the process is lost."""
+class ClientSocket:
+    """A client's socket, which the worker keeps to shut it when the plan process ends."""
 
-    def __init__(self, held: socket.socket) -> None:
-        self._socket = held
+    def __init__(self, kept: socket.socket) -> None:
+        self._socket = kept
         self.over = threading.Event()
+        """Set when the connection has ended."""
 
     def shut(self) -> None:
+        """Ends the connection, which the process and the client then notice."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.over.set()
 
 
 @dataclass
-class PlanRecord:
-    """A process, its clients, and what it did since the last heartbeat.
+class PlanProcess:
+    """A process, its clients, and the work that it did since the last heartbeat.
 
-    The lock of `PlanProcesses` guards all of it.
+    The lock of `PlanProcesses` guards all fields.
     """
 
     number: int
@@ -74,28 +77,31 @@ class PlanRecord:
     channel: socket.socket
     started: float
     idle_since: float
-    clients: dict[int, HeldClient] = field(default_factory=dict)
+    clients: dict[int, ClientSocket] = field(default_factory=dict)
     drained: bool = False
     _done: dict[str, WorkStatus] = field(default_factory=dict)
     _buffered: dict[str, int] = field(default_factory=dict)
 
-    def tell(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
-        """Never waits: a process that reads nothing must not hold up the others."""
+    def send(self, message: ToProcess, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends without blocking: a process that reads nothing must not delay other processes.
+
+        Raises OSError if the process has ended, or its channel is full.
+        """
         send_descriptors(self.channel, encode(message), descriptors, socket.MSG_DONTWAIT)
 
-    def note(self, message: Any, now: float) -> None:
-        """Takes notice of what the process says."""
+    def handle(self, message: Any, now: float) -> None:
+        """Records a message of the process."""
         match message:
             case ClientLeft(number):
                 if (left := self.clients.pop(number, None)) is not None:
                     left.shut()
                 self.idle_since = now
-            case Report(jobs, first):
-                self._report(jobs, first)
-            case Drained():
+            case TidyUpReply(jobs, first):
+                self._add_work(jobs, first)
+            case DrainReply():
                 self.drained = True
 
-    def _report(self, jobs: Iterable[WorkStatus], first: bool) -> None:
+    def _add_work(self, jobs: Iterable[WorkStatus], first: bool) -> None:
         if first:
             self._buffered = {}
         for job in jobs:
@@ -105,7 +111,7 @@ class PlanRecord:
             self._buffered[job.job] = job.buffered
 
     def collect(self) -> list[WorkStatus]:
-        """What was done for every job since the last time this was asked."""
+        """Returns the work that was done for every job since the last call."""
         done, self._done = self._done, {}
         found = {name: done.get(name, WorkStatus(name, 0, 0.0)) for name in self._buffered} | done
         return [
@@ -114,7 +120,7 @@ class PlanRecord:
         ]
 
     def dismiss(self) -> None:
-        """Ends the connections of all clients, and the channel: the process ends with that."""
+        """Shuts the connections of all clients, and the channel, which ends the process."""
         for held in self.clients.values():
             held.shut()
         self.clients.clear()
@@ -125,156 +131,175 @@ class PlanRecord:
 class PlanProcesses:
     """All processes of a worker, by the digests of their plans."""
 
-    def __init__(self, nursery: Nursery, hurry: Callable[[], None], fail: Callable[[], None]):
+    def __init__(
+        self, fork_server: ForkServer, hurry: Callable[[], None], fail: Callable[[], None]
+    ) -> None:
         self.address = ""
-        self._nursery, self._hurry, self._fail = nursery, hurry, fail
+        self._fork_server, self._hurry, self._fail = fork_server, hurry, fail
         self._changed = threading.Condition()
-        """Guards everything below."""
-        self._by_plan: dict[bytes, PlanRecord] = {}
-        self._by_number: dict[int, PlanRecord] = {}
-        self._losses = Losses()
+        """Guards all fields below, and those of every `PlanProcess`."""
+        self._by_plan: dict[bytes, PlanProcess] = {}
+        self._by_number: dict[int, PlanProcess] = {}
+        self._crashes = Crashes()
         self._numbers = self._clients = 0
         self._draining = self._closed = False
 
     def begin(self, address: str) -> None:
-        """From now on clients may come; `address` is the worker's."""
+        """Starts to watch for exits; must be called before the first client comes."""
         self.address = address
-        _start(self._watch)
+        _start_thread(self._watch_exits)
 
     @property
     def restarts(self) -> int:
-        """How many processes were lost."""
-        return self._losses.count
+        """How many processes crashed."""
+        return self._crashes.count
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """Counts the clients."""
         with self._changed:
             return sum(len(process.clients) for process in self._by_plan.values())
 
     # Clients
 
     def last_loss(self, plan: bytes) -> ProcessLoss:
-        """How the last process of a plan was lost, if it was."""
+        """Returns how the last process of a plan crashed, if one did."""
         with self._changed:
-            loss = self._losses.last(plan)
-            return ProcessLoss() if loss is None else ProcessLoss(loss.number, loss.code)
+            crash = self._crashes.last(plan)
+            return ProcessLoss() if crash is None else ProcessLoss(crash.number, crash.code)
 
     def serve(self, client: AcceptedClient) -> None:
         """Hands a client to the process of its plan; returns when the connection has ended."""
         if isinstance(client.socket, ssl.SSLSocket):
             self._relay(client, client.socket)
-        elif (held := self._give(client, client.socket, client.socket.fileno())) is not None:
-            held.over.wait()
+        elif (kept := self._hand_over(client, client.socket, client.socket.fileno())) is not None:
+            kept.over.wait()
 
-    def _relay(self, client: AcceptedClient, secret: ssl.SSLSocket) -> None:
+    def _relay(self, client: AcceptedClient, encrypted: ssl.SSLSocket) -> None:
+        """Serves a client of TLS: this process decrypts, because a plan process has no keys."""
         near, far = map(tune_for_data, socket.socketpair())
         with near:
             with far:
-                held = self._give(client, near, far.fileno())
-            if held is not None:
-                relay(secret, near)
+                kept = self._hand_over(client, near, far.fileno())
+            if kept is not None:
+                relay(encrypted, near)
 
-    def _give(
-        self, client: AcceptedClient, held: socket.socket, descriptor: int
-    ) -> HeldClient | None:
-        """A client that a process has taken, or None; `held` is shut when that process is lost."""
+    def _hand_over(
+        self, client: AcceptedClient, kept: socket.socket, descriptor: int
+    ) -> ClientSocket | None:
+        """Sends `descriptor` to the process of the client's plan.
+
+        Returns `kept`, which is shut when that process ends; None if no process took the client.
+        """
         with self._changed:
             while (process := self._process_of(client.plan)) is not None:
                 self._clients += 1
                 number = self._clients
-                told = TakeClient(number, *client[1:-1])
+                message = TakeClient(
+                    number=number,
+                    protocol=client.protocol,
+                    name=client.name,
+                    compression=client.compression,
+                    checks=client.checks,
+                )
                 try:
-                    process.tell(told, (descriptor,))
+                    process.send(message, (descriptor,))
                 except OSError as error:
                     if error.errno not in _DEAD:
-                        return None  # It does not look at its channel; the client tries again.
-                    self._changed.wait_for(partial(self._is_over, process))
+                        return None  # Its channel is full; the client reconnects.
+                    self._changed.wait_for(partial(self._has_ended, process))
                 else:
-                    return process.clients.setdefault(number, HeldClient(held))
+                    return process.clients.setdefault(number, ClientSocket(kept))
         return None
 
-    def _is_over(self, process: PlanRecord) -> bool:
+    def _has_ended(self, process: PlanProcess) -> bool:
         return self._closed or process.number not in self._by_number
 
-    def _process_of(self, plan: bytes) -> PlanRecord | None:
-        """The process of a plan, perhaps a new one, after a pause if there were too many."""
+    def _process_of(self, plan: bytes) -> PlanProcess | None:
+        """Returns the process of a plan; starts one, after a pause if its predecessors crashed."""
         while not self._closed:
             if plan in self._by_plan:
                 return self._by_plan[plan]
-            pause = self._losses.pause(plan, time.monotonic())
+            pause = self._crashes.pause(plan, time.monotonic())
             if not pause:
                 return self._start(plan)
             self._changed.wait(pause)
         return None
 
-    def _start(self, plan: bytes) -> PlanRecord | None:
+    def _start(self, plan: bytes) -> PlanProcess | None:
         self._numbers += 1
         try:
-            channel = self._nursery.start(self._numbers)
+            channel = self._fork_server.start(self._numbers)
         except OSError:
-            return None  # The nursery is gone, and the worker will be soon.
+            return None  # The fork server is gone, so the worker is about to stop.
         now = time.monotonic()
-        process = PlanRecord(self._numbers, plan, channel, now, now)
+        process = PlanProcess(
+            number=self._numbers, plan=plan, channel=channel, started=now, idle_since=now
+        )
         self._by_plan[plan] = self._by_number[process.number] = process
-        with contextlib.suppress(OSError):  # Whoever is told next finds out.
-            process.tell(Begin(self.address))
+        with contextlib.suppress(OSError):  # The next message finds out that it has ended.
+            process.send(Begin(self.address))
             if self._draining:
-                process.tell(Drain())
-        _start(partial(self._listen, process))
+                process.send(Drain())
+        _start_thread(partial(self._receive, process))
         return process
 
-    # What processes say
+    # Messages of processes
 
-    def _listen(self, process: PlanRecord) -> None:
+    def _receive(self, process: PlanProcess) -> None:
         with process.channel, contextlib.suppress(OSError):
             while data := process.channel.recv(LARGEST):
                 with self._changed:
-                    process.note(decoder_of_worker.decode(data), time.monotonic())
+                    process.handle(decoder_of_worker.decode(data), time.monotonic())
                     self._changed.notify_all()
 
-    # How processes end
+    # Exits of processes
 
-    def _watch(self) -> None:
-        while (death := self._nursery.death()) is not None:
+    def _watch_exits(self) -> None:
+        while (ended := self._fork_server.wait_exit()) is not None:
             with self._changed:
-                self._bury(death.number, death.code)
+                self._record_exit(ended.number, ended.code)
         with self._changed:
             for number in list(self._by_number):
-                self._bury(number, -signal.SIGKILL)
+                self._record_exit(number, -signal.SIGKILL)
             lost = not self._closed
         if lost:
             _LOG.error("worker %s: lost the process that starts others; it stops", self.address)
             self._fail()
 
-    def _bury(self, number: int, code: int) -> None:
-        """Notes how a process ended; its clients learn of it afterwards."""
+    def _record_exit(self, number: int, code: int) -> None:
+        """Records how a process ended, then shuts its clients' connections, in this order."""
         if (process := self._by_number.pop(number, None)) is None:
-            return  # It ended as it was told to.
+            return  # `tidy` or `close` ended it.
         del self._by_plan[process.plan]
         if not self._closed:
-            self._regret(process, code)
+            self._record_crash(process, code)
         process.dismiss()
         self._changed.notify_all()
         self._hurry()
 
-    def _regret(self, process: PlanRecord, code: int) -> None:
-        loss = self._losses.add(process.plan, code, process.started, time.monotonic())
-        later = f" in {loss.pause:g} s, because {loss.soon} of them ended soon after their start"
+    def _record_crash(self, process: PlanProcess, code: int) -> None:
+        crash = self._crashes.add(process.plan, code, process.started, time.monotonic())
+        later = f" in {crash.pause:g} s, because {crash.early} of them ended soon after their start"
         _LOG.warning(
             "worker %s: a process with %d clients %s; they get another one%s",
-            *(self.address, len(process.clients), how_it_ended(code)),
-            later if loss.pause else "",
+            self.address,
+            len(process.clients),
+            describe_exit(code),
+            later if crash.pause else "",
         )
 
-    # What the worker's heartbeat needs
+    # For the worker's heartbeats and its end
 
     def statuses(self) -> tuple[WorkStatus, ...]:
-        """What was done for every job since the last time this was asked; each has one process."""
+        """Returns the work that was done for every job since the last call.
+
+        A job has one process, so no two of them have the same job.
+        """
         with self._changed:
             return tuple(job for each in self._by_plan.values() for job in each.collect())
 
     def tidy(self, jobs: Collection[str] | None = None) -> None:
-        """Ends processes that have had no clients for a while; the others close what is unused."""
+        """Ends processes that had no clients for a while; asks the rest to close idle streams."""
         message = TidyUp(None if jobs is None else tuple(jobs))
         if len(encode(message)) > LARGEST:
             message = TidyUp()
@@ -285,31 +310,31 @@ class PlanProcesses:
                     del self._by_plan[process.plan], self._by_number[process.number]
                     process.dismiss()
                 else:
-                    with contextlib.suppress(OSError):  # It is dead, or busy.
-                        process.tell(message)
-            self._losses.forget(now)
+                    with contextlib.suppress(OSError):  # It has ended, or its channel is full.
+                        process.send(message)
+            self._crashes.forget(now)
 
     def drain(self, timeout: float | None) -> None:
-        """Has every process answer what it was asked, and nothing more; waits for that."""
+        """Blocks until every process has answered the fetches that it accepted, or `timeout`."""
         with self._changed:
             self._draining = True
             for process in self._by_plan.values():
                 with contextlib.suppress(OSError):
-                    process.tell(Drain())
+                    process.send(Drain())
             self._changed.wait_for(
                 lambda: all(process.drained for process in self._by_plan.values()), timeout
             )
 
     def close(self) -> None:
-        """Ends all processes; those that do not end soon are killed."""
+        """Ends all processes; kills those that do not end soon."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             for process in self._by_number.values():
                 process.dismiss()
             self._changed.wait_for(lambda: not self._by_number, timing.PLAN_PROCESS_END)
-        self._nursery.close()
+        self._fork_server.close()
 
 
-def _start(task: Callable[[], None]) -> None:
+def _start_thread(task: Callable[[], None]) -> None:
     threading.Thread(target=task, name="penstock processes", daemon=True).start()

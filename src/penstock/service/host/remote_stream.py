@@ -37,7 +37,7 @@ from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claimed
-from penstock.service.logic.crashes import how_it_ended
+from penstock.service.logic.crashes import describe_exit
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.interleave_order import InputFeed, Placed
@@ -222,7 +222,7 @@ class RemoteStream(Stream):
         if before is None:
             return
         if loss.number != before:
-            how = how_it_ended(loss.code)
+            how = describe_exit(loss.code)
             _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
             self._reading.fetcher.blame.explain(worker, how)
 

@@ -1,8 +1,8 @@
-"""`Worker`: a process's service to a dispatcher and its clients, from `start` to `stop`.
+"""`Worker`: registers at a dispatcher, sends heartbeats, and answers clients, from start to stop.
 
-A worker registers, sends heartbeats, and computes what clients fetch from its data port, the only
-port it has. Its threads share a `Running` and never refer to the `Worker`, so that a `Worker` which
-was dropped is garbage-collected and stops.
+A worker computes what clients fetch from its data port, the only port it has. Its threads refer to
+a `RunningWorker` and never to the `Worker`, so a `Worker` that the program dropped is
+garbage-collected and stops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
-from penstock.service.host.fork_server import Nursery
+from penstock.service.host.fork_server import ForkServer
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
 from penstock.service.host.plan_cache import Decode, DecodedPlans, decoder
@@ -53,7 +53,7 @@ _LOG = logging.getLogger("penstock.service")
 
 
 class Worker(Lifecycle):
-    """A worker; `environment` makes the environment that plans run in."""
+    """A worker server; `environment` returns the environment that plans run in."""
 
     public_name = "WorkerServer"
 
@@ -70,38 +70,38 @@ class Worker(Lifecycle):
         self._dispatcher = address.rpartition("://")[2]
         self._environment = environment
         self._decode = decoder(config.functions, tuple(config.modules))
-        self._running: Running | None = None
-        self._nursery: Nursery | None = None
+        self._running: RunningWorker | None = None
+        self._fork_server: ForkServer | None = None
 
     def isolate(self) -> None:
-        """Has every plan run in a process of its own, so that a crash costs no more than that one.
+        """Runs every plan in a process of its own, so that a crash ends that process only.
 
-        This forks, so it must come before `start`, in the main thread of a process that has no
-        other threads yet. Where the system lacks what is needed, plans run in this process.
+        This forks, so call it before `start`, in the main thread of a process that has no other
+        threads yet. Where the system cannot do this, plans run in this process.
         """
         if fork_server.AVAILABLE:
-            make_tasks = partial(_make_tasks, self._control(), *self._world())
-            self._nursery = Nursery(partial(plan_process_main.run, make_tasks))
+            make_tasks = partial(_make_tasks, self._control(), *self._decoding())
+            self._fork_server = ForkServer(partial(plan_process_main.run, make_tasks))
 
     def _begin(self) -> None:
-        """Registers and serves; UnavailableError if the dispatcher does not answer in time."""
-        running = Running(
+        """Registers and serves; raises UnavailableError if the dispatcher does not answer."""
+        running = RunningWorker(
             self._stopped, seconds(self._config.heartbeat_interval_ms, timing.WORKER_HEARTBEAT)
         )
         try:
             self._open(running)
-            self._agree(running)
+            self._check_functions(running)
             running.register()
         except BaseException:
             running.stop(leave=False)
             raise
-        running.beat_on()
+        running.start_heartbeats()
         self._running = running
-        # At the program's end, what is left ends with the process.
+        # At the exit of the program the threads end with the process.
         self._ending = Ending(self, running.stop, atexit=False)
 
-    def _agree(self, running: Running) -> None:
-        """A dispatcher that takes no pickles must not have workers that would run them."""
+    def _check_functions(self, running: RunningWorker) -> None:
+        """Raises if the dispatcher accepts no pickles and this worker would run them."""
         welcome = running.control.call(greeting())
         assert isinstance(welcome, HelloReply)
         if welcome.functions == "by_reference" and self._config.functions != "by_reference":
@@ -110,11 +110,13 @@ class Worker(Lifecycle):
                 'the worker with functions="by_reference" and the modules that it may run'
             )
 
-    def _open(self, running: Running) -> None:
+    def _open(self, running: RunningWorker) -> None:
         control = running.control = self._control()
         processes = None
-        if self._nursery is not None:
-            processes = running.tasks = PlanProcesses(self._nursery, running.hurry, running.fail)
+        if self._fork_server is not None:
+            processes = running.tasks = PlanProcesses(
+                self._fork_server, running.hurry, running.fail
+            )
         listener = running.listener = DataListener(
             running.serve,
             self._security,
@@ -124,7 +126,7 @@ class Worker(Lifecycle):
         )
         running.info = self._info(listener.transfers)
         if processes is None:
-            running.tasks = _make_tasks(control, *self._world(), running.info.address)
+            running.tasks = _make_tasks(control, *self._decoding(), running.info.address)
         else:
             processes.begin(running.info.address)
         listener.start()
@@ -133,13 +135,13 @@ class Worker(Lifecycle):
         timeout = seconds(self._config.dispatcher_timeout_ms, timing.DISPATCHER_TIMEOUT)
         return ControlClient(self._dispatcher, self._security, timeout)
 
-    def _world(self) -> tuple[Security, Decode, Callable[[], Environment]]:
-        """What plans are decoded and run with."""
+    def _decoding(self) -> tuple[Security, Decode, Callable[[], Environment]]:
+        """Returns the arguments of `_make_tasks` that say how plans are decoded and run."""
         return self._security, self._decode, self._environment
 
     def _info(self, transfers: dict[str, str]) -> WorkerInfo:
         config, port = self._config, str(split_address(transfers["tcp"])[1])
-        address = (config.worker_address or _reached_by(config.host)).replace("%port%", port)
+        address = (config.worker_address or _reachable_address(config.host)).replace("%port%", port)
         data = (config.data_transfer_address or "").replace("%port%", port)
         offered = {**transfers, "tcp": data.replace("%dts_port%", port) or address}
         if config.data_transfer_protocol in ("tcp", "shm"):  # "grpc" leaves the choice to clients.
@@ -155,22 +157,22 @@ class Worker(Lifecycle):
 
     @property
     def address(self) -> str:
-        """Under which clients reach it."""
-        return self._started("address").info.address
+        """The address under which clients reach the worker."""
+        return self._require_running("address").info.address
 
     @property
     def port(self) -> int:
-        """Where it hands out data."""
-        return split_address(self._started("port").listener.transfers["tcp"])[1]
+        """The data port."""
+        return split_address(self._require_running("port").listener.transfers["tcp"])[1]
 
     @property
     def failed(self) -> bool:
-        """Whether it stopped because it could not go on."""
+        """Whether it stopped because it lost the process that forks plan processes."""
         return self._running is not None and self._running.failed
 
     def tasks(self) -> int:
-        """How many streams it holds."""
-        return len(self._started("tasks").tasks)
+        """Counts the streams that have readers, or the clients if plans run in processes."""
+        return len(self._require_running("tasks").tasks)
 
     def _end(self) -> None:
         if self._running is None:
@@ -179,12 +181,12 @@ class Worker(Lifecycle):
             self._ending()
 
     def drain(self, timeout: float | None = None) -> None:
-        """Answers the fetches that it has, for at most `timeout` seconds, and stops."""
+        """Answers the fetches that were accepted, for at most `timeout` seconds, and stops."""
         if self._running is not None:
             self._running.drain(timeout)
         self.stop()
 
-    def _started(self, call: str) -> Running:
+    def _require_running(self, call: str) -> RunningWorker:
         if self._running is None:
             raise FailedPreconditionError(
                 f"WorkerServer.{call}: it does not run; call start() first"
@@ -199,26 +201,26 @@ def _make_tasks(
     environment: Callable[[], Environment],
     address: str,
 ) -> Tasks:
-    """What runs plans for the worker at `address`, here or in a process of its own."""
+    """Returns what runs plans for the worker at `address`, in this process or a plan process."""
     home = Session(control.address, security, control.call)
     plans = DecodedPlans(control.call, decode, address)
-    return Tasks(plans.get, partial(_at_home, environment, home), address)
+    return Tasks(plans.get, partial(_environment_of_plans, environment, home), address)
 
 
-def _at_home(environment: Callable[[], Environment], home: Session) -> Environment:
-    """The world of a plan on a worker: what it reads of the service, it reads of this one."""
+def _environment_of_plans(environment: Callable[[], Environment], home: Session) -> Environment:
+    """The environment of a plan on a worker: it reads other datasets from the same service."""
     return replace(environment(), connect=partial(connect, home=home))
 
 
-def _reached_by(host: str) -> str:
-    """The address under which clients reach a worker that listens on `host`."""
+def _reachable_address(host: str) -> str:
+    """Returns the address under which clients reach a worker that listens on `host`."""
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
     return f"[{host}]:%port%" if ":" in host else f"{host}:%port%"
 
 
-class Running:
-    """A worker at work. Who makes it sets what it works with, one after the other."""
+class RunningWorker:
+    """What the threads of a worker share. `Worker` sets the four fields before it starts them."""
 
     control: ControlClient
     listener: DataListener
@@ -230,57 +232,65 @@ class Running:
     ) -> None:
         self._runtime = runtime
         self._stopped = stopped
-        """Tells those who wait for the end."""
+        """Set at the end; wakes threads that wait for the worker to stop."""
         self._ending = runtime.event()
         self._interval = interval
         self._gate = FetchGate(runtime)
         self._hurry = runtime.event()
+        """Set when the next heartbeat is due at once."""
         self.failed = False
-        """Whether it was stopped by `fail`."""
+        """Whether `fail` stopped the worker."""
 
     def serve(self, connection: Connection) -> None:
+        """Answers a client; returns when the connection has ended."""
         assert isinstance(self.tasks, Tasks)
         serve(connection, self.tasks, self._gate)
 
     def register(self, timeout: float | None = None) -> None:
+        """Registers at the dispatcher; raises UnavailableError after `timeout` seconds."""
         request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
         self.control.call(request, timeout)
 
     def hurry(self) -> None:
-        """Has the next heartbeat come at once: there is news."""
+        """Sends the next heartbeat at once, because a plan process crashed."""
         self._hurry.set()
 
     def fail(self) -> None:
-        """Stops, because it cannot go on."""
+        """Stops the worker, because it can run no more plans."""
         self.failed = True
         self.stop()
 
-    def beat_on(self) -> None:
-        self._runtime.start(self._beat, "penstock-beat")
+    def start_heartbeats(self) -> None:
+        self._runtime.start(self._send_heartbeats, "penstock-heartbeat")
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._ending.is_set():
             self._hurry.wait(self._interval)
             self._hurry.clear()
             try:
                 if not self._ending.is_set():
-                    self._say()
+                    self._send_heartbeat()
             except OpError:
-                pass  # A dispatcher that is away comes back, or somebody stops the worker.
+                pass  # The dispatcher may come back: the worker retries until it is stopped.
             except Exception:
-                _LOG.exception("worker %s: a heartbeat failed; it goes on", self.info.address)
+                _LOG.exception("worker %s: a heartbeat failed; it retries", self.info.address)
 
-    def _say(self) -> None:
-        beat = WorkerHeartbeat(
-            self.info.worker, self.tasks.statuses(), self._gate.draining, self.tasks.restarts
+    def _send_heartbeat(self) -> None:
+        """Reports the work that was done; registers again at a dispatcher that was restarted."""
+        heartbeat = WorkerHeartbeat(
+            worker=self.info.worker,
+            jobs=self.tasks.statuses(),
+            draining=self._gate.draining,
+            restarts=self.tasks.restarts,
         )
-        beaten = self.control.call(beat, timing.WORKER_HEARTBEAT_CALL)
-        assert isinstance(beaten, WorkerHeartbeatReply)
-        if not beaten.known:
+        reply = self.control.call(heartbeat, timing.WORKER_HEARTBEAT_CALL)
+        assert isinstance(reply, WorkerHeartbeatReply)
+        if not reply.known:
             self.register(timing.WORKER_HEARTBEAT_CALL)
-        self.tasks.tidy(beaten.jobs)
+        self.tasks.tidy(reply.jobs)
 
     def drain(self, timeout: float | None) -> None:
+        """Accepts no more fetches; blocks until the accepted ones are answered, or `timeout`."""
         self._gate.close()
         self._hurry.set()
         if isinstance(self.tasks, PlanProcesses):
@@ -289,7 +299,7 @@ class Running:
             self._gate.wait(timeout)
 
     def stop(self, leave: bool = True) -> None:
-        """Ends everything; what does not end by itself is left to its threads."""
+        """Stops everything. Streams that do not close soon are left to their threads."""
         self._ending.set()
         self._hurry.set()
         if leave:
@@ -302,7 +312,7 @@ class Running:
         self._stopped.set()
 
     def _close(self) -> None:
-        """A stream cannot be closed before the function that it has called returns."""
+        """Closes connections and streams; a stream closes after the function that it called."""
         if hasattr(self, "listener"):
             self.listener.close()
         if hasattr(self, "tasks"):

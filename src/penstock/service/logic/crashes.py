@@ -18,67 +18,67 @@ from penstock.errors import AbortedError
 from penstock.service.protocol import timing
 
 AT_ONCE = 3
-"""How many processes in a row that were lost soon are replaced at once: a reader gives up after
-as many (`MOST_DEATHS`)."""
+"""Early crashes in a row before a worker pauses: a reader gives up after the same number
+(`MOST_CRASHES`), so that it does so without pauses."""
 
 
-MOST_DEATHS = 3
-"""Workers, or processes of theirs, that may be lost with the same elements in hand."""
+MOST_CRASHES = 3
+"""Workers, or plan processes, that may crash while they compute the same elements."""
 
 
 @dataclass(frozen=True)
-class Loss:
-    """How the last process of a plan was lost."""
+class Crash:
+    """How the last process of a plan crashed."""
 
     number: int
-    """Counts all losses of the worker, so that two of them can be told apart."""
+    """Counts all crashes of the worker, so that clients can distinguish two of them."""
     code: int
     """The exit code, negative for a signal."""
     at: float
-    soon: int = 0
-    """How many in a row were lost soon after their start."""
+    early: int = 0
+    """How many processes in a row crashed soon after their start."""
 
     @property
     def pause(self) -> float:
         """Seconds until the next process may start."""
-        late = self.soon - AT_ONCE
+        late = self.early - AT_ONCE
         if late < 0:
             return 0.0
         return min(timing.CRASH_FIRST_PAUSE * 2.0**late, timing.CRASH_LONGEST_PAUSE)
 
 
-class Losses:
-    """The last loss of every plan, by the digest of the plan."""
+class Crashes:
+    """The last crash of every plan, by the digest of the plan."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._last: dict[bytes, Loss] = {}
+        self._last: dict[bytes, Crash] = {}
 
-    def add(self, plan: bytes, code: int, started: float, now: float) -> Loss:
-        """Notes that a process was lost, which had started at a given time."""
+    def add(self, plan: bytes, code: int, started: float, now: float) -> Crash:
+        """Records that a process crashed, which had started at `started`."""
         self.count += 1
         before = self._last.get(plan)
-        in_a_row = 0 if before is None else before.soon
-        soon = in_a_row + 1 if now - started < timing.EARLY_CRASH else 0
-        loss = self._last[plan] = Loss(self.count, code, now, soon)
-        return loss
+        in_a_row = 0 if before is None else before.early
+        early = in_a_row + 1 if now - started < timing.EARLY_CRASH else 0
+        crash = self._last[plan] = Crash(self.count, code, now, early)
+        return crash
 
-    def last(self, plan: bytes) -> Loss | None:
+    def last(self, plan: bytes) -> Crash | None:
         return self._last.get(plan)
 
     def pause(self, plan: bytes, now: float) -> float:
         """Seconds until the next process of a plan may start."""
-        loss = self._last.get(plan)
-        return 0.0 if loss is None else max(0.0, loss.at + loss.pause - now)
+        crash = self._last.get(plan)
+        return 0.0 if crash is None else max(0.0, crash.at + crash.pause - now)
 
     def forget(self, now: float) -> None:
-        """Drops what is no longer of interest to any client."""
+        """Forgets crashes that no client asks for any more."""
         oldest = now - timing.CRASH_MEMORY
-        self._last = {plan: loss for plan, loss in self._last.items() if loss.at >= oldest}
+        self._last = {plan: crash for plan, crash in self._last.items() if crash.at >= oldest}
 
 
-def how_it_ended(code: int) -> str:
-    """The end of a process in words, from its exit code."""
+def describe_exit(code: int) -> str:
+    """Says in words how a process ended, from its exit code."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -89,7 +89,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Blame:
-    """The elements that were in hand when the last workers were lost, and those workers."""
+    """Counts the workers that crashed in a row while they computed the same elements."""
 
     def __init__(self) -> None:
         self._stream = self._start = self._stop = 0
@@ -97,26 +97,26 @@ class Blame:
         self._how = ""
 
     def add(self, worker: str, stream: int, start: int, stop: int) -> None:
-        """A worker was lost while it made elements `start` to `stop`."""
+        """Records that a worker crashed while it computed elements `start` to `stop`."""
         if (stream, start) != (self._stream, self._start):
             self._clear()
         self._stream, self._start, self._stop = stream, start, stop
         self.workers.append(worker)
 
     def explain(self, worker: str, how: str) -> None:
-        """A worker has told how it lost the process that was at work."""
+        """Records how the process of a worker ended, for the error message."""
         if worker in self.workers:
             self._how = f"; the process of worker {worker.partition('/')[0]} {how}"
 
     @property
     def is_certain(self) -> bool:
-        """Whether enough were lost; nothing more may be asked for then."""
-        return len(self.workers) >= MOST_DEATHS
+        """Whether so many crashed that the reader must ask for nothing more."""
+        return len(self.workers) >= MOST_CRASHES
 
     def verdict(self) -> AbortedError:
-        """The error that names the elements; whoever goes on begins to count anew."""
+        """Returns the error that names the elements, and begins to count anew."""
         error = AbortedError(
-            f"distribute: {MOST_DEATHS} workers were lost one after the other while they made "
+            f"distribute: {MOST_CRASHES} workers were lost one after the other while they made "
             f"elements {self._start} to {self._stop - 1} of stream {self._stream}{self._how}; a "
             "function may end its process there (memory, a crash in native code): see what workers "
             "printed"

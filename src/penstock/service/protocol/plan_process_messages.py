@@ -1,7 +1,7 @@
-"""Handovers: what a worker says to the processes that run its plans, and what they answer.
+"""Messages between a worker and the processes that run its plans.
 
-A connection goes to the process as a descriptor beside its `TakeClient`. These messages never leave
-the machine, and their sockets have no names, so nothing here needs a proof.
+The socket of a client goes to a process as a descriptor beside `TakeClient`. These messages never
+leave the machine, and their sockets have no names, so they need no authentication.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.service.protocol.messages import Message, WorkStatus
 
 
 class Begin(Message, frozen=True):
-    """The first message: `address` is the worker's, for messages to users."""
+    """The first message. `address` is the worker's, for error messages."""
 
     address: str
 
@@ -32,41 +32,42 @@ class TakeClient(Message, frozen=True):
 
 
 class TidyUp(Message, frozen=True):
-    """Close what no client reads; `jobs` are those that go on, None if that is not known."""
+    """Close streams without readers; `jobs` are still read, None if the worker does not know."""
 
     jobs: tuple[str, ...] | None = None
 
 
 class Drain(Message, frozen=True):
-    """Take no more fetches on, and say `Drained` when all that were taken on are answered."""
+    """Accept no more fetches, and send `DrainReply` when all accepted fetches are answered."""
 
 
 # From the process
 
 
 class ClientLeft(Message, frozen=True):
-    """A connection was closed."""
+    """The connection of client `number` was closed."""
 
     number: int
 
 
-class Report(Message, frozen=True):
-    """The answer to `TidyUp`: what was done since the last one, in as many parts as it takes."""
+class TidyUpReply(Message, frozen=True):
+    """The reply to `TidyUp`: the work since the last one, in as many messages as needed."""
 
     jobs: tuple[WorkStatus, ...] = ()
     first: bool = True
+    """Whether this is the first of these messages."""
 
 
-class Drained(Message, frozen=True):
-    """No fetch is left to be answered."""
+class DrainReply(Message, frozen=True):
+    """The reply to `Drain`: every accepted fetch is answered."""
 
 
 ToProcess = Begin | TakeClient | TidyUp | Drain
-FromProcess = ClientLeft | Report | Drained
+FromProcess = ClientLeft | TidyUpReply | DrainReply
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decoder_of_process: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToProcess)
-"""For what a process receives."""
+"""Decodes what a process receives."""
 decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromProcess)
-"""For what the worker receives."""
+"""Decodes what the worker receives."""
