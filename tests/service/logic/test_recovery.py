@@ -179,7 +179,7 @@ def test_a_snapshot_gives_the_same_state() -> None:
     again = restored(world.state)
     check(again)
     assert snapshot(again) == snapshot(world.state)
-    assert again.going_on() == world.state.going_on()
+    assert again.active_jobs() == world.state.active_jobs()
 
 
 def test_a_snapshot_is_shorter_than_its_journal() -> None:

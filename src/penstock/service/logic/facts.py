@@ -1,7 +1,8 @@
-"""Facts: all that ever changes what a dispatcher knows, in the past tense.
+"""Facts: the events that change the state of a dispatcher, named in the past tense.
 
-Durable ones are journalled before they are applied, and a journal replayed gives the same state.
-Fleeting ones (who was heard of, how fast) are only applied; after a restart they come anew.
+The dispatcher journals a durable fact before it applies it; replaying the journal gives the same
+state. Fleeting facts (heartbeats, throughput) are only applied: after a restart, clients and
+workers report them again.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from penstock.service.protocol.messages import (
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
-    """Something that happened; its class is its tag in the journal."""
+    """The base of all facts; the name of its class is its tag in the journal."""
 
     durable: ClassVar[bool] = True
 
 
 class FleetingEvent(Event, frozen=True):
-    """Something that need not be known after a restart."""
+    """The base of facts that are not journalled."""
 
     durable: ClassVar[bool] = False
 
@@ -40,58 +41,58 @@ class StreamPlace(Plain, frozen=True):
     worker: str | None = None
     home: str = ""
     begins: int | None = None
-    """The lap in which it has its first turn, or UNDECIDED; None: as before, at first 0."""
+    """The lap in which it has its first turn, or UNDECIDED. None: unchanged, or 0 if it is new."""
 
 
 class DispatcherStarted(Event, frozen=True):
-    """A dispatcher came up, for the first time or again; the first one gives the name."""
+    """A dispatcher started. Its name is that of the first start, also after restarts."""
 
     dispatcher: str
     times: int = 1
     lives: tuple[tuple[str, int], ...] = ()
-    """In a snapshot: the last starts, and how many facts there were before each."""
+    """In a snapshot: the latest starts, and how many facts came before each."""
 
 
 class NumbersGiven(Event, frozen=True):
-    """How many ids of datasets and names of iterations were ever given."""
+    """How many dataset ids and iteration names the dispatcher has assigned so far."""
 
     datasets: int
     iterations: int
     facts: int = 0
-    """How many facts there ever were, this one included; it is the last one of a snapshot."""
+    """How many facts there were so far, including this one, which is the last of a snapshot."""
 
 
 class DatasetStored(Event, frozen=True):
-    """A dataset has an id. `request` names the registration."""
+    """A dataset got an id. `request` is the name of the registration."""
 
     info: DatasetInfo
     request: str = ""
     numbered: bool = False
-    """Whether the id is the next running number."""
+    """Whether the dispatcher chose the id: the next number."""
     lasting: bool = True
-    """False: it is forgotten with the last iteration of it."""
+    """False: the dispatcher removes it with its last iteration."""
 
 
 class DatasetForgotten(Event, frozen=True):
-    """A dataset was registered, and nobody has read it for a while."""
+    """A dataset without readers was removed."""
 
     dataset_id: str
 
 
 class WorkerJoined(Event, frozen=True):
-    """A worker is there, or there again with other properties."""
+    """A worker registered, for the first time or with other properties."""
 
     info: WorkerInfo
 
 
 class WorkerGone(Event, frozen=True):
-    """A worker makes nothing any more."""
+    """A worker stopped, or sent no heartbeat for too long."""
 
     worker: str
 
 
 class IterationBegun(Event, frozen=True):
-    """The first reader of an iteration came."""
+    """The first reader of an iteration opened it."""
 
     name: str | None
     repetition: int
@@ -102,18 +103,18 @@ class IterationBegun(Event, frozen=True):
     length: int = -2
     ready: bool = False
     by_id: bool = False
-    """Whether the job belongs to this dataset id alone."""
+    """Whether the user passed a dataset id: the same name with another id is another job."""
 
 
 class StreamsPlaced(Event, frozen=True):
-    """Streams of an iteration are made by these workers from now on."""
+    """From now on these workers make these streams of an iteration."""
 
     job: str
     places: tuple[StreamPlace, ...]
 
 
 class ClientJoined(Event, frozen=True):
-    """A client reads an iteration. `origin` is the state that it goes on from, as a digest."""
+    """A client opened an iteration. `origin` is a digest of the saved states that it resumes."""
 
     client: str
     job: str
@@ -123,27 +124,27 @@ class ClientJoined(Event, frozen=True):
     resumes: tuple[str, ...] = ()
     origin: str = ""
     program: str = ""
-    """The process that reads."""
+    """The id of the process that reads."""
 
 
 class ClientGone(Event, frozen=True):
-    """A client reads no more; what it had leased is free. `how`: left, lost or superseded."""
+    """A client stopped reading; its leases are free. `how`: left, lost or superseded."""
 
     client: str
     how: str
 
 
 class ClientRewound(Event, frozen=True):
-    """Another client goes on from a saved state of this one: all that it had is free again."""
+    """Another client resumed a saved state of this one: all that it held or consumed is free."""
 
     client: str
 
 
 class RangesLeased(Event, frozen=True):
-    """A client may read these, in answer to its request `number`.
+    """The dispatcher leased these to a client, in reply to its request `number`.
 
-    Nothing is an answer, too: were it forgotten, the request could come again late, and be
-    granted what its client will never know of.
+    Empty grants are journalled too; otherwise a late duplicate of the request could be granted
+    elements that its client never learns about.
     """
 
     client: str
@@ -152,7 +153,7 @@ class RangesLeased(Event, frozen=True):
 
 
 class RangesConsumed(Event, frozen=True):
-    """A client has handed these out, of what was leased to it, and saw these streams end."""
+    """A client handed these out, of what it had leased, and reached the ends of these streams."""
 
     client: str
     addresses: tuple[Address, ...] = ()
@@ -160,9 +161,9 @@ class RangesConsumed(Event, frozen=True):
 
 
 class RangesClaimed(Event, frozen=True):
-    """Saved states, or one who was lost, say that these were consumed.
+    """Saved states, or a client whose leases had expired, report that these were consumed.
 
-    What others have got since stays theirs.
+    The client gets only those that no other client holds or has consumed since.
     """
 
     client: str
@@ -171,23 +172,23 @@ class RangesClaimed(Event, frozen=True):
 
 
 class RangesSetAside(Event, frozen=True):
-    """Saved states go on with these: a client holds what of them nobody else has got since."""
+    """Saved states continue with these: a client leased those that no other client got since."""
 
     client: str
     addresses: tuple[Address, ...]
 
 
 class IterationRemoved(Event, frozen=True):
-    """Nobody reads an iteration any more, and its name is free."""
+    """An iteration without readers was removed; a reader of its job begins it anew."""
 
     job: str
 
 
-# A whole state, in few words
+# Facts that occur only in snapshots
 
 
 class RepetitionsOver(Event, frozen=True):
-    """Repetitions of the job that this iteration is one of were read to their end and forgotten."""
+    """These repetitions of the job of this iteration were read to their end and removed."""
 
     job: str
     over: tuple[tuple[int, int], ...]
@@ -195,21 +196,21 @@ class RepetitionsOver(Event, frozen=True):
 
 
 class StreamsEnded(Event, frozen=True):
-    """The lengths of streams."""
+    """These streams ended: (stream, length)."""
 
     job: str
     ended: tuple[tuple[int, int], ...]
 
 
 class LengthsKept(Event, frozen=True):
-    """The lengths of all streams of an iteration that are known, packed."""
+    """The known lengths of the streams of an iteration, packed."""
 
     job: str
     lengths: bytes
 
 
 class ConsumptionKept(Event, frozen=True):
-    """All that a client has consumed: streams as a whole, and parts of other streams, packed."""
+    """All that a client has consumed, packed: complete streams, and parts of other streams."""
 
     client: str
     whole: bytes
@@ -217,7 +218,7 @@ class ConsumptionKept(Event, frozen=True):
 
 
 class GroupReached(Event, frozen=True):
-    """How far a group has come: which streams were begun, and where each of those goes on."""
+    """Which streams a group has begun, and the first element of each that was not leased yet."""
 
     job: str
     group: str
@@ -226,7 +227,7 @@ class GroupReached(Event, frozen=True):
 
 
 class LeasesKept(Event, frozen=True):
-    """All that a client has leased, and the answer to its latest request."""
+    """All that a client has leased, and the reply to its latest request."""
 
     client: str
     addresses: tuple[Address, ...]
@@ -234,30 +235,30 @@ class LeasesKept(Event, frozen=True):
     answer: tuple[Address, ...]
 
 
-# Fleeting
+# Fleeting facts
 
 
 class ClientHeard(FleetingEvent, frozen=True):
-    """A client said something."""
+    """The dispatcher got a request of a client."""
 
     client: str
     elements: int = 0
     waited: float = 0.0
     seconds: float = 0.0
     version: int = 0
-    """What it knew when it said so: it lived after that version was made."""
+    """The version that the request named: the client was alive after that version was made."""
     limit: int | None = None
     """As in `ClientHeartbeat`."""
 
 
 class ClientWaits(FleetingEvent, frozen=True):
-    """A client asked for elements in vain, because others hold all that is left."""
+    """A client asked for elements, and other clients hold all that are left."""
 
     client: str
 
 
 class WorkerHeard(FleetingEvent, frozen=True):
-    """A worker said something."""
+    """The dispatcher got a request of a worker."""
 
     worker: str
     jobs: tuple[WorkStatus, ...] = ()
@@ -266,7 +267,7 @@ class WorkerHeard(FleetingEvent, frozen=True):
 
 
 class WorkerSuspected(FleetingEvent, frozen=True):
-    """A client cannot reach a worker; it gets nothing new until it is heard of."""
+    """A client cannot reach a worker; it gets no new streams until it sends a heartbeat."""
 
     worker: str
 

@@ -1,6 +1,6 @@
-"""What the dispatcher knows of an iteration and of its clients.
+"""The records of a job, of its iterations and of their clients.
 
-Records are changed by `state` alone, when a fact is applied.
+Only `state` changes records, when it applies a fact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_local(options: JobOptions) -> bool:
 
 @dataclass(slots=True)
 class ClientRecord:
-    """A client, while it reads and after: a saved state of it may come back."""
+    """A client, while it reads and afterwards: a later client may resume a saved state of it."""
 
     client: str
     job: str
@@ -50,24 +50,33 @@ class ClientRecord:
     standing: str = HERE
     number: int = 0
     answer: tuple[Address, ...] = ()
-    """What the request `number` was answered with."""
+    """The grants of the reply to request `number`."""
     heard: float = 0.0
     version: int = 0
-    """The latest one that it has shown to know."""
+    """The latest version that a request of it named."""
     waits_since: int | None = None
-    """The version that was made when it began to wait for others."""
+    """The version that was made when it began to wait for the leases of other clients."""
     limit: int | None = None
-    """What it promised when it showed to know `version`; see `ClientHeartbeat`."""
+    """The limit that it promised together with `version`; see `ClientHeartbeat`."""
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod
     def of(cls, fact: ClientJoined, consumed: Consumed) -> ClientRecord:
-        place = (fact.job, fact.group, fact.host, fact.consumer)
-        return cls(fact.client, *place, fact.resumes, fact.origin, fact.program, consumed)
+        return cls(
+            client=fact.client,
+            job=fact.job,
+            group=fact.group,
+            host=fact.host,
+            consumer=fact.consumer,
+            resumes=fact.resumes,
+            origin=fact.origin,
+            program=fact.program,
+            consumed=consumed,
+        )
 
 
 class IterationRecord:
-    """One repetition of a job: its streams, who makes them, who reads them."""
+    """One repetition of a job: its streams, the workers that make them, the clients that read."""
 
     def __init__(self, begun: IterationBegun) -> None:
         self.begun = begun
@@ -78,14 +87,16 @@ class IterationRecord:
         self.places = Places(begun.work.job, self.owned)
         self.groups: dict[str, Group] = {}
         self.members: dict[str, ClientRecord] = {}
-        """Every client that ever read here."""
+        """Every client that has ever read this iteration."""
         self.clients: dict[str, None] = {}
-        """Those that do now."""
+        """The clients that read it now."""
         self.hosts: dict[str, int] = {}
         self.consumers: dict[int, str] = {}
         self.idle_since = 0.0
         self.calls = 0
-        """How often somebody began to wait for a sign of life of the others."""
+        """How often the dispatcher has begun to wait for heartbeats of the clients.
+
+        It is a part of the version: a client that names a later version was alive since."""
         self.making = Throughput()
         self.asked_since: int | None = None
         """The version since which consumers are asked for a limit; None if they are not."""
@@ -100,28 +111,28 @@ class IterationRecord:
 
     @property
     def owned(self) -> bool:
-        """Whether its streams belong to workers, and the clients are told to which."""
+        """Whether each stream belongs to a worker, and the clients get the list of them."""
         work = self.work
         return work.form in OWNED or (work.form == "single" and work.consumers > 0)
 
     @property
     def bound(self) -> bool:
-        """Whether a stream is best made by one worker only."""
+        """Whether workers make a stream from its start: one worker should make all of it."""
         return self.work.form != "random"
 
     @property
     def elastic(self) -> bool:
-        """Whether there is a stream for every worker, however many come."""
+        """Whether every worker that joins makes a stream of its own."""
         return self.work.form == "whole" and self.work.streams == ENDLESS
 
     @property
     def extendable(self) -> bool:
-        """Whether a worker that joins brings a stream, from a lap that all consumers agree on."""
+        """Whether a worker that joins adds a stream, from a lap on that all consumers agree on."""
         return self.work.form == "whole" and self.work.consumers > 0
 
     @property
     def can_extend(self) -> bool:
-        """Whether streams wait for an agreement, and every consumer is here to take part in it."""
+        """Whether streams wait for an agreement on a lap, and every consumer is there to agree."""
         if not self.places.undecided or self.missing():
             return False
         return all(self.members[name].limit != AT_END for name in self.consumers.values())
@@ -138,19 +149,19 @@ class IterationRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether all was consumed by every group."""
+        """Whether every group has consumed all elements."""
         return bool(self.groups) and all(self.complete(group) for group in self.groups.values())
 
     @property
     def forgettable(self) -> bool:
-        """Whether nothing is lost if it is forgotten: no client comes back for the rest of it.
+        """Whether no client needs the record again: it has no readers, and no element is left.
 
-        What the clients of coordinated reads have read is in their own states.
+        Without leases, the saved states of the clients say what they have read.
         """
         return not self.clients and (not self.begun.leased or self.finished)
 
     def complete(self, group: Group) -> bool:
-        """Whether a group has consumed all; streams of which nobody read may be known as empty."""
+        """Whether a group has consumed all elements; unbegun streams must be empty."""
         if group.tracks or self.total == ENDLESS or self.waiting:
             return False
         return all(self.ends.get(stream) == 0 for stream in range(group.begun, self.total))
@@ -165,7 +176,7 @@ class IterationRecord:
         return sum(member.consumed.count for member in members)
 
     def near(self, info: WorkerInfo) -> bool:
-        """Whether a worker may be used here."""
+        """Whether clients of this iteration may use a worker."""
         return not is_local(self.options) or info.host in self.hosts
 
     def streams(self) -> tuple[StreamInfo, ...]:
@@ -173,19 +184,19 @@ class IterationRecord:
         return tuple(StreamInfo(p.stream, p.worker, p.begins or 0) for p in places)
 
     def missing(self, besides: int = -1) -> tuple[int, ...]:
-        """The consumers of coordinated reads that are not here."""
+        """The consumers of a coordinated read that are not connected."""
         wanted = range(self.options.consumers)
         return tuple(c for c in wanted if c != besides and c not in self.consumers)
 
 
 @dataclass
 class JobRecord:
-    """A name, and what all its readers agree on."""
+    """A named job: what all its readers agree on, and its repetitions."""
 
     options: JobOptions
     dataset: DatasetInfo
     iterations: dict[int, str] = field(default_factory=dict)
     programs: dict[str, None] = field(default_factory=dict)
-    """The processes that ever read it."""
+    """The processes that have ever read it."""
     over: Ranges = field(default_factory=Ranges)
-    """Repetitions that were read to their end and forgotten."""
+    """Repetitions that were read to their end and removed."""

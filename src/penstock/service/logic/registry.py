@@ -124,7 +124,7 @@ def beat_worker(state: State, request: WorkerHeartbeat, now: float) -> Decision:
     started = state.settings.started
     unsure = started is not None and now - started < state.settings.lease_seconds
     return Decision(
-        (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.going_on())
+        (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.active_jobs())
     )
 
 

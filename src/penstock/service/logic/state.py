@@ -1,7 +1,7 @@
-"""`State`: all that a dispatcher knows. It changes when a fact is applied, and never otherwise.
+"""`State`: all that a dispatcher knows. Only `State.apply` changes it, by one fact at a time.
 
-A fact says what happened, not what follows; what follows from it is worked out here, the same way
-whether it has just been decided or is read from a journal.
+A fact says what happened; `State` derives the consequences, in the same way for a fact that was
+just decided and for a fact that is read from the journal.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, Reply
 
 _CALL_BITS = 12
-"""Where the version of the lists begins; calls that need more only have them sent again."""
+"""How many low bits of a version count calls. If calls overflow them, clients get the lists again,
+which does no harm."""
 
 _LIVES = 64
-"""So many starts are remembered; a reader that knows only older ones was lost long ago."""
+"""How many starts are kept; the leases of a reader that knows only older ones expired long ago."""
 
 
 def job_key(name: str, dataset_id: str, by_id: bool) -> tuple[str, str]:
-    """What tells jobs apart: the name, and the id of the dataset if users named it by its id."""
+    """The key of a job: its name, and the dataset id if the user passed one."""
     return name, dataset_id if by_id else ""
 
 
@@ -44,54 +45,54 @@ def _key_of(record: IterationRecord) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a dispatcher is told when it starts; times are in seconds."""
+    """The settings of a dispatcher; times are in seconds."""
 
     dispatcher: str = ""
-    """Its name, different from that of any other; a name in the journal comes before this one."""
+    """A unique name. If the journal has a name, that one is used instead."""
     python: str = ""
-    """What workers must run, too; empty: anything."""
+    """The Python version that workers must run; empty: any."""
     version: str = ""
     worker_addresses: tuple[str, ...] = ()
-    """If there are any, the only ones that workers may have."""
+    """The only addresses that workers may have; empty: any."""
     worker_timeout: float = timing.WORKER_TIMEOUT
     lease_seconds: float = timing.LEASE
-    """A client that is silent for longer is gone."""
+    """The leases of a client that sends no request for longer expire."""
     job_gc_timeout: float | None = None
-    """A named iteration without clients is removed after so long; None or 0: never."""
+    """A named iteration is removed after this time without clients; None or 0: never."""
     forget_after: float = timing.FINISHED_ITERATION
-    """A named iteration that was read to its end is removed after so long without clients."""
+    """A named iteration that was read to its end is removed after this time without clients."""
     started: float | None = None
-    """When it started: for a while it cannot say what goes on."""
+    """When it started: for a while it does not know which iterations have readers."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The facts that a request makes, and the answer to it once they are applied."""
+    """The facts that a request causes, and the reply to send once they are applied."""
 
     facts: tuple[Fact, ...]
     reply: Reply
 
 
 class State:
-    """What a dispatcher knows."""
+    """The state of a dispatcher. It has no lock: the host serializes all use of it."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.dispatcher = settings.dispatcher
         self.starts = 0
         self.facts = 0
-        """How many durable facts were ever applied, also those that a snapshot stands for."""
+        """How many durable facts were applied, including those that a snapshot replaced."""
         self.lives: dict[str, int] = {}
-        """The last starts by their names, and how many facts there were before each."""
+        """The latest starts by their names, and how many facts came before each."""
         self.datasets: dict[str, DatasetInfo] = {}
         self.requests: dict[str, str] = {}
         """Ids of datasets by the names of their registrations."""
         self.spare: dict[str, float] = {}
-        """Datasets that may be forgotten and that no iteration uses, and since when."""
+        """Datasets that may be removed and that no iteration uses, and since when."""
         self.orphans: dict[str, None] = {}
-        """Digests of plans that no dataset has any more; whoever has their bytes clears it."""
+        """Digests of plans that no dataset uses; the host removes their bytes and clears this."""
         self._passing: set[str] = set()
-        """Datasets that are forgotten with their last iteration."""
+        """Datasets that are removed with their last iteration."""
         self._uses: dict[str, int] = {}
         """How many iterations use a dataset."""
         self._digests: dict[str, int] = {}
@@ -104,38 +105,38 @@ class State:
         self.iterations: dict[str, IterationRecord] = {}
         self.clients: dict[str, ClientRecord] = {}
         self.silent: dict[str, None] = {}
-        """Clients that read, the one that was silent longest first."""
+        """Clients that read; the one that has been silent longest comes first."""
         self.active: dict[str, None] = {}
         """Iterations with clients."""
         self.idle: dict[str, None] = {}
-        """Iterations without, the one that has been so for longest first."""
-        self._going_on: tuple[str, ...] | None = None
+        """Iterations without clients; the one that has been idle longest comes first."""
+        self._active_jobs: tuple[str, ...] | None = None
 
     def apply(self, fact: Fact, now: float) -> None:
-        """Takes note of a fact. `now` is when this happens, here, also for old facts."""
+        """Changes the state by one fact. `now` is the time of this call, also in a replay."""
         self.facts += fact.durable
         _APPLY[type(fact)](self, fact, now)
 
     def version(self, record: IterationRecord) -> int:
-        """What clients show to know: it only grows; after a restart none is one of before."""
+        """The version of what clients know. It only grows, also across restarts."""
         lists = self.roster.version + record.places.version
         return (self.starts << 40) + (lists << _CALL_BITS) + record.calls
 
     def lists_since(self, record: IterationRecord, version: int) -> bool:
-        """Whether the lists of workers and streams are others than those of `version`."""
+        """Whether the lists of workers and streams have changed since `version`."""
         return self.version(record) >> _CALL_BITS != version >> _CALL_BITS
 
-    def going_on(self) -> tuple[str, ...]:
-        """The iterations that somebody reads."""
-        if self._going_on is None:
-            self._going_on = tuple(self.active)
-        return self._going_on
+    def active_jobs(self) -> tuple[str, ...]:
+        """The names of the iterations that have clients."""
+        if self._active_jobs is None:
+            self._active_jobs = tuple(self.active)
+        return self._active_jobs
 
     def group(self, client: ClientRecord) -> Group:
         return self.iterations[client.job].groups[client.group]
 
     def job_of(self, record: IterationRecord) -> JobRecord | None:
-        """The named job that an iteration is one of."""
+        """The named job of an iteration; None if it is anonymous."""
         return self.jobs[_key_of(record)] if record.begun.name is not None else None
 
     # The dispatcher, datasets and workers
@@ -229,14 +230,14 @@ class State:
     def _remove_repetition(self, job: JobRecord, record: IterationRecord) -> None:
         repetition = record.begun.repetition
         del job.iterations[repetition]
-        # New trainers that share a cache get all of it, whoever has read it before.
+        # Each new group of readers of a cached job gets all elements.
         if record.begun.leased and record.finished and not record.options.cached:
             job.over.add(repetition, repetition + 1)
         if not job.iterations:
             del self.jobs[_key_of(record)]
 
     def _release(self, dataset_id: str, now: float) -> None:
-        """One iteration of a dataset is gone."""
+        """One iteration of a dataset was removed."""
         self._uses[dataset_id] -= 1
         if not self._uses[dataset_id]:
             del self._uses[dataset_id]
@@ -257,10 +258,10 @@ class State:
         self._ask_for_limits(record)
 
     def _ask_for_limits(self, record: IterationRecord) -> None:
-        """Begins or ceases to ask the consumers of a coordinated read for limits.
+        """Starts or stops asking the consumers of a coordinated read for limits.
 
-        A limit counts if its consumer had learned of `asked_since` when it promised it: one that
-        was promised before is void, as is each one once the dispatcher has ceased to ask.
+        A limit is valid only if its consumer knew the version `asked_since` when it promised the
+        limit. Limits from before are void, and all limits once the dispatcher stops asking.
         """
         if record.can_extend != (record.asked_since is not None):
             record.calls += 1
@@ -276,10 +277,10 @@ class State:
                 member.consumed.settle(stream)
             for group in record.groups.values():
                 group.end(stream, length)
-                self._let_go(record, group, stream)
+                self._vacate_if_done(record, group, stream)
 
-    def _let_go(self, record: IterationRecord, group: Group, stream: int) -> None:
-        """A stream that everybody has read is no worker's load."""
+    def _vacate_if_done(self, record: IterationRecord, group: Group, stream: int) -> None:
+        """Takes a stream from its worker once every group has consumed it."""
         if stream not in group.done or record.owned or stream not in record.places:
             return
         if all(stream in other.done for other in record.groups.values()):
@@ -331,7 +332,7 @@ class State:
         here, there = (self.active, self.idle) if active else (self.idle, self.active)
         there.pop(job, None)
         here.setdefault(job)
-        self._going_on = None
+        self._active_jobs = None
 
     def _client_rewound(self, fact: facts.ClientRewound, now: float) -> None:
         client = self.clients[fact.client]
@@ -383,7 +384,7 @@ class State:
         self._end(record, fact.ended)
         for at in fact.addresses:
             client.consumed.add(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
-            self._let_go(record, group, at.stream)
+            self._vacate_if_done(record, group, at.stream)
 
     def _ranges_claimed(self, fact: facts.RangesClaimed, now: float) -> None:
         client = self.clients[fact.client]
@@ -391,7 +392,7 @@ class State:
         self._end(record, fact.ended)
         for at in fact.addresses:
             client.consumed.add(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
-            self._let_go(record, group, at.stream)
+            self._vacate_if_done(record, group, at.stream)
 
     def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
         group = self.group(self.clients[fact.client])

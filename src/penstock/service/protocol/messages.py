@@ -1,7 +1,7 @@
-"""Control messages: what clients and workers say to the dispatcher, and what it answers.
+"""Control messages: the requests of clients and workers to the dispatcher, and its replies.
 
-Each is defined once, here, and is the same value in the logic, on the wire and in tests. A request
-may arrive twice (its answer was lost), so every one of them can be repeated without harm.
+The logic, the wire and the tests use the same classes. A client repeats a request whose reply was
+lost, so the dispatcher may get any request twice, and must handle it as one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.plan.shape import Shape
 from penstock.service.protocol import timing
 
 PROTOCOL = 1
-"""Peers of another protocol are refused."""
+"""The dispatcher refuses peers that speak another protocol."""
 
 UNDECIDED = -1
-"""Where a stream of a coordinated read begins before its consumers have agreed on a lap."""
+"""The first lap of a stream of a coordinated read while its consumers have not agreed on one."""
 
 AT_END = -1
-"""The limit of a consumer that has handed out all: no stream may begin any more."""
+"""The limit of a consumer that has handed out every element: no further stream may begin."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
@@ -40,28 +40,28 @@ class Address(Plain, frozen=True):
 
 
 class LastFact(Plain, frozen=True):
-    """The last fact that an answer rests on, as the dispatcher counts them through its restarts."""
+    """The last fact that a reply rests on; the dispatcher counts facts across its restarts."""
 
     life: str
-    """The start of the dispatcher that gave the answer: numbers are given again after a loss."""
+    """Which start of the dispatcher sent the reply: after a loss of facts, numbers are reused."""
     number: int
 
 
 class WorkerInfo(Plain, frozen=True):
-    """A worker, as clients see it."""
+    """What clients know about a worker."""
 
     worker: str
-    """Its identity; another process at the same address is another worker."""
+    """Unique per process: a new process at the same address is another worker."""
     address: str
     host: str
     """Equal for processes that can share memory."""
     transfers: dict[str, str] = {}
-    """Where it hands out data, by protocol: tcp, shm."""
+    """The endpoints that serve data, by transfer protocol: tcp, shm."""
     tags: tuple[str, ...] = ()
 
 
 class StreamInfo(Plain, frozen=True):
-    """A stream that belongs to a worker: a slot of `parallel_epochs` or a share of the files."""
+    """A stream that one worker makes: a slot of `parallel_epochs` or a share of the files."""
 
     stream: int
     worker: str | None = None
@@ -73,7 +73,7 @@ class StreamInfo(Plain, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first words of everybody."""
+    """The first request of every client and worker; it compares versions."""
 
     protocol: int
     python: str
@@ -90,16 +90,17 @@ class PutPlan(Message, frozen=True):
 
 
 class GetPlan(Message, frozen=True):
-    """The bytes of a plan from `offset` on, as many as fit an answer."""
+    """Asks for the bytes of a plan from `offset` on; the reply has as many as fit one message."""
 
     digest: str
     offset: int = 0
 
 
 class RegisterDataset(Message, frozen=True):
-    """A plan, whose bytes the dispatcher has, becomes a dataset.
+    """Registers a plan, whose bytes the dispatcher has, as a dataset.
 
-    `structure` and `spec` tell two datasets apart whose functions may differ in their bytes.
+    `structure` and `spec` tell datasets apart, because the pickled bytes of equal functions may
+    differ.
     """
 
     digest: str
@@ -109,14 +110,15 @@ class RegisterDataset(Message, frozen=True):
     cardinality: int
     dataset_id: str | None = None
     request: str = ""
-    """Names this registration, so that a repeated request gets the same id."""
+    """The name of this registration, so that a repeated request gets the same id."""
     lasting: bool = True
-    """False: it may be forgotten when nobody reads it; its client registers it again."""
+    """False: the dispatcher may remove the dataset when no client reads it; its client registers it
+    again."""
     seeds: tuple[int, ...] | None = None
 
 
 class GetDataset(Message, frozen=True):
-    """What is known of a dataset."""
+    """Asks for the `DatasetInfo` of an id."""
 
     dataset_id: str
 
@@ -129,16 +131,17 @@ class JobOptions(Plain, frozen=True):
     """Coordinated reads: how many consumers; 0 without coordination."""
     target: str = "AUTO"
     cached: bool = False
-    """Several groups of readers get the same elements, each group all of them."""
+    """Each group of readers gets all elements, from a cache that the groups share."""
     per_worker: bool = False
-    """Operators that see all elements run on each worker's share, as TensorFlow does."""
+    """Operators that need all elements run on the share of each worker, as in TensorFlow."""
 
 
 class OpenIteration(Message, frozen=True):
-    """A client begins to read one iteration of a job, or goes on with it.
+    """A client begins to read one iteration of a job, or resumes it.
 
-    Anonymous jobs (`job` None) have one reader, which decides by itself what it reads. Readers of
-    a named job share what `Lease` hands out. `key` and `epoch` are those of the first reader.
+    An anonymous job (`job` None) has one reader, which reads every element without leases. The
+    readers of a named job share its elements by `Lease`. The `key` and `epoch` of the first reader
+    apply to all.
     """
 
     client: str
@@ -154,38 +157,39 @@ class OpenIteration(Message, frozen=True):
     group: str = ""
     """Readers of one group share; each group of a cached job gets everything."""
     resumes: tuple[str, ...] = ()
-    """The clients whose saved states this one goes on from."""
+    """The clients whose saved states this client resumes."""
     consumed: tuple[Address, ...] = ()
-    """What those states had consumed; all else of theirs is handed out again."""
+    """The elements that those states had consumed; their other elements are leased again."""
     finished: tuple[tuple[int, int], ...] = ()
-    """Streams that those states knew the length of, with it."""
+    """The streams whose length those states knew: (stream, length)."""
     streams: int = 0
-    """How many streams those states knew, where workers have one each; 0 if there are none."""
+    """How many streams those states knew, where each worker makes one; 0 without states."""
     begins: tuple[int, ...] = ()
     """Coordinated reads: the laps in which those streams begin."""
     held: tuple[Address, ...] = ()
-    """What those states had set aside to be handed out next: it is leased to this client."""
+    """The elements that those states would have handed out next: this client gets their leases."""
     merged: bool = False
-    """Whether those states were made one for any number of clients, which go on side by side."""
+    """Whether `merge_states` made those states one: many clients may resume it together."""
     program: str = ""
-    """The process that reads."""
+    """The id of the process that reads."""
     by_id: bool = False
-    """Whether the user named the dataset by its id: another id is another job."""
+    """Whether the user passed a dataset id: the same job name with another id is another job."""
     last: LastFact | None = None
-    """For a client that was taken for dead and comes back: the last fact that it was told of.
+    """For a client that returns after its leases expired: the last fact that it knows of.
 
-    If that is known, and the job is not, the job was forgotten and must not begin anew.
+    If the dispatcher knows this fact and not the job, it has removed the job: the client must not
+    begin it again.
     """
     endless: bool = False
-    """Whether the client repeats for ever: it joins the first repetition that is not over."""
+    """Whether the client repeats without end: it joins the first repetition that is not over."""
     names: tuple[str, ...] = ()
-    """For a client that was taken for dead and comes back: all names under which it has read."""
+    """For a client that returns after its leases expired: all client ids that it has used."""
 
 
 class Lease(Message, frozen=True):
-    """A reader of a named job asks for about `want` elements, and tells what it has consumed.
+    """A reader of a named job asks for about `want` elements, and reports what it has consumed.
 
-    `number` counts the requests of a client: the same number gets the same answer.
+    `number` counts the requests of a client: a repeated number gets the same reply.
     """
 
     client: str
@@ -193,34 +197,36 @@ class Lease(Message, frozen=True):
     want: int
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
-    """Streams whose end was seen, with their length."""
+    """The streams whose end the client has reached: (stream, length)."""
     last: LastFact | None = None
-    """What answers to this client rest on; a dispatcher that does not know it has lost facts."""
+    """The last fact that a reply to this client rests on. A dispatcher that does not know it has
+    lost facts."""
 
 
 class ClientHeartbeat(Message, frozen=True):
-    """A client lives. `lost` names workers that it cannot reach."""
+    """Sent regularly by a client. `lost` names workers that it cannot reach."""
 
     client: str
     version: int
-    """The version of the list of workers and streams that it knows: it has lived since that one."""
+    """The version of the lists of workers and streams that the client has: it was alive after the
+    dispatcher made that version."""
     lost: tuple[str, ...] = ()
     consumed: tuple[Address, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     elements: int = 0
-    """Handed to the user since the last beat."""
+    """How many elements the user got since the last heartbeat."""
     waited: float = 0.0
-    """Seconds in which the user waited for them."""
+    """Seconds that the user waited for them."""
     seconds: float = 0.0
-    """Seconds since the last beat."""
+    """Seconds since the last heartbeat."""
     last: LastFact | None = None
     limit: int | None = None
-    """Coordinated reads: this consumer enters neither this lap nor a later one before an answer
-    says that no stream is joining; AT_END if it has handed out all. None: it promises nothing."""
+    """Coordinated reads: this consumer enters neither this lap nor a later one before a reply says
+    that no stream is joining; AT_END if it has handed out every element. None: no promise."""
 
 
 class Leave(Message, frozen=True):
-    """A client reads no more; what it did not consume is handed out again."""
+    """A client stops reading; the dispatcher leases what it did not consume to other clients."""
 
     client: str
     consumed: tuple[Address, ...] = ()
@@ -229,20 +235,20 @@ class Leave(Message, frozen=True):
 
 
 class ForgetJobs(Message, frozen=True):
-    """Forgets a job that nobody reads, or all such jobs, so that their names are new again."""
+    """Removes one job without readers, or all of them, so that their names can be used again."""
 
     job: str | None = None
 
 
 class GetStatus(Message, frozen=True):
-    """What goes on, for people."""
+    """Asks for the workers, jobs and datasets, as a user wants to see them."""
 
 
 # Requests of workers
 
 
 class RegisterWorker(Message, frozen=True):
-    """A worker offers itself, or tells a dispatcher that came back that it is still here."""
+    """A worker registers, for the first time or after a restart of the dispatcher."""
 
     info: WorkerInfo
     protocol: int
@@ -252,12 +258,12 @@ class RegisterWorker(Message, frozen=True):
 
 
 class Work(Plain, frozen=True):
-    """One stream, as a worker makes it. `job` is the iteration's own name, unique for ever.
+    """One stream, as a worker makes it. `job` is the name of the iteration, which is never reused.
 
-    `form` is what becomes of the plan: `random`, `split` and `single` as in `Shape`; `turns`, some
-    inputs of its `interleave`, between which the client takes turns; `whole`, all
-    of it, for a slot of parallel_epochs; `shard`, part `stream` of `streams` by `policy`; `share`,
-    every `streams`-th split, for per-worker operators.
+    `form` says which part of the plan the stream is: `random`, `split` and `single` as in `Shape`;
+    `turns`, some inputs of its `interleave`, which the client merges; `whole`, the whole plan, for
+    a slot of parallel_epochs; `shard`, part `stream` of `streams` by `policy`; `share`, every
+    `streams`-th split, for per-worker operators.
     """
 
     digest: str
@@ -272,53 +278,53 @@ class Work(Plain, frozen=True):
     consumer: int = -1
     """Coordinated reads: ordinals count this consumer's elements, every `consumers`-th one."""
     kept: bool = False
-    """Several clients ask for the same elements: keep what was made for the others."""
+    """Whether several clients ask for the same elements: the worker keeps what it has made."""
     begin: int = -2
-    """Where a part of a file begins whose records are not found from every byte: at this one, or
-    as `plan.parts` says. Its reader tells of every part where that began and ended."""
+    """Where a part of a file begins if records cannot be found from every byte: at this byte, or as
+    `plan.parts` says. The reader of such a file records where each part began and ended."""
     inputs: tuple[int, int] = (0, 1)
-    """Of an `interleave`: from which of its inputs on, and how many; only for the form `turns`."""
+    """Only for the form `turns`: the first input of the `interleave`, and how many inputs."""
 
 
 class WorkStatus(Plain, frozen=True):
-    """What a worker did for one iteration since its last beat."""
+    """What a worker did for one iteration since its last heartbeat."""
 
     job: str
     elements: int
     seconds: float
-    """Spent in making them."""
+    """Spent on making them."""
     buffered: int = 0
-    """Bytes kept."""
+    """Bytes of elements that the worker keeps."""
 
 
 class WorkerHeartbeat(Message, frozen=True):
-    """A worker lives."""
+    """Sent regularly by a worker."""
 
     worker: str
     jobs: tuple[WorkStatus, ...] = ()
     draining: bool = False
     restarts: int = 0
-    """How many of its plans' processes it has lost and replaced."""
+    """How many plan processes it has lost and replaced."""
 
 
 class LeaveWorker(Message, frozen=True):
-    """A worker stops; it answers no more fetches."""
+    """A worker stops and serves no more fetches."""
 
     worker: str
 
 
-# Answers
+# Replies
 
 
 class HelloReply(Message, frozen=True):
-    """The dispatcher, and how functions may travel to it: by_value or by_reference."""
+    """The name of the dispatcher, and how it accepts functions: by_value or by_reference."""
 
     dispatcher: str
     functions: str = "by_value"
 
 
 class PutPlanReply(Message, frozen=True):
-    """How many bytes of the plan are there; the next part begins here."""
+    """How many bytes of the plan the dispatcher has; the next part begins here."""
 
     offset: int
 
@@ -337,7 +343,7 @@ class RegisterDatasetReply(Message, frozen=True):
 
 
 class DatasetInfo(Message, frozen=True):
-    """What is known of a dataset."""
+    """A registered dataset; also the reply to `GetDataset`."""
 
     dataset_id: str
     digest: str
@@ -346,62 +352,64 @@ class DatasetInfo(Message, frozen=True):
     shape: Shape
     cardinality: int
     seeds: tuple[int, ...] | None = None
-    """Of its random operators, with which any reader can make the same dataset; None: unknown."""
+    """Of its random operators: with them any reader can make the same dataset. None: unknown."""
 
 
 class OpenIterationReply(Message, frozen=True):
-    """What a client needs to read: `work` is what to ask workers for, for each stream.
+    """What a client needs to read: `work` is what it asks workers for, for each stream.
 
-    `streams` lists those that belong to workers; of other forms there are `work.streams`.
+    `streams` lists the streams that belong to workers. Work of other forms has `work.streams`
+    streams, which any worker may make.
     """
 
     work: Work
     leased: bool
-    """Whether elements are handed out by `Lease`; else the client reads all of them."""
+    """Whether the client needs leases; otherwise it reads all elements."""
     version: int
     workers: tuple[WorkerInfo, ...]
     streams: tuple[StreamInfo, ...]
     ready: bool = True
-    """False while consumers of coordinated reads are missing."""
+    """False while consumers of a coordinated read are missing."""
     missing: tuple[int, ...] = ()
     lease_seconds: float = timing.LEASE
     held: tuple[Address, ...] = ()
-    """Of what a saved state had set aside, what is leased again; others have got the rest."""
+    """Which of `OpenIteration.held` this client leases; other clients have the rest."""
     seeds: tuple[int, ...] | None = None
-    """Of the dataset that is read, which the first reader of the job registered."""
+    """Of the dataset that the first reader of the job registered, which all readers read."""
     repetition: int = 0
-    """Which one it is: a later one than was asked for, if that was over and the client repeats."""
+    """Which repetition it is: a later one than requested if that is over and the client repeats."""
     warning: str = ""
-    """What the user should know before reading."""
+    """A warning to log before reading; empty: none."""
     worker_timeout: float = timing.WORKER_TIMEOUT
-    """Seconds after which a worker that says nothing is given up."""
+    """Seconds without a heartbeat after which the dispatcher removes a worker."""
     repeated: tuple[Address, ...] = ()
-    """Of what the client has consumed, what other readers have got, too: it comes twice."""
+    """Which of `OpenIteration.consumed` other readers have got, too: these elements are read
+    twice."""
     last: LastFact | None = None
     joining: bool = False
     """As in `ClientHeartbeatReply`."""
 
 
 class Grant(Plain, frozen=True):
-    """A range of addresses that a client may read, and the worker to ask for it, if only one."""
+    """A range of elements that a client may read; `worker` is the only one to ask, or None."""
 
     address: Address
     worker: str | None = None
 
 
 class LeaseReply(Message, frozen=True):
-    """What a client may read. Nothing, and not `finished`: ask again after `retry` seconds."""
+    """What a client may read. If that is nothing, and not `finished`: ask again after `retry` s."""
 
     grants: tuple[Grant, ...] = ()
     finished: bool = False
     retry: float = 0.0
     shared: bool = False
-    """With `finished`: the iteration has elements, whoever got them."""
+    """With `finished`: whether any reader got elements of the iteration."""
     last: LastFact | None = None
 
 
 class ClientHeartbeatReply(Message, frozen=True):
-    """What changed since the version that the client knew; None where nothing did."""
+    """What changed since the version of the client; None: no change."""
 
     version: int
     workers: tuple[WorkerInfo, ...] | None = None
@@ -410,14 +418,15 @@ class ClientHeartbeatReply(Message, frozen=True):
     missing: tuple[int, ...] = ()
     last: LastFact | None = None
     joining: bool = False
-    """Coordinated reads: whether the dispatcher asks all consumers for a limit, to let streams
+    """Coordinated reads: whether the dispatcher asks all consumers for a limit, so that new streams
     begin behind all limits."""
 
 
 class WorkerHeartbeatReply(Message, frozen=True):
-    """`known` False: register again. `jobs` are the iterations that go on; others may be forgotten.
+    """`known` False: the worker must register again. `jobs`: the iterations that have readers.
 
-    None where the dispatcher cannot say (it has just come back).
+    The worker may drop streams of all others. None: the dispatcher does not know yet, because it
+    has just restarted.
     """
 
     known: bool
@@ -425,20 +434,20 @@ class WorkerHeartbeatReply(Message, frozen=True):
 
 
 class ForgetJobsReply(Message, frozen=True):
-    """The names of the jobs that were forgotten, and of those that are read and were not."""
+    """The names of the jobs that were removed, and of jobs that were kept: they have readers."""
 
     forgotten: tuple[str, ...]
     kept: tuple[str, ...] = ()
 
 
 class GetStatusReply(Message, frozen=True):
-    """Plain data, as `service.status` gives it."""
+    """Plain data, as `service.status` returns it."""
 
     status: dict[str, Any]
 
 
 class Ok(Message, frozen=True):
-    """Done."""
+    """The request succeeded, and there is nothing to report."""
 
 
 class ErrorReply(Message, frozen=True):
