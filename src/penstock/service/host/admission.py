@@ -242,12 +242,15 @@ class Admission:
                 if self._context is not None:
                     connected = self._start_tls(self._context, stranger, deadline)
             admitted = server_handshake(
-                connected, self._token, deadline, self._mark, self._has_room, self._last_loss
+                connected,
+                self._token,
+                deadline,
+                mark=self._mark,
+                has_room=self._has_room,
+                last_loss=self._last_loss,
             )
             return self._welcome(connected, admitted)
-        except (
-            Exception
-        ) as error:  # A stranger may cause any error; it must not end this thread silently.
+        except Exception as error:  # A stranger may cause any error.
             connected.close()
             self._log_rejection(stranger.host, error)
             return None

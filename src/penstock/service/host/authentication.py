@@ -36,6 +36,9 @@ _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _REJECTED, _ACCEPTED, _FULL = b"\x00", b"\x01", b"\x02"
 _DISCONNECTED = (ConnectionResetError, BrokenPipeError)
 
+PROOF_SIZE = 32
+"""Bytes of a proof."""
+
 
 class Terms(NamedTuple):
     """What a client requests: the mode of compression, and the plan to read, by its digest.
@@ -183,10 +186,6 @@ def _set_timeout(connected: socket.socket, deadline: float) -> None:
     if (left := deadline - time.monotonic()) <= 0:
         raise UnavailableError("it took too long to answer")
     connected.settimeout(left)
-
-
-PROOF_SIZE = 32
-"""Bytes of a proof."""
 
 
 def make_proof(token: bytes, *parts: bytes | bytearray | memoryview) -> bytes:

@@ -45,10 +45,10 @@ def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -
     folder = _make_folder(folder)
     authority = _make_authority(days)
     server = _sign_certificate(
-        authority, "penstock server", ExtendedKeyUsageOID.SERVER_AUTH, names, days
+        authority, "penstock server", ExtendedKeyUsageOID.SERVER_AUTH, hosts=names, days=days
     )
     client = _sign_certificate(
-        authority, "penstock client", ExtendedKeyUsageOID.CLIENT_AUTH, [], days
+        authority, "penstock client", ExtendedKeyUsageOID.CLIENT_AUTH, hosts=[], days=days
     )
     written = [_write(folder, "ca.pem", _certificate_bytes(authority.certificate))]
     for role, pair in (("server", server), ("client", client)):
@@ -99,7 +99,8 @@ def _sign_certificate(
     authority: _Pair,
     name: str,
     usage: x509.ObjectIdentifier,
-    alternatives: list[x509.GeneralName],
+    *,
+    hosts: list[x509.GeneralName],
     days: int,
 ) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
@@ -108,8 +109,8 @@ def _sign_certificate(
     builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     builder = builder.add_extension(issuer, critical=False)
-    if alternatives:
-        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
     return _Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 

@@ -26,6 +26,8 @@ _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
 _CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
+_RELAY_BUFFER = 256 << 10
+
 
 class Channel:
     """A connected stream socket."""
@@ -232,9 +234,6 @@ def _merge_small(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
             joined += waiting if len(part) >= small else [b"".join(waiting)]
             waiting = []
     return [*joined, b"".join(waiting)] if waiting else joined
-
-
-_RELAY_BUFFER = 256 << 10
 
 
 def relay(encrypted: ssl.SSLSocket, plain: socket.socket) -> None:

@@ -34,6 +34,20 @@ from penstock.service.protocol.frames import Slab
 _SMALL = 96 << 10  # For smaller sizes, the allocator reuses memory.
 _HUGE = 4 << 20
 
+AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+"""Whether this system has sealed memory files."""
+
+LIMIT = 256 << 20
+"""The bytes of all slabs of a connection."""
+
+_SLAB = 32 << 20
+
+_CELLS = 1 << 12  # The most cells of a slab. A segment is `slab number * _CELLS + cell`.
+
+_SMALLEST = 32 << 10
+
+_ROOMY = 4  # A cell is used for chunks that fill at least this fraction (one fourth) of it.
+
 
 def size_class(size: int) -> int:
     """The size of the buffer or cell for `size` bytes: 2 or 3 times a power of two."""
@@ -114,18 +128,6 @@ def _map_memory(room: int) -> mmap.mmap:
 
 BUFFERS = ReceiveBuffers()
 """The receive buffers of this process."""
-
-
-AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
-"""Whether this system has sealed memory files."""
-
-LIMIT = 256 << 20
-"""The bytes of all slabs of a connection."""
-
-_SLAB = 32 << 20
-_CELLS = 1 << 12  # The most cells of a slab. A segment is `slab number * _CELLS + cell`.
-_SMALLEST = 32 << 10
-_ROOMY = 4  # A cell is used for chunks that fill at least this fraction (one fourth) of it.
 
 
 class WorkerSlab:

@@ -43,6 +43,11 @@ from penstock.service.host.sockets import (
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import ErrorReply, Reply, Request
 
+_KEPT = 4
+"""Idle connections that are kept for later calls."""
+
+_ALL: weakref.WeakSet[DispatcherConnections] = weakref.WeakSet()
+
 _LOG = logging.getLogger("penstock.service")
 
 
@@ -197,12 +202,6 @@ _MISMATCHES = (
     ("ALERT_BAD_CERTIFICATE", "the other side says that this certificate is not usable"),
     ("ALERT_CERTIFICATE", "the other side says that this certificate is not usable"),
 )
-
-
-_KEPT = 4
-"""Idle connections that are kept for later calls."""
-
-_ALL: weakref.WeakSet[DispatcherConnections] = weakref.WeakSet()
 
 
 class DispatcherConnections:

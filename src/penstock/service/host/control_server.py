@@ -84,7 +84,7 @@ class CallerThreads:
         return True
 
     def close(self) -> None:
-        """Ends the threads after the requests that they are threads."""
+        """Ends the threads after the requests that they are answering."""
         if not _HAS_EPOLL:
             return
         with self._lock:

@@ -52,17 +52,20 @@ def connect_data(
         )
     if shared and protocol != "tcp":
         try:
-            return _connect(info, "shm", security, Terms(plan=plan), patience)
+            return _connect(info, "shm", security, terms=Terms(plan=plan), patience=patience)
         except UnavailableError:
             if protocol == "shm":
                 raise
-    return _connect(info, "tcp", security, terms, patience, same_host=info.host == own_host)
+    return _connect(
+        info, "tcp", security, terms=terms, patience=patience, same_host=info.host == own_host
+    )
 
 
 def _connect(
     info: WorkerInfo,
     protocol: str,
     security: Security,
+    *,
     terms: Terms,
     patience: float,
     same_host: bool = False,
@@ -72,7 +75,7 @@ def _connect(
         raise UnavailableError(f"worker {info.address} hands out no data by {protocol}")
     try:
         channel, process_loss = _open_channel(
-            protocol, address, security, terms, patience, same_host
+            protocol, address, security, terms=terms, patience=patience, same_host=same_host
         )
     except UnauthenticatedError as error:
         raise UnauthenticatedError(
@@ -95,7 +98,13 @@ def _connect(
 
 
 def _open_channel(
-    protocol: str, address: str, security: Security, terms: Terms, patience: float, same_host: bool
+    protocol: str,
+    address: str,
+    security: Security,
+    *,
+    terms: Terms,
+    patience: float,
+    same_host: bool,
 ) -> tuple[Channel, ProcessLoss]:
     deadline = time.monotonic() + timing.HANDSHAKE
     connect = connect_unix if protocol == "shm" else connect_tcp

@@ -88,7 +88,7 @@ class Connection:
         """What the worker reported in the handshake."""
         self._channel, self._client = channel, client
         self._pool, self._mapped, self._compressor = pool, mapped, compressor
-        self._incoming = MessageReader(channel, client, pool, mapped)
+        self._incoming = MessageReader(channel, client, pool=pool, mapped=mapped)
         self._sending = threading.Lock()
         """Held while a thread sends: a frame is sent as a whole."""
         self._receiving = threading.Lock()
@@ -309,7 +309,12 @@ class MessageReader:
     """Reads messages and columns from a channel; maps shared memory and applies releases."""
 
     def __init__(
-        self, channel: Channel, client: bool, pool: SlabPool | None, mapped: MappedSlabs | None
+        self,
+        channel: Channel,
+        client: bool,
+        *,
+        pool: SlabPool | None,
+        mapped: MappedSlabs | None,
     ) -> None:
         self._channel = channel
         self._reader = FrameReader(channel)

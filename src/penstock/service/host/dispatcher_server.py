@@ -52,7 +52,7 @@ class Dispatcher(Lifecycle):
     def __init__(self, config: DispatcherConfig) -> None:
         check_dispatcher(config)
         self.security = Security.of_server(
-            config.host, config.port, config.token, config.certificates
+            config.host, config.port, token=config.token, certificates=config.certificates
         )
         self._handler = handler = _RequestHandler(
             _settings(config), config.work_dir, config.functions
@@ -146,9 +146,8 @@ class _RequestHandler:
             case RegisterDataset(digest):
                 self._check_plan(digest)
                 answer = self.ledger.answer(request)
-                self._check_plan(
-                    digest
-                )  # Again: `_forget_plans` may have removed it before the answer.
+                # Again: before the dataset was registered, `_forget_plans` may have removed it.
+                self._check_plan(digest)
                 return answer
         return self.ledger.answer(request)
 

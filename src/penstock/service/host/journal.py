@@ -54,9 +54,11 @@ class Journal(Generic[SomeFact]):
         self, path: str, encode: Callable[[SomeFact], bytes], decode: Callable[[bytes], SomeFact]
     ) -> None:
         self._path, self._encode, self._decode = path, encode, decode
+        # `_count`, `_sum` and `_appended` change in `append` and `compact`, which the ledger calls
+        # under its lock; `sync` reads `_appended` without it.
         self._count, self._sum = 0, 0
         self._appended = self._synced = 0
-        """How often facts were appended, and up to which time they are known to be on disk."""
+        """The number of appends, and of the last append that is known to be on disk."""
         self._distrusted = False
         """Whether the disk failed to store appended facts; only `compact` resets it."""
         self._syncing = threading.Lock()

@@ -47,9 +47,10 @@ class Ledger:
     def __init__(self, settings: Settings, path: str | None) -> None:
         self._lock = threading.Lock()
         self._clock = AwakeClock()
+        #: guarded by _lock
         self._state = State(dataclasses.replace(settings, started=self._clock.now()))
-        self._full = 0
-        self._closed = False
+        self._full = 0  #: guarded by _lock; compacts when the journal has more facts
+        self._closed = False  #: guarded by _lock
         self._reported: set[str] = set()
         """The log lines about lost facts so far; guarded by _lock."""
         self._journal: Journal[Fact] | None = None
@@ -171,14 +172,15 @@ class AwakeClock:
     """A monotonic clock that stops while this process is suspended.
 
     After a suspension, the heartbeats of clients and workers wait in the sockets. If the clock had
-    advanced, their leases would expire before these are read.
+    advanced, their leases would expire before these are read. Not thread-safe: the ledger reads
+    it under its lock.
     """
 
     def __init__(self) -> None:
         self._last, self._slept = time.monotonic(), 0.0
 
     def now(self) -> float:
-        """Called often; what is longer than a pause between two calls was sleep."""
+        """The time, without gaps of more than `timing.SUSPENSION` between two calls."""
         time_now = time.monotonic()
         if time_now - self._last > timing.SUSPENSION:
             self._slept += time_now - self._last - timing.SUSPENSION

@@ -1,7 +1,7 @@
-"""Where a worker hands out data: listens on tcp and, for its own host, with shared memory.
+"""The worker's side of data connections: listens for TCP and for clients that share memory.
 
-Only clients that have proved the token get as far as the handler (see `admission`). Where plans
-have processes of their own, clients are handed to those instead.
+Only clients that have proved the token reach the handler (see `admission`). If plans run in
+processes of their own, these processes serve the clients instead.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from penstock.service.protocol import timing
 
 
 class AcceptedClient(NamedTuple):
-    """A client that has proved the token, before its first message. Any process may serve it."""
+    """A client that has proved the token and sent no message yet. Any process may serve it."""
 
     socket: socket.socket
     protocol: str
     name: str
     compression: int
-    """NONE where the bytes are not to be compressed."""
+    """The mode of `compression`; NONE on one machine."""
     checks: bool
-    """Whether frames have checksums."""
+    """Whether the elements need checksums on their way."""
     plan: bytes
 
     def connection(self) -> Connection:
-        """The connection, which owns the socket."""
+        """Makes a connection, which then owns the socket."""
         used = self.socket
         channel = TlsChannel(used) if isinstance(used, ssl.SSLSocket) else Channel(used)
         pool = SlabPool() if self.protocol == "shm" else None
         compressor = None if self.compression == NONE else Compressor(self.compression)
         return Connection(
-            *(channel, self.name),
+            channel,
+            self.name,
             client=False,
             pool=pool,
             compressor=compressor,
@@ -61,16 +62,16 @@ class ClientHost(Protocol):
     """Serves clients in other processes."""
 
     def serve(self, client: AcceptedClient) -> None:
-        """Returns when the connection has ended."""
+        """Has a process serve the client; returns when the connection has ended."""
 
     def last_loss(self, plan: bytes) -> ProcessLoss:
         """How the last process of a plan was lost."""
 
 
 class DataListener:
-    """Runs `handler` in a thread of its own for every connection; closes it afterwards.
+    """Runs `handler` for every connection, in a thread of its own, and closes the connection.
 
-    Where there is a `client_host`, that serves all clients, and the handler none.
+    If there is a `client_host`, it serves all clients, and the handler none.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class DataListener:
         self.transfers: dict[str, str] = {}
 
         def welcome(connected: socket.socket, admitted: ServerHandshake) -> Guest:
-            client = _accepted(connected, admitted)
+            client = _describe_client(connected, admitted)
             if client_host is not None:
-                return _HandedOver(client, client_host)
-            return _Reader(client.connection(), handler)
+                return _ForwardedGuest(client, client_host)
+            return _LocalGuest(client.connection(), handler)
 
         self.admission = Admission(
             self._listen(host, port),
@@ -127,8 +128,8 @@ class DataListener:
         self.close()
 
 
-class _Reader:
-    """A client that reads, as a guest."""
+class _LocalGuest:
+    """A guest that this process serves."""
 
     def __init__(self, connection: Connection, handler: Callable[[Connection], None]) -> None:
         self._connection, self._handler = connection, handler
@@ -149,8 +150,8 @@ class _Reader:
         self._connection.close()
 
 
-class _HandedOver:
-    """A client that another process serves, as a guest."""
+class _ForwardedGuest:
+    """A guest that another process serves."""
 
     def __init__(self, client: AcceptedClient, host: ClientHost) -> None:
         self._client, self._host = client, host
@@ -163,7 +164,7 @@ class _HandedOver:
 
     def abort(self) -> None:
         with contextlib.suppress(OSError):
-            # Not the method of an SSL socket, which would go on in plain text.
+            # Not the method of `SSLSocket`, after which the socket would send plain text.
             socket.socket.shutdown(self._client.socket, socket.SHUT_RDWR)
 
     dismiss = abort
@@ -172,16 +173,18 @@ class _HandedOver:
         self._client.socket.close()
 
 
-def _accepted(connected: socket.socket, admitted: ServerHandshake) -> AcceptedClient:
+def _describe_client(connected: socket.socket, admitted: ServerHandshake) -> AcceptedClient:
     tune_for_data(connected)
     terms = admitted.terms
     compression, plan = terms.compression, terms.plan
     if connected.family == getattr(socket, "AF_UNIX", None):
-        return AcceptedClient(connected, "shm", "a client (shm)", NONE, False, plan)
+        return AcceptedClient(
+            connected, "shm", "a client (shm)", compression=NONE, checks=False, plan=plan
+        )
     (host, port, *_), own = connected.getpeername(), connected.getsockname()[0]
     if compression == AUTO and (is_loopback(host) or host == own):
         compression = NONE
-    # TLS notices damage by itself, and nothing damages what stays in the memory of this machine.
+    # TLS detects damage itself, and bytes that stay in the memory of this machine need no check.
     checks = not isinstance(connected, ssl.SSLSocket) and not terms.is_direct(connected)
     name = f"client {host}:{port} (tcp)"
-    return AcceptedClient(connected, "tcp", name, compression, checks, plan)
+    return AcceptedClient(connected, "tcp", name, compression=compression, checks=checks, plan=plan)

@@ -39,6 +39,17 @@ _NO_TLS = (
     "copy of that folder for the dispatcher, its workers and its clients"
 )
 
+SHORTEST = 16
+"""Bytes of the shortest token that is accepted."""
+
+_LONGEST = 4096
+
+_TOKEN_COMMAND = 'python -c "import secrets; print(secrets.token_hex(32))"'
+
+ROOT = 0
+
+_OWN_FOLDER = "name a folder that does not exist yet, which is made private"
+
 _LOG = logging.getLogger("penstock.service")
 
 
@@ -93,7 +104,7 @@ class Security:
                     f"penstock certs {folder}"
                 )
         found = find_token(token, folder)
-        return cls(found.token, folder, found.origin, found.given)
+        return cls(token=found.token, certificates=folder, origin=found.origin, given=found.given)
 
     def check_exposure(self, host: str, port: int) -> None:
         """Raises FailedPreconditionError if other machines reach `host` and no token was given."""
@@ -147,12 +158,6 @@ class Security:
         return context
 
 
-SHORTEST = 16
-"""Bytes of the shortest token that is accepted."""
-
-_LONGEST = 4096
-
-
 class FoundToken(NamedTuple):
     """A token, and a phrase that says where it was found. `given`: see `Security`."""
 
@@ -186,9 +191,6 @@ def check_token(token: str | bytes, call: str) -> bytes:
             f"make one with: {_TOKEN_COMMAND}"
         )
     return value
-
-
-_TOKEN_COMMAND = 'python -c "import secrets; print(secrets.token_hex(32))"'
 
 
 def read_token(path: str, call: str) -> bytes:
@@ -294,9 +296,6 @@ def _check_private(path: str, found: os.stat_result, kind: Callable[[int], bool]
     )
 
 
-ROOT = 0
-
-
 def check_secret(path: str, found: os.stat_result, call: str) -> None:
     """Raises if another user can read or write the file.
 
@@ -305,12 +304,12 @@ def check_secret(path: str, found: os.stat_result, call: str) -> None:
     belongs to this one.
     """
     forbidden = 0o077 if found.st_uid == _own_user() else 0o037
-    _check_owner_and_mode(path, found, call, forbidden, "600")
+    _check_owner_and_mode(path, found, call, forbidden=forbidden, mode="600")
 
 
 def check_unchanged(path: str, call: str) -> None:
     """Raises if another user can write the file; all users may read it."""
-    _check_owner_and_mode(path, os.stat(path), call, 0o022, "644")
+    _check_owner_and_mode(path, os.stat(path), call, forbidden=0o022, mode="644")
 
 
 def check_folder(path: str, call: str) -> None:
@@ -318,14 +317,13 @@ def check_folder(path: str, call: str) -> None:
     found = os.stat(path)
     if found.st_uid == ROOT != _own_user():
         raise PermissionDeniedError(f"{call}: {_describe_owner(path, found)}; {_OWN_FOLDER}")
-    _check_owner_and_mode(path, found, call, 0o077, "700", f", or {_OWN_FOLDER}")
-
-
-_OWN_FOLDER = "name a folder that does not exist yet, which is made private"
+    _check_owner_and_mode(
+        path, found, call, forbidden=0o077, mode="700", instead=f", or {_OWN_FOLDER}"
+    )
 
 
 def _check_owner_and_mode(
-    path: str, found: os.stat_result, call: str, forbidden: int, cure: str, instead: str = ""
+    path: str, found: os.stat_result, call: str, *, forbidden: int, mode: str, instead: str = ""
 ) -> None:
     if not hasattr(os, "geteuid"):
         return  # Systems without user ids have no such mode bits.
@@ -337,7 +335,7 @@ def _check_owner_and_mode(
     if found.st_mode & forbidden:
         raise PermissionDeniedError(
             f"{call}: {path!r} is open to other users (mode {stat.S_IMODE(found.st_mode):o}); "
-            f"chmod {cure} {shlex.quote(path)}{instead}"
+            f"chmod {mode} {shlex.quote(path)}{instead}"
         )
 
 

@@ -22,6 +22,17 @@ from penstock.service.protocol import timing
 _BACKLOG = 1024
 """Connections that wait to be accepted, if the system allows as many."""
 
+# On one machine, buffers that fit into the caches are faster. For a network, the kernel chooses.
+_UNIX_BUFFER = 1 << 20
+
+_NEAR_BUFFER = 512 << 10
+
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": timing.KEEP_ALIVE_IDLE,
+    "TCP_KEEPINTVL": timing.KEEP_ALIVE_INTERVAL,
+    "TCP_KEEPCNT": timing.KEEP_ALIVE_PROBES,
+}
+
 
 def numeric_host(host: str) -> str:
     """The host as `socket.getaddrinfo` takes it."""
@@ -71,16 +82,6 @@ def _listen_error(host: str, port: int, error: OSError) -> Exception:
         f"host {host!r} is no address of this machine ({error.strerror}); use localhost, or "
         "0.0.0.0 for every address it has"
     )
-
-
-# On one machine, buffers that fit into the caches are faster. For a network, the kernel chooses.
-_UNIX_BUFFER = 1 << 20
-_NEAR_BUFFER = 512 << 10
-_KEEP_ALIVE = {
-    "TCP_KEEPIDLE": timing.KEEP_ALIVE_IDLE,
-    "TCP_KEEPINTVL": timing.KEEP_ALIVE_INTERVAL,
-    "TCP_KEEPCNT": timing.KEEP_ALIVE_PROBES,
-}
 
 
 def tune_for_data(connected: socket.socket) -> socket.socket:

@@ -49,6 +49,10 @@ decoder_of_client: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToClie
 decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWorker)
 """Decodes what a worker receives."""
 
+_CACHED = 2048  # Bytes of the longest description that is cached.
+
+_decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
+
 
 class Slab(Plain, frozen=True, array_like=True):
     """Shared memory of `cells` cells of `cell` bytes; its descriptor comes with the frame."""
@@ -116,11 +120,6 @@ def read_head(data: bytes | memoryview) -> tuple[int, int, int, int]:
             f"data connection: a frame of {message} and {body} bytes is larger than any can be"
         )
     return kind, message, body, check
-
-
-_CACHED = 2048  # Bytes of the longest description that is cached.
-
-_decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
 
 
 def pack_columns(chunk: Chunk) -> tuple[bytes, list[memoryview]]:
