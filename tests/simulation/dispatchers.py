@@ -16,7 +16,7 @@ from penstock.service.host.control_connection import error_to_reply
 from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.iterations import LOST
-from penstock.service.logic.recovery import snapshot, stamped
+from penstock.service.logic.recovery import snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Hello, HelloReply, Leave
 from tests.service.logic.invariants import check
@@ -152,7 +152,7 @@ class Dispatcher:
         self.commit(decision.facts)
         if late:
             self._left_late(request)
-        return encode(stamped(self.state, decision.reply))
+        return encode(stamp_reply(self.state, decision.reply))
 
     def _wait_for_room(self, facts: tuple[Fact, ...]) -> bytes:
         self.world.tell("the disk of the dispatcher is full")

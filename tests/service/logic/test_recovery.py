@@ -6,7 +6,12 @@ import pytest
 from penstock.errors import InternalError, NotFoundError
 from penstock.plan.shape import Shape
 from penstock.service.logic.facts import RangesClaimed
-from penstock.service.logic.recovery import in_doubt, snapshot, spans, stamped
+from penstock.service.logic.recovery import (
+    describe_addresses,
+    describe_unrecorded,
+    snapshot,
+    stamp_reply,
+)
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import Address, Lease, Leave, Ok
 from tests.service.logic.invariants import check
@@ -23,7 +28,7 @@ def world() -> World:
 
 
 def said(world: World, reply):
-    return stamped(world.state, reply).last
+    return stamp_reply(world.state, reply).last
 
 
 def test_facts_are_counted_through_restarts_and_snapshots(world):
@@ -40,7 +45,7 @@ def test_facts_are_counted_through_restarts_and_snapshots(world):
 def test_an_answer_names_the_last_fact_that_it_rests_on(world):
     last = said(world, world.lease("a"))
     assert (last.life, last.number) == ("d", world.state.facts)
-    assert stamped(world.state, Ok()) == Ok()
+    assert stamp_reply(world.state, Ok()) == Ok()
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -122,15 +127,19 @@ def test_names_of_lost_iterations_are_not_given_again():
 
 def test_what_is_in_doubt_is_named(world):
     world.read("a", 7)
-    assert in_doubt(world.state) == ["job 'job', repetition 0: elements 7 to 99 of stream 0"]
+    assert describe_unrecorded(world.state) == [
+        "job 'job', repetition 0: elements 7 to 99 of stream 0"
+    ]
     world.open("c", world.dataset(SPLIT), job="files")
     world.lease("c", 5)
     world.beat("c", ended=((1, 1), (2, 1), (3, 1)))
-    assert in_doubt(world.state)[1:] == ["job 'files', repetition 0: elements 5 on of stream 0"]
+    assert describe_unrecorded(world.state)[1:] == [
+        "job 'files', repetition 0: elements 5 on of stream 0"
+    ]
 
 
 def test_many_addresses_are_counted():
-    text = spans(tuple(Address(stream, 0, 5) for stream in range(10)))
+    text = describe_addresses(tuple(Address(stream, 0, 5) for stream in range(10)))
     assert text.startswith("elements 0 to 4 of stream 0; ")
     assert text.endswith("elements 0 to 4 of stream 7; and 2 more")
 

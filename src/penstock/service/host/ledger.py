@@ -20,7 +20,7 @@ from penstock.errors import ResourceExhaustedError, UnavailableError
 from penstock.service.host.journal import Journal
 from penstock.service.logic.dispatcher import decide, status, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
-from penstock.service.logic.recovery import in_doubt, lost_facts, snapshot, stamped
+from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request
@@ -89,7 +89,7 @@ class Ledger:
             except ResourceExhaustedError as error:
                 self._apply_heard(decision.facts)
                 raise UnavailableError(error.message) from None
-            reply = stamped(self._state, decision.reply)
+            reply = stamp_reply(self._state, decision.reply)
         if self._journal is not None:
             self._journal.sync()
         return reply
@@ -100,7 +100,7 @@ class Ledger:
         if lost is not None and lost not in self._reported:
             self._reported.add(lost)
             _LOG.error("%s", lost)
-            for doubt in in_doubt(self._state):
+            for doubt in describe_unrecorded(self._state):
                 _LOG.error("elements that readers may get twice: %s", doubt)
 
     def tick(self) -> None:

@@ -41,7 +41,7 @@ from penstock.service.logic.crashes import describe_exit
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.interleave_order import InputFeed, Placed
-from penstock.service.logic.recovery import spans
+from penstock.service.logic.recovery import describe_addresses
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
@@ -279,7 +279,7 @@ class RemoteStream(Stream):
         if opened.repeated:
             _LOG.warning(
                 "distribute: other readers have got what this one handed out, too: %s",
-                spans(opened.repeated),
+                describe_addresses(opened.repeated),
             )
 
     def _reopened(self) -> tuple[OpenIteration, OpenIterationReply]:

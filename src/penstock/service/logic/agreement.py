@@ -31,14 +31,14 @@ from penstock.service.protocol.messages import (
 
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
-_FARTHEST = 1 << 18
+_MAX_STREAMS_AHEAD = 1 << 18
 """Streams so far behind those that were begun cannot be meant."""
 
-_MOST_OWNED = 1 << 16
+_MAX_WORKERS = 1 << 16
 """There are fewer workers than this."""
 
 
-def known_dataset(state: State, dataset_id: str, call: str) -> DatasetInfo:
+def find_dataset(state: State, dataset_id: str, call: str) -> DatasetInfo:
     dataset = state.datasets.get(dataset_id)
     if dataset is None:
         raise NotFoundError(
@@ -121,7 +121,7 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
     """Who left, or was replaced, does not come back; a saved state must belong here."""
     member = record.members.get(request.client)
     if member is not None and member.standing in (LEFT, SUPERSEDED):
-        raise AbortedError(gone_for_good(member))
+        raise AbortedError(explain_departure(member))
     if member is not None and member.standing == LOST and record.begun.leased:
         # A request that is late would bring it back, and it would not know what it has lost.
         raise NotFoundError(
@@ -129,7 +129,7 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
             "must come back under another name"
         )
     if (overtaken := _find_overtaken(record, request)) is not None:
-        raise AbortedError(gone_for_good(overtaken))
+        raise AbortedError(explain_departure(overtaken))
     if (request.resumes or request.consumed) and request.key != record.work.key:
         raise FailedPreconditionError(
             f"service.distribute(job_name={request.job!r}): repetition {request.repetition} was "
@@ -151,7 +151,7 @@ def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRe
     return None
 
 
-def gone_for_good(member: ClientRecord) -> str:
+def explain_departure(member: ClientRecord) -> str:
     """Why a client is not served any more."""
     if member.standing == LEFT:
         return f"service: reader {member.client} has left; iterate again to read on"
@@ -169,7 +169,7 @@ def gone_for_good(member: ClientRecord) -> str:
 def check_claims(record: IterationRecord, request: OpenIteration) -> None:
     """A saved state names elements that can exist."""
     begun = max((group.begun for group in record.groups.values()), default=0)
-    last = record.total if record.total >= 0 and not record.elastic else begun + _FARTHEST
+    last = record.total if record.total >= 0 and not record.elastic else begun + _MAX_STREAMS_AHEAD
     ends = (Address(stream, 0, end) for stream, end in request.finished)
     for at in (*request.consumed, *request.held, *ends):
         if not (0 <= at.stream < last and 0 <= at.start <= at.stop):
@@ -185,10 +185,10 @@ def streams_resumed(request: OpenIteration) -> int:
     """How many streams of workers there were, as far as a saved state shows."""
     known = (address.stream for address in (*request.consumed, *request.held))
     streams = 1 + max((*known, *(stream for stream, _ in request.finished)), default=-1)
-    if streams > _MOST_OWNED:
+    if streams > _MAX_WORKERS:
         raise InvalidArgumentError(
             f"load_state_dict: the saved state has read {streams} streams, one for each worker; "
-            f"at most {_MOST_OWNED} are possible"
+            f"at most {_MAX_WORKERS} are possible"
         )
     return streams
 

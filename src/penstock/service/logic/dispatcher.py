@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from penstock.errors import InternalError, NotFoundError
-from penstock.service.logic.agreement import MODES, known_dataset
+from penstock.service.logic.agreement import MODES, find_dataset
 from penstock.service.logic.facts import ClientHeard, Fact, RangesClaimed, WorkerSuspected
 from penstock.service.logic.granting import lease, reader, reported
 from penstock.service.logic.iterations import HERE, LEFT, LOST, ClientRecord, IterationRecord
@@ -19,13 +19,13 @@ from penstock.service.logic.opening import depart, offered, open_iteration
 from penstock.service.logic.placement import extend, relieve
 from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.registry import (
-    beat_worker,
     forget_idle,
     forget_jobs,
     leave_worker,
+    receive_worker_heartbeat,
     register_dataset,
     register_worker,
-    workers_gone,
+    remove_workers,
 )
 from penstock.service.logic.roster import WorkerRecord
 from penstock.service.logic.state import Decision, State
@@ -47,7 +47,7 @@ from penstock.service.protocol.messages import (
     WorkerHeartbeat,
 )
 
-_BUSY = 0.02
+_MIN_BUSY = 0.02
 """A client that only waits is taken to be busy for this part of its time."""
 
 
@@ -59,17 +59,17 @@ def decide(state: State, request: Request, now: float) -> Decision:
         case Lease():
             return lease(state, request)
         case ClientHeartbeat():
-            return _beat_client(state, request)
+            return _receive_heartbeat(state, request)
         case WorkerHeartbeat():
-            return beat_worker(state, request, now)
+            return receive_worker_heartbeat(state, request, now)
         case OpenIteration():
             return open_iteration(state, request)
         case Leave():
-            return _leave(state, request)
+            return _remove_client(state, request)
         case RegisterDataset():
             return register_dataset(state, request)
         case GetDataset():
-            return Decision((), known_dataset(state, request.dataset_id, "from_dataset_id"))
+            return Decision((), find_dataset(state, request.dataset_id, "from_dataset_id"))
         case RegisterWorker():
             return register_worker(state, request)
         case LeaveWorker():
@@ -88,14 +88,14 @@ def tick(state: State, now: float) -> tuple[Fact, ...]:
     known = state.roster.workers
     workers = takewhile(lambda name: known[name].heard < since, state.roster.silent)
     # Workers first: with its reader, an iteration may go whose streams they made.
-    facts = workers_gone(state, tuple(workers))
+    facts = remove_workers(state, tuple(workers))
     since = now - state.settings.lease_seconds
     for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
         facts += depart(state, state.clients[client], LOST)
     return (*facts, *forget_idle(state, now))
 
 
-def _beat_client(state: State, request: ClientHeartbeat) -> Decision:
+def _receive_heartbeat(state: State, request: ClientHeartbeat) -> Decision:
     client = reader(state, request.client)
     record = state.iterations[client.job]
     facts: list[Fact] = [
@@ -105,7 +105,7 @@ def _beat_client(state: State, request: ClientHeartbeat) -> Decision:
         ),
         *reported(state, client, request.consumed, request.ended),
         *extend(state, record, request),
-        *_suspected(state, request.lost),
+        *_suspect_workers(state, request.lost),
     ]
     changed = state.lists_since(record, request.version)
     beaten = ClientHeartbeatReply(
@@ -119,7 +119,7 @@ def _beat_client(state: State, request: ClientHeartbeat) -> Decision:
     return Decision(tuple(facts), beaten)
 
 
-def _suspected(state: State, lost: tuple[str, ...]) -> list[Fact]:
+def _suspect_workers(state: State, lost: tuple[str, ...]) -> list[Fact]:
     """Workers that a client cannot reach make nothing more for anybody, if others can."""
     workers = state.roster.workers
     news = tuple(w for w in lost if w in workers and not workers[w].suspected)
@@ -128,7 +128,7 @@ def _suspected(state: State, lost: tuple[str, ...]) -> list[Fact]:
     return [*(WorkerSuspected(worker) for worker in news), *relieve(state, news)]
 
 
-def _leave(state: State, request: Leave) -> Decision:
+def _remove_client(state: State, request: Leave) -> Decision:
     client = state.clients.get(request.client)
     if client is None or client.standing not in (HERE, LOST):
         return Decision((), Ok())
@@ -143,8 +143,8 @@ def status(state: State, now: float) -> dict[str, Any]:
     """Workers, jobs and datasets; and how many workers the clients could use."""
     return {
         "dispatcher": state.dispatcher,
-        "workers": [_worker(worker, now) for worker in state.roster.workers.values()],
-        "jobs": [_iteration(record) for record in state.iterations.values()],
+        "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
+        "jobs": [_iteration_status(record) for record in state.iterations.values()],
         "datasets": [
             {
                 "dataset_id": info.dataset_id,
@@ -158,7 +158,7 @@ def status(state: State, now: float) -> dict[str, Any]:
     }
 
 
-def _worker(worker: WorkerRecord, now: float) -> dict[str, Any]:
+def _worker_status(worker: WorkerRecord, now: float) -> dict[str, Any]:
     return {
         "worker": worker.info.worker,
         "address": worker.info.address,
@@ -169,17 +169,17 @@ def _worker(worker: WorkerRecord, now: float) -> dict[str, Any]:
         "buffered": worker.buffered,
         "restarts": worker.restarts,
         "last_seen": max(0.0, now - worker.heard),
-        "state": _state(worker),
+        "state": _worker_state(worker),
     }
 
 
-def _state(worker: WorkerRecord) -> str:
+def _worker_state(worker: WorkerRecord) -> str:
     if worker.draining:
         return "draining"
     return "suspected" if worker.suspected else "here"
 
 
-def _iteration(record: IterationRecord) -> dict[str, Any]:
+def _iteration_status(record: IterationRecord) -> dict[str, Any]:
     clients = [record.members[client] for client in record.clients]
     seconds = sum(client.pace.seconds for client in clients)
     return {
@@ -209,15 +209,17 @@ def wanted_workers(state: State) -> int:
         one = record.making.rate
         if one > 0:
             members = (record.members[client] for client in record.clients)
-            wanted += sum(_possible(client) for client in members if client.standing == HERE) / one
+            wanted += (
+                sum(_potential_rate(client) for client in members if client.standing == HERE) / one
+            )
     at_least = 1 if state.active else 0
     return max(at_least, math.ceil(wanted - 1e-9))
 
 
-def _possible(client: ClientRecord) -> float:
+def _potential_rate(client: ClientRecord) -> float:
     """Elements per second that a client would use if it never had to wait."""
     pace = client.pace
     if pace.seconds <= 0:
         return 0.0
-    busy = max(pace.seconds - pace.waited, pace.seconds * _BUSY)
+    busy = max(pace.seconds - pace.waited, pace.seconds * _MIN_BUSY)
     return pace.elements / busy

@@ -13,7 +13,7 @@ from itertools import count
 
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
 from penstock.plan.shape import ENDLESS
-from penstock.service.logic.agreement import check_ends, gone_for_good
+from penstock.service.logic.agreement import check_ends, explain_departure
 from penstock.service.logic.facts import (
     ClientHeard,
     ClientWaits,
@@ -24,7 +24,7 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
 )
 from penstock.service.logic.iterations import HERE, LOST, ClientRecord, IterationRecord, is_local
-from penstock.service.logic.roster import least_loaded
+from penstock.service.logic.roster import find_least_loaded
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Address, Grant, Lease, LeaseReply
@@ -45,7 +45,7 @@ def reader(state: State, name: str) -> ClientRecord:
             f"a work_dir, or has not heard of it for {state.settings.lease_seconds:g} s"
         )
     if client.standing != HERE:
-        raise AbortedError(gone_for_good(client))
+        raise AbortedError(explain_departure(client))
     return client
 
 
@@ -76,23 +76,23 @@ def lease(state: State, request: Lease) -> Decision:
     report = reported(state, client, request.consumed, request.ended)
     if request.number <= client.number:
         answer = client.answer if request.number == client.number else ()
-        return Decision((heard, *report), _leased(record, answer, {}))
+        return Decision((heard, *report), _make_reply(record, answer, {}))
     chosen = choose(state, client, request.want, dict(request.ended))
-    facts, reply = _answer(state, record, client, chosen)
+    facts, reply = _reply_to_lease(state, record, client, chosen)
     addresses = tuple(grant.address for grant in reply.grants)
     leased = RangesLeased(client.client, request.number, addresses)
     return Decision((heard, *report, *facts, leased), reply)
 
 
-def _answer(
+def _reply_to_lease(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
 ) -> tuple[list[Fact], LeaseReply]:
     if not chosen:
-        return _in_vain(state, record, client)
-    return _granted(state, record, client, chosen) or ([], LeaseReply(retry=timing.LEASE_RETRY))
+        return _reply_without_grants(state, record, client)
+    return _grant(state, record, client, chosen) or ([], LeaseReply(retry=timing.LEASE_RETRY))
 
 
-def _leased(
+def _make_reply(
     record: IterationRecord, addresses: tuple[Address, ...], places: dict[int, str | None]
 ) -> LeaseReply:
     if not addresses:
@@ -103,14 +103,14 @@ def _leased(
     )
 
 
-def _granted(
+def _grant(
     state: State,
     record: IterationRecord,
     client: ClientRecord,
     chosen: list[Address],
 ) -> tuple[list[Fact], LeaseReply] | None:
     """Hands out `chosen`; None if nobody could make it."""
-    places = _places(state, record, client, chosen) if record.bound else {}
+    places = _choose_workers(state, record, client, chosen) if record.bound else {}
     if any(worker is None for worker in places.values()):
         return None
     moved = [
@@ -119,10 +119,10 @@ def _granted(
         if worker != record.places.worker(stream)
     ]
     facts: list[Fact] = [StreamsPlaced(record.work.job, tuple(moved))] if moved else []
-    return facts, _leased(record, tuple(chosen), places)
+    return facts, _make_reply(record, tuple(chosen), places)
 
 
-def _places(
+def _choose_workers(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
 ) -> dict[int, str | None]:
     """Who makes each stream: whoever did, as long as that works."""
@@ -134,12 +134,12 @@ def _places(
             usable = state.roster.usable()
             near = (w for w in usable if not local or w.info.host == client.host)
             # Somebody who is about to leave is better than nobody.
-            worker = least_loaded(near, list(places.values())) or worker
+            worker = find_least_loaded(near, list(places.values())) or worker
         places[stream] = worker.info.worker if worker is not None else None
     return places
 
 
-def _in_vain(
+def _reply_without_grants(
     state: State, record: IterationRecord, client: ClientRecord
 ) -> tuple[list[Fact], LeaseReply]:
     """Nothing is free: all is over, or in the hands of others who may yet give it back."""
@@ -172,26 +172,26 @@ class _Choice:
         self._group = state.group(client)
         self._ended = ended
 
-    def _end(self, stream: int) -> int | None:
+    def _known_end(self, stream: int) -> int | None:
         return self._ended.get(stream, self._record.ends.get(stream))
 
-    def _returned(self, stream: int) -> Iterator[tuple[int, int]]:
+    def _returned_ranges(self, stream: int) -> Iterator[tuple[int, int]]:
         """What was given back of a stream."""
-        end = self._end(stream)
+        end = self._known_end(stream)
         for start, stop in self._group.tracks[stream].free:
             stop = stop if end is None else min(stop, end)
             if start < stop:
                 yield start, stop
 
-    def _reached(self, stream: int) -> int:
+    def _first_unleased(self, stream: int) -> int:
         track = self._group.tracks.get(stream)
         return track.reached if track is not None else 0
 
-    def _fresh(self) -> Iterator[int]:
+    def _unbegun_streams(self) -> Iterator[int]:
         """Streams that no client has begun."""
         begun, total = self._group.begun, self._record.total
         numbers = count(begun) if total == ENDLESS else range(begun, total)
-        return (stream for stream in numbers if self._end(stream) != 0)
+        return (stream for stream in numbers if self._known_end(stream) != 0)
 
 
 class _SideBySide(_Choice):
@@ -201,7 +201,7 @@ class _SideBySide(_Choice):
     def choose(self, want: int) -> list[Address]:
         found: list[Address] = []
         for stream in self._group.returned:
-            for start, stop in self._returned(stream):
+            for start, stop in self._returned_ranges(stream):
                 found.append(Address(stream, start, min(stop, start + want)))
                 want -= stop - start
                 if want <= 0 or len(found) == MOST_GRANTS:
@@ -211,7 +211,7 @@ class _SideBySide(_Choice):
         return found + [self._next(stream, size) for stream in streams]
 
     def _next(self, stream: int, size: int) -> Address:
-        start, end = self._reached(stream), self._end(stream)
+        start, end = self._first_unleased(stream), self._known_end(stream)
         return Address(stream, start, start + size if end is None else min(start + size, end))
 
     def _streams(self, most: int) -> list[int]:
@@ -219,7 +219,7 @@ class _SideBySide(_Choice):
         most = max(1, self._state.roster.count_usable(most)) if self._record.bound else 1
         chosen: dict[int, None] = {}
         for stream in self._candidates():
-            if stream not in chosen and self._end(stream) != 0 and stream not in self._ended:
+            if stream not in chosen and self._known_end(stream) != 0 and stream not in self._ended:
                 chosen[stream] = None
                 if len(chosen) == most:
                     break
@@ -227,7 +227,7 @@ class _SideBySide(_Choice):
 
     def _candidates(self) -> Iterator[int]:
         yield from self._group.idle
-        yield from self._fresh()
+        yield from self._unbegun_streams()
         yield from self._group.open
 
 
@@ -244,15 +244,15 @@ class _InOrder(_Choice):
         for stream in self._lowest():
             run = want > 0 and len(found) < MOST_GRANTS
             if run:
-                spans = list(self._rest(stream, want))
+                spans = list(self._free_ranges(stream, want))
                 want -= sum(stop - start for start, stop in spans)
             else:
-                spans = [] if self._holds(stream) else list(self._rest(stream, 1))
+                spans = [] if self._holds(stream) else list(self._free_ranges(stream, 1))
             found += [Address(stream, *span) for span in spans]
             ahead -= not run or want <= 0
             if ahead <= 0:
                 break
-        return found or self._taken_over(want)
+        return found or self._take_over(want)
 
     def _share(self) -> int:
         """How many streams a client may be at, so that all workers have something to make."""
@@ -264,37 +264,37 @@ class _InOrder(_Choice):
         """Streams that no other client is at, in the local order."""
         group = self._group
         mine = (stream for stream in group.at.get(self._client, ()) if stream in group.open)
-        return merge(sorted({*group.returned, *group.idle, *mine}), self._fresh())
+        return merge(sorted({*group.returned, *group.idle, *mine}), self._unbegun_streams())
 
     def _holds(self, stream: int) -> bool:
         return stream in self._group.at.get(self._client, ())
 
-    def _rest(self, stream: int, want: int) -> Iterator[tuple[int, int]]:
+    def _free_ranges(self, stream: int, want: int) -> Iterator[tuple[int, int]]:
         """What is free of a stream, up to `want` elements: what was given back, then what is new,
         unless only others are at it."""
         group = self._group
-        for start, stop in self._returned(stream) if stream in group.returned else ():
+        for start, stop in self._returned_ranges(stream) if stream in group.returned else ():
             yield start, min(stop, start + want)
             want -= stop - start
             if want <= 0:
                 return
         apart = stream not in group.open or stream in group.idle or self._holds(stream)
-        if apart and (new := self._new(stream, want)) is not None:
+        if apart and (new := self._unleased_range(stream, want)) is not None:
             yield new
 
-    def _new(self, stream: int, want: int) -> tuple[int, int] | None:
+    def _unleased_range(self, stream: int, want: int) -> tuple[int, int] | None:
         """What no client was given of a stream, up to `want` elements."""
-        start, end = self._reached(stream), self._end(stream)
+        start, end = self._first_unleased(stream), self._known_end(stream)
         stop = start + want if end is None else min(start + want, end)
         return (start, stop) if start < stop else None
 
-    def _taken_over(self, want: int) -> list[Address]:
+    def _take_over(self, want: int) -> list[Address]:
         """Elements of a stream that others are at; if it can be, of one that they have not come to:
         it is not the lowest of any client."""
         busy: set[str] = set()
         found: list[Address] = []
         for stream in sorted(self._group.open):
-            if (new := self._new(stream, want)) is not None:
+            if (new := self._unleased_range(stream, want)) is not None:
                 found.append(Address(stream, *new))
                 if busy.issuperset(self._group.tracks[stream].held):
                     return found[-1:]

@@ -30,7 +30,7 @@ class Track:
             self.reached = ordinal
 
 
-def _gaps(parts: list[Ranges], stop: int) -> Ranges:
+def _find_gaps(parts: list[Ranges], stop: int) -> Ranges:
     """What lies before `stop` and in none of the parts."""
     gaps, at = Ranges(), 0
     for start, end in heapq.merge(*parts):
@@ -65,7 +65,7 @@ class Group:
     def begin(self, streams: int) -> None:
         for stream in range(self.begun, streams):
             self.tracks[stream] = Track()
-            self._sort(stream)
+            self._classify(stream)
         self.begun = max(self.begun, streams)
 
     def restore(
@@ -79,8 +79,8 @@ class Group:
         self.done = Ranges(((0, begun),))
         for stream, ordinal in reached.items():
             self.done.remove(stream, stream + 1)
-            self.tracks[stream] = Track(ordinal, _gaps(consumed[stream], ordinal))
-            self._sort(stream)
+            self.tracks[stream] = Track(ordinal, _find_gaps(consumed[stream], ordinal))
+            self._classify(stream)
 
     def lease(self, client: str, stream: int, start: int, stop: int) -> None:
         """Gives free or new elements to a client."""
@@ -92,9 +92,9 @@ class Group:
             track.free.remove(start, stop)
         track.holdings(client).add(start, stop)
         self.at.setdefault(client, {})[stream] = None
-        self._holds(client, stop - start)
+        self._count_held(client, stop - start)
         self.open.pop(stream, None)
-        self._sort(stream)
+        self._classify(stream)
 
     def consume(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
         """Of what a client holds, `start` to `stop` was used; gives what that is."""
@@ -103,7 +103,7 @@ class Group:
             return []
         used = track.held[client].inside(start, stop)
         self._drop(client, stream, start, stop)
-        self._sort(stream)
+        self._classify(stream)
         return used
 
     def claim(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
@@ -113,7 +113,7 @@ class Group:
         track.reach(stop)
         used = self.consume(client, stream, start, stop) + track.free.inside(start, stop)
         track.free.remove(start, stop)
-        self._sort(stream)
+        self._classify(stream)
         return used
 
     def set_aside(self, client: str, stream: int, start: int, stop: int) -> None:
@@ -122,7 +122,7 @@ class Group:
         track.reach(min(stop, self.ends.get(stream, stop)))
         for first, last in track.free.inside(start, stop):
             self.lease(client, stream, first, last)
-        self._sort(stream)
+        self._classify(stream)
 
     def give_back(self, client: str) -> None:
         """Frees all that a client holds."""
@@ -132,7 +132,7 @@ class Group:
             track = self.tracks[stream]
             for start, stop in track.held.pop(client):
                 track.free.add(start, stop)
-            self._sort(stream)
+            self._classify(stream)
         del self.holders[client]
 
     def undo(self, stream: int, ranges: Ranges) -> None:
@@ -140,7 +140,7 @@ class Group:
         track = self._track(stream)
         for start, stop in ranges:
             track.free.add(start, stop)
-        self._sort(stream)
+        self._classify(stream)
 
     def end(self, stream: int, length: int) -> None:
         """A stream turned out to have `length` elements: whatever lies behind them is void."""
@@ -152,7 +152,7 @@ class Group:
             self._drop(client, stream, length, behind)
         track.free.remove(length, behind)
         track.reached = min(track.reached, length)
-        self._sort(stream)
+        self._classify(stream)
 
     def consumed_to(self, stream: int) -> int:
         """Behind the last element of a stream that was consumed."""
@@ -182,7 +182,7 @@ class Group:
             track = self.tracks[stream] = Track(self.ends[stream])
         return track
 
-    def _holds(self, client: str, more: int) -> None:
+    def _count_held(self, client: str, more: int) -> None:
         held = self.holders.get(client, 0) + more
         if held:
             self.holders[client] = held
@@ -194,18 +194,18 @@ class Group:
         held = track.held[client]
         before = held.count
         held.remove(start, stop)
-        self._holds(client, held.count - before)
+        self._count_held(client, held.count - before)
         if not held:
             del track.held[client]
-            self._leave(client, stream)
+            self._forget_holding(client, stream)
 
-    def _leave(self, client: str, stream: int) -> None:
+    def _forget_holding(self, client: str, stream: int) -> None:
         streams = self.at[client]
         del streams[stream]
         if not streams:
             del self.at[client]
 
-    def _sort(self, stream: int) -> None:
+    def _classify(self, stream: int) -> None:
         """Puts a stream where it belongs now."""
         track, end = self.tracks.get(stream), self.ends.get(stream)
         if track is None:

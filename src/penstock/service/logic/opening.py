@@ -20,7 +20,7 @@ from penstock.service.logic.agreement import (
     check_opening,
     check_return,
     check_same,
-    known_dataset,
+    find_dataset,
 )
 from penstock.service.logic.facts import (
     ClientGone,
@@ -60,14 +60,14 @@ from penstock.service.protocol.messages import (
 
 def open_iteration(state: State, request: OpenIteration) -> Decision:
     """Decides what a client reads, and who else must do what for it."""
-    dataset = known_dataset(state, request.dataset_id, "service.distribute")
+    dataset = find_dataset(state, request.dataset_id, "service.distribute")
     check_opening(state, request)
     client = state.clients.get(request.client)
     here = client is not None and client.standing == HERE
-    if client is not None and here and _reads(state, client, request):
+    if client is not None and here and _is_reading(state, client, request):
         record = state.iterations[client.job]
-        held = leased_again(record, request)
-        opened = _opened(state, record, request, (), held, unclaimed(record, request))
+        held = find_leased(record, request)
+        opened = _make_reply(state, record, request, (), held, find_unclaimed(record, request))
         return Decision((ClientHeard(request.client),), opened)
     left = depart(state, client, LEFT) if client is not None and here else []
     found = find_iteration(state, request, dataset)
@@ -75,11 +75,11 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
         # The round of an endless `repeat` is the last number of its epoch.
         epoch = (*request.epoch[:-1], request.epoch[-1] + skipped)
         request = msgspec.structs.replace(request, repetition=found.repetition, epoch=epoch)
-    begun, record, places = _joinable(state, found, request, dataset)
-    facts = (*left, *begun, *_joined(record, request, places))
-    held = set_aside(record, request, begun)
-    twice = repeated(record, request, begun)
-    opened = _opened(state, record, request, places, held, twice)
+    begun, record, places = _prepare_iteration(state, found, request, dataset)
+    facts = (*left, *begun, *_join_facts(record, request, places))
+    held = find_untaken(record, request, begun)
+    twice = find_repeated(record, request, begun)
+    opened = _make_reply(state, record, request, places, held, twice)
     return Decision(facts, msgspec.structs.replace(opened, warning=found.warning))
 
 
@@ -91,15 +91,15 @@ def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
     return gone
 
 
-def _reads(state: State, client: ClientRecord, request: OpenIteration) -> bool:
+def _is_reading(state: State, client: ClientRecord, request: OpenIteration) -> bool:
     begun = state.iterations[client.job].begun
     if request.endless and begun.repetition > request.repetition:
         return begun.name == request.job
     return begun.name == request.job and begun.repetition == request.repetition
 
 
-def _joinable(
-    state: State, found: Found, request: OpenIteration, dataset: DatasetInfo
+def _prepare_iteration(
+    state: State, found: FoundIteration, request: OpenIteration, dataset: DatasetInfo
 ) -> tuple[list[Fact], IterationRecord, tuple[StreamPlace, ...]]:
     """The iteration to join, what happens before, and who makes its streams."""
     if found.record is None:
@@ -108,16 +108,16 @@ def _joinable(
         return [begun], record, opening_places(state, record, request)
     record = found.record
     check_return(record, request)
-    return _overtaken(record, request), record, joining_places(state, record, request)
+    return _superseded_clients(record, request), record, joining_places(state, record, request)
 
 
-def _overtaken(record: IterationRecord, request: OpenIteration) -> list[Fact]:
+def _superseded_clients(record: IterationRecord, request: OpenIteration) -> list[Fact]:
     """Whoever must give way to a client that joins."""
     if record.options.consumers:
         return list(_replaced_consumers(record, request))
     if not record.begun.leased or not request.resumes:
         return []
-    return list(rewound(record, request))
+    return list(find_rewound(record, request))
 
 
 def _replaced_consumers(record: IterationRecord, request: OpenIteration) -> Iterator[Fact]:
@@ -128,7 +128,7 @@ def _replaced_consumers(record: IterationRecord, request: OpenIteration) -> Iter
             yield ClientGone(member.client, SUPERSEDED)
 
 
-def _joined(
+def _join_facts(
     record: IterationRecord, request: OpenIteration, places: tuple[StreamPlace, ...]
 ) -> list[Fact]:
     job, consumer = record.work.job, request.consumer if record.options.consumers else -1
@@ -146,7 +146,7 @@ def _joined(
     return made
 
 
-def _opened(
+def _make_reply(
     state: State,
     record: IterationRecord,
     request: OpenIteration,
@@ -188,7 +188,7 @@ def offered(state: State, record: IterationRecord, host: str) -> tuple[WorkerInf
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundIteration:
     """The iteration, if it was begun; its number; and what the user should know."""
 
     record: IterationRecord | None
@@ -198,14 +198,14 @@ class Found:
     """Whether it was read to its end and forgotten since."""
 
 
-def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -> Found:
+def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -> FoundIteration:
     """The iteration that `request` asks for; raises where nothing can be left of it by mistake."""
     job = None
     if request.job is not None:
         job = state.jobs.get(job_key(request.job, request.dataset_id, request.by_id))
     if job is None:
         _check_begins(state, request)
-        return Found(None, request.repetition)
+        return FoundIteration(None, request.repetition)
     check_same(job, request, dataset)
     repetition = request.repetition
     while request.endless and not request.resumes and _is_over(state, job, repetition, request):
@@ -214,12 +214,12 @@ def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -
     name = job.iterations.get(repetition)
     if name is not None:
         record = state.iterations[name]
-        return Found(record, repetition, _warning(state, job, record, request))
+        return FoundIteration(record, repetition, _warning(state, job, record, request))
     if repetition not in job.over:
         _check_begins(state, request)
-        return Found(None, repetition)
+        return FoundIteration(None, repetition)
     _check_not_forgotten(request)
-    return Found(None, repetition, _warning(state, job, None, request), over=True)
+    return FoundIteration(None, repetition, _warning(state, job, None, request), over=True)
 
 
 def _check_begins(state: State, request: OpenIteration) -> None:
@@ -285,16 +285,16 @@ def origin_of(request: OpenIteration) -> str:
     """Equal for clients that go on from the same saved states."""
     if not request.resumes:
         return ""
-    addresses = sorted((*request.consumed, *request.held), key=_order)
+    addresses = sorted((*request.consumed, *request.held), key=_by_position)
     states = (sorted(request.resumes), addresses, request.finished)
     return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
 
 
-def _order(address: Address) -> tuple[int, int]:
+def _by_position(address: Address) -> tuple[int, int]:
     return address.stream, address.start
 
 
-def rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
+def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
     """The clients whose reading is undone: those that are resumed, and all who went on from them.
 
     Members are looked at in the order they came, so nobody is seen before whom it goes on from.
@@ -303,33 +303,37 @@ def rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewou
     line = set(request.resumes)
     for member in record.members.values():
         follows = any(ancestor in line for ancestor in member.resumes)
-        if follows and not _beside(member, request, origin) and not _again(member, request, origin):
+        if (
+            follows
+            and not _resumes_together(member, request, origin)
+            and not _is_returning(member, request, origin)
+        ):
             line.add(member.client)
     members = (record.members[client] for client in record.members if client in line)
-    return [ClientRewound(member.client) for member in members if _has_something(member)]
+    return [ClientRewound(member.client) for member in members if _has_leases_or_elements(member)]
 
 
-def _beside(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
     """Whether somebody reads beside the one that asks, both from one merged state."""
     merged = request.merged or len(request.resumes) > 1
     return merged and member.origin == origin and member.standing in (HERE, LEFT)
 
 
-def _again(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
+def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
     """Whether this is the one that asks, which was lost and comes back."""
     return member.client == request.client and member.origin == origin
 
 
-def _has_something(member: ClientRecord) -> bool:
+def _has_leases_or_elements(member: ClientRecord) -> bool:
     return bool(member.consumed) or member.standing != SUPERSEDED
 
 
-def set_aside(
+def find_untaken(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[Address, ...]:
     """What a client gets of `request.held` once `before` has happened: what nobody else has."""
     ends = {**record.ends, **dict(request.finished)}
-    taken = _taken_by_others(record, request, before, {at.stream for at in request.held})
+    taken = _find_taken(record, request, before, {at.stream for at in request.held})
     return tuple(
         Address(at.stream, start, stop)
         for at in request.held
@@ -339,17 +343,17 @@ def set_aside(
     )
 
 
-def repeated(
+def find_repeated(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[Address, ...]:
     """Of what a client says that it has consumed, what others have got, too."""
     if request.merged or len(request.resumes) > 1:
         return ()  # All who go on from merged states say the same, and the first of them has it.
-    taken = _taken_by_others(record, request, before, {at.stream for at in request.consumed})
+    taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
     return _overlaps(request, taken)
 
 
-def unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
     """The same for a client that asks again: all that it said and that was not noted for it."""
     if request.merged or len(request.resumes) > 1:
         return ()
@@ -369,14 +373,14 @@ def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[Address
     )
 
 
-def _taken_by_others(
+def _find_taken(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact], streams: set[int]
 ) -> dict[int, Ranges]:
     undone = {fact.client for fact in before if isinstance(fact, ClientRewound)}
-    return _taken(record, record.group_of(request), {*undone, request.client}, streams)
+    return _ranges_of_others(record, record.group_of(request), {*undone, request.client}, streams)
 
 
-def _taken(
+def _ranges_of_others(
     record: IterationRecord, name: str, undone: set[str], streams: set[int]
 ) -> dict[int, Ranges]:
     """What the others of a group have of some streams."""
@@ -393,7 +397,7 @@ def _taken(
     return taken
 
 
-def leased_again(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
     """The same for a client that asks again, and has it."""
     group = record.groups[record.members[request.client].group]
     return tuple(

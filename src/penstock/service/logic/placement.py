@@ -30,7 +30,7 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
 )
 
-_NOTHING = Shape("random", length=0)
+_EMPTY_SHAPE = Shape("random", length=0)
 
 
 def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> str:
@@ -51,15 +51,15 @@ def begin(
     state: State, request: OpenIteration, dataset: DatasetInfo, over: bool = False
 ) -> IterationBegun:
     """The iteration that its first reader asks for; without elements if it is `over`."""
-    options, shape = request.options, _NOTHING if over else dataset.shape
+    options, shape = request.options, _EMPTY_SHAPE if over else dataset.shape
     leased = request.job is not None and not options.consumers
     form = shape.kind if over else form_of(options, shape, leased)
     work = Work(
         digest=dataset.digest,
-        job=_name(state),
+        job=_new_iteration_name(state),
         form=form,
         stream=0,
-        streams=_streams(state, form, request, shape),
+        streams=_count_streams(state, form, request, shape),
         key=request.key,
         epoch=request.epoch,
         policy=options.mode if form == "shard" else 0,
@@ -70,24 +70,26 @@ def begin(
     return IterationBegun(*key, options, work, leased, shape.length, by_id=request.by_id)
 
 
-def _name(state: State) -> str:
+def _new_iteration_name(state: State) -> str:
     """Unique for ever: a start that does not know of an iteration must not give its name again."""
     life = next(reversed(state.lives), state.dispatcher)
     start = "" if life == state.dispatcher else f"{life}."
     return f"{state.dispatcher}/{start}{state.iteration_numbers}"
 
 
-def _streams(state: State, form: str, request: OpenIteration, shape: Shape) -> int:
+def _count_streams(state: State, form: str, request: OpenIteration, shape: Shape) -> int:
     if form == "shard":
         return len(state.settings.worker_addresses)
     if form == "share" or (form == "whole" and request.options.consumers):
-        return request.streams or max(1, len(_workers(state, request)), streams_resumed(request))
+        return request.streams or max(
+            1, len(_find_candidates(state, request)), streams_resumed(request)
+        )
     if form == "whole":
         return ENDLESS
     return shape.streams if form == "split" else 1
 
 
-def _workers(state: State, request: OpenIteration) -> list[WorkerInfo]:
+def _find_candidates(state: State, request: OpenIteration) -> list[WorkerInfo]:
     return candidates(state, request.host if is_local(request.options) else None)
 
 
@@ -97,7 +99,7 @@ def opening_places(
     """Who makes the streams of a new iteration, where streams belong to workers."""
     if not record.owned:
         return ()
-    workers = _workers(state, request)
+    workers = _find_candidates(state, request)
     if record.work.form == "shard":
         return tuple(listed_places(state, workers))
     if record.work.form == "single":
@@ -116,16 +118,16 @@ def joining_places(
     """What changes because a client joins where nobody was, or nobody on its host."""
     if not record.owned:
         return ()
-    workers = _workers(state, request)
+    workers = _find_candidates(state, request)
     new_here = is_local(record.options) and request.host not in record.hosts
     places = settle(record, workers) if new_here or not record.clients else []
     if record.elastic:
-        places += _resumed_places(record, request, places, workers)
-    places += _agreed_places(record, request, places, workers)
+        places += _places_of_saved_streams(record, request, places, workers)
+    places += _places_with_known_laps(record, request, places, workers)
     return tuple(places)
 
 
-def _agreed_places(
+def _places_with_known_laps(
     record: IterationRecord,
     request: OpenIteration,
     places: list[StreamPlace],
@@ -148,7 +150,7 @@ def _agreed_places(
     ]
 
 
-def _resumed_places(
+def _places_of_saved_streams(
     record: IterationRecord,
     request: OpenIteration,
     places: list[StreamPlace],
@@ -226,12 +228,12 @@ def settle(record: IterationRecord, newcomers: Iterable[WorkerInfo]) -> list[Str
             if record.places.worker(stream) != info.worker:
                 changes[stream] = StreamPlace(stream, info.worker, info.address)
     guests = [stream for stream in record.places.guests if stream not in changes]
-    _adopt(record, strangers, guests, changes)
-    _shelter(record, newcomers, guests, changes)
+    _place_on_strangers(record, strangers, guests, changes)
+    _place_orphans(record, newcomers, guests, changes)
     return list(changes.values())
 
 
-def _adopt(
+def _place_on_strangers(
     record: IterationRecord,
     strangers: list[WorkerInfo],
     guests: list[int],
@@ -252,7 +254,7 @@ def _adopt(
         changes[stream] = StreamPlace(stream, info.worker, info.address, begins)
 
 
-def _shelter(
+def _place_orphans(
     record: IterationRecord,
     newcomers: list[WorkerInfo],
     guests: list[int],
@@ -280,7 +282,9 @@ def extend(state: State, record: IterationRecord, request: ClientHeartbeat) -> l
 
     No consumer has entered the lap in which they begin, and none will before it knows of them.
     """
-    limits = [_limit(state.clients[name], record, request) for name in record.consumers.values()]
+    limits = [
+        _valid_limit(state.clients[name], record, request) for name in record.consumers.values()
+    ]
     known = [limit for limit in limits if limit is not None]
     if record.asked_since is None or len(known) < len(limits) or AT_END in known:
         return []
@@ -289,7 +293,9 @@ def extend(state: State, record: IterationRecord, request: ClientHeartbeat) -> l
     return [StreamsPlaced(record.work.job, tuple(begin))]
 
 
-def _limit(client: ClientRecord, record: IterationRecord, request: ClientHeartbeat) -> int | None:
+def _valid_limit(
+    client: ClientRecord, record: IterationRecord, request: ClientHeartbeat
+) -> int | None:
     """The limit of a consumer, with what it says just now; None if it did not promise any yet."""
     version, limit = client.version, client.limit
     if client.client == request.client and request.version >= version:
@@ -311,7 +317,7 @@ def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
     records = [state.roster.workers[worker] for worker in leaving]
     if not any(record.streams for record in records):
         return []
-    others = _Scales([r for r in state.roster.usable() if r.info.worker not in leaving])
+    others = _LoadHeap([r for r in state.roster.usable() if r.info.worker not in leaving])
     moved: dict[str, list[StreamPlace]] = {}
     for record in records:
         for job, stream in record.streams:
@@ -322,7 +328,7 @@ def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
     return [StreamsPlaced(job, tuple(places)) for job, places in moved.items()]
 
 
-class _Scales:
+class _LoadHeap:
     """Workers by what they have to do, with what they are about to get."""
 
     def __init__(self, records: list[WorkerRecord]) -> None:
@@ -332,7 +338,7 @@ class _Scales:
 
     def lightest(self, iteration: IterationRecord) -> str | None:
         """The worker with least to do of those that may be used; it gets one stream more."""
-        near = self._near(iteration)
+        near = self._lightest_entry(iteration)
         if near is None:
             return None
         load, i = near
@@ -343,7 +349,7 @@ class _Scales:
             heapq.heapify(self._heap)
         return self._records[i].info.worker
 
-    def _near(self, iteration: IterationRecord) -> tuple[int, int] | None:
+    def _lightest_entry(self, iteration: IterationRecord) -> tuple[int, int] | None:
         if self._heap and iteration.near(self._records[self._heap[0][1]].info):
             return self._heap[0]
         near = (e for e in self._heap if iteration.near(self._records[e[1]].info))

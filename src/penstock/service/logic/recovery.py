@@ -46,16 +46,16 @@ from penstock.service.protocol.messages import (
     Request,
 )
 
-_NAMED = 8
+_MAX_NAMED = 8
 """So many streams are named in a message."""
 
 
 def snapshot(state: State) -> tuple[Fact, ...]:
     """The facts that a state consists of."""
-    return tuple(_facts(state))
+    return tuple(_list_facts(state))
 
 
-def _facts(state: State) -> Iterator[Fact]:
+def _list_facts(state: State) -> Iterator[Fact]:
     if state.starts:
         yield DispatcherStarted(state.dispatcher, state.starts, tuple(state.lives.items()))
     names = {dataset_id: request for request, dataset_id in state.requests.items()}
@@ -65,7 +65,7 @@ def _facts(state: State) -> Iterator[Fact]:
     for worker in state.roster.workers.values():
         yield WorkerJoined(worker.info)
     for record in state.iterations.values():
-        yield from _iteration(record)
+        yield from _iteration_facts(record)
     for job in state.jobs.values():
         if job.over:
             some = next(iter(job.iterations.values()))
@@ -73,7 +73,7 @@ def _facts(state: State) -> Iterator[Fact]:
     yield NumbersGiven(state.dataset_numbers, state.iteration_numbers, state.facts)
 
 
-def _iteration(record: IterationRecord) -> Iterator[Fact]:
+def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
     begun, job = record.begun, record.work.job
     yield IterationBegun(
         *(begun.name, begun.repetition, begun.dataset_id, begun.options),
@@ -83,22 +83,22 @@ def _iteration(record: IterationRecord) -> Iterator[Fact]:
     if record.ends:
         yield LengthsKept(job, record.ends.packed())
     for client in record.members.values():
-        yield from _client(client)
+        yield from _client_facts(client)
     for name, group in record.groups.items():
-        yield _group(job, name, group)
+        yield _group_fact(job, name, group)
     for client in record.members.values():
-        yield from _leases(client, record.groups[client.group])
+        yield from _lease_facts(client, record.groups[client.group])
     # Placed before the last client leaves, a stream would lose its place again.
-    places = tuple(sorted(record.places, key=_stream))
+    places = tuple(sorted(record.places, key=_stream_of))
     if places:
         yield StreamsPlaced(job, places)
 
 
-def _stream(place: StreamPlace) -> int:
+def _stream_of(place: StreamPlace) -> int:
     return place.stream
 
 
-def _client(client: ClientRecord) -> Iterator[Fact]:
+def _client_facts(client: ClientRecord) -> Iterator[Fact]:
     yield ClientJoined(
         *(client.client, client.job, client.group, client.host),
         *(client.consumer, client.resumes, client.origin, client.program),
@@ -109,12 +109,12 @@ def _client(client: ClientRecord) -> Iterator[Fact]:
         yield ClientGone(client.client, client.standing)
 
 
-def _group(job: str, name: str, group: Group) -> GroupReached:
+def _group_fact(job: str, name: str, group: Group) -> GroupReached:
     reached = ((stream, track.reached) for stream, track in sorted(group.tracks.items()))
     return GroupReached(job, name, group.begun, tuple(reached))
 
 
-def _leases(client: ClientRecord, group: Group) -> Iterator[Fact]:
+def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:
     if client.standing != HERE:
         return
     held = [
@@ -126,7 +126,7 @@ def _leases(client: ClientRecord, group: Group) -> Iterator[Fact]:
         yield LeasesKept(client.client, tuple(held), client.number, client.answer)
 
 
-def stamped(state: State, reply: Reply) -> Reply:
+def stamp_reply(state: State, reply: Reply) -> Reply:
     """An answer with the last fact that it rests on; `state` knows all of them."""
     if not state.lives or not isinstance(
         reply, OpenIterationReply | LeaseReply | ClientHeartbeatReply
@@ -142,7 +142,7 @@ def lost_facts(state: State, request: Request) -> str | None:
         return None
     if knows(state, request.last):
         return None
-    end = _end(state, request.last.life)
+    end = _last_known_fact(state, request.last.life)
     return (
         f"service: the dispatcher has lost facts: reader {request.client} was told of fact "
         f"{request.last.number}, and the journal ended with fact {end} when it was opened; its "
@@ -152,10 +152,10 @@ def lost_facts(state: State, request: Request) -> str | None:
 
 def knows(state: State, fact: LastFact) -> bool:
     """Whether a fact that a reader was told of was not lost."""
-    return fact.number <= _end(state, fact.life)
+    return fact.number <= _last_known_fact(state, fact.life)
 
 
-def _end(state: State, life: str) -> int:
+def _last_known_fact(state: State, life: str) -> int:
     """The last fact that is known of those of one start of the dispatcher."""
     lives = list(state.lives)
     if life not in lives:
@@ -164,29 +164,30 @@ def _end(state: State, life: str) -> int:
     return state.lives[later[0]] if later else state.facts
 
 
-def in_doubt(state: State) -> list[str]:
+def describe_unrecorded(state: State) -> list[str]:
     """In words, per named iteration, what readers that are gone may have got without a trace."""
     return [
-        f"job {record.begun.name!r}, repetition {record.begun.repetition}: {spans(_ahead(record))}"
+        f"job {record.begun.name!r}, repetition {record.begun.repetition}: "
+        f"{describe_addresses(_unleased_addresses(record))}"
         for record in state.iterations.values()
         if record.begun.leased and not record.finished
     ]
 
 
-def _ahead(record: IterationRecord) -> Iterator[Address]:
+def _unleased_addresses(record: IterationRecord) -> Iterator[Address]:
     for group in record.groups.values():
         for stream in sorted(group.open):
             yield Address(stream, group.tracks[stream].reached, record.ends.get(stream, -1))
 
 
-def spans(addresses: Iterator[Address] | tuple[Address, ...]) -> str:
+def describe_addresses(addresses: Iterator[Address] | tuple[Address, ...]) -> str:
     """Addresses as a person reads them."""
     found = iter(addresses)
-    named = [_span(at) for at in islice(found, _NAMED)]
+    named = [_describe_address(at) for at in islice(found, _MAX_NAMED)]
     more = sum(1 for _ in found)
     return "; ".join(named) + (f"; and {more} more" if more else "")
 
 
-def _span(at: Address) -> str:
+def _describe_address(at: Address) -> str:
     last = f"to {at.stop - 1}" if at.stop >= 0 else "on"
     return f"elements {at.start} {last} of stream {at.stream}"

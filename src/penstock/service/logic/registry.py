@@ -55,7 +55,7 @@ def register_dataset(state: State, request: RegisterDataset) -> Decision:
     )
     known = state.datasets.get(dataset_id)
     if known is not None:
-        if not _equal(known, info):
+        if not _is_same_dataset(known, info):
             raise InvalidArgumentError(
                 f"register_dataset: another dataset is registered as {dataset_id!r}; use another "
                 "dataset_id, or none to get a new one"
@@ -70,7 +70,7 @@ def _next_id(state: State) -> str:
     return next(number for number in numbers if number not in state.datasets)
 
 
-def _equal(one: DatasetInfo, other: DatasetInfo) -> bool:
+def _is_same_dataset(one: DatasetInfo, other: DatasetInfo) -> bool:
     """Whether two plans are the same, though seeds and the bytes of functions may differ."""
     if (one.structure, one.spec) != (other.structure, other.spec):
         return False
@@ -113,7 +113,7 @@ def _check_worker(state: State, request: RegisterWorker) -> None:
         )
 
 
-def beat_worker(state: State, request: WorkerHeartbeat, now: float) -> Decision:
+def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float) -> Decision:
     """A worker lives, and learns what goes on."""
     record = state.roster.workers.get(request.worker)
     if record is None:
@@ -132,10 +132,10 @@ def leave_worker(state: State, request: LeaveWorker) -> Decision:
     """A worker stops; others make what it made."""
     if request.worker not in state.roster.workers:
         return Decision((), Ok())
-    return Decision(tuple(workers_gone(state, (request.worker,))), Ok())
+    return Decision(tuple(remove_workers(state, (request.worker,))), Ok())
 
 
-def workers_gone(state: State, workers: tuple[str, ...]) -> list[Fact]:
+def remove_workers(state: State, workers: tuple[str, ...]) -> list[Fact]:
     """What follows when workers are there no more, all at once."""
     moved = relieve(state, workers)
     return [*(WorkerGone(worker) for worker in workers), *moved]
@@ -178,17 +178,17 @@ def forget_jobs(state: State, request: ForgetJobs) -> Decision:
     """Forgets one job, or all jobs that nobody reads, at the wish of a user."""
     asked = [r for r in state.iterations.values() if r.begun.name is not None]
     if request.job is not None:
-        asked = _named(asked, request.job)
+        asked = _find_job(asked, request.job)
     read = {record.begun.name for record in asked if record.clients}
     gone = [record for record in asked if record.begun.name not in read]
     facts = tuple(IterationRemoved(record.work.job) for record in gone)
-    return Decision(facts, ForgetJobsReply(_names(gone), tuple(sorted(filter(None, read)))))
+    return Decision(facts, ForgetJobsReply(_job_names(gone), tuple(sorted(filter(None, read)))))
 
 
-def _named(records: list[IterationRecord], job: str) -> list[IterationRecord]:
+def _find_job(records: list[IterationRecord], job: str) -> list[IterationRecord]:
     found = [record for record in records if record.begun.name == job]
     if not found:
-        names = ", ".join(map(repr, _names(records))) or "none"
+        names = ", ".join(map(repr, _job_names(records))) or "none"
         raise NotFoundError(f"forget: the dispatcher knows no job {job!r}; it knows {names}")
     readers = sum(len(record.clients) for record in found)
     if readers:
@@ -198,5 +198,5 @@ def _named(records: list[IterationRecord], job: str) -> list[IterationRecord]:
     return found
 
 
-def _names(records: list[IterationRecord]) -> tuple[str, ...]:
+def _job_names(records: list[IterationRecord]) -> tuple[str, ...]:
     return tuple(sorted({record.begun.name or "" for record in records}))

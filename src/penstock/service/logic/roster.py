@@ -79,8 +79,8 @@ class Roster:
             record.info, record.suspected, record.draining = info, False, False
         self.addresses[info.address] = info.worker
         self._count_in(record)
-        self._moved()
-        self._spoke(record, now)
+        self._change_list()
+        self._record_request(record, now)
 
     def leave(self, worker: str) -> WorkerRecord | None:
         record = self.workers.pop(worker, None)
@@ -90,7 +90,7 @@ class Roster:
         self.silent.pop(worker, None)
         if self.addresses.get(record.info.address) == worker:
             del self.addresses[record.info.address]
-        self._moved()
+        self._change_list()
         return record
 
     def hear(
@@ -106,7 +106,7 @@ class Roster:
             return
         if record.suspected or draining != record.draining:
             if draining != record.draining:
-                self._moved()
+                self._change_list()
             self._count_out(record)
             record.suspected, record.draining = False, draining
             self._count_in(record)
@@ -114,7 +114,7 @@ class Roster:
             record.pace.add(job.elements, job.seconds)
         record.buffered = sum(job.buffered for job in jobs)
         record.restarts = max(record.restarts, restarts)
-        self._spoke(record, now)
+        self._record_request(record, now)
 
     def suspect(self, worker: str) -> None:
         record = self.workers.get(worker)
@@ -164,11 +164,11 @@ class Roster:
             self._offered = staying or tuple(record.info for record in records)
         return self._offered
 
-    def _moved(self) -> None:
+    def _change_list(self) -> None:
         self.version += 1
         self._offered = None
 
-    def _spoke(self, record: WorkerRecord, now: float) -> None:
+    def _record_request(self, record: WorkerRecord, now: float) -> None:
         record.heard = now
         self.silent.pop(record.info.worker, None)
         self.silent[record.info.worker] = None
@@ -186,7 +186,7 @@ class Roster:
             self._loads.setdefault(len(record.streams), {})[record.info.worker] = None
 
 
-def least_loaded(
+def find_least_loaded(
     workers: Iterable[WorkerRecord], given: Sequence[str | None] = ()
 ) -> WorkerRecord | None:
     """The first of `workers` that is in `given` the fewest times; None if there are none."""
@@ -239,7 +239,7 @@ class Places:
 
     def put(self, place: StreamPlace, roster: Roster) -> None:
         """A stream has another place."""
-        before = self._leave(place.stream, roster)
+        before = self._remove_place(place.stream, roster)
         if place.begins is None:
             begins = before.begins if before is not None else 0
             place = msgspec.structs.replace(place, begins=begins)
@@ -264,14 +264,14 @@ class Places:
         if self._owned:
             self.put(StreamPlace(stream, None, self.home(stream)), roster)
         else:
-            self._leave(stream, roster)
+            self._remove_place(stream, roster)
 
     def clear(self, roster: Roster) -> None:
         """Nobody makes any."""
         for stream in list(self._places):
             self.vacate(stream, roster)
 
-    def _leave(self, stream: int, roster: Roster) -> StreamPlace | None:
+    def _remove_place(self, stream: int, roster: Roster) -> StreamPlace | None:
         before = self._places.pop(stream, None)
         if before is not None:
             roster.take(before.worker, self._job, stream)
