@@ -20,7 +20,7 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.references import encode_by_reference
 from penstock.service.host import plan_cache
-from penstock.service.host.plan_cache import DecodedPlans, decoder
+from penstock.service.host.plan_cache import PlanCache, make_decoder
 from penstock.service.protocol.messages import GetPlan, GetPlanReply
 
 PLAN = n.Range(0, 5, 1, int64)
@@ -42,8 +42,8 @@ class Dispatcher:
         return GetPlanReply(data[request.offset : request.offset + self.part], len(data))
 
 
-def plans_of(dispatcher: Dispatcher, *how: object) -> DecodedPlans:
-    return DecodedPlans(dispatcher.call, decoder(*(how or ("by_value", ()))), "host:1")
+def plans_of(dispatcher: Dispatcher, *how: object) -> PlanCache:
+    return PlanCache(dispatcher.call, make_decoder(*(how or ("by_value", ()))), "host:1")
 
 
 def digest(data: bytes) -> str:
@@ -163,4 +163,4 @@ def test_by_reference_only_functions_of_given_modules_are_run():
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", ""])
 def test_modules_that_do_not_exist_are_told_at_once(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="worker: there is no module"):
-        decoder("by_reference", (name,))
+        make_decoder("by_reference", (name,))

@@ -18,7 +18,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan import nodes
-from penstock.service.host.plan_cache import DecodedPlans
+from penstock.service.host.plan_cache import PlanCache
 from penstock.service.host.remote_stream import RemoteStream
 from penstock.service.logic.facts import ClientGone
 from penstock.service.logic.iterations import LOST
@@ -131,14 +131,14 @@ def test_a_failure_of_the_service_ends_the_waiting(cluster):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_worker_in_trouble_is_asked_again(cluster, monkeypatch, stream):
     """It cannot get the plan, because the dispatcher does not answer it in time."""
-    fetch, failures = DecodedPlans._fetch, iter([1, 2])
+    fetch, failures = PlanCache._fetch, iter([1, 2])
 
     def fetched(plans, digest):
         if next(failures, None) is not None:
             raise UnavailableError("dispatcher localhost:1 has not answered for 1 s")
         return fetch(plans, digest)
 
-    monkeypatch.setattr(DecodedPlans, "_fetch", fetched)
+    monkeypatch.setattr(PlanCache, "_fetch", fetched)
     monkeypatch.setattr("penstock.service.protocol.timing.WORKER_REFUSAL", 0.01)
     numbers = Dataset.range(9).filter(lambda x: True) if stream else Dataset.range(9)
     assert [int(x) for x in numbers.apply(cluster.distribute())] == list(range(9))

@@ -1,7 +1,7 @@
-"""Failures: how an exception travels from the worker where it happened to the user who waits.
+"""Failures: exceptions of a worker as messages, and messages as exceptions in the client.
 
-On the way it is text: its class (one of `penstock.errors`), its message and its traceback. Nothing
-that came over a wire is ever run or unpickled to make an exception.
+An exception travels as text: its class (one of `penstock.errors`), its message and its traceback.
+A client never runs or unpickles received bytes to make an exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import OpError, UnknownError, kind_of
 from penstock.service.protocol.fetches import Failed, Impossible
 
 _MOST_TEXT = 1 << 14
-"""Characters of a message or a traceback that travel; of longer ones the middle is left out."""
+"""Characters of a message or traceback; longer texts travel without their middle."""
 
 _ELSEWHERE = (
     errors.NotFoundError,
@@ -26,12 +26,12 @@ _ELSEWHERE = (
     errors.DeadlineExceededError,
     errors.FailedPreconditionError,
 )
-"""What may be the fault of one machine: another one may have the file, the memory or the module."""
+"""Errors that may be due to one machine: another may have the file, the memory or the module."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception as text; holds none of the frames that it came through."""
+    """An exception as text, without references to frames."""
 
     kind: str
     message: str
@@ -44,20 +44,21 @@ class Fault:
 
 
 def fault_of(error: BaseException, worker: str) -> Fault:
-    """What is told of an exception that was raised on the worker at `worker`."""
+    """Returns an exception, raised on the worker at `worker`, as text."""
     kind = kind_of(error)
     text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    message = f"{_short(text)} (on worker {worker})"
-    return Fault(_known(kind).__name__, message, _short(trace), _cause_of(error))
+    message = f"{_shorten(text)} (on worker {worker})"
+    return Fault(_nearest_class(kind).__name__, message, _shorten(trace), _cause_of(error))
 
 
 def _cause_of(error: BaseException) -> tuple[str, str]:
     cause = error.__cause__ if isinstance(error, OpError) else error
     if cause is None:
         return "", ""
-    told = cause.args[0] if len(cause.args) == 1 and isinstance(cause.args[0], str) else str(cause)
-    return type(cause).__name__, _short(told)
+    arguments = cause.args
+    text = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], str) else str(cause)
+    return type(cause).__name__, _shorten(text)
 
 
 def to_failed(
@@ -67,53 +68,61 @@ def to_failed(
     began: int | None = None,
     place: int | None = None,
 ) -> Failed:
-    """For one element that could not be made."""
-    what = (fault.kind, fault.message, fault.remote, fault.cause)
-    return Failed(request, ordinal, *what, began, place)
+    """Returns the message for one element that could not be computed."""
+    return Failed(
+        request=request,
+        ordinal=ordinal,
+        kind=fault.kind,
+        message=fault.message,
+        remote=fault.remote,
+        cause=fault.cause,
+        began=began,
+        place=place,
+    )
 
 
 def from_failed(failed: Failed) -> OpError:
-    """The exception for the user, with the remote traceback as a note."""
-    error = _class(failed.kind)(failed.message)
+    """Returns the exception for the user, with the remote traceback as a note."""
+    error = _find_class(failed.kind)(failed.message)
     if failed.remote:
         error.add_note(f"Traceback on the worker:\n{failed.remote.rstrip()}")
-    error.__cause__ = _cause(*failed.cause)
+    error.__cause__ = _make_cause(*failed.cause)
     return error
 
 
-def _cause(name: str, text: str) -> Exception | None:
-    """What a function raised, if that is one of Python's own or of ours."""
+def _make_cause(name: str, text: str) -> Exception | None:
+    """Returns what the function raised, if its class is a builtin or one of `penstock.errors`."""
     found = getattr(builtins, name, None) or getattr(errors, name, None)
     if not (isinstance(found, type) and issubclass(found, Exception)):
         return UnknownError(f"{name}: {text}") if name else None
     try:
         return found(text)
-    except TypeError:  # It wants more than a text.
+    except TypeError:  # Its constructor needs more than a text.
         return UnknownError(f"{name}: {text}")
 
 
 def to_impossible(request: int, error: BaseException, worker: str) -> Impossible:
-    """For a request of which nothing can be answered."""
+    """Returns the message for a request that cannot be answered at all."""
     fault = fault_of(error, worker)
     return Impossible(request, fault.kind, fault.message, isinstance(error, _ELSEWHERE))
 
 
 def from_impossible(impossible: Impossible) -> OpError:
-    """The exception for the user, if no other worker could answer."""
-    return _class(impossible.kind)(impossible.message)
+    """Returns the exception for the user, for the case that no other worker can answer."""
+    return _find_class(impossible.kind)(impossible.message)
 
 
-def _class(kind: str) -> type[OpError]:
+def _find_class(kind: str) -> type[OpError]:
     found = getattr(errors, kind, None)
     return found if isinstance(found, type) and issubclass(found, OpError) else UnknownError
 
 
-def _known(kind: type[OpError]) -> type[OpError]:
-    """The class itself, or for one of somebody else the nearest of ours."""
-    return next(base for base in kind.__mro__ if _class(base.__name__) is base)
+def _nearest_class(kind: type[OpError]) -> type[OpError]:
+    """Returns the class itself, or for a subclass of a user its nearest base in our errors."""
+    return next(base for base in kind.__mro__ if _find_class(base.__name__) is base)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= _MOST_TEXT:
         return text
     half = _MOST_TEXT // 2

@@ -1,7 +1,7 @@
-"""`local://N`: N worker processes on this machine, for as long as somebody reads.
+"""`local://N`: N worker processes on this machine, which run while a reader exists.
 
-The dispatcher lives in the reader's own process. A worker that dies is replaced. Workers end when
-their standard input does, so none outlives a reader that was killed.
+The dispatcher runs in the reader's own process. A worker process that ends is replaced. Workers end
+when their standard input is closed, so none outlives a reader that was killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.session import Session
 from penstock.service.protocol import timing
 
-_STARTS = 3
+_MOST_EARLY_ENDS = 3
 """So many workers in a row may end soon after their start before that is an error."""
 
 
@@ -30,51 +30,54 @@ _LOG = logging.getLogger("penstock.service")
 
 
 class LocalService:
-    """A dispatcher in this process and workers in processes of their own."""
+    """A dispatcher in this process, and workers in processes of their own."""
 
     def __init__(self, rest: str) -> None:
-        count = _count(rest)
+        count = _parse_count(rest)
         token = secrets.token_hex(16)
         self._dispatcher = dispatcher = Dispatcher(DispatcherConfig(token=token))
         dispatcher.start()
         self.session = Session(
             dispatcher.address, dispatcher.security, lambda request, _=0: dispatcher.handle(request)
         )
-        self._crew = [_Hand(dispatcher.address, token, self.session) for _ in range(count)]
+        self._workers = [
+            _WorkerProcess(dispatcher.address, token, self.session) for _ in range(count)
+        ]
         _RUNNING.add(self)
 
     def close(self) -> None:
-        """Ends the workers; twice is fine."""
-        for hand in self._crew:
-            hand.dismiss()
-        for hand in self._crew:
-            hand.gone()
+        """Ends the workers; may be repeated."""
+        for worker in self._workers:
+            worker.shut_input()
+        for worker in self._workers:
+            worker.wait()
         self._dispatcher.stop()
-        _RUNNING.discard(self)  # Not before: a program that ends sees to those that are left.
+        _RUNNING.discard(self)  # Last: `_close_all` closes what an exception left here.
 
     @property
     def processes(self) -> list[int]:
         """The ids of the worker processes."""
-        return [hand.process.pid for hand in self._crew]
+        return [worker.process.pid for worker in self._workers]
 
 
-class _Hand:
-    """One worker process, replaced when it dies."""
+class _WorkerProcess:
+    """One worker process, which a thread replaces when it ends."""
 
     def __init__(self, address: str, token: str, session: Session) -> None:
         self._command = [sys.executable, "-m", "penstock", "worker", "--stop-with-stdin", "--quiet"]
         self._command += ["--dispatcher", address]
-        self._environment = {**os.environ, "PENSTOCK_TOKEN": token, "PYTHONPATH": _paths()}
+        self._environment = {**os.environ, "PENSTOCK_TOKEN": token, "PYTHONPATH": _module_paths()}
         self._session = session
         self._lock = threading.Lock()
-        self._dismissed = False
-        self._deaths = 0
+        """Guards the two fields below; no process is started once `_closed` is set."""
+        self._closed = False
+        self._early_ends = 0
         self._start()
         threading.Thread(target=self._watch, name="penstock-local", daemon=True).start()
 
     def _start(self) -> None:
         self._started = time.monotonic()
-        # A session of its own: Ctrl-C in the terminal is the reader's, who then ends the workers.
+        # A session of its own: Ctrl-C in the terminal reaches only the reader, which ends workers.
         self.process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, env=self._environment, start_new_session=True
         )
@@ -83,11 +86,11 @@ class _Hand:
         while True:
             code = self.process.wait()
             with self._lock:
-                if self._dismissed:
+                if self._closed:
                     return
                 early = time.monotonic() - self._started < timing.EARLY_CRASH
-                self._deaths = self._deaths + 1 if early else 0
-                if self._deaths >= _STARTS:
+                self._early_ends = self._early_ends + 1 if early else 0
+                if self._early_ends >= _MOST_EARLY_ENDS:
                     self._session.failure = InternalError(
                         f"local://: worker processes end soon after they start (exit code {code}): "
                         "they cannot run here, or a function ends its process; see what they "
@@ -97,16 +100,17 @@ class _Hand:
                 _LOG.warning(
                     "local://: a worker process ended (exit code %s); starting another", code
                 )
-                _shut(self.process)
+                _close_input(self.process)
                 self._start()
 
-    def dismiss(self) -> None:
+    def shut_input(self) -> None:
+        """Ends the process by closing its input; it is not replaced."""
         with self._lock:
-            self._dismissed = True
-        _shut(self.process)
+            self._closed = True
+        _close_input(self.process)
 
-    def gone(self) -> None:
-        """Waits for the end of the process; it is killed if it does not come."""
+    def wait(self) -> None:
+        """Blocks until the process has ended; kills it after a while."""
         try:
             self.process.wait(timing.LOCAL_WORKER_END)
         except subprocess.TimeoutExpired:
@@ -114,13 +118,13 @@ class _Hand:
             self.process.wait()
 
 
-def _shut(process: subprocess.Popen[bytes]) -> None:
+def _close_input(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()
 
 
-def _count(rest: str) -> int:
+def _parse_count(rest: str) -> int:
     try:
         count = int(rest) if rest else os.cpu_count() or 1
     except ValueError:
@@ -133,8 +137,8 @@ def _count(rest: str) -> int:
     return count
 
 
-def _paths() -> str:
-    """Where this process finds modules: functions of those travel by name."""
+def _module_paths() -> str:
+    """Returns where this process finds modules: functions of modules travel by name."""
     return os.pathsep.join(os.path.abspath(path) for path in sys.path)
 
 
@@ -142,6 +146,6 @@ _RUNNING: set[LocalService] = set()
 
 
 @atexit.register
-def _end() -> None:
+def _close_all() -> None:
     for service in list(_RUNNING):
         service.close()

@@ -1,7 +1,7 @@
-"""Decoding: a worker's plans, fetched from the dispatcher by digest and decoded once.
+"""The plan cache of a worker: fetches plans from the dispatcher by digest, and decodes each once.
 
-A plan is code: nothing is decoded that the dispatcher did not give, or whose digest is another. A
-worker that takes functions by reference decodes no pickles at all.
+A plan is code. A worker decodes only bytes that came from the dispatcher and have the right digest.
+A worker that takes functions by reference decodes no pickles at all.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.plan.references import decode_by_reference
 from penstock.service.protocol.messages import GetPlan, GetPlanReply, Reply, Request
 
 _MOST_PLANS = 64
-"""How many decoded plans are kept."""
+"""Decoded plans that are kept."""
 
 _MOST_BYTES = 4 << 30
-"""A plan that claims to be longer is not fetched."""
+"""Longer plans are not fetched."""
 
 Decode = Callable[[bytes], Node]
 
 
-def decoder(functions: str, modules: tuple[str, ...]) -> Decode:
-    """What a worker reads plans with."""
+def make_decoder(functions: str, modules: tuple[str, ...]) -> Decode:
+    """Returns the function that decodes plans, by the worker's options `functions`, `modules`."""
     if functions == "by_reference":
         for name in modules:
             _check_module(name)
@@ -53,36 +53,38 @@ def _check_module(name: str) -> None:
         )
 
 
-class DecodedPlans:
-    """Plans by digest. Who asks for one that another thread is fetching waits for it."""
+class PlanCache:
+    """Decoded plans by digest. Two threads that need the same plan fetch it once."""
 
     def __init__(self, call: Callable[[Request], Reply], decode: Decode, address: str) -> None:
         self._call = call
         self._decode = decode
         self._address = address
+        self._lock = threading.Lock()
+        """Guards the two fields below."""
         self._plans: OrderedDict[str, Node] = OrderedDict()
         self._fetching: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
+        """Held by the thread that fetches the plan with this digest."""
 
     def get(self, digest: str) -> Node:
-        """The plan; an error that says why if it cannot be had here."""
+        """Returns the plan; raises an error that says why this worker cannot have it."""
         with self._lock:
-            if (plan := self._known(digest)) is not None:
+            if (plan := self._find(digest)) is not None:
                 return plan
             fetching = self._fetching.setdefault(digest, threading.Lock())
         with fetching:
             with self._lock:
-                if (plan := self._known(digest)) is not None:
+                if (plan := self._find(digest)) is not None:
                     return plan
             try:
-                plan = self._decoded(self._fetch(digest))
+                plan = self._decode_bytes(self._fetch(digest))
                 self._keep(digest, plan)
             finally:
                 with self._lock:
                     self._fetching.pop(digest, None)
         return plan
 
-    def _known(self, digest: str) -> Node | None:
+    def _find(self, digest: str) -> Node | None:
         if digest in self._plans:
             self._plans.move_to_end(digest)
         return self._plans.get(digest)
@@ -108,16 +110,16 @@ class DecodedPlans:
             )
         return bytes(data)
 
-    def _decoded(self, data: bytes) -> Node:
+    def _decode_bytes(self, data: bytes) -> Node:
         try:
             return self._decode(data)
         except OpError as error:
             cause = error.__cause__
             if not isinstance(cause, ImportError | AttributeError):
                 raise
-            raise FailedPreconditionError(self._lacking(cause)) from cause
+            raise FailedPreconditionError(self._explain_import_error(cause)) from cause
 
-    def _lacking(self, cause: ImportError | AttributeError) -> str:
+    def _explain_import_error(self, cause: ImportError | AttributeError) -> str:
         if isinstance(cause, ModuleNotFoundError):
             return (
                 f"distribute: worker {self._address} has no module {cause.name!r}, which this "

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 
 class Bell:
-    """Wakes whoever waits for sockets, from another thread."""
+    """Wakes a thread that waits for sockets, from another thread."""
 
     def __init__(self) -> None:
         self._here, self._there = socket.socketpair()
@@ -25,10 +25,12 @@ class Bell:
         self._there.setblocking(False)
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # It has rung often enough, or nobody listens.
+        """Makes the bell readable."""
+        with contextlib.suppress(OSError):  # It rings already, or was closed.
             self._there.send(b"!")
 
     def quiet(self) -> None:
+        """Makes the bell unreadable until it rings again."""
         with contextlib.suppress(OSError):
             while self._here.recv(4096):
                 pass
@@ -45,31 +47,31 @@ class Runtime:
     """Clock, threads, locks and waiting of this machine."""
 
     now = staticmethod(time.monotonic)
-    """Seconds, for whoever waits."""
+    """A clock in seconds, for waiting."""
     timer = staticmethod(time.perf_counter)
-    """Seconds, for whoever measures work."""
+    """A clock in seconds, for measuring work."""
     lock = staticmethod(threading.RLock)
     condition = staticmethod(threading.Condition)
     event = staticmethod(threading.Event)
     bell = Bell
 
     def selector(self) -> selectors.BaseSelector:
-        """Waits until connections, or a bell, have something to say."""
+        """Returns a selector, which waits until connections or a bell are readable."""
         return selectors.DefaultSelector()
 
     def poll(self) -> select.poll:
         return select.poll()
 
     def name(self) -> str:
-        """One that nobody else has."""
+        """Returns a name that is unique everywhere."""
         return uuid.uuid4().hex
 
     def start(self, work: Callable[[], None], name: str) -> threading.Thread:
-        """Does something in a thread that no program has to wait for when it ends."""
+        """Starts a daemon thread, which does not keep the program from exiting."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
 
 
 MACHINE = Runtime()
-"""The one that this process runs on."""
+"""The runtime of this process; the default everywhere."""

@@ -30,7 +30,7 @@ from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.fork_server import ForkServer
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
-from penstock.service.host.plan_cache import Decode, DecodedPlans, decoder
+from penstock.service.host.plan_cache import Decode, PlanCache, make_decoder
 from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
@@ -69,7 +69,7 @@ class Worker(Lifecycle):
         )
         self._dispatcher = address.rpartition("://")[2]
         self._environment = environment
-        self._decode = decoder(config.functions, tuple(config.modules))
+        self._decode = make_decoder(config.functions, tuple(config.modules))
         self._running: RunningWorker | None = None
         self._fork_server: ForkServer | None = None
 
@@ -203,7 +203,7 @@ def _make_tasks(
 ) -> Tasks:
     """Returns what runs plans for the worker at `address`, in this process or a plan process."""
     home = Session(control.address, security, control.call)
-    plans = DecodedPlans(control.call, decode, address)
+    plans = PlanCache(control.call, decode, address)
     return Tasks(plans.get, partial(_environment_of_plans, environment, home), address)
 
 

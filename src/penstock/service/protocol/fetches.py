@@ -1,7 +1,7 @@
-"""Fetches: what a client says to a worker on a data connection, and what comes back.
+"""Messages on a data connection: a client's fetches, and the worker's answers.
 
-Requests of one connection are answered one after the other, in order; all that belongs to one of
-them carries its number. What a message carries beside itself are raw bytes (see `frames`).
+A worker answers the requests of one connection one after the other, in order. Every message about a
+request carries its number. Raw bytes may follow a message (see `frames`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from penstock.service.protocol.messages import Message, Plain, Work
 
 
 class Mark(Plain, frozen=True):
-    """A stream's saved state before element `ordinal`: where another worker may begin."""
+    """A stream's saved state before element `ordinal`, from which any worker can continue."""
 
     ordinal: int
     state: bytes
@@ -20,14 +20,14 @@ class Mark(Plain, frozen=True):
 
 
 class OpenTask(Message, frozen=True):
-    """What `task` stands for in the fetches that follow."""
+    """Says which work `task` means in the fetches that follow."""
 
     task: int
     work: Work
 
 
 class Fetch(Message, frozen=True):
-    """Elements `start` to `stop` of a task; `mark` is a place before them, if one is known."""
+    """Asks for elements `start` to `stop` of a task; `mark` is before them, if one is known."""
 
     request: int
     task: int
@@ -37,19 +37,19 @@ class Fetch(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody waits for a request any more; its answer may end at once (with `Done`)."""
+    """The client no longer needs a request; the worker may end its answer at once (by `Done`)."""
 
     request: int
 
 
 class Release(Message, frozen=True):
-    """Pieces of shared memory that nobody reads any more."""
+    """Segments of shared memory that the client no longer reads."""
 
     segments: tuple[int, ...]
 
 
 class CloseTask(Message, frozen=True):
-    """No more fetches of a task."""
+    """The client sends no more fetches of a task."""
 
     task: int
 
@@ -58,33 +58,33 @@ class CloseTask(Message, frozen=True):
 
 
 class Rows(Message, frozen=True):
-    """Elements from `start` on; their columns are described, their bytes follow the message."""
+    """`count` elements from `start` on. The bytes of their columns follow the message."""
 
     request: int
     start: int
     count: int
     columns: bytes
-    """What `frames` needs to make columns of the bytes."""
+    """The description by which `frames` makes columns of the bytes."""
     segment: int = -1
-    """The piece of shared memory that holds the bytes; -1: they follow."""
+    """The segment of shared memory that holds the bytes; -1: they follow the message."""
     nbytes: int = 0
     packed: str = ""
-    """How the bytes are compressed; empty if they are not."""
+    """The compression of the bytes; empty for none."""
     mark: Mark | None = None
     seconds: float = 0.0
-    """What it took to make them."""
+    """The time that it took to compute them."""
     structure: str = ""
-    """Of each element; empty for a bare leaf."""
+    """The structure of each element; empty for a bare leaf."""
     check: int | None = None
-    """The checksum of the bytes that follow; None where the way they take needs none."""
+    """The checksum of the bytes that follow; None if the connection needs none."""
     began: int | None = None
-    """Where the part of a file began that the stream is, if that had to be found out."""
+    """For a stream that is a part of a file: where it began, if the worker had to find that out."""
 
 
 class Failed(Message, frozen=True):
-    """Element `ordinal` could not be made; the ones behind it follow.
+    """Element `ordinal` could not be computed; the elements behind it follow.
 
-    `place` is its place among the inputs of an `interleave`, where the client takes turns.
+    `place` is its place among the inputs of an `interleave`, if the client merges them.
     """
 
     request: int
@@ -94,45 +94,45 @@ class Failed(Message, frozen=True):
     remote: str = ""
     """The traceback, as text."""
     cause: tuple[str, str] = ("", "")
-    """The class of what a function raised, and its text."""
+    """The class and the text of the exception that a function raised."""
     began: int | None = None
     place: int | None = None
 
 
 class Done(Message, frozen=True):
-    """All of a request was sent, up to the end of the stream if `length` says where that is."""
+    """A request is answered, up to the end of the stream if `length` says where that is."""
 
     request: int
     length: int | None = None
     began: int | None = None
     ended: int | None = None
-    """Where the part of a file began and ended that the stream is; see `Work.begin`."""
+    """For a stream that is a part of a file: where it began and ended; see `Work.begin`."""
     lengths: tuple[int, ...] | None = None
-    """Of all inputs that the stream has, where the client takes turns between them: how many
-    elements each has before operators behind `interleave` change that; -1 for one that failed."""
+    """If the client merges the inputs of an `interleave`: the number of elements of each input of
+    the stream, before operators behind the `interleave` change it; -1 for an input that failed."""
 
 
 class Impossible(Message, frozen=True):
-    """A request that cannot be answered here: the plan cannot be read, a module is missing."""
+    """This worker cannot answer a request: it cannot decode the plan, or lacks a module."""
 
     request: int
     kind: str
     message: str
     elsewhere: bool = False
-    """Whether another worker might be able to."""
+    """Whether another worker may be able to."""
 
 
 class Progress(Message, frozen=True):
-    """A request is being worked on, for longer than usual."""
+    """The worker still computes the answer to a request, which takes long."""
 
     request: int
-    """The one that is worked on; 0 if the worker does something else first."""
+    """The number of the request; 0 if the worker does something else first."""
     where: str = ""
-    """The user's function that is called, as "f at train.py:2"; empty if there is none."""
+    """The user's function that runs, as "f at train.py:2"; empty if none does."""
 
 
 class Closing(Message, frozen=True):
-    """The last word on a connection that the worker ends, for a reason that is no answer."""
+    """The last message on a connection that the worker closes, with the reason."""
 
     reason: str
 
