@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.service.host.remote_stream import Opening
 from penstock.service.host.session import Session
-from penstock.service.logic.client_states import claimed, known_streams
+from penstock.service.logic.client_states import claims_of, known_streams
 from penstock.service.protocol.messages import (
     Address,
     Leave,
@@ -240,5 +240,5 @@ class Client(Peer):
             *(trainer.consumer, trainer.group, tuple((state or {}).get("clients", ()))),
             program=self.name,
             **known_streams(state),
-            **(claimed(state) if state and "held" in state else {}),
+            **(claims_of(state) if state and "held" in state else {}),
         )

@@ -17,8 +17,8 @@ class CheckedStream(RemoteStream):
     repeats: Callable[[tuple[Address, ...]], None]
     """Is told what the dispatcher says that others have got, too."""
 
-    def _reopened(self) -> tuple[OpenIteration, OpenIterationReply]:
-        request, opened = super()._reopened()
+    def _open_again(self) -> tuple[OpenIteration, OpenIterationReply]:
+        request, opened = super()._open_again()
         self.repeats(opened.repeated)
         return request, opened
 

@@ -360,9 +360,9 @@ def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher
     agent = make()
     until(lambda: dispatcher.of(ClientHeartbeat))
     now = time.monotonic()
-    assert agent.entitled(now)
-    assert not agent.entitled(now + 8.0)
-    assert make(leased=False).entitled(now + 8.0)
+    assert agent.holds_leases(now)
+    assert not agent.holds_leases(now + 8.0)
+    assert make(leased=False).holds_leases(now + 8.0)
 
 
 # What answers rest on

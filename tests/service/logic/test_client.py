@@ -19,7 +19,7 @@ from penstock.errors import (
 from penstock.plan.parts import GUESS
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import claimed, merge_states
+from penstock.service.logic.client_states import claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder
@@ -319,7 +319,7 @@ def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
 
 def leased_reading(state: Any = None) -> Reading:
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
-    held = claimed(state)["held"] if state is not None else ()
+    held = claims_of(state)["held"] if state is not None else ()
     opened = OpenIterationReply(work, True, 1, (), (), held=held)
     return Reading(opened, Shape("random", length=50), Limits(), state=state)
 
@@ -327,7 +327,7 @@ def leased_reading(state: Any = None) -> Reading:
 def lease(reading: Reading, *spans: tuple[int, int, int], finished: bool = False) -> None:
     assert reading.want(0.0) > 0
     grants = tuple(Grant(Address(*span)) for span in spans)
-    reading.granted(LeaseReply(grants, finished), 0.0)
+    reading.add_grants(LeaseReply(grants, finished), 0.0)
 
 
 def state_of(reading: Reading, client: str, skip: int = 0) -> dict[str, Any]:
@@ -345,7 +345,7 @@ def test_leases_are_read_reported_and_kept_in_the_state() -> None:
     assert sorted(i for a in reported for i in range(a.start, a.stop)) == [0, 1, 2]
     state = reading.state()
     assert state == {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 4], [0, 10, 12]], "ended": {}}
-    assert claimed(state) == {
+    assert claims_of(state) == {
         "consumed": (Address(0, 0, 3),),
         "held": (Address(0, 3, 4), Address(0, 10, 12)),
         "merged": False,
@@ -391,7 +391,7 @@ def test_leases_that_do_not_come_are_wanted_again() -> None:
     reading = leased_reading()
     assert reading.want(0.0) > 0
     assert reading.want(0.0) == 0
-    reading.unanswered()
+    reading.retry_lease()
     assert reading.want(0.0) > 0
 
 

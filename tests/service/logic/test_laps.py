@@ -291,7 +291,7 @@ class TestTurns:
         while place < len(whole):
             while told < 3 and (laps[told] <= whole[place][0] or draw.random() < 0.2):
                 told += 1
-                made.streams(opened(*laps[:told]).streams)
+                made.set_streams(opened(*laps[:told]).streams)
             if draw.random() < 0.3:
                 later.clear()
                 known, saved = made.state(lambda make: later.append(make)), place
@@ -318,4 +318,4 @@ class TestTurns:
         take(made, (9, 9, 9), 11)
         assert made.lap == 4
         with pytest.raises(DataLossError, match="has lost what the consumers agreed on"):
-            made.streams(opened(*news).streams)
+            made.set_streams(opened(*news).streams)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import claimed
+from penstock.service.logic.client_states import claims_of
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import Address, Grant, LeaseReply, OpenIterationReply, Work
 from tests.effort import examples
@@ -29,7 +29,7 @@ class Member:
     ) -> None:
         self.world, self.name = world, name
         data = world.dataset(Shape("split", streams=len(lengths)))
-        claims = claimed(state) if state is not None else {}
+        claims = claims_of(state) if state is not None else {}
         claims.pop("merged", None)
         opened = world.open(name, data, **claims)
         self.reading = Reading(opened, Shape("split", len(lengths)), limits, state=state)
@@ -63,7 +63,7 @@ class Member:
             return
         consumed, ended = self.reading.report()
         told = {"consumed": tuple(consumed), "ended": tuple(ended.items())}
-        self.reading.granted(self.world.lease(self.name, want, **told), self.world.now)
+        self.reading.add_grants(self.world.lease(self.name, want, **told), self.world.now)
 
     def finish(self) -> None:
         consumed, ended = self.reading.report(everything=True)
@@ -130,7 +130,7 @@ def leased_reading() -> Reading:
 
 
 def lease(reading: Reading, *spans: tuple[int, int, int]) -> None:
-    reading.granted(LeaseReply(tuple(Grant(Address(*span)) for span in spans)), 0.0)
+    reading.add_grants(LeaseReply(tuple(Grant(Address(*span)) for span in spans)), 0.0)
 
 
 def answer(reading: Reading, stream: int, count: int, length: int | None = None) -> None:

@@ -174,7 +174,7 @@ class Agent:
             self._told.lost.add(worker)
             self._changed.notify()
 
-    def entitled(self, now: float) -> bool:
+    def holds_leases(self, now: float) -> bool:
         """Whether what was leased is still this reader's, and nobody else's."""
         return not self._leased or now - self._heard < self._valid
 
@@ -343,7 +343,7 @@ class Agent:
                     raise
 
     def _answered(self, said: float) -> None:
-        waited = not self.entitled(self._now())
+        waited = not self.holds_leases(self._now())
         self._heard = max(self._heard, said)
         if waited:
             self._wake(None)

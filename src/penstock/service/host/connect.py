@@ -34,7 +34,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.remote_stream import Opening, RemoteStream
 from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
 from penstock.service.host.session import Session
-from penstock.service.logic.client_states import claimed, known_streams
+from penstock.service.logic.client_states import claims_of, known_streams
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     DatasetInfo,
@@ -238,7 +238,7 @@ class _Opener:
             by_id=node.input is None,
             endless=context.endless,
             **known_streams(state),
-            **(claimed(state) if state and "held" in state else {}),
+            **(claims_of(state) if state and "held" in state else {}),
         )
 
     def _repetition(self, state: dict[str, Any] | None) -> int:

@@ -1,7 +1,7 @@
 """`Reading`: one client's way through one iteration, from the dispatcher's first answer on.
 
-Which order it reads in follows from the form of the work. Its state holds addresses only, so it
-fits other workers, another dispatcher, and, for leased elements, another number of clients.
+The form of the work decides the order of the elements. A state holds addresses only, so it fits
+other workers, another dispatcher and, for leased elements, another number of clients.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
+    OWNED_FORMS,
     Address,
     Grant,
     LeaseReply,
@@ -28,19 +29,16 @@ from penstock.service.protocol.messages import (
     Work,
 )
 
-_OWNED = ("whole", "shard", "share")
-"""Forms whose streams belong to workers."""
-
-
 _LEASE_ROWS = 1 << 13
+"""The most elements that are leased at once."""
 
 
-def _now(make: Callable[[], Any]) -> Any:
+def _call_now(make: Callable[[], Any]) -> Any:
     return make()
 
 
 class Reading:
-    """The reader of an iteration, with the leases and the state around it."""
+    """The reader of an iteration, with the leases and the state around its `fetcher`."""
 
     def __init__(
         self,
@@ -53,75 +51,69 @@ class Reading:
     ) -> None:
         work = opened.work
         self.leased = opened.leased
-        self.shared_end = False
-        """Whether the dispatcher said at the end that there were elements, whoever got them."""
         self.form = work.form
         self.extendable = work.form == "whole" and work.consumers > 0
         """Whether streams may be added to those of a coordinated read."""
+        self.shared_end = False
+        """Whether the dispatcher said at the end that other readers got elements, too."""
         self._elements = limits.elements
-        bound = work.form != "random"
-        # Copies come as they come. A state of leases tells what a client holds in the order in
-        # which it would hand it out, and rounds are the same for all.
-        fixed = self.leased or work.consumers > 0
-        ordered = fixed or (ordered and work.form != "whole")
-        length = _length(work, consumer, shape)
-        split = work.form == "split" and ordered and not self.leased
-        self._turns = shape.turns if split else None
-        order = self._order(opened, length, (state or {}).get("order"), not ordered)
-        self.fetcher = Fetcher(order, limits, bound, ordered, work.kept)
+        self._turns = shape.turns if _takes_turns(opened, ordered) else None
+        keeps_order = _keeps_order(opened, ordered)
+        self.fetcher = Fetcher(
+            self._make_order(opened, shape, consumer, state, free=not keeps_order),
+            limits,
+            bound=work.form != "random",
+            ordered=keeps_order,
+            kept=work.kept,
+        )
         self._streams = 0
-        self._consumed: dict[int, Ranges] = {}
-        self._changed: set[int] = set()
-        self._copied: dict[int, Ranges] = {}
-        """What was consumed, of all streams but those that have changed since."""
-        self._ends: dict[int, int] = {}
-        self._new_ends: dict[int, int] = {}
+        """How many streams of workers are known."""
         self._unread: set[int] = set()
         """Parts of files that could not be opened."""
-        self._handed: list[Address] = []
-        self._report: list[Address] = []
-        self._rate = 0.0
-        self._total = 0
-        self._taken: float | None = None
+        self._record = LeaseRecord()
+        self._pace = Pace()
         self._asked = False
+        """Whether a request for leases is on its way."""
         self._retry = 0.0
-        self.streams(opened.streams)
-        if self.leased and state is not None:
+        self.set_streams(opened.streams)
+        if state is not None:
             self._restore(state, opened.held)
-        for span in (state or {}).get("first", ()):
-            self.fetcher.promise(*span)
 
-    def _order(
+    def _make_order(
         self,
         opened: OpenIterationReply,
-        length: int | None,
+        shape: Shape,
+        consumer: int,
         state: dict[str, Any] | None,
         free: bool,
     ) -> Order:
-        work = opened.work
+        work, saved = opened.work, (state or {}).get("order")
         if opened.leased:
-            return self._as_leased()
-        if work.form in _OWNED:
-            block = 1 if work.consumers else 32
-            return RoundRobinOrder(block, state, free)
+            return self._lease_order()
+        if work.form in OWNED_FORMS:
+            return RoundRobinOrder(1 if work.consumers else 32, saved, free)
         if self._turns is not None:
             most = 1 if self._elements is not None else MOST_INPUTS
-            return InterleaveOrder(self._turns, work.streams, most, state)
-        return SequentialOrder(work.streams, length, state, free)
+            return InterleaveOrder(self._turns, work.streams, most, saved)
+        return SequentialOrder(work.streams, _length(work, consumer, shape), saved, free)
 
-    def _as_leased(self) -> LeaseOrder:
+    def _lease_order(self) -> LeaseOrder:
         return LeaseOrder(in_order=self.form == "split", ahead=self._elements is None)
 
-    @property
-    def takes_turns(self) -> bool:
-        """Whether elements of several inputs follow each other in turn."""
-        return self._turns is not None
+    def _restore(self, state: dict[str, Any], held: Iterable[Address]) -> None:
+        if self.leased:
+            self._record.restore(state)
+            order = self.fetcher.order
+            assert isinstance(order, LeaseOrder)
+            order.grant(map(Grant, held), self._record.ends)
+        for span in state.get("first", ()):
+            self.fetcher.promise(*span)
 
-    def streams(self, streams: tuple[StreamInfo, ...]) -> None:
-        """The streams that belong to workers, as far as they are known now."""
+    def set_streams(self, streams: tuple[StreamInfo, ...]) -> None:
+        """Adds streams of workers that the dispatcher has announced."""
         homes = {info.stream: info.worker for info in streams}
         order = self.fetcher.order
-        if isinstance(order, RoundRobinOrder) and self.form in _OWNED and homes:
+        if isinstance(order, RoundRobinOrder) and self.form in OWNED_FORMS and homes:
             if self.extendable:
                 laps = agreed_laps(streams)
                 order.extend(laps)
@@ -141,36 +133,23 @@ class Reading:
 
     # Leases
 
-    def _restore(self, state: dict[str, Any], held: Iterable[Address]) -> None:
-        for stream, ranges in state["consumed"].items():
-            for start, stop in ranges:
-                self._consume(int(stream), start, stop)
-        self._ends = {int(stream): length for stream, length in state["ended"].items()}
-        order = self.fetcher.order
-        assert isinstance(order, LeaseOrder)
-        order.grant(map(Grant, held), self._ends)
-
-    def _consume(self, stream: int, start: int, stop: int) -> None:
-        self._consumed.setdefault(stream, Ranges()).add(start, stop)
-        self._changed.add(stream)
-
-    def granted(self, leased: LeaseReply, now: float) -> None:
-        """What the dispatcher leased."""
+    def add_grants(self, leased: LeaseReply, now: float) -> None:
+        """Adds what the dispatcher leased."""
         order = self.fetcher.order
         assert isinstance(order, LeaseOrder)
         self._asked = False
         self._retry = now + leased.retry
-        order.answer(leased.grants, leased.finished, self._ends)
+        order.answer(leased.grants, leased.finished, self._record.ends)
         self.fetcher.hungry = True
         self.shared_end = self.shared_end or leased.shared
 
-    def unanswered(self) -> None:
-        """Leases that were asked for may not come, and are asked for again."""
+    def retry_lease(self) -> None:
+        """The last request for leases failed: `want` may ask again."""
         self._asked = False
 
     def forget_leases(self) -> None:
-        """Others may have what this client held, but did not hand out."""
-        self.fetcher.restart(self._as_leased())
+        """Drops what was leased and not handed out: the dispatcher may lease it to others."""
+        self.fetcher.restart(self._lease_order())
         self._asked, self._retry = False, 0.0
 
     def want(self, now: float) -> int:
@@ -178,8 +157,8 @@ class Reading:
         order = self.fetcher.order
         if not isinstance(order, LeaseOrder) or self._asked or order.finished or now < self._retry:
             return 0
-        # No more than it has shown to need: what one holds and does not use, others wait for.
-        soon = min(self._total, int(self._rate * timing.LEASED_WORK), _LEASE_ROWS)
+        # No more than this client has used in that time: other readers wait for what it holds.
+        soon = min(self._pace.total, self._pace.count_in(timing.LEASED_WORK), _LEASE_ROWS)
         want = max(soon, 2 * len(self.fetcher.workers), 1)
         if self._elements is not None:
             want = min(want, self._elements)
@@ -196,77 +175,55 @@ class Reading:
     # Handing out
 
     def take(self, count: int, now: float) -> Piece | None:
-        """The next elements (or a `Failure`); None if nothing is here."""
+        """The next elements (or a `Failure`); None if none has arrived."""
         while (taken := self._take(count, now)) is not None:
             if not self._is_repeated(*taken):
                 return taken[2]
         return None
 
     def _is_repeated(self, feed: Feed, start: int, piece: Piece) -> bool:
-        """Whether a part of a file could not be opened, as the part before it: a file that is
-        missing is one error. Where parts are compared, a part behind such a one has nothing."""
+        """Whether this is the error of the part before it: a file that cannot be opened is one
+        error, although each of its parts fails. Where the order is kept, parts are compared, and
+        a part behind such a one has no elements."""
         if self.replays or start or feed.began is None or not isinstance(piece, Failure):
             return False
         self._unread.add(feed.stream)
         return feed.began > 0 and feed.stream - 1 in self._unread
 
     def _take(self, count: int, now: float) -> tuple[Feed, int, Piece] | None:
-        self._settle()
+        self._record.settle()
         if self.leased:
-            count = max(1, min(count, int(self._rate * timing.UNREPORTED_WORK)))
+            # The dispatcher leases what is not reported again if this client is lost.
+            count = max(1, min(count, self._pace.count_in(timing.UNREPORTED_WORK)))
         taken = self.fetcher.take(count)
-        if taken is None:
-            return None
-        feed, start, piece = taken
-        if self.leased:
-            self._note_end(feed)
-            self._handed.append(Address(feed.stream, start, start + len(piece)))
-            self._pace(len(piece), now)
+        if taken is not None and self.leased:
+            feed, start, piece = taken
+            self._record.note_end(feed)
+            self._record.hand_out(Address(feed.stream, start, start + len(piece)))
+            self._pace.note(len(piece), now)
         return taken
 
     def take_turns(self, count: int) -> list[Piece]:
-        """The next elements in parts (or a `Failure`); empty if nothing is here."""
+        """The next elements in parts (or a `Failure`); empty if none has arrived."""
         assert isinstance(self.fetcher.order, InterleaveOrder)
         return self.fetcher.take_turns(self.fetcher.order, count)
 
-    def _pace(self, count: int, now: float) -> None:
-        """How fast the user consumes: elements between two takes."""
-        self._total += count
-        if self._taken is not None:
-            rate = count / max(now - self._taken, 1e-6)
-            self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
-        self._taken = now
-
-    def _settle(self) -> None:
-        """Whoever takes more has consumed what it took before."""
-        for address in self._handed:
-            self._consume(address.stream, address.start, address.stop)
-        self._report += self._handed
-        self._handed = []
-
     def unused(self, count: int) -> None:
-        """The last elements of what was handed out last were not used: others may have them."""
-        self._handed = _without(self._handed, count)
+        """The caller has not used the last elements that were taken: others may have them."""
+        self._record.return_last(count)
 
     def report(
         self, everything: bool = False, unused: int = 0
     ) -> tuple[list[Address], dict[int, int]]:
-        """What to tell the dispatcher: addresses consumed, and ends seen, since the last time.
+        """What to report to the dispatcher: addresses consumed, and ends seen, since the last call.
 
-        `everything` counts what was handed out last, too, but for the elements at its end that are
-        not used yet: a saved state vouches for it.
+        `everything` includes what was handed out last, except its last `unused` elements: a saved
+        state vouches for it.
         """
-        used = _without(self._handed, unused) if everything else []
-        report, self._report = self._report + used, []
         order = self.fetcher.order
         for feed in order.known() if isinstance(order, LeaseOrder) else ():
-            self._note_end(feed)
-        ends, self._new_ends = self._new_ends, {}
-        return report, ends
-
-    def _note_end(self, feed: Feed) -> None:
-        if feed.length is not None and feed.stream not in self._ends:
-            self._ends[feed.stream] = self._new_ends[feed.stream] = feed.length
+            self._record.note_end(feed)
+        return self._record.report(everything, unused)
 
     @property
     def over(self) -> bool:
@@ -278,52 +235,146 @@ class Reading:
 
     @property
     def begun(self) -> bool:
-        """Whether any stream is known; before the first worker comes there is none."""
-        return self.form not in _OWNED or self._streams > 0
+        """Whether any stream is known; before the first worker joins there is none."""
+        return self.form not in OWNED_FORMS or self._streams > 0
 
     @property
     def replays(self) -> bool:
-        """Whether what comes next follows from the state, without being settled in it."""
+        """Whether what comes next follows from the state alone."""
         return not self.leased and self.fetcher.ordered
 
     def sure(self) -> int:
-        """How many elements come next for certain, whoever else reads and whatever arrives."""
+        """How many elements come next, no matter what other readers do and what arrives first."""
         if not self.leased:
             pledge = self.fetcher.pledge()
             return 0 if pledge is None else pledge[2] - pledge[1]
         feed = self.fetcher.order.turn()
         if feed is None:
             return 0
-        # A lease may lie behind the end of its stream, and the next element then in another one.
+        # A lease may reach beyond the end of its stream; the next element is then in another one.
         known = self.form == "random" or feed.length is not None
         left = feed.held - feed.next
         return left if known else min(feed.here, left)
 
-    def state(self, later: Callable[[Callable[[], Any]], Any] = _now) -> dict[str, Any]:
-        """Where the reading is; what was handed out counts.
+    def state(self, later: Callable[[Callable[[], Any]], Any] = _call_now) -> dict[str, Any]:
+        """What to continue from; what was handed out counts as consumed.
 
-        `later` gets what makes the parts that grow with all that was read, and may call it later.
+        `later` gets functions that make the parts that grow with all that was read, and may call
+        them later.
         """
         order = self.fetcher.order
-        if not isinstance(order, LeaseOrder):
-            if isinstance(order, RoundRobinOrder) and self.extendable:
-                # As known when somebody keeps the state: it may count elements behind this one.
-                return {"order": {**order.state(False), "begins": later(lambda: order.begins)}}
-            if self.fetcher.ordered:
-                return {"order": order.state(False)}
-            pledge = self.fetcher.pledge()
-            return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
+        if isinstance(order, LeaseOrder):
+            held = [list(span) for span in spans(order.feeds)]
+            return {**self._record.state(later), "held": held}
+        if isinstance(order, RoundRobinOrder) and self.extendable:
+            # Read when the state is kept: by then it may count elements of streams added later.
+            return {"order": {**order.state(False), "begins": later(lambda: order.begins)}}
+        if self.fetcher.ordered:
+            return {"order": order.state(False)}
+        pledge = self.fetcher.pledge()
+        return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
+
+
+class Pace:
+    """How fast the user consumes elements."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._rate = 0.0
+        self._last: float | None = None
+
+    def note(self, count: int, now: float) -> None:
+        """`count` elements were handed out at the time `now`."""
+        self.total += count
+        if self._last is not None:
+            rate = count / max(now - self._last, 1e-6)
+            self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
+        self._last = now
+
+    def count_in(self, seconds: float) -> int:
+        return int(self._rate * seconds)
+
+
+class LeaseRecord:
+    """What a client did with its leases: what it handed out and consumed, and which ends it saw.
+
+    Elements that were handed out count as consumed once the caller takes more.
+    """
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        """The length of each stream whose end was seen."""
+        self._new_ends: dict[int, int] = {}
+        """Those of them that were not reported yet."""
+        self._consumed: dict[int, Ranges] = {}
+        self._changed: set[int] = set()
+        """Streams whose ranges differ from those in `_copied`."""
+        self._copied: dict[int, Ranges] = {}
+        """Copies of `_consumed` that saved states share; a copy is never changed."""
+        self._handed: list[Address] = []
+        """What was handed out last."""
+        self._unreported: list[Address] = []
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for stream, ranges in state["consumed"].items():
+            for start, stop in ranges:
+                self._consume(Address(int(stream), start, stop))
+        self.ends = {int(stream): length for stream, length in state["ended"].items()}
+
+    def hand_out(self, address: Address) -> None:
+        self._handed.append(address)
+
+    def settle(self) -> None:
+        """A caller that takes more has consumed what it took before."""
+        for address in self._handed:
+            self._consume(address)
+        self._unreported += self._handed
+        self._handed = []
+
+    def _consume(self, address: Address) -> None:
+        self._consumed.setdefault(address.stream, Ranges()).add(address.start, address.stop)
+        self._changed.add(address.stream)
+
+    def return_last(self, count: int) -> None:
+        """The last `count` elements were not used, and do not count."""
+        self._handed = _without_last(self._handed, count)
+
+    def note_end(self, feed: Feed) -> None:
+        if feed.length is not None and feed.stream not in self.ends:
+            self.ends[feed.stream] = self._new_ends[feed.stream] = feed.length
+
+    def report(self, everything: bool, unused: int) -> tuple[list[Address], dict[int, int]]:
+        used = _without_last(self._handed, unused) if everything else []
+        report, self._unreported = self._unreported + used, []
+        ends, self._new_ends = self._new_ends, {}
+        return report, ends
+
+    def state(self, later: Callable[[Callable[[], Any]], Any]) -> dict[str, Any]:
         for stream in self._changed:
             self._copied[stream] = self._consumed[stream].copy()
         self._changed.clear()
         return {
-            "consumed": later(partial(_consumed, dict(self._copied), tuple(self._handed))),
-            "held": [list(span) for span in spans(order.feeds)],
-            "ended": later(partial(_named, dict(self._ends))),
+            "consumed": later(partial(_save_ranges, dict(self._copied), tuple(self._handed))),
+            "ended": later(partial(_save_ends, dict(self.ends))),
         }
 
 
-def _without(handed: Iterable[Address], count: int) -> list[Address]:
+def _keeps_order(opened: OpenIterationReply, ordered: bool) -> bool:
+    """Whether elements are handed out in a fixed order.
+
+    Copies of a plan ("whole") are handed out as they arrive. A state of leases lists what a client
+    holds in the order in which it would hand it out, and rounds are the same for all consumers.
+    """
+    fixed = opened.leased or opened.work.consumers > 0
+    return fixed or (ordered and opened.work.form != "whole")
+
+
+def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
+    """Whether this client merges the inputs of an `interleave` itself."""
+    return opened.work.form == "split" and _keeps_order(opened, ordered) and not opened.leased
+
+
+def _without_last(handed: Iterable[Address], count: int) -> list[Address]:
     """Addresses without their last `count` elements."""
     kept = list(handed)
     while count > 0 and kept:
@@ -335,14 +386,14 @@ def _without(handed: Iterable[Address], count: int) -> list[Address]:
     return kept
 
 
-def _consumed(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str, Any]:
+def _save_ranges(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str, Any]:
     for address in handed:
         ranges[address.stream] = ranges.get(address.stream, Ranges()).copy()
         ranges[address.stream].add(address.start, address.stop)
     return {str(stream): [list(pair) for pair in found] for stream, found in ranges.items()}
 
 
-def _named(ends: dict[int, int]) -> dict[str, int]:
+def _save_ends(ends: dict[int, int]) -> dict[str, int]:
     return {str(stream): length for stream, length in ends.items()}
 
 

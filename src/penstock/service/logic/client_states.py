@@ -23,7 +23,7 @@ def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
     return {"streams": max(len(order.get("open", ())), len(begins)), "begins": begins}
 
 
-def claimed(state: dict[str, Any]) -> dict[str, Any]:
+def claims_of(state: dict[str, Any]) -> dict[str, Any]:
     """What a state of leased elements says of them, as `OpenIteration` takes it."""
     consumed = [
         Address(int(stream), start, stop)

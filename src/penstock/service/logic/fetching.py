@@ -83,6 +83,11 @@ class Fetcher:
         self.blame = Blame()
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether elements of several inputs follow each other in turn."""
+        return isinstance(self.order, InterleaveOrder)
+
+    @property
     def workers(self) -> list[str]:
         return list(self._workers)
 
@@ -377,13 +382,13 @@ class Fetcher:
         ask.feed.tell(began)
         if length is not None:
             if ask.feed.length is None:
-                self.sizes.ended(length)
+                self.sizes.note_length(length)
             ask.feed.end(length)
             ask.feed.tell(began, ended)
         if ask.at < min(ask.stop, ask.feed.limit):
             ask.feed.lose(ask.at, ask.stop)
         elif ask.at > ask.start:
-            self.sizes.grown(ask.at - ask.start)
+            self.sizes.grow(ask.at - ask.start)
             ask.feed.prove()
         if isinstance(self.order, InterleaveOrder):
             assert isinstance(ask.feed, InputFeed)

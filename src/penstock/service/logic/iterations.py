@@ -14,6 +14,7 @@ from penstock.service.logic.ranges import Consumed, Lengths, Ranges
 from penstock.service.logic.roster import Places, Throughput
 from penstock.service.protocol.messages import (
     AT_END,
+    OWNED_FORMS,
     Address,
     DatasetInfo,
     JobOptions,
@@ -24,9 +25,6 @@ from penstock.service.protocol.messages import (
 )
 
 HERE, LEFT, LOST, SUPERSEDED = "here", "left", "lost", "superseded"
-
-OWNED = ("whole", "shard", "share")
-"""Forms of work whose streams belong to workers."""
 
 
 def is_local(options: JobOptions) -> bool:
@@ -113,7 +111,7 @@ class IterationRecord:
     def owned(self) -> bool:
         """Whether each stream belongs to a worker, and the clients get the list of them."""
         work = self.work
-        return work.form in OWNED or (work.form == "single" and work.consumers > 0)
+        return work.form in OWNED_FORMS or (work.form == "single" and work.consumers > 0)
 
     @property
     def bound(self) -> bool:

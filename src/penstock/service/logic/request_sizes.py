@@ -32,16 +32,16 @@ class Sizes:
         self.element_bytes += weight * (nbytes / count - self.element_bytes)
         self.element_seconds += weight * (seconds / count - self.element_seconds)
 
-    def grown(self, count: int) -> None:
+    def grow(self, count: int) -> None:
         """A request for `count` elements was answered: the next may be for more."""
         self.most = max(self.most, min(2 * count, self._limits.request_rows))
 
-    def shrunk(self) -> None:
+    def shrink(self) -> None:
         """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
         self.most = max(1, self.most // 2)
 
-    def ended(self, length: int) -> None:
-        """A stream ended: others may be about as long."""
+    def note_length(self, length: int) -> None:
+        """A stream ended after `length` elements; other streams may be about as long."""
         before = length if self._length is None else self._length
         self._length = before + (length - before) / 8
 

@@ -22,6 +22,9 @@ UNDECIDED = -1
 AT_END = -1
 """The limit of a consumer that has handed out every element: no further stream may begin."""
 
+OWNED_FORMS = ("whole", "shard", "share")
+"""Forms of work whose streams belong to workers; see `Work`."""
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
     """A value on the wire; its class is its tag."""

@@ -1,0 +1,310 @@
+"""`Deliveries`: what one reader requests from workers, and what the workers send back.
+
+The thread that pulls runs all of it; no other thread may call a method here. A worker that is lost
+loses nothing else: the elements that it owes are requested from other workers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from penstock.element.chunk import Chunk, describe
+from penstock.element.nest import Tree, text_of
+from penstock.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from penstock.service.host.agent import Agent
+from penstock.service.host.failures import from_failed, from_impossible
+from penstock.service.host.links import Link, Links
+from penstock.service.logic.crashes import describe_exit
+from penstock.service.logic.feeds import Failure, Feed, Piece
+from penstock.service.logic.fetching import Ask, Fetcher
+from penstock.service.logic.interleave_order import InputFeed, Placed
+from penstock.service.protocol import timing
+from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
+from penstock.service.protocol.messages import Work, WorkerInfo
+
+MOST_DAMAGED = 4
+"""Chunks in a row that may arrive damaged before the connection is closed."""
+
+_REMEDY = (
+    "every element must have the same structure and dtypes; say what the function returns with "
+    "map(..., output_signature=...)"
+)
+
+_LOG = logging.getLogger("penstock.service")
+
+
+class Deliveries:
+    """Sends the requests of `fetcher` over `links`, and hands it what arrives.
+
+    `work` is what workers compute; a client that opens its iteration again replaces it.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        fetcher: Fetcher,
+        links: Links,
+        agent: Agent,
+        tree: Tree,
+        worker_timeout: float,
+        now: Callable[[], float],
+    ) -> None:
+        self.work = work
+        self._fetcher = fetcher
+        self._links = links
+        self._agent = agent
+        self._structures = Structures(tree)
+        self._silence = timing.WORKER_SILENCE * worker_timeout
+        self._now = now
+        self._broken: dict[str, None] = {}
+        """Workers whose connection broke, until a new one is open or cannot be opened."""
+        self._losses: dict[str, int] = {}
+        """The number of the last process that each worker has reported as lost."""
+        self._events = 0
+        """How many damaged chunks and closed connections there were."""
+        self._retry = 0.0
+        """When workers that refused all work are asked again."""
+
+    def check_structure(self, chunk: Chunk) -> None:
+        """Raises InvalidArgumentError unless the dtypes are those of the first elements."""
+        self._structures.check(chunk)
+
+    # Workers that come and go
+
+    def set_workers(self, workers: Iterable[WorkerInfo]) -> None:
+        """Closes the connections to workers that the dispatcher has removed."""
+        for worker in self._links.want(workers):
+            self._lose(worker, broken=False)
+
+    def update_workers(self) -> None:
+        """Uses new connections, and reports workers that cannot be reached to the dispatcher."""
+        for worker in self._links.connected():
+            self._fetcher.join(worker)
+            self._explain_loss(worker)
+        for worker in [w for w in self._broken if not self._links.awaits(w)]:
+            del self._broken[worker]
+            if worker in self._links.unreachable:
+                self._agent.lost(worker)
+
+    def _explain_loss(self, worker: str) -> None:
+        """Logs how a worker lost the process that computed elements for this reader before."""
+        loss, before = self._links[worker].connection.process_loss, self._losses.get(worker)
+        self._losses[worker] = loss.number
+        if before is None or loss.number == before:
+            return
+        how = describe_exit(loss.code)
+        _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
+        self._fetcher.blame.explain(worker, how)
+
+    def raise_blame(self) -> None:
+        """Raises AbortedError if the same elements were in work at each of the last losses."""
+        blame = self._fetcher.blame
+        # Workers that reconnect report how they lost their processes; the error includes it.
+        if blame.is_certain and not any(map(self._links.awaits, blame.workers)):
+            raise blame.verdict()
+
+    def connect(self) -> None:
+        """Connects to workers, and asks workers again that refused work a while ago."""
+        if self._fetcher.leaving and self._now() >= self._retry:
+            for worker in tuple(self._fetcher.leaving):
+                self._fetcher.join(worker)
+        self._links.dial()
+        self._fetcher.expects = self._links.expects
+
+    def _lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
+        """Closes the connection to a worker and requests what it owes from others.
+
+        `broken`: the connection broke, so the worker's process may have crashed.
+        """
+        self._links.drop(worker, reason)
+        if broken:
+            self._broken[worker] = None
+        self._fetcher.lose(worker, broken)
+
+    # Requests
+
+    def request_elements(self) -> None:
+        """Sends every request that the fetcher wants to make now."""
+        for ask in self._fetcher.asks():
+            self._send(ask)
+
+    def _send(self, ask: Ask) -> None:
+        work = self._work_of(ask.feed)
+        try:
+            link = self._links[ask.worker]
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
+        except (KeyError, UnavailableError):
+            self._lose(ask.worker)
+        except DeadlineExceededError as error:
+            self._replace(link, error.message)
+
+    def _work_of(self, feed: Feed) -> Work:
+        """What a worker computes for a feed."""
+        work = msgspec.structs.replace(self.work, stream=feed.stream, begin=feed.begin)
+        if not isinstance(feed, InputFeed):
+            return work
+        return msgspec.structs.replace(work, form="turns", inputs=feed.inputs)
+
+    # Replies
+
+    def receive(self, timeout: float) -> None:
+        """Waits for messages of workers and processes one of each; returns after `timeout`."""
+        for link in self._links.ready(timeout):
+            try:
+                message, columns = link.connection.receive()
+            except UnavailableError:
+                self._lose(link.worker)
+            except DataLossError as error:
+                self._give_up(link, error.message)
+            except DeadlineExceededError as error:
+                self._replace(link, error.message)
+            else:
+                self._process(link, message, columns)
+        self._replace_silent()
+
+    def _replace_silent(self) -> None:
+        """Requests from others what is owed by workers that report no progress either."""
+        for link in self._links.silent(self._silence):
+            silence = link.silence(self._now())
+            if silence > self._fetcher.patience(link.worker, self._silence):
+                self._fetcher.fall_silent(link.worker)
+                self._replace(
+                    link, f"it has said nothing for {silence:.0f} s, not even that it lives"
+                )
+
+    def _replace(self, link: Link, reason: str) -> None:
+        """Requests from others what is owed by a worker that cannot be reached, but may live."""
+        _LOG.warning(
+            "distribute: %s: %s; what it owes is asked of others (%d are connected), and this one "
+            "is tried again",
+            link.connection.peer,
+            reason,
+            len(self._links) - 1,
+        )
+        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
+
+    def _process(self, link: Link, message: Any, columns: list[Any] | None) -> None:
+        match message:
+            case Rows() if columns is None:
+                self._discard(link, message)
+            case Rows():
+                assert columns is not None
+                self._links.received(link)
+                self._process_rows(message, columns)
+            case Failed():
+                self._process_failure(message)
+            case Progress(_, where):
+                link.where = where
+            case Done():
+                link.answered(message.request)
+                self._process_end(link, message)
+            case Impossible():
+                link.answered(message.request)
+                error = from_impossible(message)
+                self._fetcher.refuse(message.request, error, message.elsewhere)
+                self._retry = self._now() + timing.WORKER_REFUSAL
+            case Closing(reason):
+                self._give_up(link, reason)
+
+    def _process_rows(self, rows: Rows, columns: list[Any]) -> None:
+        at = rows.start
+        places = columns.pop() if self._fetcher.takes_turns else None
+        for piece in self._structures.pieces(rows, columns):
+            came: Piece = piece
+            if places is not None:
+                came = Placed(piece, places[at - rows.start :][: len(piece)])
+            self._fetcher.arrive(rows.request, at, came, rows.seconds, rows.began)
+            at += len(piece)
+        if rows.mark is not None:
+            self._fetcher.mark(rows.request, rows.mark)
+
+    def _process_failure(self, failed: Failed) -> None:
+        failure: Piece = Failure(from_failed(failed))
+        if self._fetcher.takes_turns:
+            failure = Placed(failure, [failed.place])
+        self._fetcher.arrive(failed.request, failed.ordinal, failure, began=failed.began)
+
+    def _process_end(self, link: Link, done: Done) -> None:
+        """Closes the worker's task if the worker will be asked for nothing more of a piece."""
+        feed = self._fetcher.done(
+            done.request,
+            length=done.length,
+            began=done.began,
+            ended=done.ended,
+            lengths=done.lengths,
+        )
+        if feed is not None and self.work.form == "split":
+            link.close_task(self._work_of(feed))
+
+    def _discard(self, link: Link, rows: Rows) -> None:
+        """Ignores a damaged chunk. When its request ends, the fetcher requests the elements that
+        did not arrive again, in smaller chunks. After several in a row the connection is closed.
+        """
+        link.damaged += 1
+        self._fetcher.sizes.shrink()
+        elements = f"elements {rows.start} to {rows.start + rows.count - 1} arrived damaged"
+        if link.damaged >= MOST_DAMAGED:
+            self._give_up(link, f"{elements}, as {link.damaged - 1} chunks before them")
+        else:
+            self._warn(link, f"{elements}; they are asked for again")
+
+    def _give_up(self, link: Link, reason: str) -> None:
+        """Closes a connection that damages data or that the worker closes; the worker may live."""
+        self._warn(link, f"{reason}; what it owes is asked for again")
+        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
+
+    def _warn(self, link: Link, what: str) -> None:
+        """Logs the first, second, fourth, eighth... of these events."""
+        self._events += 1
+        if self._events & (self._events - 1) == 0:
+            times = f" ({self._events} such events so far)" if self._events > 1 else ""
+            _LOG.warning("distribute: %s: %s%s", link.connection.peer, what, times)
+
+
+class Structures:
+    """Checks that all elements of one reader are alike: `tree`, and the dtypes of the first ones.
+
+    Workers compare what functions return with what their client saw when it tried them
+    (`Function.returns`). Where it had no element to try them on, the differences show here.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._kind: Any = None
+        self._first = ""
+
+    def pieces(self, rows: Rows, columns: list[Any]) -> list[Chunk | Failure]:
+        """Returns one chunk, or one failure for each element if the structure is wrong."""
+        if rows.structure == text_of(self._tree):
+            return [Chunk(self._tree, columns, rows.count)]
+        error = InvalidArgumentError(
+            f"distribute: an element has the structure {_show(rows.structure)}, but that of "
+            f"element_spec is {_show(text_of(self._tree))}; {_REMEDY}"
+        )
+        return [Failure(error)] * rows.count
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises InvalidArgumentError unless the dtypes are those of the first elements."""
+        kind = chunk.kind
+        if kind == self._kind:
+            return
+        words = describe(chunk.rows(0, 1).elements()[0])
+        if self._kind is not None:
+            raise InvalidArgumentError(
+                f"distribute: elements are {self._first} at first, but {words} later; {_REMEDY}"
+            )
+        self._kind, self._first = kind, words
+
+
+def _show(structure: str) -> str:
+    """The text of a structure as a user would write it; each leaf is a star."""
+    return structure.removeprefix("PyTreeSpec(").partition(", NoneIsLeaf")[0] or "*"
