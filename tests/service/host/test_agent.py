@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
-from penstock.service.host.agent import Agent, Forgotten
+from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,
@@ -80,7 +80,7 @@ def make(dispatcher):
 
 
 def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
-    make().tell([Address(0, 0, 4)], {0: 4}, 4, 0.5)
+    make().report([Address(0, 0, 4)], {0: 4}, 4, 0.5)
     until(lambda: any(beat.consumed for beat in dispatcher.of(ClientHeartbeat)[:-3]))
     beats = dispatcher.of(ClientHeartbeat)
     told = [beat for beat in beats if beat.consumed]
@@ -108,7 +108,7 @@ def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatche
     dispatcher.answers[kind] = lambda _: ZeroDivisionError("odd")
     agent = make()
     for _ in range(2):
-        agent.tell([], {}, 0, 0.0, want=8 if kind is Lease else 0)
+        agent.report([], {}, 0, 0.0, want=8 if kind is Lease else 0)
         until(lambda: agent.events)
         event = agent.events.popleft()
         assert isinstance(event, InternalError)
@@ -120,10 +120,10 @@ def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, m
     granted = LeaseReply((Grant(Address(0, 0, 8)),))
     dispatcher.answers[Lease] = lambda _: granted
     agent = make()
-    agent.tell([Address(0, 0, 2)], {}, 2, 0.0, want=8)
+    agent.report([Address(0, 0, 2)], {}, 2, 0.0, want=8)
     until(lambda: agent.events)
     assert agent.events.popleft() == granted
-    agent.tell([], {}, 0, 0.0, want=8)
+    agent.report([], {}, 0, 0.0, want=8)
     until(lambda: len(dispatcher.of(Lease)) == 2)
     assert dispatcher.of(Lease) == [
         Lease("me", 1, 8, (Address(0, 0, 2),)),
@@ -133,7 +133,7 @@ def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, m
 
 def test_workers_that_are_lost_are_reported_at_once(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    make().lost("w")
+    make().report_lost("w")
     until(lambda: dispatcher.of(ClientHeartbeat))
     assert dispatcher.of(ClientHeartbeat)[0].lost == ("w",)
 
@@ -142,7 +142,7 @@ def test_a_dispatcher_that_is_away_is_waited_for(dispatcher, make):
     answers = iter([UnavailableError("away")] * 3)
     dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply(finished=True))
     agent = make()
-    agent.tell([], {}, 0, 0.0, want=1)
+    agent.report([], {}, 0, 0.0, want=1)
     until(lambda: agent.events)
     assert agent.events.popleft() == LeaseReply(finished=True)
     assert len({lease.number for lease in dispatcher.of(Lease)}) == 1
@@ -151,7 +151,7 @@ def test_a_dispatcher_that_is_away_is_waited_for(dispatcher, make):
 def test_what_the_dispatcher_refuses_reaches_the_reader(dispatcher, make):
     dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
     agent = make()
-    agent.tell([], {}, 0, 0.0, want=1)
+    agent.report([], {}, 0, 0.0, want=1)
     until(lambda: agent.events)
     assert agent.events.popleft().message == "no"
 
@@ -215,7 +215,7 @@ def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
     dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError("who?")
     agent = make()
     until(lambda: agent.events)
-    assert isinstance(agent.events.popleft(), Forgotten)
+    assert isinstance(agent.events.popleft(), LeasesLost)
 
 
 def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
@@ -229,7 +229,7 @@ def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
 def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
-    agent.tell([Address(0, 3, 5)], {}, 2, 0.0)
+    agent.report([Address(0, 3, 5)], {}, 2, 0.0)
     agent.commit()
     assert dispatcher.of(ClientHeartbeat)[-1].consumed == (Address(0, 3, 5),)
 
@@ -237,7 +237,7 @@ def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkey
 def test_the_end_tells_what_was_left_to_tell(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
-    agent.tell([Address(0, 0, 3)], {0: 3}, 3, 0.0)
+    agent.report([Address(0, 0, 3)], {0: 3}, 3, 0.0)
     agent.stop()
     agent.stop()
     assert dispatcher.of(Leave) == [Leave("me", (Address(0, 0, 3),), ((0, 3),))]
@@ -285,7 +285,7 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
     dispatcher.answers[Lease] = late
     dispatcher.answers[Leave] = lambda _: Ok()
     agent = make()
-    agent.tell([Address(0, 0, 4)], {}, 4, 0.0, want=5)
+    agent.report([Address(0, 0, 4)], {}, 4, 0.0, want=5)
     assert begun.wait(60)
     agent.stop()
     answered.set()
@@ -298,9 +298,9 @@ def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
         "who?"
     )
     agent = make()
-    agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    agent.report([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
-    agent.tell([Address(0, 4, 6)], {}, 2, 0.0)
+    agent.report([Address(0, 4, 6)], {}, 2, 0.0)
     agent.commit()
     agent.stop()
     both = (Address(0, 0, 4), Address(0, 4, 6))
@@ -312,7 +312,7 @@ def test_what_was_refused_is_not_told_again(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
     agent = make()
-    agent.tell([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    agent.report([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
     agent.stop()
     assert dispatcher.of(Leave) == [Leave("me")]
@@ -325,7 +325,7 @@ def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, m
     dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply())
     agent = make()
     for count in range(1, 4):
-        agent.tell([], {}, 0, 0.0, want=5)
+        agent.report([], {}, 0, 0.0, want=5)
         until(lambda count=count: len(agent.events) == count)
     assert [lease.number for lease in dispatcher.of(Lease)] == [1, 1, 2]
 
@@ -334,7 +334,7 @@ def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatc
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[ClientHeartbeat] = lambda beat: ClientHeartbeatReply(2)
     agent = make()
-    agent.lost("w")
+    agent.report_lost("w")
     until(lambda: len(dispatcher.of(ClientHeartbeat)) == 2)
     assert [beat.version for beat in dispatcher.of(ClientHeartbeat)] == [1, 2]
     assert not agent.events
@@ -348,7 +348,7 @@ def test_who_begins_to_wait_for_others_shows_that_it_lives(dispatcher, make, mon
     dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply(finished=True))
     agent = make()
     for count in range(1, 5):
-        agent.tell([], {}, 0, 0.0, want=5)
+        agent.report([], {}, 0, 0.0, want=5)
         until(lambda count=count: len(agent.events) == count)
     agent.stop()
     until(lambda: not agent._thread.is_alive())

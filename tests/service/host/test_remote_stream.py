@@ -157,14 +157,14 @@ def rest_of(remote):
 def test_an_error_costs_no_elements(cluster):
     """It happens while elements are on their way to the user, who gets them first."""
     remote = opened(Dataset.range(9).apply(cluster.distribute()))
-    tell, failures = remote._tell, [InternalError("something is wrong")]
+    report, failures = remote._report, [InternalError("something is wrong")]
 
     def fail(elements=0):
-        tell(elements)
+        report(elements)
         if elements and failures:
             remote._agent.events.append(failures.pop())
 
-    remote._tell = fail
+    remote._report = fail
     found = [int(x) for x in remote.pull(1).elements()]
     with pytest.raises(InternalError, match="something is wrong"):
         remote.pull(1)
@@ -177,7 +177,7 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
     remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker] = remote._reading.fetcher.workers
-    remote._lose(worker)
+    remote._deliveries.lose(worker)
     for _ in range(3):
         remote._reading.fetcher.blame.add(worker, 0, 1, 2)
     with pytest.raises(AbortedError, match="3 workers were lost .* elements 1 to 1 of stream 0"):
@@ -194,7 +194,7 @@ def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
     remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker], told = remote._reading.fetcher.workers, []
-    monkeypatch.setattr(remote._agent, "lost", told.append)
+    monkeypatch.setattr(remote._agent, "report_lost", told.append)
     if not reachable:
         refusing = itertools.chain([UnavailableError("not now")], itertools.repeat(None))
         connect = remote._links._connect
@@ -205,7 +205,7 @@ def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
             return connect(info)
 
         remote._links._connect = refuse
-    remote._lose(worker)
+    remote._deliveries.lose(worker)
     assert found + rest_of(remote) == list(range(9))
     assert told == ([] if reachable else [worker])
     remote.close()

@@ -1,8 +1,8 @@
-"""The agent: speaks with the dispatcher for one reader, in a thread of its own.
+"""The agent: calls the dispatcher for one reader, in a thread of its own.
 
-It never waits for the reader, and the reader never waits for it: what happens outside becomes
-events, which the reader collects when it has time. The thread does not know the reader, so that
-one which was dropped is collected.
+Neither thread waits for the other: replies of the dispatcher become events, which the reader
+processes before its next wait. The agent's thread has no reference to the reader, so that a reader
+which its owner dropped is garbage-collected.
 """
 
 from __future__ import annotations
@@ -34,33 +34,30 @@ from penstock.service.protocol.messages import (
 _LOG = logging.getLogger("penstock.service")
 
 
-Reported = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
+Consumption = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
 """Addresses consumed, and streams that ended with their length."""
 
 
 @dataclass
-class Told:
-    """What the reader tells the agent, to be passed on."""
+class Report:
+    """What the reader reports to the dispatcher."""
 
     consumed: list[Address] = field(default_factory=list)
     ended: dict[int, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
+    """Workers that cannot be reached."""
     want: int = 0
+    """How many elements to lease."""
     elements: int = 0
     waited: float = 0.0
 
-    def taken(self) -> Reported:
-        consumed, ended = tuple(self.consumed), tuple(self.ended.items())
-        self.consumed, self.ended = [], {}
-        return consumed, ended
 
-
-class Forgotten:
-    """The dispatcher gave what this reader held to others."""
+class LeasesLost:
+    """An event: the dispatcher may have leased to others what this reader held."""
 
 
 class Agent:
-    """Beats, leases and leaves for the reader that opened `opening`."""
+    """Sends heartbeats, requests leases and leaves, for the reader that opened `opening`."""
 
     def __init__(
         self,
@@ -73,40 +70,44 @@ class Agent:
         lap: int | None = None,
     ) -> None:
         self.events: deque[
-            ClientHeartbeatReply | LeaseReply | OpenIterationReply | Forgotten | OpError
+            ClientHeartbeatReply | LeaseReply | OpenIterationReply | LeasesLost | OpError
         ] = deque()
+        """Appended by the agent's thread, and by `commit` and `sync`; the reader removes them."""
+        self.dispatcher = opened.work.job.rpartition("/")[0]
         self._now = runtime.now
         self._session = session
-        self._opening = opening
-        self._version = opened.version
-        self._leased = opened.leased
-        self._complete = (opened.ready, opened.missing)
-        self._served = bool(opened.workers)
-        self.dispatcher = opened.work.job.rpartition("/")[0]
         self._wake = wake
         self._reopen = reopen
-        self._told = Told()
-        self._changed = runtime.condition()
-        self._flying: Told = Told()
-        """What was told, and is not known to have arrived; saying it twice does no harm."""
+        self._leased = opened.leased
         self._valid = timing.LEASE_TRUST * opened.lease_seconds
+        self._changed = runtime.condition()
+        # Written with `_changed` held: the reader's thread and the agent's thread share them.
+        self._opening = opening  #: guarded by _changed
+        self._version = opened.version  #: guarded by _changed
+        self._complete = (opened.ready, opened.missing)  #: guarded by _changed
+        self._served = bool(opened.workers)  #: guarded by _changed
+        self._stopped = False  #: guarded by _changed
+        self._report = Report()  #: guarded by _changed
+        self._unconfirmed = Report()  #: guarded by _changed
+        """What was sent and not confirmed; sending it twice does no harm."""
+        self._last = opened.last if opened.leased else None  #: guarded by _changed
+        """The last fact that a reply to this reader rests on."""
+        self._laps = None if lap is None else Laps(opened, lap)  #: guarded by _changed
+        """Of a coordinated read that streams may join."""
         self._heard = self._now()
-        """When the last thing was said that was answered."""
-        self._last = opened.last if opened.leased else None
-        """The last fact that an answer to this reader rests on."""
-        self._stopped = False
+        """When the last request was sent that the dispatcher answered."""
         self._number = 0
+        """The number of the last request for leases that was answered."""
         self._waits = False
-        """Whether leases were asked for in vain."""
-        self._beaten = self._now()
-        self._laps = None if lap is None else Laps(opened, lap)
-        """Of coordinated reads that streams may join; guarded by `_changed`."""
+        """Whether the last request for leases was granted nothing."""
+        self._beat_at = self._now()
+        """When the last heartbeat was sent; the agent's thread alone uses it, as `_waits`."""
         self._thread = runtime.start(self._run, "penstock-agent")
 
     @property
     def _interval(self) -> float:
-        """Seconds between two beats: less while all wait for a consumer, for any worker, or for an
-        agreement."""
+        """Seconds between two heartbeats: less while consumers wait for another consumer, for any
+        worker, or for an agreement on new streams."""
         waits = not (self._complete[0] and self._served) or self._is_joining
         heartbeat = timing.CLIENT_HEARTBEAT
         return timing.EAGER_HEARTBEAT * heartbeat if waits else heartbeat
@@ -135,7 +136,7 @@ class Agent:
             return self._laps.end()
 
     def release(self) -> None:
-        """The reader knows of all events: it may go beyond its limit, unless more streams join."""
+        """Lifts the limit on laps, if the reader has processed all events and no streams join."""
         if self._limit is not None and self._laps is not None:
             with self._changed:
                 if not self.events:
@@ -147,10 +148,10 @@ class Agent:
 
     @property
     def last(self) -> LastFact | None:
-        """The last fact that the dispatcher told this reader of."""
+        """The last fact that a reply of the dispatcher to this reader rests on."""
         return self._last
 
-    def tell(
+    def report(
         self,
         consumed: list[Address],
         ended: dict[int, int],
@@ -158,95 +159,104 @@ class Agent:
         waited: float,
         want: int = 0,
     ) -> None:
-        """What the reader handed out and saw, and how many elements it wants leased."""
+        """Adds to the next report what the reader handed out, and how many elements it wants."""
         with self._changed:
-            self._told.consumed += consumed
-            self._told.ended.update(ended)
-            self._told.elements += elements
-            self._told.waited += waited
-            if want and not self._told.want:
-                self._told.want = want
+            self._report.consumed += consumed
+            self._report.ended.update(ended)
+            self._report.elements += elements
+            self._report.waited += waited
+            if want and not self._report.want:
+                self._report.want = want
                 self._changed.notify()
 
-    def lost(self, worker: str) -> None:
-        """A worker cannot be reached."""
+    def report_lost(self, worker: str) -> None:
+        """Reports that a worker cannot be reached, at once."""
         with self._changed:
-            self._told.lost.add(worker)
+            self._report.lost.add(worker)
             self._changed.notify()
 
     def holds_leases(self, now: float) -> bool:
-        """Whether what was leased is still this reader's, and nobody else's."""
+        """Whether the dispatcher leases nothing of what this reader holds to others.
+
+        The time counts from sending the last answered request, which is before the dispatcher
+        began to count; `LEASE_TRUST` leaves room for clocks that differ.
+        """
         return not self._leased or now - self._heard < self._valid
 
     def commit(self) -> None:
-        """Waits until the dispatcher knows what was told, or has forgotten who told it."""
+        """Waits until the dispatcher has what was reported, or says that it forgot this client."""
         name = self.client
-        beat = ClientHeartbeat(name, self._version, (), *self._everything(), last=self._last)
+        consumed, ended = self._lock_and_take_report()
+        beat = ClientHeartbeat(name, self._version, consumed=consumed, ended=ended, last=self._last)
         try:
-            self._say(beat)
+            self._send(beat)
         except NotFoundError as error:
-            self._forgotten(name, error)
+            self._note_lost_client(name, error)
 
-    def _everything(self) -> Reported:
-        """The same as `_taken`, for whoever does not hold the lock."""
+    def _lock_and_take_report(self) -> Consumption:
         with self._changed:
-            return self._taken()
+            return self._take_report()
 
-    def _taken(self) -> Reported:
-        """What was told, and is on its way from now on, with all that may have got lost there."""
-        consumed, ended = self._told.taken()
-        self._flying.consumed += consumed
-        self._flying.ended.update(ended)
-        return tuple(self._flying.consumed), tuple(self._flying.ended.items())
+    def _take_report(self) -> Consumption:
+        """What to report now, with all that was sent before without a reply.
 
-    def _say(self, request: Lease | ClientHeartbeat) -> Any:
-        """Passes on what was told; a dispatcher that refuses it has heard it, too."""
+        The caller holds `_changed`.
+        """
+        report, unconfirmed = self._report, self._unconfirmed
+        unconfirmed.consumed += report.consumed
+        unconfirmed.ended.update(report.ended)
+        report.consumed, report.ended = [], {}
+        return tuple(unconfirmed.consumed), tuple(unconfirmed.ended.items())
+
+    def _send(self, request: Lease | ClientHeartbeat) -> Any:
+        """Sends a request with a report. A dispatcher that refuses the request has the report."""
         try:
-            answer = self._patiently(request)
+            reply = self._call_with_retries(request)
         except (NotFoundError, UnavailableError):
             raise
         except OpError:
-            self._arrived(request, None)
+            self._confirm(request, None)
             raise
-        self._arrived(request, answer)
-        return answer
+        self._confirm(request, reply)
+        return reply
 
-    def _arrived(
-        self, said: Lease | ClientHeartbeat, answer: LeaseReply | ClientHeartbeatReply | None
+    def _confirm(
+        self, sent: Lease | ClientHeartbeat, reply: LeaseReply | ClientHeartbeatReply | None
     ) -> None:
-        """The dispatcher knows what was said, unless it was under another name."""
+        """The dispatcher has what was sent, unless it was sent under an earlier client id."""
         with self._changed:
-            if said.client == self.client:
-                self._remember(answer)
-                known, flying = set(said.consumed), self._flying
-                flying.consumed = [at for at in flying.consumed if at not in known]
-                for stream, _ in said.ended:
-                    flying.ended.pop(stream, None)
+            if sent.client == self.client:
+                self._remember(reply)
+                known, unconfirmed = set(sent.consumed), self._unconfirmed
+                unconfirmed.consumed = [at for at in unconfirmed.consumed if at not in known]
+                for stream, _ in sent.ended:
+                    unconfirmed.ended.pop(stream, None)
 
-    def _remember(self, answer: LeaseReply | ClientHeartbeatReply | None) -> None:
-        """Numbers only grow, unless the dispatcher has lost facts; then `become` begins anew."""
-        last = answer.last if answer is not None and self._leased else None
+    def _remember(self, reply: LeaseReply | ClientHeartbeatReply | None) -> None:
+        """Keeps the newest fact. Numbers only grow, unless the dispatcher has lost facts; then the
+        reader gets a new client id, and `become` sets the number."""
+        last = reply.last if reply is not None and self._leased else None
         if last is not None and (self._last is None or last.number >= self._last.number):
             self._last = last
 
     def become(self, opening: OpenIteration, opened: OpenIterationReply) -> None:
-        """The reader goes on under another name; what was said under the old one is void."""
+        """Continues under another client id; what was sent under the old one is void."""
         with self._changed:
             self._opening, self._version, self._number = opening, opened.version, 0
-            self._told.consumed, self._flying = [], Told()
+            self._report.consumed, self._unconfirmed = [], Report()
             self._heard, self._last = self._now(), opened.last
-            # They are for the old name, whatever they say.
-            for event in [e for e in self.events if isinstance(e, LeaseReply | Forgotten)]:
+            # These are about the leases of the old client id.
+            for event in [e for e in self.events if isinstance(e, LeaseReply | LeasesLost)]:
                 self.events.remove(event)
 
     def sync(self) -> None:
-        """Asks for news now; they become an event. A dispatcher that is away has none."""
+        """Asks the dispatcher for news, which become an event; none if it does not reply."""
         with contextlib.suppress(OpError):
             beat = ClientHeartbeat(self.client, self._version)
-            self._happened(self._session.call(beat, timing.CLIENT_CALL))
+            self._publish(self._session.call(beat, timing.CLIENT_CALL))
 
     def stop(self) -> bool:
-        """Leaves; twice is fine. False if the dispatcher does not know what this reader had got."""
+        """Leaves and ends the thread; twice is fine. False if the dispatcher forgot this client."""
         with self._changed:
             if self._stopped:
                 return True
@@ -255,125 +265,137 @@ class Agent:
         return self.leave()
 
     def leave(self) -> bool:
-        """Tells the dispatcher that this reader reads no more; gives whether that was known."""
+        """Sends the last report; returns whether the dispatcher knows this client."""
         try:
-            leave = Leave(self.client, *self._everything(), last=self._last)
+            consumed, ended = self._lock_and_take_report()
+            leave = Leave(self.client, consumed, ended, last=self._last)
             self._session.call(leave, timing.CLIENT_CALL)
         except NotFoundError:
             return False
         except OpError:
-            pass  # The dispatcher will find out by itself.
+            pass  # The client's leases expire.
         return True
 
     def _run(self) -> None:
         while not self._stopped:
             with self._changed:
                 due = self._due()
-                if due > 0 and not self._told.want and not self._told.lost:
+                if due > 0 and not self._report.want and not self._report.lost:
                     self._changed.wait(due)
-                want, self._told.want = self._told.want, 0
+                want, self._report.want = self._report.want, 0
             if not self._stopped:
-                self._speak(want)
+                self._call_dispatcher(want)
 
     def _due(self) -> float:
-        """Seconds until the next beat."""
-        return self._beaten + self._interval - self._now()
+        """Seconds until the next heartbeat."""
+        return self._beat_at + self._interval - self._now()
 
-    def _speak(self, want: int) -> None:
+    def _call_dispatcher(self, want: int) -> None:
         name = self.client
         try:
             waited = self._waits
             if want:
                 self._lease(want)
-            # Others may wait in vain, too, and for a sign of life of this one.
-            if self._told.lost or self._due() <= 0 or (self._waits and not waited):
+            # A reader that is granted nothing sends a heartbeat at once: other readers may wait for
+            # the dispatcher to see that this one is alive.
+            if self._report.lost or self._due() <= 0 or (self._waits and not waited):
                 self._beat()
         except NotFoundError as error:
-            self._forgotten(name, error)
+            self._note_lost_client(name, error)
         except OpError as error:
             if name == self.client:
-                self._happened(error)
+                self._publish(error)
         except Exception as error:
-            # The reader would wait for ever for somebody who is not there any more.
-            self._happened(InternalError(f"distribute: {type(error).__name__}: {error}"))
+            # Without an event, the reader would wait for a thread that has ended.
+            self._publish(InternalError(f"distribute: {type(error).__name__}: {error}"))
 
     def _lease(self, want: int) -> None:
         with self._changed:
             number = self._number + 1
-            request = Lease(self.client, number, want, *self._taken(), last=self._last)
-        leased = self._say(request)
+            consumed, ended = self._take_report()
+            request = Lease(self.client, number, want, consumed, ended, last=self._last)
+        leased = self._send(request)
         if request.client == self.client:
-            # Not before: what was granted without an answer is granted again to the same number.
+            # Only now: if the reply is lost, the same number is granted the same elements again.
             self._number = request.number
             self._waits = not (leased.grants or leased.finished)
-            self._happened(leased)
+            self._publish(leased)
 
     def _beat(self) -> None:
         with self._changed:
             now = self._now()
-            consumed, ended = self._taken()
+            consumed, ended = self._take_report()
             beat = ClientHeartbeat(
-                *(self.client, self._version, tuple(sorted(self._told.lost)), consumed, ended),
-                *(self._told.elements, self._told.waited, now - self._beaten),
+                self.client,
+                self._version,
+                lost=tuple(sorted(self._report.lost)),
+                consumed=consumed,
+                ended=ended,
+                elements=self._report.elements,
+                waited=self._report.waited,
+                seconds=now - self._beat_at,
                 last=self._last,
                 limit=self._limit,
             )
-            self._told, self._beaten = Told(want=self._told.want), now
+            self._report, self._beat_at = Report(want=self._report.want), now
             if self._laps is not None:
                 self._laps.beat()
-        beaten = self._say(beat)
-        self._happened(beaten)
-        if beaten.version != beat.version and beaten.workers is None:
-            # Others wait for a sign of life: who says the new version has lived since.
+        reply = self._send(beat)
+        self._publish(reply)
+        if reply.version != beat.version and reply.workers is None:
+            # Other readers wait for this one. A heartbeat with the new version proves that this
+            # client was alive after they began to wait.
             with self._changed:
                 sign = ClientHeartbeat(self.client, self._version, limit=self._limit)
-            self._happened(self._patiently(sign))
+            self._publish(self._call_with_retries(sign))
 
-    def _patiently(self, request: Any) -> Any:
-        """A request may be repeated, so a dispatcher that is away is waited for."""
+    def _call_with_retries(self, request: Any) -> Any:
+        """Repeats a request, which does no harm, while the dispatcher is unavailable."""
         until = self._now() + timing.DISPATCHER_ABSENCE
         while True:
-            said = self._now()
+            sent = self._now()
             try:
-                answer = self._session.call(request)
-                self._answered(said)
-                return answer
+                reply = self._session.call(request)
+                self._renew_leases(sent)
+                return reply
             except UnavailableError:
                 if self._stopped or self._now() > until:
                     raise
 
-    def _answered(self, said: float) -> None:
+    def _renew_leases(self, sent: float) -> None:
+        """The dispatcher replied to what was sent at a time; wakes a reader that waits for it."""
         waited = not self.holds_leases(self._now())
-        self._heard = max(self._heard, said)
+        self._heard = max(self._heard, sent)
         if waited:
             self._wake(None)
 
-    def _forgotten(self, name: str, error: NotFoundError) -> None:
-        """The dispatcher took this reader for dead, or came back without its memory.
+    def _note_lost_client(self, name: str, error: NotFoundError) -> None:
+        """The dispatcher expired this client, or restarted without its journal.
 
-        A reader that decides alone what it reads can tell the dispatcher all that it must know.
+        A reader without leases opens its iteration again with all that the dispatcher must know.
         """
         try:
             if not self._leased:
-                self._happened(self._reopen(() if self._laps is None else self._laps.begins))
+                self._publish(self._reopen(() if self._laps is None else self._laps.begins))
                 return
             same = self._session.dispatcher() == self.dispatcher
             if name == self.client:
                 _LOG.warning("distribute: %s", error.message)
-                self._happened(Forgotten() if same else error)
+                self._publish(LeasesLost() if same else error)
         except OpError as failure:
-            self._happened(failure)
+            self._publish(failure)
 
-    def _happened(self, event: Any) -> None:
+    def _publish(self, event: Any) -> None:
+        """Adds an event and wakes the reader, unless the event changes nothing for it."""
         with self._changed:
-            noted = self._note(event)
-            if noted:
+            relevant = self._apply(event)
+            if relevant:
                 self.events.append(event)
-        if noted:
+        if relevant:
             self._wake(event)
 
-    def _note(self, event: Any) -> bool:
-        """Takes notice of what the dispatcher said; gives whether the reader must know of it."""
+    def _apply(self, event: Any) -> bool:
+        """Notes what the dispatcher said; returns whether the reader must know of it."""
         if not isinstance(event, ClientHeartbeatReply | OpenIterationReply):
             return True
         before = (*self._complete, self._is_joining)
@@ -384,7 +406,7 @@ class Agent:
             self._served = bool(event.workers)
         if isinstance(event, OpenIterationReply):
             return True
-        # A consumer may have come and gone meanwhile: as many are missing, and all were there.
+        # Compares which consumers are missing, not only how many: one may have come, another gone.
         self._complete = (event.ready, event.missing)
         now = (*self._complete, self._is_joining)
         return event.workers is not None or event.streams is not None or before != now

@@ -83,7 +83,7 @@ class Deliveries:
     def set_workers(self, workers: Iterable[WorkerInfo]) -> None:
         """Closes the connections to workers that the dispatcher has removed."""
         for worker in self._links.want(workers):
-            self._lose(worker, broken=False)
+            self.lose(worker, broken=False)
 
     def update_workers(self) -> None:
         """Uses new connections, and reports workers that cannot be reached to the dispatcher."""
@@ -93,7 +93,7 @@ class Deliveries:
         for worker in [w for w in self._broken if not self._links.awaits(w)]:
             del self._broken[worker]
             if worker in self._links.unreachable:
-                self._agent.lost(worker)
+                self._agent.report_lost(worker)
 
     def _explain_loss(self, worker: str) -> None:
         """Logs how a worker lost the process that computed elements for this reader before."""
@@ -120,7 +120,7 @@ class Deliveries:
         self._links.dial()
         self._fetcher.expects = self._links.expects
 
-    def _lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
+    def lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
         """Closes the connection to a worker and requests what it owes from others.
 
         `broken`: the connection broke, so the worker's process may have crashed.
@@ -143,7 +143,7 @@ class Deliveries:
             link = self._links[ask.worker]
             link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
         except (KeyError, UnavailableError):
-            self._lose(ask.worker)
+            self.lose(ask.worker)
         except DeadlineExceededError as error:
             self._replace(link, error.message)
 
@@ -162,7 +162,7 @@ class Deliveries:
             try:
                 message, columns = link.connection.receive()
             except UnavailableError:
-                self._lose(link.worker)
+                self.lose(link.worker)
             except DataLossError as error:
                 self._give_up(link, error.message)
             except DeadlineExceededError as error:
@@ -190,7 +190,7 @@ class Deliveries:
             reason,
             len(self._links) - 1,
         )
-        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
+        self.lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
 
     def _process(self, link: Link, message: Any, columns: list[Any] | None) -> None:
         match message:
@@ -260,7 +260,7 @@ class Deliveries:
     def _give_up(self, link: Link, reason: str) -> None:
         """Closes a connection that damages data or that the worker closes; the worker may live."""
         self._warn(link, f"{reason}; what it owes is asked for again")
-        self._lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
+        self.lose(link.worker, broken=False, reason=f"{link.connection.peer}: {reason}")
 
     def _warn(self, link: Link, what: str) -> None:
         """Logs the first, second, fourth, eighth... of these events."""

@@ -26,7 +26,7 @@ from penstock.errors import (
     OpError,
 )
 from penstock.plan.shape import Shape
-from penstock.service.host.agent import Agent, Forgotten
+from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.deliveries import Deliveries
 from penstock.service.host.links import Connect, Links
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
@@ -235,7 +235,7 @@ class RemoteStream(Stream):
         self._deliveries.raise_blame()
 
     def _process(
-        self, event: ClientHeartbeatReply | LeaseReply | OpenIterationReply | Forgotten | OpError
+        self, event: ClientHeartbeatReply | LeaseReply | OpenIterationReply | LeasesLost | OpError
     ) -> None:
         match event:
             case OpError():
@@ -243,7 +243,7 @@ class RemoteStream(Stream):
                 self._reading.retry_lease()
             case LeaseReply():
                 self._reading.add_grants(event, self._now())
-            case Forgotten():
+            case LeasesLost():
                 self._rejoin()
             case _:
                 if isinstance(event, OpenIterationReply):
@@ -314,13 +314,13 @@ class RemoteStream(Stream):
         want = self._reading.want(self._now()) if self._ready else 0
         consumed, ended = self._reading.report()
         if want or consumed or ended or elements:
-            self._agent.tell(consumed, ended, elements, self._waited, want)
+            self._agent.report(consumed, ended, elements, self._waited, want)
             self._waited = 0.0
 
     def _report_everything(self, unused: int = 0) -> None:
         """Reports also what was handed out last, which the user may still be working on."""
         consumed, ended = self._reading.report(everything=True, unused=unused)
-        self._agent.tell(consumed, ended, 0, 0.0)
+        self._agent.report(consumed, ended, 0, 0.0)
 
     def _prepare_next(self, count: int) -> None:
         """Requests what comes next, before the user works on the `count` elements taken."""
