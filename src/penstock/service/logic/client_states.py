@@ -1,7 +1,7 @@
 """The saved states of clients: what they tell the dispatcher, and how several are merged.
 
-A state may say "some elements behind a place"; which ones those are is known from what the client
-held there, as long as nothing between the service and the user changes the number of elements.
+A state may say "skip k elements after this point". The leases that the client held there say which
+elements those are, as long as no operator after the service changes the number of elements.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _CALL = "service.merge_states"
 
 
 def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
-    """What a state says of the streams of workers, as `OpenIteration` takes it."""
+    """The streams of workers that a state knows, as fields of `OpenIteration`."""
     order = (state or {}).get("order", {})
     begins = tuple(order.get("begins", ()))
     return {"streams": max(len(order.get("open", ())), len(begins)), "begins": begins}
 
 
 def claims_of(state: dict[str, Any]) -> dict[str, Any]:
-    """What a state of leased elements says of them, as `OpenIteration` takes it."""
+    """The elements that a state of leases claims, as fields of `OpenIteration`."""
     consumed = [
         Address(int(stream), start, stop)
         for stream, ranges in state["consumed"].items()
@@ -39,10 +39,10 @@ def claims_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The state of all clients of a job together; each new client loads it."""
+    """One state for all clients of a job; each new client loads it."""
     if not states:
         raise InvalidArgumentError(f"{_CALL}: there are no states to merge")
-    found = [_settled(state) for state in states]
+    found = [_consumption_of(state) for state in states]
     for name in ("repetition", "key", "epoch"):
         if any(own[name] != found[0][name] for own in found):
             raise InvalidArgumentError(
@@ -51,12 +51,12 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
     if len({state["plan"] for state in states}) > 1:
         raise InvalidArgumentError(f"{_CALL}: the states are of different datasets")
-    return _with(states[0], _union(found))
+    return {**states[0], "at": _replace_service_state(states[0]["at"], _union(found))}
 
 
-def _settled(state: Any) -> dict[str, Any]:
-    """What one client had consumed, exactly; what it held beyond is free."""
-    own, skip = _own(state["at"] if isinstance(state, dict) and "at" in state else None)
+def _consumption_of(state: Any) -> dict[str, Any]:
+    """What one client had consumed; the rest of its leases is dropped."""
+    own, skip = _service_state(state["at"] if isinstance(state, dict) and "at" in state else None)
     consumed = {stream: Ranges(map(tuple, pairs)) for stream, pairs in own["consumed"].items()}
     for stream, start, stop in own["held"]:
         count = min(skip, stop - start)
@@ -65,8 +65,8 @@ def _settled(state: Any) -> dict[str, Any]:
     return {**own, "consumed": consumed, "held": []}
 
 
-def _own(at: Any) -> tuple[dict[str, Any], int]:
-    """The service's part of a state, and how many elements behind it the client is."""
+def _service_state(at: Any) -> tuple[dict[str, Any], int]:
+    """The service's part of an iterator's state, and how many elements are skipped after it."""
     skip = 0
     while isinstance(at, dict):
         if "skip" in at:
@@ -101,14 +101,10 @@ def _union(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _with(state: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """The state with another part of the service, and nothing behind it."""
-    return {**state, "at": _replaced(state["at"], own)}
-
-
-def _replaced(at: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _replace_service_state(at: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Puts another service's part into a state, and skips nothing after it."""
     if "skip" in at:
-        return _replaced(at["from"], own)
+        return _replace_service_state(at["from"], own)
     if isinstance(at.get("own"), dict) and "held" in at["own"]:
         return {**at, "own": own}
-    return {**at, "inputs": [_replaced(at["inputs"][0], own)]}
+    return {**at, "inputs": [_replace_service_state(at["inputs"][0], own)]}

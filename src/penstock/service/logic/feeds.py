@@ -1,7 +1,7 @@
 """Feeds: what a client still expects from one stream, by ordinal.
 
-A feed asks for every ordinal of its part once, and again only for what was lost on the way; it
-hands out every ordinal once. Where the stream ends must not depend on who was asked.
+A feed requests every ordinal of its range once, and again only if it was lost on the way; it hands
+out every ordinal once. The length of a stream must not depend on which worker computes it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.plan.parts import WHOLE
 from penstock.service.protocol.fetches import Mark
 
 _SMALL = 512
-"""Bytes of a mark that may stand in a state."""
+"""The most bytes of a mark that a saved state includes."""
 
 NOWHERE = 1 << 62
-"""Where a stream stops whose end is not known."""
+"""The stop of a stream whose length is not known."""
 
 FEW = 4
-"""So many elements more than usual a short stream is asked for."""
+"""A request for a short stream is for this many elements more than streams usually have."""
 
 
 class Piece(Protocol):
@@ -36,7 +36,7 @@ class Piece(Protocol):
 
 
 class Failure:
-    """One element that could not be made."""
+    """One element that could not be computed."""
 
     nbytes = 0
 
@@ -51,9 +51,9 @@ class Failure:
 
 
 class Feed:
-    """Ordinals `start` to `stop` of a stream; `home` is the worker to ask first, if one is.
+    """Ordinals `start` to `stop` of a stream; `home` is the worker that it belongs to, if any.
 
-    `begin` tells workers where a part of a file begins; see `Work.begin`.
+    `begin` says where a part of a file begins; see `Work.begin`.
     """
 
     def __init__(
@@ -68,38 +68,43 @@ class Feed:
         self.begin = begin
         self.began: int | None = None
         self.ended: int | None = None
-        """Where the part of a file began and ended that the stream is, if workers tell."""
+        """Where the part of a file that the stream is began and ended, as workers report it."""
         self.void = False
-        """Whether another feed of the same stream has taken its place."""
+        """Whether another feed of the same stream has replaced this one."""
         self.next = start
-        """All before it was handed out."""
+        """Every ordinal below it was handed out."""
         self.stop = stop
         self.home = home
         self.worker: str | None = None
-        """Who was asked last; streams that are not random access stay there."""
+        """The worker that was asked last; streams without random access stay there."""
         self._marks: list[Mark] = []
         self.length: int | None = None
-        """How long the stream is, once that was seen."""
+        """How many elements the stream has, once its end was seen."""
         self.refused: dict[str, Exception] = {}
-        """Workers that cannot make this stream, and why."""
+        """Workers that cannot compute this stream, and why."""
         self.ahead: dict[int, int] = {}
-        """Handed out beyond `next`: where it begins, where it stops."""
+        """Ranges beyond `next` that were handed out: start to stop."""
         self.pledged: tuple[int, int] | None = None
-        """What is handed out next, where that was settled before."""
+        """The range that is handed out next, if a state says so; see `pledge`."""
         self._pieces: dict[int, Piece] = {}
+        """What has arrived and was not handed out, by its first ordinal."""
         self._asked = start
+        """Every ordinal below it was requested."""
         self._proven = False
+        """Whether a request was answered in full."""
         self._lost: list[tuple[int, int]] = []
+        """Ranges that must be requested again, the lowest last."""
         self._arrived = 0
+        """The stop of the highest range that has arrived."""
 
     @property
     def limit(self) -> int:
-        """No element stands here or behind."""
+        """The stream has no element at or beyond this ordinal, for this feed."""
         return self.stop if self.length is None else min(self.stop, self.length)
 
     @property
     def held(self) -> int:
-        """No element that this client may hand out stands here or behind."""
+        """This client may hand out no element at or beyond this ordinal."""
         return self.limit
 
     @property
@@ -108,7 +113,7 @@ class Feed:
         return self.next >= self.limit
 
     def ask(self, count: int) -> tuple[int, int] | None:
-        """The next ordinals to ask for, at most `count`; None if there is nothing to ask for."""
+        """The next ordinals to request, at most `count`; None if there are none."""
         while self._lost:
             start, stop = self._lost.pop()
             stop = min(stop, self.limit)
@@ -128,23 +133,23 @@ class Feed:
 
     @property
     def asking(self) -> int:
-        """The first ordinal that `ask` would ask for, about."""
+        """About the first ordinal that `ask` would return."""
         return self._lost[-1][0] if self._lost else self._asked
 
     @property
     def asks(self) -> bool:
-        """Whether there is something to ask for."""
+        """Whether `ask` would return ordinals."""
         return bool(self._lost) or self._asked < self.limit
 
     @property
     def outstanding(self) -> int:
-        """How many elements were asked for and not handed out."""
+        """How many elements were requested and not handed out."""
         return self._asked - self.next
 
     def doubtful(self, usual: int | None = None) -> bool:
-        """Whether requests are under way, and it may end within them.
+        """Whether the stream may end within the requests that are under way.
 
-        It may within the first one; or, where a `usual` length is known, about there.
+        It may end within the first one, or, where a `usual` length is known, about there.
         """
         if self._lost or self._asked <= self.next or self.limit != NOWHERE:
             return False
@@ -153,24 +158,24 @@ class Feed:
         return self._arrived < self._asked and usual <= self._asked < 2 * usual + FEW
 
     def prove(self) -> None:
-        """A request was answered, and the stream goes on behind it, for all that is known."""
+        """Notes that a request was answered in full: the stream may continue behind it."""
         self._proven = True
 
     @property
     def left(self) -> int:
-        """How many ordinals were not asked for yet."""
+        """How many ordinals were not requested yet."""
         return max(0, self.limit - self._asked)
 
     def lose(self, start: int, stop: int) -> None:
-        """Ordinals that were asked for and will not come."""
+        """Notes that requested ordinals will not arrive, so that `ask` returns them again."""
         if start < min(stop, self.limit):
             self._lost.append((start, stop))
-            # What is needed first is asked for first: it comes last in the list.
+            # `ask` pops the last entry: the lowest ordinals are needed first.
             self._lost.sort(reverse=True)
 
     @property
     def asked(self) -> bool:
-        """Whether anything was asked for."""
+        """Whether anything was requested."""
         return self._asked > self.next or bool(self._pieces) or self.length is not None
 
     @property
@@ -188,24 +193,24 @@ class Feed:
         """Whether the stream is a part of a file, but not the first, that could not be opened."""
         return bool(self.began) and not self.next and isinstance(self._pieces.get(0), Failure)
 
-    def tell(self, began: int | None, ended: int | None = None) -> None:
-        """What a worker found out about the part of a file that the stream is."""
+    def note_part(self, began: int | None, ended: int | None = None) -> None:
+        """Notes where a worker found that the part of a file begins and ends."""
         self.began = self.began if began is None else began
         self.ended = self.ended if ended is None else ended
 
     def arrive(self, start: int, piece: Piece) -> None:
         if self.length is not None and start + len(piece) > self.length:
-            self._inconsistent(start + len(piece))
+            self._raise_inconsistent(start + len(piece))
         self._arrived = max(self._arrived, start + len(piece))
         self._pieces[start] = piece
 
     def end(self, length: int) -> None:
-        """The stream has `length` elements."""
+        """Notes that the stream has `length` elements."""
         if length < self._arrived or (self.length is not None and self.length != length):
-            self._inconsistent(length)
+            self._raise_inconsistent(length)
         self.length = length
 
-    def _inconsistent(self, length: int) -> None:
+    def _raise_inconsistent(self, length: int) -> None:
         seen = self._arrived if self.length is None else self.length
         raise DataLossError(
             f"distribute: stream {self.stream} had {seen} elements and, made again elsewhere, "
@@ -214,7 +219,7 @@ class Feed:
         )
 
     def ready(self, anywhere: bool = False) -> bool:
-        """Whether something can be handed out."""
+        """Whether elements can be handed out; `anywhere`: any, not only the next ones."""
         return bool(self._pieces) if anywhere else self.next in self._pieces
 
     @property
@@ -224,12 +229,12 @@ class Feed:
 
     @property
     def here(self) -> int:
-        """How many elements from `next` on have arrived, as far as they came together."""
+        """How many elements from `next` on are in one piece that has arrived."""
         piece = self._pieces.get(self.next)
         return 0 if piece is None else len(piece)
 
     def pledge(self) -> None:
-        """Settles what of all that is there is handed out next."""
+        """Chooses which of the pieces that have arrived is handed out next."""
         start = self._first()
         self.pledged = start, start + len(self._pieces[start])
 
@@ -239,17 +244,17 @@ class Feed:
         return self.next if self.next in self._pieces else next(iter(self._pieces))
 
     def take(self, count: int, anywhere: bool = False) -> tuple[int, Piece]:
-        """Elements from `next` on (`anywhere`: those that are there), and their first ordinal."""
+        """Takes the elements at `next` (`anywhere`: any that arrived), with their first ordinal."""
         start = self._first() if anywhere else self.next
         self.pledged = None
         piece = self._pieces.pop(start)
         if len(piece) > count:
             self._pieces[start + count] = piece.rows(count, len(piece))
             piece = piece.rows(0, count)
-        self._handed_out(start, start + len(piece))
+        self._hand_out(start, start + len(piece))
         return start, piece
 
-    def _handed_out(self, start: int, stop: int) -> None:
+    def _hand_out(self, start: int, stop: int) -> None:
         if start != self.next:
             self.ahead[start] = stop
             return
@@ -257,19 +262,19 @@ class Feed:
         while self.next in self.ahead:
             self.next = self.ahead.pop(self.next)
 
-    def marked(self, mark: Mark) -> None:
-        """Notes a place; of those behind which all was handed out, only the last is kept."""
+    def add_mark(self, mark: Mark) -> None:
+        """Adds a mark; of the marks at or before `next`, only the last is kept."""
         past = [old for old in self._marks if old.ordinal <= self.next]
         self._marks = [*past[-1:], *(old for old in self._marks if old.ordinal > self.next), mark]
 
     def mark(self, ordinal: int) -> Mark | None:
-        """The last known place at `ordinal` or before it."""
+        """The last mark at `ordinal` or before it."""
         known = [mark for mark in self._marks if mark.ordinal <= ordinal]
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
     def state(self) -> list[Any]:
-        """Stream, next ordinal, what was handed out ahead of it, a mark where it is small, and
-        where a part of a file begins.
+        """Stream, next ordinal, ranges handed out beyond it, a mark if it is small, and where a
+        part of a file begins.
 
         What is pledged counts as handed out.
         """
@@ -282,15 +287,15 @@ class Feed:
         return [self.stream, following, spans, self.small_mark(following), self._begins]
 
     def small_mark(self, ordinal: int) -> list[Any] | None:
-        """The last known place before an ordinal as it stands in a state, if it is small."""
+        """The last mark before an ordinal, as a state stores it; None if it is large."""
         mark = self.mark(ordinal)
         if mark is None or len(mark.state) > _SMALL:
             return None
         return [mark.ordinal, b64encode(mark.state).decode()]
 
-    def remember(self, mark: list[Any]) -> None:
-        """Notes a place that stood in a state."""
-        self.marked(Mark(mark[0], b64decode(mark[1])))
+    def restore_mark(self, mark: list[Any]) -> None:
+        """Adds a mark that a state stored."""
+        self.add_mark(Mark(mark[0], b64decode(mark[1])))
 
     @property
     def _begins(self) -> int:
@@ -298,15 +303,16 @@ class Feed:
 
     @classmethod
     def of(cls, state: list[Any], home: str | None = None) -> Feed:
+        """The feed that `state` was saved from."""
         feed = cls(state[0], state[1], home=home, begin=state[4])
         feed.ahead = dict(state[2])
         if state[3] is not None:
-            feed.remember(state[3])
+            feed.restore_mark(state[3])
         return feed
 
 
 def spans(feeds: list[Feed]) -> Iterator[tuple[int, int, int]]:
-    """What feeds of leases have not handed out: stream, start, stop."""
+    """The ranges of leases that were not handed out: stream, start, stop."""
     for feed in feeds:
         start = feed.next
         for ahead, stop in [*sorted(feed.ahead.items()), (feed.held, feed.held)]:

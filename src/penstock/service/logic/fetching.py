@@ -1,8 +1,7 @@
 """`Fetcher`: what a client requests from which worker, and which elements it hands out next.
 
-Nothing is asked of a worker that is not needed soon: what was asked for and not handed out stays
-within a number of elements or of bytes. Asking is cheap to repeat: when a worker is lost, what it
-still owed is asked of others.
+A client requests only what it needs soon: what was requested and not handed out stays within a
+number of elements or of bytes. When a worker is lost, what it still owed is requested from others.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ from penstock.service.protocol.fetches import Mark
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
 DEPTH = 4
-"""Requests that wait at a worker, so that it always has the next one."""
+"""Requests that wait at a worker, so that it always has the next one to work on."""
 
 MOST_REFUSED = 16
-"""Streams that wait for one of those who can make them, beyond what all workers have in hand."""
+"""Streams that some workers refused and that wait for another one, beyond `DEPTH` per worker."""
 
 KEPT_BLOCK = 64
-"""What several trainers read is asked for in blocks, each of them always of the same worker."""
+"""Elements that several trainers read are requested in blocks; all trainers request a block from
+the same worker."""
 
 
 @dataclass
 class Ask:
-    """A request to a worker. `at` is the ordinal that comes next."""
+    """A request to a worker. `at` is the next ordinal that the worker sends."""
 
     request: int
     worker: str
@@ -46,10 +46,11 @@ class Ask:
 
 
 class Fetcher:
-    """One client's reading of one iteration.
+    """Requests the elements of one iteration in the order `order`, and hands them out.
 
-    `bound` streams are made from their start, so that each is asked of one worker as long as that
-    works; the others of whichever has least to do. `ordered` False hands out what arrives first.
+    `bound` streams are computed from their start, so each is requested from one worker as long as
+    that works; other streams from the worker with the fewest requests. `ordered` False hands out
+    what arrives first. `kept`: several trainers read the same elements.
     """
 
     def __init__(
@@ -62,24 +63,27 @@ class Fetcher:
         self._bound = bound
         self._in_blocks = kept and not bound
         self._promised: list[Feed] = []
-        """What a saved state had settled to hand out first, whatever the order."""
+        """What a saved state had pledged, and is handed out before anything else."""
         self._pledge: Feed | None = None
+        """The feed that the next elements come from, if a state says so."""
         self._workers: dict[str, int] = {}
+        """How many requests wait at each worker."""
         self.leaving: set[str] = set()
-        """Those of them that take nothing on: they are about to stop, or in trouble."""
+        """Workers that refuse all work: they are about to stop, or cannot work now."""
         self.expects = False
         """Whether other workers may join soon."""
         self._asks: dict[int, Ask] = {}
         self._requests = 0
         self.hungry = True
-        """Whether `asks` may have something to say."""
+        """Whether `asks` may return requests."""
         self._buffered = 0
+        """Bytes of the elements that arrived and were not handed out."""
         self._here = 0
         """Elements that arrived and were not handed out."""
         self._owed = 0
-        """Elements that were asked for and did not arrive."""
+        """Elements that were requested and did not arrive."""
         self._silences: dict[tuple[int, int], int] = {}
-        """How often workers said nothing when these elements were asked of them."""
+        """How often workers were silent for too long while they computed these elements."""
         self.blame = Blame()
 
     @property
@@ -97,9 +101,10 @@ class Fetcher:
         self.hungry = True
 
     def lose(self, worker: str, broken: bool = False) -> None:
-        """A worker that answers no more: others are asked for what it owes.
+        """Requests what a lost worker owes from others.
 
-        `broken`: its connection broke. Where that happens again and again, it is no accident.
+        `broken`: its connection broke. If that happens repeatedly with the same elements, they are
+        to blame; see `Blame`.
         """
         self._workers.pop(worker, None)
         self.leaving.discard(worker)
@@ -112,16 +117,16 @@ class Fetcher:
             self.blame.add(worker, owed[0].feed.stream, owed[0].at, owed[0].stop)
 
     def patience(self, worker: str, seconds: float) -> float:
-        """How long a worker may say nothing.
+        """How long a worker may be silent.
 
-        Longer each time that the same elements were asked of others before: a function that keeps
-        the interpreter to itself keeps its worker from saying anything, wherever it runs.
+        It doubles each time that a worker was silent with the same elements: a function that holds
+        the interpreter's lock keeps every worker silent that runs it.
         """
         ask = self._first_of(worker)
         return seconds * (1 if ask is None else 1 << self._silences.get(_place(ask), 0))
 
     def fall_silent(self, worker: str) -> None:
-        """A worker said nothing for longer than that, and is about to be lost."""
+        """Notes that a worker was silent for longer than `patience`; the caller then loses it."""
         if (ask := self._first_of(worker)) is not None:
             self._silences = {_place(ask): self._silences.get(_place(ask), 0) + 1}
 
@@ -129,13 +134,13 @@ class Fetcher:
         return next((ask for ask in self._asks.values() if ask.worker == worker), None)
 
     def owed_next(self) -> Ask | None:
-        """The request that the user waits for; None if it was not made."""
-        awaited = self._awaited()
-        asks = [ask for ask in self._asks.values() if awaited is None or ask.feed is awaited]
+        """The request that the user waits for; None if there is none."""
+        feed = self._next_feed()
+        asks = [ask for ask in self._asks.values() if feed is None or ask.feed is feed]
         return min(asks, key=lambda ask: ask.at, default=None)
 
     def restart(self, order: Order) -> None:
-        """Begins anew with another order; what was asked for before is not expected any more."""
+        """Starts again with another order; replies to earlier requests are ignored."""
         self.order = order
         self._promised, self._pledge = [], None
         self._asks.clear()
@@ -144,26 +149,28 @@ class Fetcher:
         self.hungry = True
 
     def asks(self) -> list[Ask]:
-        """What to ask for now."""
+        """The requests to send now."""
         made: list[Ask] = []
         if not self._workers or self.blame.is_certain:
             return made
         refused = 0
         for feed in chain(self._promised, self._upcoming()):
             if not feed.asks:
-                continue  # Many wait to be handed out; this loop runs for every answer.
+                continue  # Cheap: many feeds only wait to be handed out, and this loop runs often.
             try:
                 while (ask := self._ask(feed)) is not None:
                     made.append(ask)
             except OpError:
                 if made:
-                    return made  # They count as owed; the error comes again with the next call.
+                    return made  # They count as owed; the next call raises the error again.
                 raise
             refused += bool(feed.refused) and feed.asks
             if self._full() or not self._free() or self._stuck(feed) or self._is_ahead(feed):
                 break
             if refused > MOST_REFUSED + DEPTH * len(self._workers):
-                break  # Who refuses has time for ever more of them.
+                # A worker that refuses streams never becomes busy; without this cap it would be
+                # asked for every stream.
+                break
         self.hungry = self._full()
         return made
 
@@ -173,29 +180,29 @@ class Fetcher:
         return upcoming
 
     def _discard(self) -> None:
-        """Forgets what arrived of feeds that are not handed out, or is handed out whole."""
-        for feed in self.order.dropped():
+        """Subtracts what replaced feeds had, and what the order has released, from the counts."""
+        for feed in self.order.pop_dropped():
             feed.void = True
             self._here -= sum(map(len, feed.pieces))
             self._buffered -= sum(piece.nbytes for piece in feed.pieces)
-        rows, nbytes = self.order.freed()
+        rows, nbytes = self.order.pop_freed()
         self._here -= rows
         self._buffered -= nbytes
 
     def _staying(self) -> dict[str, int]:
-        """Those who take on more, and how many requests they have."""
+        """Workers that accept work, and how many requests each has."""
         return {w: n for w, n in self._workers.items() if w not in self.leaving}
 
     def _free(self) -> bool:
-        """Whether anybody has time."""
+        """Whether any worker can take another request."""
         return any(n < DEPTH for n in self._staying().values())
 
     def _stuck(self, feed: Feed) -> bool:
-        """Whether nobody here can make it; those who come may be able to."""
+        """Whether every connected worker has refused a stream; a worker that joins may take it."""
         return all(worker in feed.refused for worker in self._staying())
 
     def _full(self) -> bool:
-        """Whether as much was asked for as may be; the first request of all is always allowed."""
+        """Whether the limit is reached; a request is always allowed while nothing is waiting."""
         if not (waiting := self._here + self._owed):
             return False
         if self._limits.elements is not None:
@@ -206,9 +213,9 @@ class Fetcher:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
         if self._is_early(feed) and feed.home not in self._workers:
-            return None  # It has no turn yet, and its own worker may come until then.
+            return None  # It has no turn yet; the worker that it belongs to may join until then.
         if feed.doubtful(self._usual):
-            return None  # The next stream is asked for meanwhile: many streams are short.
+            return None  # It may end within this request; the next stream is requested meanwhile.
         worker = self._worker_for(feed)
         if worker is None:
             return None
@@ -223,7 +230,7 @@ class Fetcher:
         return ask
 
     def _is_crowded(self, feed: Feed) -> bool:
-        """Whether others need what is left more than this feed, where turns are taken."""
+        """Whether a feed has used its share of the limit, where inputs take turns."""
         if not isinstance(self.order, InterleaveOrder):
             return False
         limits, size = self._limits, self.sizes.element_bytes
@@ -237,28 +244,28 @@ class Fetcher:
 
     @property
     def _usual(self) -> int | None:
-        """How long streams are that are read one after the other, if that was seen."""
+        """The usual length of streams that are read one after the other, once one has ended."""
         return self.sizes.usual if isinstance(self.order, SequentialOrder | LeaseOrder) else None
 
     def _is_early(self, feed: Feed) -> bool:
-        """Whether a feed has a turn in a later lap only."""
+        """Whether the first turn of a feed is in a later lap."""
         return isinstance(self.order, RoundRobinOrder) and self.order.is_early(feed)
 
     def _is_ahead(self, feed: Feed) -> bool:
-        """Whether a feed is not in turn, and there is no room for it nor for any behind it."""
+        """Whether a feed has no slot, and there is no room for it nor for any feed behind it."""
         ahead = isinstance(self.order, InterleaveOrder) and not self.order.share(feed)
         return ahead and self._is_crowded(feed)
 
     def _starving(self, feed: Feed) -> bool:
-        """Whether the user waits for this feed and nothing of it is on its way."""
+        """Whether the user waits for this feed, and none of its elements is on its way."""
         return (
-            feed is self._awaited()
+            feed is self._next_feed()
             and feed.is_dry
             and not any(ask.feed is feed for ask in self._asks.values())
         )
 
-    def _awaited(self) -> Feed | None:
-        """What must be handed out next; None where anything may be."""
+    def _next_feed(self) -> Feed | None:
+        """The feed that must be handed out from next; None where any may be."""
         if self._promised:
             return self._promised[0]
         return self.order.turn() if self.ordered else None
@@ -268,10 +275,10 @@ class Fetcher:
             return self._whole
         count = self.sizes.request
         if self._usual is not None and feed.length is None:
-            # No more than there may be: what does not come would keep others from being asked for.
+            # No more than there may be: elements that do not exist count as owed until then.
             left = max(self._usual - feed.asking, self._usual // 8 + 1)
             if left + FEW <= min(self._little, 8 * FEW):
-                count = left + FEW  # Short streams are rarely all of one length.
+                count = left + FEW  # Lengths of short streams differ.
             elif left < 1.5 * count:
                 count = left
         if isinstance(self.order, InterleaveOrder):
@@ -280,13 +287,13 @@ class Fetcher:
         if self._limits.elements is not None:
             count = min(count, max(1, self._limits.elements - self._here - self._owed))
         if not self._bound:
-            # Towards the end smaller pieces, so that all workers are done at about the same time.
+            # Smaller requests towards the end, so that all workers finish at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
         return self._block(feed, count) if self._in_blocks else count
 
     @property
     def _little(self) -> int:
-        """So many elements take so little room that a request may be for more than there are."""
+        """Below this count elements need so little memory that a request may exceed the stream."""
         if self._limits.elements is not None:
             return 1
         requests = 4 * DEPTH * len(self._workers)
@@ -294,23 +301,23 @@ class Fetcher:
 
     @property
     def _whole(self) -> int:
-        """How many elements several inputs may have, to be asked for at once: no more than may
-        wait. As long as nobody knows how large they are, they may be huge."""
+        """How many elements to request of several inputs at once, within the memory limit. Before
+        the first element has arrived, its size is unknown and may be large."""
         if not self.sizes.element_bytes:
             return DEPTH
         fits = self._limits.nbytes / (2 * max(self.sizes.element_bytes, 1))
         return max(1, min(2 * SHORT, int(fits)))
 
     def _block(self, feed: Feed, count: int) -> int:
-        """To the end of a block, so that others wait for it instead of making parts of it."""
+        """Up to the end of a block, so that other trainers wait for it and do not compute parts."""
         block = KEPT_BLOCK - feed.asking % KEPT_BLOCK
         limits, nbytes = self._limits, block * self.sizes.element_bytes
-        # As long as nobody knows how large they are, they may be huge.
+        # Before the first element has arrived, its size is unknown and may be large.
         small = limits.elements is None and 0 < nbytes <= limits.request_bytes
         return block if small else min(count, block)
 
     def _worker_for(self, feed: Feed) -> str | None:
-        """Who is to be asked; None if nobody has time."""
+        """The worker to ask; None if no worker can take the request now."""
         staying = self._staying()
         if not staying:
             return None
@@ -337,7 +344,7 @@ class Fetcher:
         seconds: float = 0.0,
         began: int | None = None,
     ) -> None:
-        """Elements that a worker sent."""
+        """Adds elements that a worker sent."""
         ask = self._asks.get(request)
         if ask is None or start != ask.at:
             return
@@ -346,17 +353,17 @@ class Fetcher:
         if ask.feed.void:
             return
         ask.feed.arrive(start, piece)
-        ask.feed.tell(began)
+        ask.feed.note_part(began)
         self._here += len(piece)
         self._buffered += piece.nbytes
         if not isinstance(piece.rows_ if isinstance(piece, Placed) else piece, Failure):
             self.sizes.record(len(piece), piece.nbytes, seconds)
 
     def mark(self, request: int, mark: Mark) -> None:
-        """A place where another worker could go on."""
+        """Adds a mark, from which another worker can continue."""
         ask = self._asks.get(request)
         if ask is not None:
-            ask.feed.marked(mark)
+            ask.feed.add_mark(mark)
 
     def done(
         self,
@@ -366,9 +373,9 @@ class Fetcher:
         ended: int | None = None,
         lengths: tuple[int, ...] | None = None,
     ) -> Feed | None:
-        """A worker has answered all of a request; `length` if the stream ends there.
+        """A worker has answered a request in full; `length` if the stream ends there.
 
-        Gives the feed if the worker will be asked for nothing more of it.
+        Returns the feed if the worker will be asked for nothing more of it.
         """
         ask = self._asks.pop(request, None)
         if ask is None:
@@ -379,12 +386,12 @@ class Fetcher:
             self._workers[ask.worker] -= 1
         if ask.feed.void:
             return None
-        ask.feed.tell(began)
+        ask.feed.note_part(began)
         if length is not None:
             if ask.feed.length is None:
                 self.sizes.note_length(length)
             ask.feed.end(length)
-            ask.feed.tell(began, ended)
+            ask.feed.note_part(began, ended)
         if ask.at < min(ask.stop, ask.feed.limit):
             ask.feed.lose(ask.at, ask.stop)
         elif ask.at > ask.start:
@@ -402,7 +409,7 @@ class Fetcher:
         return not any(ask.feed is feed for ask in self._asks.values())
 
     def refuse(self, request: int, error: OpError, elsewhere: bool) -> None:
-        """A worker cannot answer; perhaps another one can."""
+        """A worker cannot answer a request; `elsewhere`: another worker may."""
         ask = self._asks.get(request)
         if ask is None:
             return
@@ -417,21 +424,22 @@ class Fetcher:
         self.done(request, None)
 
     def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
-        """A worker cannot make an element of an input; one of several is found by asking anew."""
+        """No worker can compute an element of an input. Of several inputs, each is requested alone,
+        to find the one that fails."""
         if feed.whole:
             assert isinstance(self.order, InterleaveOrder)
-            self.order.part(feed)
+            self.order.divide(feed)
         else:
             self.arrive(ask.request, ask.at, Placed(failure, [None]))
 
     def promise(self, stream: int, start: int, stop: int) -> None:
-        """What a saved state had pledged comes first."""
+        """Hands out what a saved state had pledged before anything else."""
         self._promised.append(Feed(stream, start, stop))
 
     def pledge(self) -> tuple[int, int, int] | None:
-        """Settles what is handed out next, where the order is free: a stream, and a part of it.
+        """Where the order is free: chooses a stream and a range of it that is handed out next.
 
-        A state with a pledge in it can be gone on from exactly, for as long as the pledge reaches.
+        A state that includes the pledge continues exactly for as long as the pledge reaches.
         """
         if self._promised:
             promised = self._promised[0]
@@ -445,7 +453,7 @@ class Fetcher:
         return self._pledge.stream, *self._pledge.pledged
 
     def take(self, count: int) -> tuple[Feed, int, Piece] | None:
-        """The next elements, with their feed and first ordinal; None: nothing is here yet."""
+        """The next elements, with their feed and first ordinal; None if none has arrived."""
         self._discard()
         if self._promised:
             return self._take(self._promised[0], count, False)
@@ -455,7 +463,7 @@ class Fetcher:
         return None
 
     def take_turns(self, order: InterleaveOrder, count: int) -> list[Piece]:
-        """The next elements that are here, of as many inputs as have their turn."""
+        """The next elements that have arrived, of all inputs whose turns come within `count`."""
         parts = order.take(count)
         self._discard()
         return parts
@@ -488,7 +496,7 @@ class Fetcher:
 
 
 def _keeper(workers: Iterable[str], start: int) -> str:
-    """The worker that keeps a block, the same for all who ask: highest random weight."""
+    """The worker that keeps a block, the same for all trainers: highest random weight."""
     block = start // KEPT_BLOCK
     return max(workers, key=lambda worker: zlib.crc32(f"{worker}/{block}".encode()))
 

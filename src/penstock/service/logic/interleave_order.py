@@ -1,8 +1,9 @@
 """`InterleaveOrder`: an `interleave` whose inputs workers compute, merged by the operator's rule.
 
-A slot reads one input, `block` elements in a turn; an input that ends gives its slot on when the
-turn comes to it again. Operators behind the `interleave` ran on workers and changed the number of
-elements, so each element says which place among those of its input it has: turns count places.
+A slot reads one input, `block` elements in a turn. When an input ends, its slot gets the next input
+at the slot's next turn. Operators behind the `interleave` run on workers and change the number of
+elements. So workers send with each element its place among the elements of its input, and turns
+count places.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from penstock.service.logic.feeds import Failure, Feed, Piece
 INFINITE, UNKNOWN = -1, -2
 
 MOST_INPUTS = 256
-"""So many inputs are asked for at once, if they are short."""
+"""The most inputs that one request is for; only short inputs are requested together."""
 
 SHORT = 1 << 11
-"""So many elements they may have together, if they are small."""
+"""The most elements that inputs of one request have together, if elements are small."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Elements and their places; `places[i]` is that of element i."""
+    """Elements and their places: `places[i]` is the place of element i."""
 
     rows_: Piece
     places: Any
@@ -51,7 +52,7 @@ class InputFeed(Feed):
         super().__init__(stream, start)
         self.inputs = first, count
         self.lengths: tuple[int, ...] | None = None
-        """How many places each of them has, once all are known."""
+        """How many places each input has, once all are known."""
 
     @property
     def whole(self) -> bool:
@@ -59,17 +60,20 @@ class InputFeed(Feed):
 
     @property
     def asks(self) -> bool:
-        """Whether there is something to ask for; several inputs are asked for once."""
+        """Whether `ask` would return ordinals; several inputs are requested once."""
         return super().asks and not (self.whole and self._asked > 0 and not self._lost)
 
     def ready(self, anywhere: bool = False) -> bool:
-        """Whether something can be handed out; of several inputs, all must be here."""
+        """Whether elements can be handed out; of several inputs, all must have arrived."""
         return super().ready(anywhere) and (not self.whole or self.complete)
 
     @property
     def complete(self) -> bool:
-        """Whether all elements of all inputs are here. Chunks that arrived damaged are asked for
-        again, after their request has said how long the inputs are."""
+        """Whether all elements of all inputs have arrived.
+
+        Chunks that arrived damaged are requested again after their request has ended; the end of
+        the request says how long the inputs are, so knowing `lengths` is not enough.
+        """
         arrived = sum(map(len, self.pieces))
         return self.lengths is not None and arrived == self.length
 
@@ -77,7 +81,7 @@ class InputFeed(Feed):
         return None if self.whole else super().mark(ordinal)
 
     def find(self, ordinal: int) -> tuple[int, Placed] | None:
-        """What has arrived and holds an element, and where it begins."""
+        """The piece that contains an ordinal, and its first ordinal; None if it has not arrived."""
         found = self._pieces.get(ordinal)
         start = ordinal
         if found is None and self.whole:
@@ -90,7 +94,7 @@ class InputFeed(Feed):
         return start, found
 
     def first_of(self, index: int) -> int:
-        """The ordinal of the first element of an input, where all have arrived."""
+        """The ordinal of the first element of an input, once all inputs have arrived."""
         for start in sorted(self._pieces):
             piece = self._pieces[start]
             assert isinstance(piece, Placed)
@@ -100,7 +104,7 @@ class InputFeed(Feed):
         return self.length or 0
 
     def let_go(self, start: int) -> Piece:
-        """Forgets what began at an ordinal and was handed out."""
+        """Removes the piece that begins at an ordinal; it was handed out."""
         piece = self._pieces.pop(start)
         self.next = max(self.next, start + len(piece))
         return piece
@@ -118,10 +122,10 @@ class InputTurn:
     """The ordinal of its first element."""
     start: int = 0
     piece: Placed | None = None
-    """What `at` lies in, and where that begins."""
+    """The piece that contains `at`; it begins at `start`."""
 
     def event(self) -> tuple[int, str] | None:
-        """The place of what comes next, and whether that is a row, a failure or the end."""
+        """The place of what comes next, and whether it is a row, a failure or the end."""
         if self.piece is None or self.at >= self.start + len(self.piece):
             found = self.feed.find(self.at)
             if found is None:
@@ -143,7 +147,7 @@ class InputTurn:
         return max(own, self.position), "end" if own >= 0 else "nothing"
 
     def count(self, left: int, most: int) -> int:
-        """How many rows may be handed out, if turns last for `left` more places."""
+        """How many rows to hand out, if the turn lasts for `left` more places."""
         assert self.piece is not None
         offset = self.at - self.start
         places = self.piece.places
@@ -154,8 +158,8 @@ class InputTurn:
 
 
 class InterleaveOrder:
-    """Inputs in turn. There are `inputs` of them in one stream, each known by its number; or as
-    many as the `streams` turn out to have, one after the other."""
+    """Inputs in turn: a known number of inputs in one stream, or all inputs of the `streams`, one
+    stream after the other, where their number is unknown."""
 
     def __init__(
         self, turns: tuple[int, int, int], streams: int, most: int, state: dict[str, Any] | None
@@ -163,21 +167,28 @@ class InterleaveOrder:
         self.cycle, self._block, self._inputs = turns
         self._streams = 1 if self._inputs != UNKNOWN else streams
         self._most = most
+        """The most inputs that one feed may read."""
         self._count = 1
+        """How many inputs the next feed reads; it grows while inputs are short."""
         self._feeds: list[InputFeed] = []
-        """In the order of their inputs."""
+        """Open feeds, in the order of their inputs."""
         self._dropped: list[Feed] = []
         state = state or {"slots": [None] * self.cycle, "turn": [0, 0], "next": [0, 0]}
         self._turn, self._taken = state["turn"]
         self._next: tuple[int, int] = (state["next"][0], state["next"][1])
         """The stream and the number of the next input."""
-        self._slots = [None if slot is None else self._restored(*slot) for slot in state["slots"]]
+        self._slots = [
+            None if slot is None else self._restore_slot(*slot) for slot in state["slots"]
+        ]
         self._freed = [0, 0]
+        """Elements and bytes that were released since the last `pop_freed`."""
 
-    def _restored(self, stream: int, first: int, position: int, at: int, mark: Any) -> InputTurn:
+    def _restore_slot(
+        self, stream: int, first: int, position: int, at: int, mark: Any
+    ) -> InputTurn:
         feed = InputFeed(stream, first, 1, at)
         if mark is not None:
-            feed.remember(mark)
+            feed.restore_mark(mark)
         self._feeds.append(feed)
         self._feeds.sort(key=_number)
         return InputTurn(feed, 0, at, position)
@@ -189,7 +200,7 @@ class InterleaveOrder:
         return self._due()[1]
 
     def _due(self) -> tuple[InputTurn | None, Feed | None]:
-        """The slot whose next element is here; else the feed to wait for, if it is not the end."""
+        """The slot whose next element has arrived, or the feed to wait for; neither at the end."""
         while True:
             slot = self._slots[self._turn]
             if slot is None:
@@ -205,7 +216,10 @@ class InterleaveOrder:
                 return None, slot.feed
             place, kind = event
             if place < slot.position:
-                return slot, slot.feed  # Operators made several elements of the one before it.
+                return (
+                    slot,
+                    slot.feed,
+                )  # An operator has made several elements of one input element.
             if place - slot.position >= (left := self._block - self._taken):
                 slot.position += left
                 self._advance()
@@ -222,10 +236,10 @@ class InterleaveOrder:
         self._turn, self._taken = (self._turn + 1) % self.cycle, 0
 
     def _fill(self) -> tuple[InputTurn | None, Feed | None]:
-        """A slot for the next input, or the feed to wait for; neither if there is no input."""
+        """Gives the slot the next input, or returns the feed to wait for; neither at the end."""
         while self._exists(*self._next):
             stream, number = self._next
-            feed = self._feed(stream, number)
+            feed = self._find_feed(stream, number)
             index = number - feed.inputs[0]
             if feed.whole and not feed.complete:
                 return None, feed
@@ -248,7 +262,7 @@ class InterleaveOrder:
             return False
         return self._inputs < 0 or number < self._inputs
 
-    def _feed(self, stream: int, number: int) -> InputFeed:
+    def _find_feed(self, stream: int, number: int) -> InputFeed:
         for feed in self._feeds:
             first, count = feed.inputs
             if feed.stream == stream and first <= number < first + count:
@@ -256,7 +270,7 @@ class InterleaveOrder:
         return self._open_feed(stream, number)
 
     def _open_feed(self, stream: int, number: int) -> InputFeed:
-        """Opens a feed for as many inputs as may be read at once and no other feed has."""
+        """Opens a feed for as many inputs as one feed may read; no other feed reads them."""
         ends = [f.inputs[0] for f in self._feeds if f.stream == stream and f.inputs[0] > number]
         if self._inputs >= 0:
             ends.append(self._inputs)
@@ -267,7 +281,7 @@ class InterleaveOrder:
         return feed
 
     def _finish(self, slot: InputTurn) -> None:
-        """An input is at its end."""
+        """Empties the slot of an input that has ended."""
         self._slots[self._turn] = None
         feed = slot.feed
         used = any(s is not None and s.feed is feed for s in self._slots)
@@ -285,7 +299,7 @@ class InterleaveOrder:
     # Handing out
 
     def take(self, count: int) -> list[Piece]:
-        """The next elements that are here, `count` of them at most; a failure comes alone."""
+        """Takes at most `count` elements that have arrived; a failure is returned alone."""
         parts: list[Piece] = []
         while count > 0:
             slot, _ = self._due()
@@ -305,7 +319,7 @@ class InterleaveOrder:
         return parts
 
     def _took(self, slot: InputTurn, rows: int, place: int) -> None:
-        """`rows` elements were handed out, the last of them at a place."""
+        """Notes that `rows` elements were handed out; `place` is the place of the last one."""
         assert slot.piece is not None
         slot.at += rows
         if place & 1:
@@ -318,8 +332,8 @@ class InterleaveOrder:
             self._freed[1] += piece.nbytes
             slot.piece = None
 
-    def freed(self) -> tuple[int, int]:
-        """Elements and bytes that are held no more, since the last time."""
+    def pop_freed(self) -> tuple[int, int]:
+        """Elements and bytes that were released since the last call."""
         freed, self._freed = (self._freed[0], self._freed[1]), [0, 0]
         return freed
 
@@ -331,11 +345,11 @@ class InterleaveOrder:
         slots = self._slots[self._turn :] + self._slots[: self._turn]
         needed = [awaited, *(slot.feed for slot in slots if slot is not None), *self._feeds]
         yield from dict.fromkeys(feed for feed in needed if feed is not None)
-        while (feed := self._ahead()) is not None:
+        while (feed := self._open_ahead()) is not None:
             yield feed
 
-    def _ahead(self) -> Feed | None:
-        """A feed that will be needed after all that are open."""
+    def _open_ahead(self) -> Feed | None:
+        """Opens the feed that is needed after all open ones; None at the end."""
         if not self._feeds:
             return self._open_feed(*self._next) if self._exists(*self._next) else None
         last = self._feeds[-1]
@@ -346,15 +360,17 @@ class InterleaveOrder:
         return self._open_feed(*after) if self._exists(*after) else None
 
     def share(self, feed: Feed) -> float:
-        """The part of all that may wait that may be asked for of one feed: of those that are not
-        in turn yet, all together get no more than half."""
+        """The fraction of the memory limit that one feed may use; 0 for a feed without a slot.
+
+        All feeds with slots share one half, and all feeds without slots the other half.
+        """
         in_turn = any(slot is not None and slot.feed is feed for slot in self._slots)
         return 0.5 / self.cycle if in_turn or feed is self.turn() else 0.0
 
     def done(self, feed: InputFeed, lengths: tuple[int, ...] | None, short: int = SHORT) -> None:
-        """A request for a feed was answered; `lengths` if that was the end of it.
+        """A request for a feed was answered; `lengths` if the feed ended.
 
-        Several inputs may be asked for at once that have `short` elements together.
+        The next feed reads several inputs, if they have at most `short` elements together.
         """
         if lengths is not None:
             feed.lengths = lengths
@@ -362,23 +378,23 @@ class InterleaveOrder:
             fits = min(MOST_INPUTS, 2 * self._count, self._most, int(short / max(each, 1)))
             self._count = max(1, fits)
         elif feed.whole and feed.lengths is None and not feed.asks:
-            self.part(feed)
+            self.divide(feed)
 
-    def part(self, feed: InputFeed) -> None:
-        """Several inputs are not as short as was thought: each gets a feed of its own."""
+    def divide(self, feed: InputFeed) -> None:
+        """Drops a feed whose inputs are not short: each of them gets a feed of its own."""
         self._count = 1
         if feed in self._feeds:
             self._feeds.remove(feed)
             self._dropped.append(feed)
 
-    def dropped(self) -> list[Feed]:
-        """Feeds that others took the place of, once each."""
+    def pop_dropped(self) -> list[Feed]:
+        """Returns each feed once that other feeds have replaced."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def state(self, free: bool) -> dict[str, Any]:
         self.turn()
-        slots = [None if slot is None else _saved(slot) for slot in self._slots]
+        slots = [None if slot is None else _save_slot(slot) for slot in self._slots]
         return {"slots": slots, "turn": [self._turn, self._taken], "next": list(self._next)}
 
 
@@ -386,7 +402,7 @@ def _number(feed: InputFeed) -> tuple[int, int]:
     return feed.stream, feed.inputs[0]
 
 
-def _saved(slot: InputTurn) -> list[Any]:
+def _save_slot(slot: InputTurn) -> list[Any]:
     feed = slot.feed
     mark = None if feed.whole else feed.small_mark(slot.at)
     number = feed.inputs[0] + slot.index

@@ -20,9 +20,9 @@ from penstock.service.protocol.messages import Address, Grant
 class SequentialOrder:
     """One stream after the other: the local order, because streams are consecutive pieces.
 
-    `length` is that of each stream, where it is known beforehand. A stream may be a part of a file
-    that had to guess where it begins. It counts once it was compared with the end of the part
-    before it; a part that guessed wrong is read again.
+    `length` is the length of each stream, if it is known beforehand. A stream may be a part of a
+    file whose beginning the worker guessed. Its elements are handed out only after it was compared
+    with the end of the part before it; a part that began at a wrong place is read again.
     """
 
     def __init__(
@@ -39,15 +39,16 @@ class SequentialOrder:
         self._next: int = state["next"]
         self._open = deque(Feed.of(feed) for feed in state["open"])
         self._seam: int | None = state["seam"]
-        """Where the last part ended that was handed out."""
+        """Where the last part that was handed out ended."""
         self._settled: Feed | None = self._open[0] if self._open and not free else None
+        """The feed that is known to begin at the right place."""
         self._dropped: list[Feed] = []
         for feed in self._open:
             feed.length = length
 
     def turn(self) -> Feed | None:
         """The feed to hand out from; None at the end."""
-        while self._open or self._opened() is not None:
+        while self._open or self._open_next() is not None:
             settled = self._settle(self._open[0])
             feed = self._open[0]
             if not settled or not feed.over:
@@ -57,7 +58,8 @@ class SequentialOrder:
             self._open.popleft()
         return None
 
-    def _opened(self) -> Feed | None:
+    def _open_next(self) -> Feed | None:
+        """Opens the next stream; None if there is none."""
         if 0 <= self._streams <= self._next:
             return None
         feed = Feed(self._next, begin=self._begin)
@@ -67,7 +69,7 @@ class SequentialOrder:
         return feed
 
     def _settle(self, feed: Feed) -> bool:
-        """Whether it is certain that the first feed begins where it must."""
+        """Whether the first feed is known to begin at the right place; replaces a wrong one."""
         if feed is self._settled or self._seam is None or self._begin == WHOLE:
             return True
         if not feed.asked:
@@ -82,25 +84,26 @@ class SequentialOrder:
         return True
 
     def _fits(self, feed: Feed) -> bool:
-        """Whether a part begins where the one before it ended; without records, it is behind."""
+        """Whether a part begins where the part before it ended. A part without records lies inside
+        the last record of the part before it."""
         assert feed.began is not None
         assert self._seam is not None
         return feed.began == self._seam or (feed.ended == feed.began < self._seam)
 
-    def dropped(self) -> list[Feed]:
-        """Feeds that others took the place of, once each."""
+    def pop_dropped(self) -> list[Feed]:
+        """Returns each feed once that another feed has replaced."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def freed(self) -> tuple[int, int]:
-        """Elements and bytes that are held no more, beside those that were handed out."""
+    def pop_freed(self) -> tuple[int, int]:
+        """Elements and bytes that were released in other ways than by `take`."""
         return 0, 0
 
     def any(self) -> Iterator[Feed]:
         """Where the order is free: every open feed.
 
-        A part of a file that could not be opened waits for the part before it: if that could not,
-        either, it is the same error.
+        A part of a file that could not be opened waits for the part before it: if that one could
+        not be opened either, both have the same error.
         """
         before = None
         for feed in list(self._open):
@@ -113,7 +116,7 @@ class SequentialOrder:
         """The feeds in the order in which they will be needed."""
         self.turn()
         yield from list(self._open)
-        while (feed := self._opened()) is not None:
+        while (feed := self._open_next()) is not None:
             yield feed
 
     def took(self, feed: Feed, count: int) -> None:
@@ -124,7 +127,7 @@ class SequentialOrder:
         return NOWHERE
 
     def state(self, free: bool) -> dict[str, Any]:
-        """What to go on from; `free` if feeds behind the first were handed out from, too."""
+        """What to continue from; `free` if elements of several feeds were handed out."""
         open_ = [feed for feed in self._open if not feed.over]
         if free:
             return {"open": [feed.state() for feed in open_], "next": self._next, "seam": None}
@@ -138,9 +141,9 @@ class SequentialOrder:
 class RoundRobinOrder:
     """Streams that belong to workers, `block` elements of each in turn.
 
-    Every stream has a slot of its own, and `add` tells how many there are. Where the order is
-    `free`, a turn is whatever is there. A lap is one turn of every slot; a stream that was added
-    later has none before the lap in which it begins.
+    Every stream has a slot of its own; `add` sets how many there are. Where the order is `free`, a
+    turn ends after one chunk of any size. A lap is one turn of every slot; a stream that was added
+    later has no turn before the lap in which it begins.
     """
 
     def __init__(self, block: int, state: dict[str, Any] | None = None, free: bool = False) -> None:
@@ -163,14 +166,14 @@ class RoundRobinOrder:
         self._next += 1
 
     def add(self, streams: int, homes: dict[int, str | None]) -> None:
-        """There are now `streams` of them, each with a slot; `homes` says whom to ask."""
+        """Adds slots up to `streams`; `homes` is the worker that each stream belongs to."""
         while self._next < streams:
             self._append(0)
         for feed in self._slots:
             feed.home = homes.get(feed.stream, feed.home)
 
     def extend(self, laps: tuple[int, ...]) -> None:
-        """The consumers of a coordinated read have agreed on the laps in which streams begin."""
+        """Adds streams that begin in `laps`, as the consumers of a coordinated read have agreed."""
         known, more = list(laps[: self._next]), laps[self._next :]
         if known != self._begins or min(more, default=self.lap) < self.lap:
             raise DataLossError(
@@ -209,10 +212,10 @@ class RoundRobinOrder:
         self._left = self._block
         self.lap += self._turn == 0
 
-    def dropped(self) -> list[Feed]:
+    def pop_dropped(self) -> list[Feed]:
         return []
 
-    def freed(self) -> tuple[int, int]:
+    def pop_freed(self) -> tuple[int, int]:
         return 0, 0
 
     def any(self) -> Iterator[Feed]:
@@ -246,9 +249,9 @@ class RoundRobinOrder:
 
 
 class LeasedFeed(Feed):
-    """A stream from `start` on, of which the client may hand out what stands before `leased`.
+    """A stream, of which the client may hand out the elements before ordinal `leased`.
 
-    `closed`: the client gets nothing behind that.
+    `closed`: the dispatcher leases none of the elements behind that to this client.
     """
 
     def __init__(self, grant: Grant, ahead: bool = False, closed: bool = False) -> None:
@@ -268,7 +271,7 @@ class LeasedFeed(Feed):
 
     @property
     def over(self) -> bool:
-        """Whether the client has handed out all that it gets."""
+        """Whether the client has handed out all that it gets of this stream."""
         end = NOWHERE if self.length is None else self.length
         return self.next >= (self.held if self.closed else end)
 
@@ -286,13 +289,13 @@ class LeasedFeed(Feed):
         return self.next not in self._pieces
 
     def extend(self, stop: int, ahead: bool) -> None:
-        """The client was leased what follows, too."""
+        """Adds the elements up to `stop` to the lease."""
         self.leased = stop
         self.stop = NOWHERE if ahead else stop
 
     def close(self) -> LeasedFeed | None:
-        """Another client has what stands behind. Gives what to read instead of this feed, if more
-        of it was asked for than this client gets."""
+        """The elements behind belong to another client. Returns the feed to read instead of this
+        one, if more was requested than this client gets."""
         self.closed = True
         if self._asked <= self.leased:
             self.stop = self.leased
@@ -306,14 +309,16 @@ class LeasedFeed(Feed):
         feed.length, feed.worker = self.length, self.worker
         feed.refused = self.refused
         for mark in self._marks:
-            feed.marked(mark)
+            feed.add_mark(mark)
         return feed
 
 
 class LeaseOrder:
-    """Leases; `in_order` if they are of pieces, in the order of the plan, else as they come.
+    """What the dispatcher leased: `in_order` of the plan if leases are of pieces, else as granted.
 
-    `ahead`: what stands behind a lease may be asked for.
+    Pieces are handed out in the local order: nothing of a stream before the client knows that it
+    gets nothing more of the streams before it. `ahead`: until then the client requests what lies
+    behind a lease, too, because the dispatcher will probably lease it to this client.
     """
 
     def __init__(self, in_order: bool = False, ahead: bool = False) -> None:
@@ -321,12 +326,13 @@ class LeaseOrder:
         self._ahead = ahead
         self._open: list[LeasedFeed] = []
         self._ended: list[Feed] = []
+        """Feeds that are over and whose length was not reported yet."""
         self._dropped: list[Feed] = []
         self.finished = False
-        """Nothing more will be handed out."""
+        """Whether the dispatcher leases nothing more to this client."""
 
     def grant(self, grants: Iterable[Grant], ends: dict[int, int]) -> None:
-        """What the dispatcher leased, in its order; `ends` are lengths of streams."""
+        """Adds what the dispatcher leased; `ends` are the known lengths of streams."""
         for grant in grants:
             self._grant(grant, ends.get(grant.address.stream))
         if self._in_order:
@@ -339,15 +345,18 @@ class LeaseOrder:
                 feed.extend(at.stop, self._ahead)
                 return
         self._close(lambda feed: feed.stream == at.stream and feed.leased < at.start)
-        # In the midst of a stream, others may be at it.
+        # A lease that begins within a stream may be followed by the lease of another client.
         ahead = self._in_order and self._ahead and at.start == 0
         feed = LeasedFeed(grant, ahead, closed=not self._in_order)
         feed.length = length
         self._open.append(feed)
 
     def answer(self, grants: tuple[Grant, ...], finished: bool, ends: dict[int, int]) -> None:
-        """The dispatcher leased the lowest that this client can get: of what is lower, and of
-        everything once it has `finished`, the client gets no more than it has."""
+        """Adds a reply of the dispatcher.
+
+        It leases the lowest elements that this client can get. So the client gets nothing more of
+        lower ones, and nothing more at all once the dispatcher has `finished`.
+        """
         if grants:
             first = (grants[0].address.stream, grants[0].address.start)
             self._close(lambda feed: (feed.stream, feed.leased) < first)
@@ -357,12 +366,12 @@ class LeaseOrder:
             self._close(lambda feed: True)
 
     def _close(self, which: Callable[[LeasedFeed], bool]) -> None:
-        for place, feed in enumerate(self._open):
+        for index, feed in enumerate(self._open):
             if not feed.closed and which(feed):
                 instead = feed.close()
                 if instead is not None:
                     self._dropped.append(feed)
-                    self._open[place] = instead
+                    self._open[index] = instead
 
     def turn(self) -> Feed | None:
         while self._open and self._open[0].over:
@@ -370,16 +379,16 @@ class LeaseOrder:
         return self._open[0] if self._open else None
 
     def known(self) -> list[Feed]:
-        """Feeds that may know where their stream ends, once each."""
+        """Open feeds and, once each, feeds that are over: they may know the length of a stream."""
         ended, self._ended = self._ended, []
         return [*ended, *self._open]
 
-    def dropped(self) -> list[Feed]:
-        """Feeds that others took the place of, once each."""
+    def pop_dropped(self) -> list[Feed]:
+        """Returns each feed once that another feed has replaced."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def freed(self) -> tuple[int, int]:
+    def pop_freed(self) -> tuple[int, int]:
         return 0, 0
 
     def any(self) -> Iterator[Feed]:
@@ -398,7 +407,7 @@ class LeaseOrder:
 
     @property
     def left(self) -> int:
-        """How many elements can be handed out before the dispatcher leases more, at most."""
+        """The most elements that can be handed out before the dispatcher leases more."""
         left = 0
         for feed in self._open:
             left += feed.room

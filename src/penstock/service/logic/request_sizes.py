@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be asked for and not handed out yet."""
+    """How much may be requested and not handed out, in all and in one request."""
 
     elements: int | None = None
     nbytes: int = 64 << 20
@@ -17,15 +17,16 @@ class Limits:
 
 
 class Sizes:
-    """How large elements are and how long they take, as seen; and how many to ask for at once."""
+    """How large elements are and how long they take; how many to request at once."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.most = 1
-        """What one request may be for, by how far requests have grown."""
+        """The most elements of one request; it doubles while requests are answered in full."""
         self.element_bytes = 0.0
         self.element_seconds = 0.0
         self._length: float | None = None
+        """A moving average of the lengths of streams that have ended."""
 
     def record(self, count: int, nbytes: int, seconds: float) -> None:
         weight = 0.5 if self.element_bytes else 1.0
@@ -33,11 +34,11 @@ class Sizes:
         self.element_seconds += weight * (seconds / count - self.element_seconds)
 
     def grow(self, count: int) -> None:
-        """A request for `count` elements was answered: the next may be for more."""
+        """A request for `count` elements was answered: the next may be for twice as many."""
         self.most = max(self.most, min(2 * count, self._limits.request_rows))
 
     def shrink(self) -> None:
-        """A chunk arrived damaged: the next requests are for less, which may arrive whole."""
+        """A chunk arrived damaged: the next requests are smaller, and may arrive undamaged."""
         self.most = max(1, self.most // 2)
 
     def note_length(self, length: int) -> None:
@@ -47,7 +48,7 @@ class Sizes:
 
     @property
     def usual(self) -> int | None:
-        """So long is a stream, at most, unless it is longer than those before it were."""
+        """The length that most streams do not exceed; None until one has ended."""
         return None if self._length is None else int(self._length * 9 / 8) + 1
 
     @property
