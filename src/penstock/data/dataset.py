@@ -28,7 +28,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
 from penstock.element.values import as_value
 from penstock.engine import specs
-from penstock.engine.access import Reader, access
+from penstock.engine.access import Access, access
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
@@ -1111,10 +1111,10 @@ class Dataset:
                 f"Dataset[{index}]: this plan has no random access ({self._plan.blocked}); "
                 "iterate over it, or index before that step"
             )
-        return self._reader(range(number, number + 1), (0,)).elements()[0]
+        return self._access(range(number, number + 1), (0,)).elements()[0]
 
     @functools.cached_property
-    def _reader(self) -> Reader:
+    def _access(self) -> Access:
         return access(self._plan, _spec_of)
 
     def _slice(self, part: slice) -> Dataset:

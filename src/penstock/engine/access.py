@@ -1,7 +1,7 @@
 """Random access: a plan as a pure function *index -> elements*.
 
-`access(node)` gives the reader of a plan that nothing blocks. A reader gets an index (a `range`
-for views, an array for gathers) and the epoch, and answers with one chunk. It holds no position.
+`access(node)` returns the `Access` of a plan that nothing blocks: a function that takes an index (a
+`range` for views, an array for gathers) and the epoch, and returns one chunk. It holds no position.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from penstock.plan.nodes import (
     Enumerate,
     Map,
     Node,
+    OneRepetition,
     Prefetch,
     Random,
     Range,
     Repeat,
-    Round,
     Shard,
     Shuffle,
     Skip,
@@ -49,14 +49,16 @@ from penstock.plan.nodes import (
 from penstock.plan.seeds import derive, derive_array, generator
 
 Epoch = tuple[int, ...]
-"""Which pass this is: the number of the iteration, then of each repetition around."""
+"""Which pass this is: the number of the iteration, then of each repetition around it."""
 
-Reader = Callable[[Index, Epoch], Chunk]
+Access = Callable[[Index, Epoch], Chunk]
+"""Computes the elements of a plan at an index, in an epoch."""
+
 Specs = Callable[[Node], Any]
 
 
-def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
-    """The reader of a plan with random access.
+def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
+    """The access to a plan whose elements can be computed in any order.
 
     `specs` returns a plan's spec where one is needed, `take` gathers rows from a column.
     """
@@ -88,8 +90,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
         case Repeat(source):
             if source.cardinality == 1 and source.pure and not source.by_epoch:
                 return lambda index, epoch: read[0](range(1), (*epoch, 0)).again(len(index))
-            return partial(_repeat, read[0], round_length(source), source.by_epoch)
-        case Round(_, number):
+            return partial(_repeat, read[0], repetition_length(source), source.by_epoch)
+        case OneRepetition(_, number):
             return lambda index, epoch: read[0](index, (*epoch, number))
         case Skip(_, count) | Tail(_, count):
             return lambda index, epoch: read[0](scale(index, 1, count), epoch)
@@ -107,8 +109,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Reader:
             raise AssertionError(f"{node.label} has no random access: {node.blocked}")
 
 
-def round_length(source: Node) -> int:
-    """How many elements one round of a repeated plan has."""
+def repetition_length(source: Node) -> int:
+    """How many elements one repetition of a plan has."""
     return max(source.cardinality, 1) if source.cardinality != INFINITE else 1 << 62
 
 
@@ -150,7 +152,7 @@ def _choices(edges: Any, seed: int, again: bool, index: Index, epoch: Epoch) -> 
     return leaf(np.minimum(picked, len(edges) - 1))
 
 
-def _map(read: Reader, node: Map, calls: Calls, index: Index, epoch: Epoch) -> Chunk:
+def _map(read: Access, node: Map, calls: Calls, index: Index, epoch: Epoch) -> Chunk:
     rows = read(index, epoch)
     numbers = array_of(index)
     if node.vectorized:
@@ -199,33 +201,33 @@ def as_column(value: Any, size: int, where: str) -> Any:
 
 
 def _batch(
-    read: Reader, collate: Collate, size: int, length: int, index: Index, epoch: Epoch
+    read: Access, collate: Collate, size: int, length: int, index: Index, epoch: Epoch
 ) -> Chunk:
     members, sizes = groups(index, size, length)
     return collate_all(collate, read(members, epoch), sizes)
 
 
-def _shuffle(read: Reader, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
+def _shuffle(read: Access, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
     length = node.cardinality
     key = key_of(node.seed, epoch, node.reshuffle)
     order = shuffle_index(index, length if length >= 0 else None, node.buffer, key)
     return read(order, epoch)
 
 
-def _repeat(read: Reader, length: int, by_epoch: bool, index: Index, epoch: Epoch) -> Chunk:
+def _repeat(read: Access, length: int, by_epoch: bool, index: Index, epoch: Epoch) -> Chunk:
     if isinstance(index, range) and index[0] // length == index[-1] // length:
         again = index[0] // length
         return read(scale(index, 1, -again * length), (*epoch, again))
-    rounds, within = np.divmod(array_of(index), length)
+    repetitions, within = np.divmod(array_of(index), length)
     if not by_epoch:
         return read(within, (*epoch, 0))
-    numbers, where = np.unique(rounds, return_inverse=True)
+    numbers, where = np.unique(repetitions, return_inverse=True)
     order = np.argsort(where, kind="stable")
     parts = [read(within[where == i], (*epoch, int(n))) for i, n in enumerate(numbers)]
     return Chunk.join(parts).take(np.argsort(order, kind="stable"))
 
 
-def _enumerate(read: Reader, start: int, index: Index, epoch: Epoch) -> Chunk:
+def _enumerate(read: Access, start: int, index: Index, epoch: Epoch) -> Chunk:
     return pair(leaf(array_of(scale(index, 1, start))), read(index, epoch))
 
 
@@ -234,8 +236,8 @@ def pair(numbers: Chunk, rows: Chunk) -> Chunk:
     return beside(nest.PAIR, [numbers, rows])
 
 
-def _zip(readers: list[Reader], tree: nest.Tree, index: Index, epoch: Epoch) -> Chunk:
-    return beside(tree, [read(index, epoch) for read in readers])
+def _zip(reads: list[Access], tree: nest.Tree, index: Index, epoch: Epoch) -> Chunk:
+    return beside(tree, [read(index, epoch) for read in reads])
 
 
 def beside(tree: nest.Tree, parts: list[Chunk]) -> Chunk:
@@ -244,7 +246,7 @@ def beside(tree: nest.Tree, parts: list[Chunk]) -> Chunk:
     return Chunk(grafted, [column for part in parts for column in part.columns], len(parts[0]))
 
 
-def _concatenate(first: Reader, second: Reader, length: int, index: Index, epoch: Epoch) -> Chunk:
+def _concatenate(first: Access, second: Access, length: int, index: Index, epoch: Epoch) -> Chunk:
     if length < 0 or (max(index[0], index[-1]) < length and isinstance(index, range)):
         return first(index, epoch)
     if isinstance(index, range) and min(index[0], index[-1]) >= length:

@@ -50,12 +50,12 @@ class Context:
 
     The number of an element says where it comes from, and not how many came before it. With random
     access it is the position. Elements that were made of one element (a dataset, rows, records)
-    derive theirs from that element's number and their place in it. So a process that has only a
+    derive theirs from that element's number and their index in it. So a process that has only a
     piece of a plan computes the same numbers as the whole plan.
     """
 
     endless: bool = False
-    """Whether this is one round of a repetition without an end."""
+    """Whether this is one repetition of a `repeat` without an end."""
 
     def repetition(self, number: int, endless: bool = False) -> Context:
         return replace(self, epoch=(*self.epoch, number), endless=endless)

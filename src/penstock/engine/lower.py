@@ -116,7 +116,7 @@ def _is_accessed(node: Node) -> bool:
 
 def _context_below(node: Node, state: State, context: Context) -> Context:
     """The context in which the inputs of an operator are opened."""
-    if isinstance(node, nodes.Round):
+    if isinstance(node, nodes.OneRepetition):
         return context.repetition(node.number)
     if not isinstance(state, int) and _draws_by_numbers(node):
         return replace(context, numbered=True)
@@ -181,7 +181,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return counting.UniqueStream(streams[0], own)
         case nodes.AssertCardinality(_, count):
             return counting.AssertCardinalityStream(streams[0], count, own)
-        case nodes.Tail() | nodes.Round():
+        case nodes.Tail() | nodes.OneRepetition():
             return streams[0]
         case nodes.Zip(_, tree):
             return merging.ZipStream(streams, tree)

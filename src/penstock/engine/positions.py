@@ -7,7 +7,7 @@ operator is opened in the same way.
 
 from __future__ import annotations
 
-from penstock.engine.access import round_length
+from penstock.engine.access import repetition_length
 from penstock.engine.contract import State
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
@@ -38,13 +38,13 @@ def _states_at(node: Node, position: int) -> tuple[State, list[State]]:
         case nodes.Enumerate(_, start):
             return start + position, [position]
         case nodes.Repeat(source):
-            number, within = divmod(position, round_length(source))
+            number, within = divmod(position, repetition_length(source))
             return [number, True, False, []], [within]
         case nodes.Concatenate(first):
             behind = 0 <= first.cardinality <= position
             within = position - first.cardinality if behind else position
             return [int(behind), []], [within]
-        case nodes.Zip() | nodes.Round():
+        case nodes.Zip() | nodes.OneRepetition():
             return None, [position] * len(node.inputs)
     raise AssertionError(f"{node.label} has no random access: {node.blocked}")
 
@@ -66,7 +66,7 @@ def _states_at_start(node: Node) -> tuple[State, list[State]]:
             own = first_number(node) or None
         case nodes.Interleave() if first := first_number(node):
             own = {"at": [0, 0, first], "slots": []}
-        case nodes.Tail() | nodes.Round():
+        case nodes.Tail() | nodes.OneRepetition():
             raise AssertionError(f"{node.label} needs random access: {node.blocked}")
     return own, [None] * len(node.inputs)
 

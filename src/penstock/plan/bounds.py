@@ -44,7 +44,7 @@ def _bound_inputs(node: Node, stop: int) -> Node:
             if not 0 <= count < stop:
                 return bound_plan(first, stop)
             return nodes.Concatenate(first, bound_plan(second, stop - count))
-        case nodes.Round(source):
+        case nodes.OneRepetition(source):
             return node.with_inputs((bound_plan(source, stop),))
         case nodes.Repeat(source):
             return _bound_repetitions(source, stop)
@@ -55,9 +55,9 @@ def _bound_inputs(node: Node, stop: int) -> Node:
 def _bound_repetitions(source: Node, stop: int) -> Node:
     """The first `stop` elements of a repeated plan; only the last repetition is cut short."""
     if not 0 <= source.cardinality < stop:
-        return nodes.Round(bound_plan(source, stop), 0)
+        return nodes.OneRepetition(bound_plan(source, stop), 0)
     whole, rest = divmod(stop, source.cardinality)
     before = nodes.Repeat(source, whole)
     if not rest:
         return before
-    return nodes.Concatenate(before, nodes.Round(bound_plan(source, rest), whole))
+    return nodes.Concatenate(before, nodes.OneRepetition(bound_plan(source, rest), whole))

@@ -1236,7 +1236,7 @@ class Tail(Node):
 
 
 @node
-class Round(Node):
+class OneRepetition(Node):
     """Repetition `number` of a repeated plan, without the other repetitions."""
 
     input: Node

@@ -91,14 +91,14 @@ class RepeatStream(Stream):
 
     def __init__(
         self,
-        open_round: Callable[[int, State], Stream],
+        open_repetition: Callable[[int, State], Stream],
         count: int,
         number: int,
         state: State,
         produced: bool,
         sequels: Sequels,
     ) -> None:
-        self._open_round = open_round
+        self._open_repetition = open_repetition
         self._sequels = sequels
         self._count = count
         self._number = number
@@ -106,10 +106,10 @@ class RepeatStream(Stream):
         self._current: Stream | None = None
         self._feed: Counted | None = None
         self.inputs = ()
-        if self._has_more_rounds():
-            self._start(self._open_round(number, state))
+        if self._has_more():
+            self._start(self._open_repetition(number, state))
 
-    def _has_more_rounds(self) -> bool:
+    def _has_more(self) -> bool:
         return self._count == INFINITE or self._number < self._count
 
     def _start(self, current: Stream) -> None:
@@ -121,16 +121,19 @@ class RepeatStream(Stream):
             try:
                 return self._feed.pull(limit)
             except StopIteration:
-                self._next_round()
+                self._start_next()
         raise StopIteration
 
     @property
     def _has_produced(self) -> bool:
-        """Whether this round gave an element, also before a state from which it was opened."""
+        """Whether this repetition gave an element, also before the state that opened it."""
         return self._produced or (self._feed is not None and self._feed.count > 0)
 
-    def _next_round(self) -> None:
-        """Starts the next round; an endless repetition ends if no reader got an element in this."""
+    def _start_next(self) -> None:
+        """Starts the next repetition.
+
+        An endless `repeat` ends if no reader got an element in the last one.
+        """
         assert self._current is not None
         claims = self._current.claims
         produced = self._has_produced or (claims is not None and claims.shared_end)
@@ -138,9 +141,9 @@ class RepeatStream(Stream):
         self._current, self._feed, self.inputs = None, None, ()
         self._number += 1
         self._produced = produced
-        if self._has_more_rounds() and (produced or self._count != INFINITE):
+        if self._has_more() and (produced or self._count != INFINITE):
             self._produced = False
-            self._start(self._sequels.open(partial(self._open_round, self._number)))
+            self._start(self._sequels.open(partial(self._open_repetition, self._number)))
 
     def state(self) -> State:
         return [self._number, self._has_produced, self._current is None, *self._sequels.logs()]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
-from penstock.engine.access import Epoch, Reader, leaf
+from penstock.engine.access import Access, Epoch, leaf
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader
@@ -34,7 +34,7 @@ class AccessStream(Stream):
 
     def __init__(
         self,
-        read: Reader,
+        read: Access,
         epoch: Epoch,
         start: int,
         stop: int | None,
