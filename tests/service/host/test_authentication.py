@@ -1,4 +1,4 @@
-"""The handshake: who has the token gets in, and nobody else, in bounded time."""
+"""The handshake: only peers with the token are admitted, within a bounded time."""
 
 import queue
 import socket

@@ -1,4 +1,4 @@
-"""Relays: what is said by TLS arrives in the clear, and the other way round, until either ends."""
+"""Relays: bytes pass between a TLS socket and a plain one, in both directions, until one ends."""
 
 import socket
 import ssl
@@ -32,8 +32,8 @@ def ends(tmp_path: Path) -> Iterator[tuple[ssl.SSLSocket, socket.socket, threadi
 
     thread = threading.Thread(target=run)
     thread.start()
-    with client.wrap_socket(outer, server_hostname="localhost") as told, far:
-        yield told, far, thread
+    with client.wrap_socket(outer, server_hostname="localhost") as encrypted, far:
+        yield encrypted, far, thread
     thread.join()
 
 

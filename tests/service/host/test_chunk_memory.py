@@ -1,4 +1,4 @@
-"""Shared memory: used again when nobody looks, never waited for, nothing left behind."""
+"""Shared memory: reused when no array shows it, never waited for, freed at the end."""
 
 import gc
 import os

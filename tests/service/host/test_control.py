@@ -245,7 +245,7 @@ def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
     server.stop()
 
 
-# Nobody there
+# No server
 
 
 def test_nobody_there():
@@ -294,8 +294,8 @@ def test_a_slow_answer_is_waited_for_however_short_the_time_to_repeat_it():
 
 
 @contextlib.contextmanager
-def somebody(answer: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A server that does `answer` with whoever connects; gives its port."""
+def fake_server(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that calls `answer` for each connection; yields its port."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -315,7 +315,9 @@ def somebody(answer: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def test_a_server_of_something_else():
-    with somebody(lambda connected: connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as port:
+    with fake_server(
+        lambda connected: connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    ) as port:
         client = ControlClient(f"localhost:{port}", SECURITY)
         with pytest.raises(
             UnavailableError, match=f"localhost:{port} is not a penstock dispatcher; lo"
@@ -418,7 +420,7 @@ def test_a_server_that_does_not_know_the_token():
         connected.recv(32)
         connected.sendall(b"\x01" + bytes(40))
 
-    with somebody(pretend) as port:
+    with fake_server(pretend) as port:
         client = ControlClient(f"localhost:{port}", SECURITY)
         with pytest.raises(
             UnauthenticatedError, match="does not know the token .from the argument tok"

@@ -1,4 +1,4 @@
-"""Control connections: what was not sent on this connection, in this order, is not taken."""
+"""Control connections: only messages of this connection, in their order, are accepted."""
 
 import socket
 import threading
@@ -26,7 +26,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def recorded(*messages: bytes, key: bytes = KEY, client: bool = True) -> list[bytes]:
-    """What stands on the wire for these messages, one after the other."""
+    """The bytes that a connection sends for these messages."""
     one, other = socket.socketpair()
     with one, other:
         connection, found = ControlConnection(one, key, client=client), []

@@ -1,4 +1,4 @@
-"""Data connections: the best way to a worker, and why there is none."""
+"""Connecting to a worker: which transport is used, and which error is raised if none works."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Exchange: what is sent arrives, and what goes wrong ends the connection at once."""
+"""Data connections: messages and chunks arrive, and any error ends the connection at once."""
 
 import select
 from typing import Any

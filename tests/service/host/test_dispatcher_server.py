@@ -125,7 +125,7 @@ def test_stop_without_start(made):
 
 
 def test_its_threads_end(made):
-    before = set(threading.enumerate())  # Of one that another test has dropped, perhaps.
+    before = set(threading.enumerate())  # Perhaps of a dispatcher that another test has dropped.
     dispatcher = made()
     dispatcher.start()
     dispatcher.handle(GetStatus())
@@ -191,7 +191,7 @@ def test_a_program_ends_without_stop_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# What it is told
+# Settings
 
 
 def test_a_bad_port(made):

@@ -1,4 +1,4 @@
-"""The ledger: answers rest on what is on disk, and a disk that is full changes nothing."""
+"""The ledger: replies rest on facts on disk, and a full disk changes no state."""
 
 import shutil
 import threading

@@ -1,4 +1,4 @@
-"""Listeners: everybody gets an answer, strangers get no further, and nothing is left at the end."""
+"""Listeners: clients are served, strangers are rejected, and closing frees everything."""
 
 import contextlib
 import gc
@@ -133,7 +133,9 @@ def test_strangers_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixt
     with DataListener(echo, SECURITY) as listener:
         for _ in range(5):
             with stranger(listener, "tcp") as raw:
-                raw.shutdown(socket.SHUT_WR)  # It has said nothing, so nobody has hung up.
+                raw.shutdown(
+                    socket.SHUT_WR
+                )  # It has sent nothing, so the server has not closed it.
                 assert hung_up(raw)
             until(lambda: "the last from 127.0.0.1" in caplog.text)
     assert caplog.text.count("ended before the token was proved") == 1

@@ -1,4 +1,4 @@
-"""Memory to receive into: used again, but never while somebody looks at it."""
+"""Receive buffers: reused, but never while an array shows them."""
 
 import gc
 

@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_read(monkeypatch, tmp_path):
         find_token()
 
 
-# Files that others can see
+# Files that other users can read
 
 
 @pytest.fixture

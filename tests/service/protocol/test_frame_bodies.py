@@ -1,4 +1,4 @@
-"""Columns on a wire: what goes in comes out, in place, and garbage is nothing but garbage."""
+"""Columns in frames: unpacked as they were packed, in place; damaged ones raise DataLossError."""
 
 import contextlib
 from typing import Any

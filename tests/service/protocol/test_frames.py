@@ -1,4 +1,4 @@
-"""Frames: heads and messages, and what is not one of them."""
+"""Frames: heads and messages, and bytes that are neither."""
 
 import contextlib
 from typing import Any
@@ -62,7 +62,7 @@ TO_CLIENT = [
 
 
 def sealed(head: bytes) -> bytes:
-    """A head with its checksum, whatever it says."""
+    """A head of these values, valid or not, with its checksum."""
     return head + crc32c(head).to_bytes(4, "little")
 
 
