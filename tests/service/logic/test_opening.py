@@ -340,7 +340,7 @@ def test_who_was_lost_may_come_back() -> None:
 
 
 def test_what_the_host_answers_never_comes_here() -> None:
-    with pytest.raises(InternalError, match="Hello is the host's to answer"):
+    with pytest.raises(InternalError, match="Hello is answered by the host"):
         World().ask(Hello(1, "3.11", "0"))
 
 
@@ -410,7 +410,7 @@ def test_the_newer_of_two_equal_consumers_wins() -> None:
         with pytest.raises(AbortedError, match="another reader has come as consumer 0; only one"):
             call()
     assert world.beat("new").missing == ()
-    with pytest.raises(FailedPreconditionError, match="Lease: the readers .* by themselves"):
+    with pytest.raises(FailedPreconditionError, match="Lease: the readers .* read without leases"):
         world.lease("new")
 
 

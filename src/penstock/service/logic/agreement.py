@@ -1,6 +1,6 @@
 """Agreement: what must hold before a client may read, and what all readers of a job share.
 
-Everything here either passes or raises the error that the user will see.
+Every check returns nothing, or raises the error that the user sees.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from penstock.service.protocol.messages import (
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
 _MAX_STREAMS_AHEAD = 1 << 18
-"""Streams so far behind those that were begun cannot be meant."""
+"""A saved state that names streams farther behind the begun ones is not of this dataset."""
 
 _MAX_WORKERS = 1 << 16
-"""There are fewer workers than this."""
+"""A saved state with more streams than this is damaged: each stream is of one worker."""
 
 
 def find_dataset(state: State, dataset_id: str, call: str) -> DatasetInfo:
@@ -49,7 +49,7 @@ def find_dataset(state: State, dataset_id: str, call: str) -> DatasetInfo:
 
 
 def check_opening(state: State, request: OpenIteration) -> None:
-    """What can be said without a look at the job."""
+    """Checks a request without regard to its job."""
     if not 0 <= request.options.mode < len(MODES):
         raise InvalidArgumentError(
             f"service.distribute: unknown processing mode {request.options.mode}"
@@ -89,7 +89,7 @@ def _check_host(state: State, host: str) -> None:
 
 
 def check_same(job: JobRecord, request: OpenIteration, dataset: DatasetInfo) -> None:
-    """All readers of a job ask for the same."""
+    """Checks that a reader asks for the same as the first reader of its job."""
     ours, theirs = request.options, job.options
     numbers = {
         "processing_mode": (MODES[ours.mode], MODES[theirs.mode]),
@@ -118,12 +118,13 @@ def _disagree(request: OpenIteration, what: str) -> None:
 
 
 def check_return(record: IterationRecord, request: OpenIteration) -> None:
-    """Who left, or was replaced, does not come back; a saved state must belong here."""
+    """Checks that a client may join: it did not leave, was not superseded, and its state fits."""
     member = record.members.get(request.client)
     if member is not None and member.standing in (LEFT, SUPERSEDED):
         raise AbortedError(explain_departure(member))
     if member is not None and member.standing == LOST and record.begun.leased:
-        # A request that is late would bring it back, and it would not know what it has lost.
+        # A late duplicate of a request must not bring the client back: it would not know which of
+        # its leases have expired.
         raise NotFoundError(
             f"service: reader {request.client} was lost, and others may have what it held; it "
             "must come back under another name"
@@ -152,7 +153,7 @@ def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRe
 
 
 def explain_departure(member: ClientRecord) -> str:
-    """Why a client is not served any more."""
+    """The message for a client that may not read any more."""
     if member.standing == LEFT:
         return f"service: reader {member.client} has left; iterate again to read on"
     if member.consumer >= 0:
@@ -167,7 +168,7 @@ def explain_departure(member: ClientRecord) -> str:
 
 
 def check_claims(record: IterationRecord, request: OpenIteration) -> None:
-    """A saved state names elements that can exist."""
+    """Checks that a saved state names elements that can exist."""
     begun = max((group.begun for group in record.groups.values()), default=0)
     last = record.total if record.total >= 0 and not record.elastic else begun + _MAX_STREAMS_AHEAD
     ends = (Address(stream, 0, end) for stream, end in request.finished)
@@ -182,7 +183,7 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
 
 
 def streams_resumed(request: OpenIteration) -> int:
-    """How many streams of workers there were, as far as a saved state shows."""
+    """How many streams of workers a saved state names."""
     known = (address.stream for address in (*request.consumed, *request.held))
     streams = 1 + max((*known, *(stream for stream, _ in request.finished)), default=-1)
     if streams > _MAX_WORKERS:
@@ -194,7 +195,7 @@ def streams_resumed(request: OpenIteration) -> int:
 
 
 def check_laps(record: IterationRecord, request: OpenIteration) -> None:
-    """The streams of a coordinated read begin in the same laps for all consumers."""
+    """Checks that the streams of a coordinated read begin in the same laps for all consumers."""
     for stream, begins in enumerate(request.begins):
         known = record.places.begins(stream)
         if known not in (UNDECIDED, begins):
@@ -206,7 +207,7 @@ def check_laps(record: IterationRecord, request: OpenIteration) -> None:
 
 
 def check_ends(record: IterationRecord, ended: tuple[tuple[int, int], ...]) -> None:
-    """A stream has one length, whoever reads it."""
+    """Checks that a stream has the same length for all readers."""
     for stream, length in ended:
         known = record.ends.get(stream)
         if known is None:

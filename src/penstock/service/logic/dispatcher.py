@@ -13,9 +13,9 @@ from typing import Any
 from penstock.errors import InternalError, NotFoundError
 from penstock.service.logic.agreement import MODES, find_dataset
 from penstock.service.logic.facts import ClientHeard, Fact, RangesClaimed, WorkerSuspected
-from penstock.service.logic.granting import lease, reader, reported
+from penstock.service.logic.granting import find_reader, lease, report_consumed
 from penstock.service.logic.iterations import HERE, LEFT, LOST, ClientRecord, IterationRecord
-from penstock.service.logic.opening import depart, offered, open_iteration
+from penstock.service.logic.opening import depart, open_iteration, workers_for
 from penstock.service.logic.placement import extend, relieve
 from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.registry import (
@@ -48,11 +48,11 @@ from penstock.service.protocol.messages import (
 )
 
 _MIN_BUSY = 0.02
-"""A client that only waits is taken to be busy for this part of its time."""
+"""The least share of its time that a client counts as busy: its potential rate stays finite."""
 
 
 def decide(state: State, request: Request, now: float) -> Decision:
-    """What a request changes, and what it is answered."""
+    """Returns the facts that a request causes, and the reply to it; raises if it is refused."""
     if (lost := lost_facts(state, request)) is not None:
         raise NotFoundError(lost)
     match request:
@@ -79,15 +79,16 @@ def decide(state: State, request: Request, now: float) -> Decision:
         case GetStatus():
             return Decision((), GetStatusReply(status(state, now)))
         case _:
-            raise InternalError(f"decide: {type(request).__name__} is the host's to answer")
+            raise InternalError(f"decide: {type(request).__name__} is answered by the host")
 
 
 def tick(state: State, now: float) -> tuple[Fact, ...]:
-    """What time alone has brought about: who is gone, and what nobody wants any more."""
+    """The facts that time causes: workers, clients, jobs and datasets that expired are removed."""
     since = now - state.settings.worker_timeout
     known = state.roster.workers
     workers = takewhile(lambda name: known[name].heard < since, state.roster.silent)
-    # Workers first: with its reader, an iteration may go whose streams they made.
+    # Workers first: `relieve` needs the iterations whose streams they made, and an anonymous
+    # iteration is removed with its client.
     facts = remove_workers(state, tuple(workers))
     since = now - state.settings.lease_seconds
     for client in takewhile(lambda name: state.clients[name].heard < since, state.silent):
@@ -96,31 +97,35 @@ def tick(state: State, now: float) -> tuple[Fact, ...]:
 
 
 def _receive_heartbeat(state: State, request: ClientHeartbeat) -> Decision:
-    client = reader(state, request.client)
+    client = find_reader(state, request.client)
     record = state.iterations[client.job]
     facts: list[Fact] = [
         ClientHeard(
-            *(request.client, request.elements, request.waited, request.seconds, request.version),
+            client=request.client,
+            elements=request.elements,
+            waited=request.waited,
+            seconds=request.seconds,
+            version=request.version,
             limit=request.limit,
         ),
-        *reported(state, client, request.consumed, request.ended),
+        *report_consumed(state, client, request.consumed, request.ended),
         *extend(state, record, request),
         *_suspect_workers(state, request.lost),
     ]
     changed = state.lists_since(record, request.version)
-    beaten = ClientHeartbeatReply(
+    reply = ClientHeartbeatReply(
         version=state.version(record),
-        workers=offered(state, record, client.host) if changed else None,
+        workers=workers_for(state, record, client.host) if changed else None,
         streams=record.streams() if changed else None,
         ready=record.ready,
         missing=record.missing(),
         joining=record.asked_since is not None,
     )
-    return Decision(tuple(facts), beaten)
+    return Decision(tuple(facts), reply)
 
 
 def _suspect_workers(state: State, lost: tuple[str, ...]) -> list[Fact]:
-    """Workers that a client cannot reach make nothing more for anybody, if others can."""
+    """Moves the streams of workers that a client cannot reach to other workers, if possible."""
     workers = state.roster.workers
     news = tuple(w for w in lost if w in workers and not workers[w].suspected)
     if not news:
@@ -132,15 +137,15 @@ def _remove_client(state: State, request: Leave) -> Decision:
     client = state.clients.get(request.client)
     if client is None or client.standing not in (HERE, LOST):
         return Decision((), Ok())
-    facts: list[Fact] = [*reported(state, client, request.consumed, request.ended)]
+    facts: list[Fact] = [*report_consumed(state, client, request.consumed, request.ended)]
     if client.standing == LOST and facts:
-        # What it held is free by now, or in the hands of others.
+        # Its leases have expired: other clients may have got the elements since.
         facts = [RangesClaimed(request.client, request.consumed, request.ended)]
     return Decision((*facts, *depart(state, client, LEFT)), Ok())
 
 
 def status(state: State, now: float) -> dict[str, Any]:
-    """Workers, jobs and datasets; and how many workers the clients could use."""
+    """The workers, jobs and datasets, and how many workers would keep the clients busy."""
     return {
         "dispatcher": state.dispatcher,
         "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
@@ -202,7 +207,7 @@ def _iteration_status(record: IterationRecord) -> dict[str, Any]:
 
 
 def wanted_workers(state: State) -> int:
-    """How many workers would keep all clients busy, as fast as they would go without waiting."""
+    """How many workers are needed so that no client waits."""
     wanted = 0.0
     for job in state.active:
         record = state.iterations[job]

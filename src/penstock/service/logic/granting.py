@@ -30,14 +30,14 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Address, Grant, Lease, LeaseReply
 
 MOST_GRANTS = 8
-"""So many ranges are handed out at once, at most."""
+"""The most ranges in one grant."""
 
 _FOREVER = 1 << 62
-"""Where a stream stops whose end is not known."""
+"""More than there can be."""
 
 
-def reader(state: State, name: str) -> ClientRecord:
-    """A client that reads."""
+def find_reader(state: State, name: str) -> ClientRecord:
+    """Returns the record of a client that reads; raises if it left or its leases expired."""
     client = state.clients.get(name)
     if client is None or client.standing == LOST:
         raise NotFoundError(
@@ -49,13 +49,13 @@ def reader(state: State, name: str) -> ClientRecord:
     return client
 
 
-def reported(
+def report_consumed(
     state: State,
     client: ClientRecord,
     consumed: tuple[Address, ...],
     ended: tuple[tuple[int, int], ...],
 ) -> list[RangesConsumed]:
-    """What a client says that it has done."""
+    """The fact that a client has consumed elements or reached ends; empty if there is no news."""
     record = state.iterations[client.job]
     if not record.begun.leased or not (consumed or ended):
         return []
@@ -65,15 +65,13 @@ def reported(
 
 
 def lease(state: State, request: Lease) -> Decision:
-    """Hands out addresses; the same request again gets the same ones."""
-    client = reader(state, request.client)
+    """Leases addresses to a client; a repeated request gets the same ones."""
+    client = find_reader(state, request.client)
     record = state.iterations[client.job]
     if not record.begun.leased:
-        raise FailedPreconditionError(
-            "Lease: the readers of this iteration decide by themselves what they read"
-        )
+        raise FailedPreconditionError("Lease: the readers of this iteration read without leases")
     heard = ClientHeard(client.client)
-    report = reported(state, client, request.consumed, request.ended)
+    report = report_consumed(state, client, request.consumed, request.ended)
     if request.number <= client.number:
         answer = client.answer if request.number == client.number else ()
         return Decision((heard, *report), _make_reply(record, answer, {}))
@@ -109,7 +107,7 @@ def _grant(
     client: ClientRecord,
     chosen: list[Address],
 ) -> tuple[list[Fact], LeaseReply] | None:
-    """Hands out `chosen`; None if nobody could make it."""
+    """Leases `chosen`; None if no worker can make it."""
     places = _choose_workers(state, record, client, chosen) if record.bound else {}
     if any(worker is None for worker in places.values()):
         return None
@@ -125,7 +123,7 @@ def _grant(
 def _choose_workers(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
 ) -> dict[int, str | None]:
-    """Who makes each stream: whoever did, as long as that works."""
+    """The worker of each stream: the one that makes it already, as long as it is usable."""
     places: dict[int, str | None] = {}
     local = is_local(record.options)
     for stream in dict.fromkeys(at.stream for at in chosen):
@@ -133,7 +131,7 @@ def _choose_workers(
         if worker is None or not worker.usable or (local and worker.info.host != client.host):
             usable = state.roster.usable()
             near = (w for w in usable if not local or w.info.host == client.host)
-            # Somebody who is about to leave is better than nobody.
+            # A suspected or draining worker is better than none.
             worker = find_least_loaded(near, list(places.values())) or worker
         places[stream] = worker.info.worker if worker is not None else None
     return places
@@ -142,13 +140,18 @@ def _choose_workers(
 def _reply_without_grants(
     state: State, record: IterationRecord, client: ClientRecord
 ) -> tuple[list[Fact], LeaseReply]:
-    """Nothing is free: all is over, or in the hands of others who may yet give it back."""
+    """Nothing is free: the iteration is over, or other clients hold the rest and may return it.
+
+    The client is finished once every holder was alive after the client began to wait: a live
+    holder will hand its elements out itself.
+    """
     if record.waiting:
         return [], LeaseReply(retry=timing.LEASE_RETRY)
     group = state.group(client)
     others = (name for name in group.holders if name != client.client)
     since = client.waits_since
-    # A message may be late, and its sender dead: only one that knows of the wait is a sign of life.
+    # A late message does not prove that its sender is alive now. Only one that names a version
+    # from after the beginning of the wait does.
     if all(since is not None and state.clients[name].version >= since for name in others):
         shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())
         return [], LeaseReply(finished=True, shared=shared)
@@ -156,14 +159,14 @@ def _reply_without_grants(
 
 
 def choose(state: State, client: ClientRecord, want: int, ended: dict[int, int]) -> list[Address]:
-    """About `want` elements for a client, where `ended` are lengths that are not in the state."""
+    """Chooses about `want` elements for a client; `ended` has lengths that are not applied yet."""
     in_order = state.iterations[client.job].work.form == "split"
     kind = _InOrder if in_order else _SideBySide
     return kind(state, client, ended).choose(max(1, want))
 
 
 class _Choice:
-    """What is free for a client."""
+    """What is free for a client; subclasses choose from it."""
 
     def __init__(self, state: State, client: ClientRecord, ended: dict[int, int]) -> None:
         self._state = state
@@ -176,7 +179,7 @@ class _Choice:
         return self._ended.get(stream, self._record.ends.get(stream))
 
     def _returned_ranges(self, stream: int) -> Iterator[tuple[int, int]]:
-        """What was given back of a stream."""
+        """The free elements of a stream that were leased before."""
         end = self._known_end(stream)
         for start, stop in self._group.tracks[stream].free:
             stop = stop if end is None else min(stop, end)
@@ -195,8 +198,10 @@ class _Choice:
 
 
 class _SideBySide(_Choice):
-    """What was given back goes first, then a part of every stream: the one that waited longest
-    first. With random access there is one stream, and any worker makes any part of it."""
+    """Returned elements first, then a part of every stream, in the order in which they have waited.
+
+    With random access there is one stream, and any worker makes any part of it.
+    """
 
     def choose(self, want: int) -> list[Address]:
         found: list[Address] = []
@@ -215,7 +220,7 @@ class _SideBySide(_Choice):
         return Address(stream, start, start + size if end is None else min(start + size, end))
 
     def _streams(self, most: int) -> list[int]:
-        """The streams to go on with, one for each worker that could do something for it."""
+        """The streams to lease from next, one for each usable worker."""
         most = max(1, self._state.roster.count_usable(most)) if self._record.bound else 1
         chosen: dict[int, None] = {}
         for stream in self._candidates():
@@ -233,9 +238,9 @@ class _SideBySide(_Choice):
 
 class _InOrder(_Choice):
     """A run of the local order, as far as the ends of streams are known. Of some streams behind it
-    the client gets one element: it has them made ahead, and other clients begin elsewhere.
+    the client gets one element, so that workers make them ahead and other clients begin elsewhere.
 
-    Where nothing else is left, a client takes over what another one has not come to.
+    If nothing else is left, a client gets elements of a stream that other clients hold parts of.
     """
 
     def choose(self, want: int) -> list[Address]:
@@ -255,13 +260,13 @@ class _InOrder(_Choice):
         return found or self._take_over(want)
 
     def _share(self) -> int:
-        """How many streams a client may be at, so that all workers have something to make."""
+        """How many streams a client may hold parts of, so that all workers have one to make."""
         usable = self._state.roster.count_usable(_FOREVER)
         others = len(self._group.holders) - (self._client in self._group.holders)
         return max(2, max(MOST_GRANTS, usable) // (others + 1))
 
     def _lowest(self) -> Iterator[int]:
-        """Streams that no other client is at, in the local order."""
+        """Streams of which no other client holds a part, in the local order."""
         group = self._group
         mine = (stream for stream in group.at.get(self._client, ()) if stream in group.open)
         return merge(sorted({*group.returned, *group.idle, *mine}), self._unbegun_streams())
@@ -270,8 +275,8 @@ class _InOrder(_Choice):
         return stream in self._group.at.get(self._client, ())
 
     def _free_ranges(self, stream: int, want: int) -> Iterator[tuple[int, int]]:
-        """What is free of a stream, up to `want` elements: what was given back, then what is new,
-        unless only others are at it."""
+        """Up to `want` free elements of a stream: returned ones, then unleased ones, unless only
+        other clients hold parts of it."""
         group = self._group
         for start, stop in self._returned_ranges(stream) if stream in group.returned else ():
             yield start, min(stop, start + want)
@@ -283,14 +288,16 @@ class _InOrder(_Choice):
             yield new
 
     def _unleased_range(self, stream: int, want: int) -> tuple[int, int] | None:
-        """What no client was given of a stream, up to `want` elements."""
+        """Up to `want` elements of a stream that were never leased."""
         start, end = self._first_unleased(stream), self._known_end(stream)
         stop = start + want if end is None else min(start + want, end)
         return (start, stop) if start < stop else None
 
     def _take_over(self, want: int) -> list[Address]:
-        """Elements of a stream that others are at; if it can be, of one that they have not come to:
-        it is not the lowest of any client."""
+        """Elements of a stream that other clients hold parts of.
+
+        It prefers a stream that is not the lowest of any client: no client reads it yet.
+        """
         busy: set[str] = set()
         found: list[Address] = []
         for stream in sorted(self._group.open):

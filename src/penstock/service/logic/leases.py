@@ -1,6 +1,6 @@
-"""Leases: which elements of an iteration a group of readers was given, by whom each is held.
+"""Leases: which elements of an iteration the clients of a group hold, and which are free.
 
-Of every stream, what lies before `reached` is either held by one client, or free, or consumed.
+Invariant: every element of a stream before `reached` is held by one client, or free, or consumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.service.logic.ranges import Ranges
 
 @dataclass(slots=True)
 class Track:
-    """What became of the elements of one stream; nothing from `reached` on was handed out yet."""
+    """The leases of one stream; no element from `reached` on was ever leased."""
 
     reached: int = 0
     free: Ranges = field(default_factory=Ranges)
@@ -24,14 +24,14 @@ class Track:
         return self.held.setdefault(client, Ranges())
 
     def reach(self, ordinal: int) -> None:
-        """All before `ordinal` was handed out, as far as it is not free."""
+        """Moves `reached` up to `ordinal`; the elements in between become free."""
         if ordinal > self.reached:
             self.free.add(self.reached, ordinal)
             self.reached = ordinal
 
 
 def _find_gaps(parts: list[Ranges], stop: int) -> Ranges:
-    """What lies before `stop` and in none of the parts."""
+    """The ordinals before `stop` that are in none of the parts."""
     gaps, at = Ranges(), 0
     for start, end in heapq.merge(*parts):
         gaps.add(at, start)
@@ -46,21 +46,21 @@ class Group:
     def __init__(self, ends: Mapping[int, int]) -> None:
         self.ends = ends
         self.begun = 0
-        """Streams before this one were begun."""
+        """The number of begun streams: all before this one."""
         self.tracks: dict[int, Track] = {}
-        """Begun streams of which not all is consumed."""
+        """The begun streams that are not consumed completely."""
         self.done = Ranges()
-        """Streams of which all is consumed."""
+        """The streams that are consumed completely."""
         self.open: dict[int, None] = {}
-        """Streams that go on behind `reached`; the one that waited longest comes first."""
+        """Streams with elements behind `reached`; the one that has waited longest comes first."""
         self.idle: dict[int, None] = {}
-        """Those of them of which nobody holds anything."""
+        """The open streams of which no client holds a part."""
         self.returned: dict[int, None] = {}
         """Streams with free elements."""
         self.holders: dict[str, int] = {}
-        """How much each client holds; the one that was silent longest comes first."""
+        """How many elements each client holds; the one that has been silent longest comes first."""
         self.at: dict[str, dict[int, None]] = {}
-        """The streams of which each client holds something."""
+        """The streams of which each client holds a part."""
 
     def begin(self, streams: int) -> None:
         for stream in range(self.begun, streams):
@@ -71,9 +71,9 @@ class Group:
     def restore(
         self, begun: int, reached: dict[int, int], consumed: dict[int, list[Ranges]]
     ) -> None:
-        """Goes on where a group was: what nobody has consumed before `reached` is free.
+        """Restores a group from a snapshot: unconsumed elements before `reached` are free.
 
-        All of begun streams that are not in `reached` is consumed.
+        Begun streams that are not in `reached` are consumed completely.
         """
         self.begun = begun
         self.done = Ranges(((0, begun),))
@@ -83,7 +83,7 @@ class Group:
             self._classify(stream)
 
     def lease(self, client: str, stream: int, start: int, stop: int) -> None:
-        """Gives free or new elements to a client."""
+        """Leases free or new elements to a client."""
         track = self._track(stream)
         if start == track.reached:
             track.reached = stop
@@ -97,7 +97,7 @@ class Group:
         self._classify(stream)
 
     def consume(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Of what a client holds, `start` to `stop` was used; gives what that is."""
+        """Marks what a client holds of `start` to `stop` as consumed; returns these ranges."""
         track = self.tracks.get(stream)
         if track is None or client not in track.held:
             return []
@@ -107,7 +107,8 @@ class Group:
         return used
 
     def claim(self, client: str, stream: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """What of `start` to `stop` nobody else has, was used by a client; gives what that is."""
+        """Marks `start` to `stop` as consumed by a client, except what other clients hold or have
+        consumed; returns these ranges."""
         stop = min(stop, self.ends.get(stream, stop))
         track = self._track(stream)
         track.reach(stop)
@@ -117,7 +118,7 @@ class Group:
         return used
 
     def set_aside(self, client: str, stream: int, start: int, stop: int) -> None:
-        """What of `start` to `stop` nobody has is given to a client."""
+        """Leases to a client what is free of `start` to `stop`."""
         track = self._track(stream)
         track.reach(min(stop, self.ends.get(stream, stop)))
         for first, last in track.free.inside(start, stop):
@@ -125,7 +126,7 @@ class Group:
         self._classify(stream)
 
     def give_back(self, client: str) -> None:
-        """Frees all that a client holds."""
+        """Frees all elements that a client holds."""
         if client not in self.holders:
             return
         for stream in self.at.pop(client):
@@ -136,14 +137,14 @@ class Group:
         del self.holders[client]
 
     def undo(self, stream: int, ranges: Ranges) -> None:
-        """What was consumed is free again."""
+        """Frees elements that were consumed."""
         track = self._track(stream)
         for start, stop in ranges:
             track.free.add(start, stop)
         self._classify(stream)
 
     def end(self, stream: int, length: int) -> None:
-        """A stream turned out to have `length` elements: whatever lies behind them is void."""
+        """Sets the length of a stream; leases behind its end are void."""
         track = self.tracks.get(stream)
         if track is None:
             return
@@ -155,7 +156,7 @@ class Group:
         self._classify(stream)
 
     def consumed_to(self, stream: int) -> int:
-        """Behind the last element of a stream that was consumed."""
+        """The ordinal behind the last consumed element of a stream."""
         track = self.tracks.get(stream)
         if track is None:
             return self.ends.get(stream, 0)
@@ -206,7 +207,7 @@ class Group:
             del self.at[client]
 
     def _classify(self, stream: int) -> None:
-        """Puts a stream where it belongs now."""
+        """Updates `open`, `idle`, `returned` and `done` after a change of a stream's track."""
         track, end = self.tracks.get(stream), self.ends.get(stream)
         if track is None:
             return

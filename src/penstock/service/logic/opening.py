@@ -59,7 +59,7 @@ from penstock.service.protocol.messages import (
 
 
 def open_iteration(state: State, request: OpenIteration) -> Decision:
-    """Decides what a client reads, and who else must do what for it."""
+    """Returns what a client reads, and the facts that follow for other clients and for workers."""
     dataset = find_dataset(state, request.dataset_id, "service.distribute")
     check_opening(state, request)
     client = state.clients.get(request.client)
@@ -84,7 +84,7 @@ def open_iteration(state: State, request: OpenIteration) -> Decision:
 
 
 def depart(state: State, client: ClientRecord, how: str) -> list[Fact]:
-    """A client is gone, and with it what was for it alone."""
+    """The facts that remove a client, and the anonymous iteration that only it could read."""
     gone: list[Fact] = [ClientGone(client.client, how)]
     if state.iterations[client.job].begun.name is None:
         gone.append(IterationRemoved(client.job))
@@ -101,7 +101,7 @@ def _is_reading(state: State, client: ClientRecord, request: OpenIteration) -> b
 def _prepare_iteration(
     state: State, found: FoundIteration, request: OpenIteration, dataset: DatasetInfo
 ) -> tuple[list[Fact], IterationRecord, tuple[StreamPlace, ...]]:
-    """The iteration to join, what happens before, and who makes its streams."""
+    """The facts before the client joins, the iteration, and the places of its streams."""
     if found.record is None:
         begun = begin(state, request, dataset, over=found.over)
         record = IterationRecord(begun)
@@ -112,7 +112,7 @@ def _prepare_iteration(
 
 
 def _superseded_clients(record: IterationRecord, request: OpenIteration) -> list[Fact]:
-    """Whoever must give way to a client that joins."""
+    """The facts that remove the clients that a joining client supersedes."""
     if record.options.consumers:
         return list(_replaced_consumers(record, request))
     if not record.begun.leased or not request.resumes:
@@ -121,7 +121,7 @@ def _superseded_clients(record: IterationRecord, request: OpenIteration) -> list
 
 
 def _replaced_consumers(record: IterationRecord, request: OpenIteration) -> Iterator[Fact]:
-    """Readers under the same index: one that was lost must not come back behind the newer one."""
+    """Removes clients of the same consumer index, also lost ones, so that they cannot return."""
     for member in record.members.values():
         same = member.consumer == request.consumer and member.client != request.client
         if same and member.standing in (HERE, LOST):
@@ -133,8 +133,14 @@ def _join_facts(
 ) -> list[Fact]:
     job, consumer = record.work.job, request.consumer if record.options.consumers else -1
     joined = ClientJoined(
-        *(request.client, job, record.group_of(request), request.host, consumer),
-        *(request.resumes, origin_of(request), request.program),
+        client=request.client,
+        job=job,
+        group=record.group_of(request),
+        host=request.host,
+        consumer=consumer,
+        resumes=request.resumes,
+        origin=origin_of(request),
+        program=request.program,
     )
     made: list[Fact] = [joined]
     if places:
@@ -165,9 +171,9 @@ def _make_reply(
     return OpenIterationReply(
         work=record.work,
         leased=record.begun.leased,
-        # What follows from joining moves the version on: the client is told again, no harm done.
+        # Joining increases the version, so the client gets the lists once more, without harm.
         version=state.version(record),
-        workers=offered(state, record, request.host),
+        workers=workers_for(state, record, request.host),
         streams=tuple(streams[stream] for stream in sorted(streams)),
         ready=record.ready or not missing,
         missing=missing,
@@ -181,25 +187,29 @@ def _make_reply(
     )
 
 
-def offered(state: State, record: IterationRecord, host: str) -> tuple[WorkerInfo, ...]:
-    """The workers that a client on `host` may ask."""
+def workers_for(state: State, record: IterationRecord, host: str) -> tuple[WorkerInfo, ...]:
+    """The workers that a client on `host` may fetch from."""
     workers = state.roster.offered()
     return tuple(w for w in workers if w.host == host) if is_local(record.options) else workers
 
 
 @dataclass(frozen=True)
 class FoundIteration:
-    """The iteration, if it was begun; its number; and what the user should know."""
+    """The iteration that a request asks for; `record` is None if it has not begun."""
 
     record: IterationRecord | None
     repetition: int
     warning: str = ""
     over: bool = False
-    """Whether it was read to its end and forgotten since."""
+    """Whether it was read to its end and then removed."""
 
 
 def find_iteration(state: State, request: OpenIteration, dataset: DatasetInfo) -> FoundIteration:
-    """The iteration that `request` asks for; raises where nothing can be left of it by mistake."""
+    """Finds the iteration that `request` asks for.
+
+    Raises if no element is left and the client cannot know that, so that an empty read is no
+    surprise.
+    """
     job = None
     if request.job is not None:
         job = state.jobs.get(job_key(request.job, request.dataset_id, request.by_id))
@@ -282,7 +292,7 @@ def _warning(
 
 
 def origin_of(request: OpenIteration) -> str:
-    """Equal for clients that go on from the same saved states."""
+    """A digest of the saved states that a client resumes; empty without any."""
     if not request.resumes:
         return ""
     addresses = sorted((*request.consumed, *request.held), key=_by_position)
@@ -295,9 +305,9 @@ def _by_position(address: Address) -> tuple[int, int]:
 
 
 def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
-    """The clients whose reading is undone: those that are resumed, and all who went on from them.
+    """The clients whose reading is undone: the resumed ones, and all that resumed states of these.
 
-    Members are looked at in the order they came, so nobody is seen before whom it goes on from.
+    Members are in the order in which they joined, so that each comes after those it resumed.
     """
     origin = origin_of(request)
     line = set(request.resumes)
@@ -310,28 +320,28 @@ def find_rewound(record: IterationRecord, request: OpenIteration) -> list[Client
         ):
             line.add(member.client)
     members = (record.members[client] for client in record.members if client in line)
-    return [ClientRewound(member.client) for member in members if _has_leases_or_elements(member)]
+    return [ClientRewound(member.client) for member in members if _needs_rewind(member)]
 
 
 def _resumes_together(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether somebody reads beside the one that asks, both from one merged state."""
+    """Whether a member and the requesting client resume the same merged state, side by side."""
     merged = request.merged or len(request.resumes) > 1
     return merged and member.origin == origin and member.standing in (HERE, LEFT)
 
 
 def _is_returning(member: ClientRecord, request: OpenIteration, origin: str) -> bool:
-    """Whether this is the one that asks, which was lost and comes back."""
+    """Whether the member is the requesting client, which returns after its leases expired."""
     return member.client == request.client and member.origin == origin
 
 
-def _has_leases_or_elements(member: ClientRecord) -> bool:
+def _needs_rewind(member: ClientRecord) -> bool:
     return bool(member.consumed) or member.standing != SUPERSEDED
 
 
 def find_untaken(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[Address, ...]:
-    """What a client gets of `request.held` once `before` has happened: what nobody else has."""
+    """The part of `request.held` that no other client has once the facts `before` are applied."""
     ends = {**record.ends, **dict(request.finished)}
     taken = _find_taken(record, request, before, {at.stream for at in request.held})
     return tuple(
@@ -346,15 +356,15 @@ def find_untaken(
 def find_repeated(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
 ) -> tuple[Address, ...]:
-    """Of what a client says that it has consumed, what others have got, too."""
+    """The part of `request.consumed` that other clients have got, too."""
     if request.merged or len(request.resumes) > 1:
-        return ()  # All who go on from merged states say the same, and the first of them has it.
+        return ()  # All clients that resume a merged state report the same; the first has it.
     taken = _find_taken(record, request, before, {at.stream for at in request.consumed})
     return _overlaps(request, taken)
 
 
 def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
-    """The same for a client that asks again: all that it said and that was not noted for it."""
+    """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
     if request.merged or len(request.resumes) > 1:
         return ()
     mine = record.members[request.client].consumed
@@ -383,7 +393,7 @@ def _find_taken(
 def _ranges_of_others(
     record: IterationRecord, name: str, undone: set[str], streams: set[int]
 ) -> dict[int, Ranges]:
-    """What the others of a group have of some streams."""
+    """What the other clients of a group hold or have consumed of some streams."""
     taken = {stream: Ranges() for stream in streams}
     others = [m for m in record.members.values() if m.group == name and m.client not in undone]
     for member in others:
@@ -398,7 +408,7 @@ def _ranges_of_others(
 
 
 def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
-    """The same for a client that asks again, and has it."""
+    """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
     group = record.groups[record.members[request.client].group]
     return tuple(
         Address(at.stream, start, stop)

@@ -34,9 +34,10 @@ _EMPTY_SHAPE = Shape("random", length=0)
 
 
 def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> str:
-    """What becomes of a plan whose elements are addressed as `shape` says.
+    """The form in which workers share a plan of this shape.
 
-    Turns between inputs are taken by one reader. Where several share, one worker takes them.
+    A single reader merges the inputs of an `interleave` itself. For several readers, one worker
+    merges them.
     """
     if options.mode == 0:
         return "whole"
@@ -50,7 +51,7 @@ def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> str:
 def begin(
     state: State, request: OpenIteration, dataset: DatasetInfo, over: bool = False
 ) -> IterationBegun:
-    """The iteration that its first reader asks for; without elements if it is `over`."""
+    """The fact that the first reader begins an iteration; `over`: one without elements."""
     options, shape = request.options, _EMPTY_SHAPE if over else dataset.shape
     leased = request.job is not None and not options.consumers
     form = shape.kind if over else form_of(options, shape, leased)
@@ -66,12 +67,20 @@ def begin(
         consumers=options.consumers,
         kept=options.consumers > 0 or (leased and (options.cached or shape.kind != "random")),
     )
-    key = (request.job, request.repetition, request.dataset_id)
-    return IterationBegun(*key, options, work, leased, shape.length, by_id=request.by_id)
+    return IterationBegun(
+        name=request.job,
+        repetition=request.repetition,
+        dataset_id=request.dataset_id,
+        options=options,
+        work=work,
+        leased=leased,
+        length=shape.length,
+        by_id=request.by_id,
+    )
 
 
 def _new_iteration_name(state: State) -> str:
-    """Unique for ever: a start that does not know of an iteration must not give its name again."""
+    """A name that no start of the dispatcher gives again, even if it lost the fact that it did."""
     life = next(reversed(state.lives), state.dispatcher)
     start = "" if life == state.dispatcher else f"{life}."
     return f"{state.dispatcher}/{start}{state.iteration_numbers}"
@@ -96,7 +105,7 @@ def _find_candidates(state: State, request: OpenIteration) -> list[WorkerInfo]:
 def opening_places(
     state: State, record: IterationRecord, request: OpenIteration
 ) -> tuple[StreamPlace, ...]:
-    """Who makes the streams of a new iteration, where streams belong to workers."""
+    """The workers of the streams of a new iteration, if its streams belong to workers."""
     if not record.owned:
         return ()
     workers = _find_candidates(state, request)
@@ -115,7 +124,8 @@ def opening_places(
 def joining_places(
     state: State, record: IterationRecord, request: OpenIteration
 ) -> tuple[StreamPlace, ...]:
-    """What changes because a client joins where nobody was, or nobody on its host."""
+    """The places that change because a client joins an iteration without clients, or without
+    clients on its host."""
     if not record.owned:
         return ()
     workers = _find_candidates(state, request)
@@ -133,8 +143,8 @@ def _places_with_known_laps(
     places: list[StreamPlace],
     workers: list[WorkerInfo],
 ) -> list[StreamPlace]:
-    """Streams of a coordinated read that this dispatcher, which was told less than the consumers
-    were, does not know where to begin."""
+    """Places for streams of a coordinated read whose first lap the consumer knows and this
+    dispatcher does not, because it has lost facts."""
     makers = {place.stream: place.worker for place in (*record.places, *places)}
     names: list[str | None] = [*(info.worker for info in workers)] or [None]
     check_laps(record, request)
@@ -156,7 +166,7 @@ def _places_of_saved_streams(
     places: list[StreamPlace],
     workers: list[WorkerInfo],
 ) -> list[StreamPlace]:
-    """Streams that a saved state knows and this iteration does not have yet."""
+    """Places for streams that a saved state names and this iteration does not have yet."""
     known = max(len(record.places), *(place.stream + 1 for place in places), 0)
     names: list[str | None] = [*(info.worker for info in workers)] or [None]
     return [
@@ -166,7 +176,10 @@ def _places_of_saved_streams(
 
 
 def candidates(state: State, local: str | None) -> list[WorkerInfo]:
-    """Workers for new streams, in the order they came; `local` asks for those on one host."""
+    """Workers for new streams, in the order in which they joined; `local`: only those on that host.
+
+    If none of them is usable, all of them.
+    """
     living = [
         record
         for record in state.roster.workers.values()
@@ -177,14 +190,14 @@ def candidates(state: State, local: str | None) -> list[WorkerInfo]:
 
 
 def first_places(count: int, workers: list[WorkerInfo]) -> list[StreamPlace]:
-    """A stream for each worker; those beyond are kept by somebody until others come."""
+    """A stream for each worker; these workers also make the streams beyond, until others join."""
     places = [StreamPlace(i, info.worker, info.address) for i, info in enumerate(workers[:count])]
     hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
     return places + [StreamPlace(i, next(hosts)) for i in range(len(places), count)]
 
 
 def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
-    """A stream for each address of the fixed list, at the worker there or meanwhile elsewhere."""
+    """A stream for each listed address; other workers make it until a worker joins there."""
     others = cycle(info.worker for info in workers) if workers else cycle((None,))
     places = []
     for stream, (listed, info) in enumerate(_listed_workers(state, workers)):
@@ -196,7 +209,7 @@ def listed_places(state: State, workers: list[WorkerInfo]) -> list[StreamPlace]:
 
 
 def _listed_workers(state: State, workers: list[WorkerInfo]) -> list[tuple[str, WorkerInfo | None]]:
-    """The worker of each listed address: the one there, or for a host the next of that host."""
+    """The worker of each listed address; for a host without port, the next worker on that host."""
     addresses = state.settings.worker_addresses
     there = {info.address: info for info in workers if info.address in addresses}
     free = [info for info in workers if info.address not in addresses]
@@ -210,13 +223,13 @@ def _listed_workers(state: State, workers: list[WorkerInfo]) -> list[tuple[str, 
 
 
 def is_at(address: str, listed: str) -> bool:
-    """Whether an address is the listed one, or any port of a host that is listed without one."""
+    """Whether an address is the listed one, or on the listed host if that has no port."""
     host = listed.removesuffix(":%port%")
     return address == listed or re.fullmatch(rf"{re.escape(host)}:\d+", address) is not None
 
 
 def settle(record: IterationRecord, newcomers: Iterable[WorkerInfo]) -> list[StreamPlace]:
-    """What workers that are new to an iteration make from now on."""
+    """The places of streams that workers take over which are new to an iteration."""
     changes: dict[int, StreamPlace] = {}
     strangers = []
     newcomers = list(newcomers)
@@ -240,7 +253,7 @@ def _place_on_strangers(
     changes: dict[int, StreamPlace],
 ) -> None:
     new = len(record.places)
-    # A state that is restored goes on with the streams that it knows, on however many workers.
+    # Without clients, a saved state is being restored: it keeps its number of streams.
     extendable = record.extendable and bool(record.clients)
     for info in strangers:
         begins = None
@@ -260,7 +273,7 @@ def _place_orphans(
     guests: list[int],
     changes: dict[int, StreamPlace],
 ) -> None:
-    """Streams that nobody makes are made by the newcomers until their own workers come."""
+    """Places streams without a worker on the newcomers, until workers at their homes join."""
     hosts = cycle(info.worker for info in newcomers) if newcomers else cycle((None,))
     for stream in guests:
         if record.places.worker(stream) is None and newcomers:
@@ -268,7 +281,7 @@ def _place_orphans(
 
 
 def welcome(state: State, info: WorkerInfo) -> list[Fact]:
-    """What a worker that joins makes from now on."""
+    """The facts that place streams on a worker that joins."""
     placed: list[Fact] = []
     for job in state.active:
         record = state.iterations[job]
@@ -278,9 +291,10 @@ def welcome(state: State, info: WorkerInfo) -> list[Fact]:
 
 
 def extend(state: State, record: IterationRecord, request: ClientHeartbeat) -> list[Fact]:
-    """Streams of newcomers begin in a coordinated read, once all consumers promised a limit.
+    """Lets undecided streams of a coordinated read begin, once all consumers have promised a limit.
 
-    No consumer has entered the lap in which they begin, and none will before it knows of them.
+    They begin in the lap of the highest limit: no consumer has entered it, and none enters it
+    before it knows of them.
     """
     limits = [
         _valid_limit(state.clients[name], record, request) for name in record.consumers.values()
@@ -296,7 +310,7 @@ def extend(state: State, record: IterationRecord, request: ClientHeartbeat) -> l
 def _valid_limit(
     client: ClientRecord, record: IterationRecord, request: ClientHeartbeat
 ) -> int | None:
-    """The limit of a consumer, with what it says just now; None if it did not promise any yet."""
+    """The limit of a consumer, also if `request` promises it; None if it has promised none."""
     version, limit = client.version, client.limit
     if client.client == request.client and request.version >= version:
         version, limit = request.version, request.limit
@@ -304,7 +318,7 @@ def _valid_limit(
 
 
 def inherit(state: State, old: WorkerRecord, worker: str) -> list[Fact]:
-    """A worker that takes the address of another makes all that the other did."""
+    """Moves all streams of a worker to the worker that took over its address."""
     streams: dict[str, list[StreamPlace]] = {}
     for job, stream in old.streams:
         home = state.iterations[job].places.home(stream)
@@ -313,7 +327,7 @@ def inherit(state: State, old: WorkerRecord, worker: str) -> list[Fact]:
 
 
 def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
-    """The streams of some workers are made by others, if there are others."""
+    """Moves the streams of some workers to other usable workers, if there are any."""
     records = [state.roster.workers[worker] for worker in leaving]
     if not any(record.streams for record in records):
         return []
@@ -329,7 +343,7 @@ def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
 
 
 class _LoadHeap:
-    """Workers by what they have to do, with what they are about to get."""
+    """Workers by the number of their streams, including those that are being placed."""
 
     def __init__(self, records: list[WorkerRecord]) -> None:
         self._heap = [(len(record.streams), i) for i, record in enumerate(records)]
@@ -337,7 +351,7 @@ class _LoadHeap:
         heapq.heapify(self._heap)
 
     def lightest(self, iteration: IterationRecord) -> str | None:
-        """The worker with least to do of those that may be used; it gets one stream more."""
+        """The worker with the fewest streams that the iteration may use; counts one more for it."""
         near = self._lightest_entry(iteration)
         if near is None:
             return None

@@ -26,7 +26,7 @@ class Ranges:
     __slots__ = ("_starts", "_stops", "count")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        # Arrays, because a long epoch read by many leaves millions of ranges behind.
+        # Arrays, because a long epoch with many readers leaves millions of ranges.
         self._starts = array("q")
         self._stops = array("q")
         self.count = 0
@@ -52,31 +52,31 @@ class Ranges:
             return NotImplemented
         return self._starts == other._starts and self._stops == other._stops
 
-    __hash__ = None  # type: ignore[assignment]  # It changes.
+    __hash__ = None  # type: ignore[assignment]  # It is mutable.
 
     def __repr__(self) -> str:
         return f"Ranges({list(self)})"
 
     @property
     def stop(self) -> int:
-        """Behind the last ordinal; 0 if there is none."""
+        """The ordinal behind the last one; 0 if the set is empty."""
         return self._stops[-1] if self._stops else 0
 
     def copy(self) -> Ranges:
-        """The same, which does not change with this one."""
+        """An independent copy."""
         made = Ranges()
         made._starts, made._stops, made.count = self._starts[:], self._stops[:], self.count
         return made
 
     def packed(self) -> bytes:
-        """As bytes, few for ranges that follow each other regularly."""
+        """The set as compressed bytes: few if the ranges are regular."""
         starts, stops = np.asarray(self._starts), np.asarray(self._stops)
         edges = np.stack([starts, stops], axis=1).ravel()
         return zlib.compress(np.diff(edges, prepend=0).astype("<i8").tobytes(), 1)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Ranges:
-        """What was packed."""
+        """The set that `packed` returned the bytes of."""
         edges = np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8")).reshape(-1, 2)
         made = cls()
         made._starts.frombytes(edges[:, 0].astype(np.int64).tobytes())
@@ -85,7 +85,7 @@ class Ranges:
         return made
 
     def add(self, start: int, stop: int) -> None:
-        """Puts `start` to `stop` in."""
+        """Adds `start` to `stop`."""
         if start >= stop:
             return
         last = self._stops[-1] if self._stops else -1
@@ -108,7 +108,7 @@ class Ranges:
         self._replace(first, behind, ((start, stop),))
 
     def remove(self, start: int, stop: int) -> None:
-        """Takes `start` to `stop` out, as far as they are in."""
+        """Removes those of `start` to `stop` that are in the set."""
         first = bisect_right(self._stops, start)
         behind = bisect_left(self._starts, stop)
         if start >= stop or first >= behind:
@@ -121,7 +121,7 @@ class Ranges:
             self._replace(first, behind, [pair for pair in rest if pair[0] < pair[1]])
 
     def _shorten(self, place: int, left: int, right: int, start: int, stop: int) -> None:
-        """Takes one end of one range out, or all of it."""
+        """Removes one end of one range, or all of it."""
         self.count -= min(right, stop) - max(left, start)
         if start > left:
             self._stops[place] = start
@@ -139,7 +139,7 @@ class Ranges:
         self._stops[first:behind] = stops
 
     def inside(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of `start` to `stop` that are in."""
+        """The parts of `start` to `stop` that are in the set."""
         first = bisect_right(self._stops, start)
         behind = bisect_left(self._starts, stop)
         if start >= stop:
@@ -150,7 +150,7 @@ class Ranges:
         ]
 
     def outside(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of `start` to `stop` that are not in."""
+        """The parts of `start` to `stop` that are not in the set."""
         gaps = []
         for left, right in self.inside(start, stop):
             if start < left:
@@ -162,7 +162,7 @@ class Ranges:
 
 
 class Lengths(MutableMapping[int, int]):
-    """The lengths of streams, as far as they are known."""
+    """The known lengths of streams, as an array."""
 
     def __init__(self) -> None:
         self._lengths = array("q")
@@ -180,7 +180,7 @@ class Lengths(MutableMapping[int, int]):
     def get(self, stream: int, default: Default) -> int | Default: ...
 
     def get(self, stream: int, default: Any = None) -> Any:
-        # Asked for every lease: without an exception for streams that go on.
+        # Called for every lease: raising for every stream of unknown length would be slow.
         known = 0 <= stream < len(self._lengths) and self._lengths[stream] != _UNKNOWN
         return self._lengths[stream] if known else default
 
@@ -203,11 +203,11 @@ class Lengths(MutableMapping[int, int]):
         return self._count
 
     def packed(self) -> bytes:
-        """The same as bytes, few where streams are alike."""
+        """The lengths as compressed bytes: few if streams are alike."""
         return zlib.compress(np.asarray(self._lengths).astype("<i8").tobytes(), 1)
 
     def unpack(self, packed: bytes) -> None:
-        """Becomes what was packed."""
+        """Replaces the contents by those that `packed` returned."""
         lengths = np.frombuffer(zlib.decompress(packed), "<i8").astype(np.int64)
         self._lengths = array("q", lengths.tobytes())
         self._count = int((lengths != _UNKNOWN).sum())
@@ -220,7 +220,7 @@ class Consumed(Mapping[int, Ranges]):
         self._lengths = lengths
         self._parts: dict[int, Ranges] = {}
         self._whole = Ranges()
-        """The numbers of streams of which it has consumed everything."""
+        """The numbers of the streams that it has consumed completely."""
 
     def __getitem__(self, stream: int) -> Ranges:
         if stream in self._whole:
@@ -237,7 +237,7 @@ class Consumed(Mapping[int, Ranges]):
 
     @property
     def count(self) -> int:
-        """How many elements there are."""
+        """How many elements the client has consumed."""
         whole = (s for start, stop in self._whole for s in range(start, stop))
         parts = sum(ranges.count for ranges in self._parts.values())
         return parts + sum(self._lengths[stream] for stream in whole)
@@ -251,18 +251,18 @@ class Consumed(Mapping[int, Ranges]):
         self.settle(stream)
 
     def settle(self, stream: int) -> None:
-        """The length of a stream may be known now: all of it may have been consumed."""
+        """Moves a stream to the complete ones if all of its elements are consumed."""
         length, part = self._lengths.get(stream), self._parts.get(stream)
         if length and part is not None and part.count == length:
             del self._parts[stream]
             self._whole.add(stream, stream + 1)
 
     def packed(self) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
-        """The same as bytes: numbers of streams, and of other streams the parts."""
+        """As bytes: the numbers of complete streams, and the parts of other streams."""
         parts = sorted(self._parts.items())
         return self._whole.packed(), tuple((stream, part.packed()) for stream, part in parts)
 
     def unpack(self, whole: bytes, parts: tuple[tuple[int, bytes], ...]) -> None:
-        """Becomes what was packed."""
+        """Replaces the contents by those that `packed` returned."""
         self._whole = Ranges.unpacked(whole)
         self._parts = {stream: Ranges.unpacked(part) for stream, part in parts}

@@ -21,7 +21,6 @@ from penstock.service.logic.facts import (
     DispatcherStarted,
     Fact,
     GroupReached,
-    IterationBegun,
     LeasesKept,
     LengthsKept,
     NumbersGiven,
@@ -47,11 +46,11 @@ from penstock.service.protocol.messages import (
 )
 
 _MAX_NAMED = 8
-"""So many streams are named in a message."""
+"""The most addresses in a message."""
 
 
 def snapshot(state: State) -> tuple[Fact, ...]:
-    """The facts that a state consists of."""
+    """The fewest facts that give an equal state when applied to a new one."""
     return tuple(_list_facts(state))
 
 
@@ -75,11 +74,7 @@ def _list_facts(state: State) -> Iterator[Fact]:
 
 def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
     begun, job = record.begun, record.work.job
-    yield IterationBegun(
-        *(begun.name, begun.repetition, begun.dataset_id, begun.options),
-        *(begun.work, begun.leased, begun.length, record.ready),
-        by_id=begun.by_id,
-    )
+    yield msgspec.structs.replace(begun, ready=record.ready)
     if record.ends:
         yield LengthsKept(job, record.ends.packed())
     for client in record.members.values():
@@ -88,7 +83,7 @@ def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
         yield _group_fact(job, name, group)
     for client in record.members.values():
         yield from _lease_facts(client, record.groups[client.group])
-    # Placed before the last client leaves, a stream would lose its place again.
+    # After the clients: when the last client of an iteration leaves, its streams lose their places.
     places = tuple(sorted(record.places, key=_stream_of))
     if places:
         yield StreamsPlaced(job, places)
@@ -100,8 +95,14 @@ def _stream_of(place: StreamPlace) -> int:
 
 def _client_facts(client: ClientRecord) -> Iterator[Fact]:
     yield ClientJoined(
-        *(client.client, client.job, client.group, client.host),
-        *(client.consumer, client.resumes, client.origin, client.program),
+        client=client.client,
+        job=client.job,
+        group=client.group,
+        host=client.host,
+        consumer=client.consumer,
+        resumes=client.resumes,
+        origin=client.origin,
+        program=client.program,
     )
     if client.consumed:
         yield ConsumptionKept(client.client, *client.consumed.packed())
@@ -127,7 +128,7 @@ def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:
 
 
 def stamp_reply(state: State, reply: Reply) -> Reply:
-    """An answer with the last fact that it rests on; `state` knows all of them."""
+    """The reply with the number of the last fact of `state`, if readers need it."""
     if not state.lives or not isinstance(
         reply, OpenIterationReply | LeaseReply | ClientHeartbeatReply
     ):
@@ -137,7 +138,7 @@ def stamp_reply(state: State, reply: Reply) -> Reply:
 
 
 def lost_facts(state: State, request: Request) -> str | None:
-    """In words, what a reader was told and this dispatcher does not know; None if it knows all."""
+    """An error message if a reader knows of a fact that this dispatcher has lost; else None."""
     if not isinstance(request, Lease | ClientHeartbeat | Leave) or request.last is None:
         return None
     if knows(state, request.last):
@@ -151,12 +152,12 @@ def lost_facts(state: State, request: Request) -> str | None:
 
 
 def knows(state: State, fact: LastFact) -> bool:
-    """Whether a fact that a reader was told of was not lost."""
+    """Whether a fact that a reader knows of was not lost."""
     return fact.number <= _last_known_fact(state, fact.life)
 
 
 def _last_known_fact(state: State, life: str) -> int:
-    """The last fact that is known of those of one start of the dispatcher."""
+    """The number of the last known fact of one start of the dispatcher; 0 if that is unknown."""
     lives = list(state.lives)
     if life not in lives:
         return 0
@@ -165,7 +166,7 @@ def _last_known_fact(state: State, life: str) -> int:
 
 
 def describe_unrecorded(state: State) -> list[str]:
-    """In words, per named iteration, what readers that are gone may have got without a trace."""
+    """For each named iteration, the elements that departed readers may have got unrecorded."""
     return [
         f"job {record.begun.name!r}, repetition {record.begun.repetition}: "
         f"{describe_addresses(_unleased_addresses(record))}"
@@ -181,7 +182,7 @@ def _unleased_addresses(record: IterationRecord) -> Iterator[Address]:
 
 
 def describe_addresses(addresses: Iterator[Address] | tuple[Address, ...]) -> str:
-    """Addresses as a person reads them."""
+    """Addresses in words, for a message."""
     found = iter(addresses)
     named = [_describe_address(at) for at in islice(found, _MAX_NAMED)]
     more = sum(1 for _ in found)

@@ -42,16 +42,21 @@ _FIRST_ID = 1000
 
 
 REPETITIONS = 16
-"""So many repetitions of a job are remembered that were read to their end; earlier ones go."""
+"""How many repetitions of a job are kept; earlier ones that were read to their end are removed."""
 
 
 def register_dataset(state: State, request: RegisterDataset) -> Decision:
-    """A new id, or the given one; the same registration, and the same id, may come again."""
+    """Registers a dataset under a new id or the given one; repeated requests get the same id."""
     numbered = not request.dataset_id
     dataset_id = request.dataset_id or state.requests.get(request.request) or _next_id(state)
     info = DatasetInfo(
-        *(dataset_id, request.digest, request.structure, request.spec),
-        *(request.shape, request.cardinality, request.seeds),
+        dataset_id=dataset_id,
+        digest=request.digest,
+        structure=request.structure,
+        spec=request.spec,
+        shape=request.shape,
+        cardinality=request.cardinality,
+        seeds=request.seeds,
     )
     known = state.datasets.get(dataset_id)
     if known is not None:
@@ -71,7 +76,7 @@ def _next_id(state: State) -> str:
 
 
 def _is_same_dataset(one: DatasetInfo, other: DatasetInfo) -> bool:
-    """Whether two plans are the same, though seeds and the bytes of functions may differ."""
+    """Whether two datasets count as one; seeds and the bytes of functions may differ."""
     if (one.structure, one.spec) != (other.structure, other.spec):
         return False
     same_size = (one.shape, one.cardinality) == (other.shape, other.cardinality)
@@ -79,7 +84,7 @@ def _is_same_dataset(one: DatasetInfo, other: DatasetInfo) -> bool:
 
 
 def register_worker(state: State, request: RegisterWorker) -> Decision:
-    """A worker joins; the one that had its address before is gone."""
+    """Adds a worker; a worker that had its address before is removed, and its streams move."""
     _check_worker(state, request)
     info = request.info
     known = state.roster.workers.get(info.worker)
@@ -114,7 +119,7 @@ def _check_worker(state: State, request: RegisterWorker) -> None:
 
 
 def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float) -> Decision:
-    """A worker lives, and learns what goes on."""
+    """Notes a heartbeat; the reply says which iterations have readers."""
     record = state.roster.workers.get(request.worker)
     if record is None:
         return Decision((), WorkerHeartbeatReply(False))
@@ -122,6 +127,7 @@ def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float)
     leaves = request.draining and not record.draining
     moved = relieve(state, (request.worker,)) if leaves else []
     started = state.settings.started
+    # Just after a start, clients may not have returned yet, and the list may be incomplete.
     unsure = started is not None and now - started < state.settings.lease_seconds
     return Decision(
         (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.active_jobs())
@@ -129,20 +135,20 @@ def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float)
 
 
 def leave_worker(state: State, request: LeaveWorker) -> Decision:
-    """A worker stops; others make what it made."""
+    """Removes a worker that stops, and moves its streams to other workers."""
     if request.worker not in state.roster.workers:
         return Decision((), Ok())
     return Decision(tuple(remove_workers(state, (request.worker,))), Ok())
 
 
 def remove_workers(state: State, workers: tuple[str, ...]) -> list[Fact]:
-    """What follows when workers are there no more, all at once."""
+    """The facts that remove workers and move their streams to workers that stay."""
     moved = relieve(state, workers)
     return [*(WorkerGone(worker) for worker in workers), *moved]
 
 
 def forget_idle(state: State, now: float) -> list[Fact]:
-    """What has had no readers for long enough."""
+    """The facts that remove iterations and datasets that had no readers for long enough."""
     idle = dict.fromkeys(_idle_iterations(state, now))
     for job in state.jobs.values():
         idle.update(dict.fromkeys(_early_repetitions(state, job)))
@@ -152,7 +158,7 @@ def forget_idle(state: State, now: float) -> list[Fact]:
 
 
 def _idle_iterations(state: State, now: float) -> Iterator[str]:
-    """The names of iterations that nobody reads; the one that waited longest comes first."""
+    """The names of iterations to remove; the one that has been idle longest comes first."""
     settings = state.settings
     soonest = min(settings.forget_after, settings.job_gc_timeout or settings.forget_after)
     for name in state.idle:
@@ -166,7 +172,7 @@ def _idle_iterations(state: State, now: float) -> Iterator[str]:
 
 
 def _early_repetitions(state: State, job: JobRecord) -> Iterator[str]:
-    """The first repetitions of a job that has many."""
+    """The earliest repetitions of a job that has more than REPETITIONS."""
     spare = len(job.iterations) - REPETITIONS
     for repetition in sorted(job.iterations)[: max(0, spare)]:
         name = job.iterations[repetition]
@@ -175,7 +181,7 @@ def _early_repetitions(state: State, job: JobRecord) -> Iterator[str]:
 
 
 def forget_jobs(state: State, request: ForgetJobs) -> Decision:
-    """Forgets one job, or all jobs that nobody reads, at the wish of a user."""
+    """Removes one job, or all jobs without readers, because a user asks for it."""
     asked = [r for r in state.iterations.values() if r.begun.name is not None]
     if request.job is not None:
         asked = _find_job(asked, request.job)

@@ -15,12 +15,12 @@ from penstock.service.logic.facts import StreamPlace
 from penstock.service.protocol.messages import UNDECIDED, WorkerInfo, WorkStatus
 
 FADING = 0.7
-"""What remains of a measurement when the next one comes."""
+"""The weight of all earlier measurements when the next one comes."""
 
 
 @dataclass(slots=True)
 class Throughput:
-    """Elements over seconds; old ones count less and less."""
+    """How many elements a client uses or a worker makes per second; old measurements fade."""
 
     elements: float = 0.0
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class Throughput:
 
 @dataclass
 class WorkerRecord:
-    """A worker that is there. `streams` are those that it makes: job and stream."""
+    """A registered worker. `streams` are those that it makes: (job, stream)."""
 
     info: WorkerInfo
     heard: float = 0.0
@@ -57,13 +57,13 @@ class WorkerRecord:
 
 
 class Roster:
-    """All workers; `version` moves whenever the list that clients see does."""
+    """All workers; `version` increases whenever the list that clients get changes."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerRecord] = {}
         self.addresses: dict[str, str] = {}
         self.silent: dict[str, None] = {}
-        """Workers, the one that was silent longest first."""
+        """Workers; the one that has been silent longest comes first."""
         self.version = 0
         self._loads: dict[int, dict[str, None]] = {}
         """Usable workers by the number of their streams."""
@@ -123,7 +123,7 @@ class Roster:
             record.suspected = True
 
     def give(self, worker: str, job: str, stream: int) -> None:
-        """A worker makes a stream more."""
+        """Adds a stream to those that a worker makes."""
         record = self.workers.get(worker)
         if record is not None:
             self._count_out(record)
@@ -131,7 +131,7 @@ class Roster:
             self._count_in(record)
 
     def take(self, worker: str | None, job: str, stream: int) -> None:
-        """A worker makes a stream less."""
+        """Removes a stream from those that a worker makes."""
         record = self.workers.get(worker) if worker is not None else None
         if record is not None:
             self._count_out(record)
@@ -143,12 +143,12 @@ class Roster:
         return record.info.address if record is not None else None
 
     def usable(self) -> Iterator[WorkerRecord]:
-        """Those who may get something new, the ones with least to do first."""
+        """Workers that may get another stream, those with the fewest streams first."""
         for load in sorted(self._loads):
             yield from (self.workers[worker] for worker in self._loads[load])
 
     def count_usable(self, most: int) -> int:
-        """How many may get something new, counted no further than `most`."""
+        """How many workers may get another stream, or `most` if there are more."""
         count = 0
         for workers in self._loads.values():
             count += len(workers)
@@ -157,7 +157,7 @@ class Roster:
         return count
 
     def offered(self) -> tuple[WorkerInfo, ...]:
-        """Whom clients may ask: nobody who is about to leave, unless there is no other."""
+        """The workers that clients may fetch from: draining ones only if there are no others."""
         if self._offered is None:
             records = self.workers.values()
             staying = tuple(record.info for record in records if not record.draining)
@@ -201,16 +201,19 @@ def find_least_loaded(
 
 
 class Places:
-    """The places of one iteration's streams; `owned` ones are remembered without a worker, too."""
+    """Which worker makes which stream of one iteration.
+
+    If the streams are `owned` by workers, a stream without a worker keeps its place.
+    """
 
     def __init__(self, job: str, owned: bool) -> None:
         self.version = 0
         self.homes: dict[str, dict[int, None]] = {}
         """The streams that belong to an address."""
         self.guests: dict[int, None] = {}
-        """Streams that are not made by the worker they belong to."""
+        """Streams that another worker makes than the one at their home address."""
         self.undecided: dict[int, None] = {}
-        """Streams that have no turns before all consumers know in which lap they begin."""
+        """Streams whose first lap the consumers have not agreed on."""
         self._job = job
         self._owned = owned
         self._places: dict[int, StreamPlace] = {}
@@ -238,7 +241,7 @@ class Places:
         return UNDECIDED if place is None or place.begins is None else place.begins
 
     def put(self, place: StreamPlace, roster: Roster) -> None:
-        """A stream has another place."""
+        """Places a stream, and updates the loads of both workers."""
         before = self._remove_place(place.stream, roster)
         if place.begins is None:
             begins = before.begins if before is not None else 0
@@ -260,14 +263,14 @@ class Places:
             self.guests.pop(place.stream, None)
 
     def vacate(self, stream: int, roster: Roster) -> None:
-        """Nobody makes a stream now."""
+        """Takes a stream from its worker."""
         if self._owned:
             self.put(StreamPlace(stream, None, self.home(stream)), roster)
         else:
             self._remove_place(stream, roster)
 
     def clear(self, roster: Roster) -> None:
-        """Nobody makes any."""
+        """Takes all streams from their workers."""
         for stream in list(self._places):
             self.vacate(stream, roster)
 
