@@ -236,5 +236,5 @@ def test_a_worker_that_can_start_no_process_ends_with_an_error(
     [fork_server] = [process for process in processes if descendants(process)]
     os.kill(fork_server, signal.SIGKILL)
     assert worker.process.wait() == 1
-    assert "lost the process that starts others; it stops" in worker.last_words()
+    assert "lost the process that starts plan processes; it stops" in worker.last_words()
     until(lambda: not any(map(is_there, processes)))

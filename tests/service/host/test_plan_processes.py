@@ -263,4 +263,4 @@ def test_without_a_fork_server_a_worker_gives_up(
     house.ward.deaths.put(None)
     house.failed.get()
     assert client.recv(9) == b""
-    assert "lost the process that starts others; it stops" in caplog.text
+    assert "lost the process that starts plan processes; it stops" in caplog.text

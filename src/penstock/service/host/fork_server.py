@@ -30,7 +30,7 @@ AVAILABLE = sys.platform == "linux"
 """Whether this system can kill a process together with its parent."""
 
 CANNOT_FORK = os.EX_OSERR if hasattr(os, "EX_OSERR") else 71
-"""The exit code that stands for a process that could not be started."""
+"""The exit code that is reported for a process that could not be started."""
 
 _START = struct.Struct("<I")
 _EXIT = struct.Struct("<Ii")

@@ -45,7 +45,6 @@ from penstock.service.protocol.plan_process_messages import (
 
 _LOG = logging.getLogger("penstock.service")
 
-
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the fork server will report its exit."""
 
@@ -263,7 +262,9 @@ class PlanProcesses:
                 self._record_exit(number, -signal.SIGKILL)
             lost = not self._closed
         if lost:
-            _LOG.error("worker %s: lost the process that starts others; it stops", self.address)
+            _LOG.error(
+                "worker %s: lost the process that starts plan processes; it stops", self.address
+            )
             self._fail()
 
     def _record_exit(self, number: int, code: int) -> None:
@@ -326,7 +327,7 @@ class PlanProcesses:
             )
 
     def close(self) -> None:
-        """Ends all processes; kills those that do not end soon."""
+        """Ends all processes; kills the processes that do not end soon."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

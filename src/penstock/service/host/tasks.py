@@ -106,7 +106,7 @@ class Tasks:
         return plan_stream(self._get_plan(work.digest), work, self._environment())
 
     def leave(self, stream: WorkerStream, finished: bool = False) -> None:
-        """Removes one reader; after one that `finished`, kept elements are not fetched again."""
+        """Removes a reader; a reader that `finished` does not fetch kept elements again."""
         with self.pool.lock:
             stream.readers -= 1
             stream.idle_since = self.pool.runtime.now()

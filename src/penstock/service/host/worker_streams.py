@@ -60,7 +60,7 @@ _MARK_FRAMES = 64
 """A worker saves the state of a stream after so many chunks, or after `timing.MARK`."""
 
 _MARK_SHARE = 20
-"""Saving states takes at most this fraction of the time: one part in so many."""
+"""Saving states takes at most one part in so many of the time."""
 
 MOST_STATE = 16 << 10
 """Bytes of the largest state that travels to other workers."""
@@ -199,7 +199,7 @@ class StreamPool:
         return TAIL + self._budgets[True].limit // max(1, paced)
 
     def keep(self, stream: WorkerStream, block: Block) -> None:
-        """Counts a block that its stream keeps, and drops others if there are too many bytes."""
+        """Counts a block that its stream keeps; drops older blocks if there are too many bytes."""
         budget = self._budgets[stream.production.kept]
         if stream.production.pace is None:
             budget.add(stream.name, block.start, block.nbytes)

@@ -22,7 +22,7 @@ TAIL_BLOCKS = 256
 """Blocks of a stream that are kept for clients that fetch again, however small they are."""
 
 NEWEST = 4
-"""The latest marks of a stream, which are kept whatever their distance."""
+"""The latest marks of a stream, all of which are kept."""
 
 IDLE = 3
 """Opened cursors of a stream that may wait for the next fetch."""
