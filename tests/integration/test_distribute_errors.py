@@ -326,7 +326,9 @@ def test_windows_stay_here_where_the_workers_make_what_they_are_made_of(cluster)
 
 
 def test_schemes_that_nobody_serves():
-    with pytest.raises(NotFoundError, match="service.distribute: nobody serves ftp://; there are"):
+    with pytest.raises(
+        NotFoundError, match="service.distribute: the scheme ftp:// is not registered; there are"
+    ):
         Dataset.range(3).apply(service.distribute("distributed_epoch", "ftp://nowhere"))
 
 

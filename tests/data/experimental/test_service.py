@@ -79,7 +79,11 @@ APPLIED = [
     ({"service": ("a", "b", "c")}, InvalidArgumentError, "'a://b://c' holds more than one '://'"),
     ({"service": "grpc://a://b"}, InvalidArgumentError, "'grpc://a://b' holds more than one '://'"),
     ({"service": ("grpc", 5)}, InvalidTypeError, r"service must be a string, got 5 \(int\)"),
-    ({"service": "foo://localhost:1"}, NotFoundError, "nobody serves foo://; there are grpc://"),
+    (
+        {"service": "foo://localhost:1"},
+        NotFoundError,
+        "foo:// is not registered; there are grpc://",
+    ),
     (
         {"max_outstanding_requests": 0},
         InvalidArgumentError,

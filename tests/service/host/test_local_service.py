@@ -198,7 +198,7 @@ def test_other_schemes_plug_in(monkeypatch):
     monkeypatch.setattr("penstock.service.protocol.timing.LOCAL_LINGER", 0.0)
     services.register_scheme("nobody", Nobody)
     assert services.parse("nobody://here") == ("nobody", "here")
-    shared = services.Shared(Nobody("here"))
+    shared = services.SharedService(Nobody("here"))
     shared.users = 2
     shared.leave()
     assert not shared.service.closed.is_set()

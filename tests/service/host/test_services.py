@@ -44,7 +44,7 @@ def test_two_schemes_are_too_many():
 
 
 def test_unknown_schemes_are_refused_with_those_that_are_known():
-    with pytest.raises(NotFoundError, match="nobody serves x://; there are grpc://, local://"):
+    with pytest.raises(NotFoundError, match="x:// is not registered; there are grpc://, local://"):
         services.parse("x://y")
 
 
@@ -140,7 +140,7 @@ def test_a_service_that_was_started_for_a_dataset_is_shared_by_its_readers(monke
     monkeypatch.setattr(services, "_SCHEMES", dict(services._SCHEMES))
     started = []
 
-    class Counting(services.Standing):
+    class Counting(services.RunningService):
         pass
 
     with Cluster(1) as cluster:

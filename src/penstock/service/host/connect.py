@@ -1,7 +1,7 @@
-"""Connecting: a `Distribute` node becomes a stream of what workers make.
+"""Connecting: a `Distribute` node becomes a stream of elements that workers compute.
 
-A plan whose operators need all elements in one place is cut: workers make what can be divided,
-the rest happens here.
+A plan whose operators need all elements in one place is cut: workers compute what can be divided,
+the client computes the rest.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from penstock.service.protocol.messages import (
 _LOG = logging.getLogger("penstock.service")
 
 _PROGRAM = uuid.uuid4().hex
-"""With the process id, which differs in forked children, the name of this process."""
+"""A name of this process, together with the process id, which differs in forked children."""
 
 
-def whole(plan: Node) -> Node:
+def _with_inner_service(plan: Node) -> Node:
     """The plan as workers run it for several readers: operators that need all elements in one
-    place run on one worker, which reads what the others make."""
+    place run on one worker, which reads what the other workers compute."""
     local, reason = cut(
         plan, lambda part: nodes.Distribute(part, HOME, int(ShardingPolicy.DYNAMIC))
     )
@@ -63,27 +63,27 @@ def connect(node: Node, state: State, context: Context, home: Session | None = N
     """The stream of a `Distribute` node, from a state (None: the start)."""
     assert isinstance(node, nodes.Distribute)
     plan = node.input
-    if plan is not None and _alone(node, context):
+    if plan is not None and _has_one_reader(node, context):
         local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
         if reason is not None:
-            return open_plan(prepare(_in_order(local)), state, _asking_for_order(context))
+            return open_plan(prepare(_with_order(local)), state, _require_order(context))
     return _Opener(node, context, home).open(None if state is None else copy_state(state["own"]))
 
 
-def _in_order(plan: Node) -> Node:
-    """What the client runs of a plan. It was cut because operators depend on the order of their
-    elements, so that these keep it: without order, other elements would come out."""
+def _with_order(plan: Node) -> Node:
+    """The client's part of a plan, with elements in order. The plan was cut because operators
+    depend on the order of their elements: without it, they would return other elements."""
     return in_order(plan) if options_of(plan).deterministic is False else plan
 
 
-def _asking_for_order(context: Context) -> Context:
+def _require_order(context: Context) -> Context:
     if context.options.deterministic is not False:
         return context
     return replace(context, options=context.options.merge(Options(deterministic=True)))
 
 
-def _alone(node: nodes.Distribute, context: Context) -> bool:
-    """Whether one reader gets everything, in the order of the local dataset."""
+def _has_one_reader(node: nodes.Distribute, context: Context) -> bool:
+    """Whether one reader gets all elements, in the order of the local dataset."""
     options = options_of(node).merge(context.options)
     return (
         node.mode == ShardingPolicy.DYNAMIC
@@ -93,10 +93,9 @@ def _alone(node: nodes.Distribute, context: Context) -> bool:
 
 
 class _Opener:
-    """Opens an iteration, and again if the dispatcher forgot it.
+    """Opens an iteration, and opens it again if the dispatcher has forgotten it.
 
-    The iteration may be another reader's, whose dataset has other seeds; once they are known, this
-    one goes on with those.
+    Another reader may have opened the iteration first, with other seeds; this one adopts them.
     """
 
     def __init__(self, node: nodes.Distribute, context: Context, home: Session | None) -> None:
@@ -123,7 +122,7 @@ class _Opener:
 
     def _open(self, state: dict[str, Any] | None) -> Stream:
         node = self._node
-        self._check(state)
+        self._check_state(state)
         self._adopt_seeds((state or {}).get("seeds"))
         info = self._dataset()
         request = self._request(state, info.dataset_id)
@@ -132,7 +131,7 @@ class _Opener:
         except NotFoundError:
             if node.input is None:
                 raise
-            request = self._request(state, self._registered().dataset_id)
+            request = self._request(state, self._register().dataset_id)
             opened = self._session.call(request)
         self._adopt_seeds(opened.seeds)
         if opened.warning:
@@ -142,20 +141,20 @@ class _Opener:
         request = msgspec.structs.replace(request, repetition=opened.repetition, endless=False)
         self._patience = opened.worker_timeout
         opening = Opening(
-            self._session,
-            request,
-            opened,
-            lambda again: self._again(again, opened),
-            info.shape,
-            self._tree,
-            Limits(elements=_most(node.max_outstanding)),
-            self._options.deterministic is not False,
-            partial(self._connect, bytes.fromhex(opened.work.digest)),
-            self._extra(request, opened),
+            session=self._session,
+            request=request,
+            opened=opened,
+            again=lambda again: self._open_again(again, opened),
+            shape=info.shape,
+            tree=self._tree,
+            limits=Limits(elements=_element_limit(node.max_outstanding)),
+            ordered=self._options.deterministic is not False,
+            connect=partial(self._connect, bytes.fromhex(opened.work.digest)),
+            extra=self._extra(request, opened),
         )
         return RemoteStream(opening, state, self._shared.leave)
 
-    def _check(self, state: dict[str, Any] | None) -> None:
+    def _check_state(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
         leased = self._node.job_name is not None and not self._node.num_consumers
@@ -167,7 +166,7 @@ class _Opener:
             )
 
     def _dataset(self) -> DatasetInfo:
-        """The dataset as the dispatcher knows it; it is told of it if it does not."""
+        """The dataset as the dispatcher knows it; registers it if necessary."""
         node, session = self._node, self._session
         if self._input is None:
             assert node.dataset_id is not None
@@ -178,32 +177,34 @@ class _Opener:
                 try:
                     return session.dataset(node.dataset_id)
                 except NotFoundError:
-                    pass  # It has come back without its memory.
-        return self._registered()
+                    pass  # The dispatcher has restarted without its journal.
+        return self._register()
 
     def _adopt_seeds(self, seeds: Sequence[int] | None) -> None:
         if self._input is not None and seeds is not None:
             self._input = with_seeds(self._input, list(seeds))
 
-    def _registered(self) -> DatasetInfo:
+    def _register(self) -> DatasetInfo:
         registered = self._session.register(self._plan(), self._spec, again=False)
         return self._session.dataset(registered)
 
     def _plan(self) -> Node:
-        """What workers run. Where several read, what cannot be divided runs on one of them."""
+        """What workers run. For several readers, one worker runs what cannot be divided."""
         plan = self._input
         assert plan is not None
         divided = self._node.mode == ShardingPolicy.DYNAMIC and not self._per_worker
-        return whole(plan) if divided and not _alone(self._node, self._context) else plan
+        if divided and not _has_one_reader(self._node, self._context):
+            return _with_inner_service(plan)
+        return plan
 
     @property
     def _per_worker(self) -> bool:
         return self._options.service.stateful == "per_worker"
 
-    def _again(self, request: OpenIteration, before: OpenIterationReply) -> OpenIterationReply:
-        """Opens once more; a reader that goes on by itself only needs the plan to be known.
+    def _open_again(self, request: OpenIteration, before: OpenIterationReply) -> OpenIterationReply:
+        """Opens the iteration once more, at a dispatcher that may not know the dataset.
 
-        What workers share is divided among as many as before, whoever is there now.
+        What workers share is divided into as many streams as before.
         """
         try:
             dataset_id = self._dataset().dataset_id
@@ -259,7 +260,7 @@ class _Opener:
         )
 
     def _extra(self, request: OpenIteration, opened: OpenIterationReply) -> dict[str, Any]:
-        """What a state of a named job holds beside addresses: which iteration, whose."""
+        """What a state of a named job has besides addresses: the iteration and the client id."""
         if request.job is None:
             return {}
         return {
@@ -279,5 +280,6 @@ class _Opener:
         )
 
 
-def _most(most: int | None) -> int | None:
+def _element_limit(most: int | None) -> int | None:
+    """The limit of `max_outstanding_requests`; None if it is not set or not positive."""
     return most if most is not None and most > 0 else None

@@ -1,6 +1,7 @@
-"""Links: the data connections of one reader, to as many workers as there are.
+"""Links: the data connections of one reader, one to each worker.
 
-Connecting takes time, so it happens in threads; all else happens in the reader's own thread.
+Connecting takes time, so it happens in threads. The reader's thread alone calls all other methods,
+except `abort_others`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Connect = Callable[[WorkerInfo], Connection]
 
 
 class Link:
-    """A connection to one worker, what its tasks are called there, and what it owes."""
+    """A connection to one worker, the numbers of its tasks there, and which requests it owes."""
 
     def __init__(self, worker: str, connection: Connection, now: Callable[[], float]) -> None:
         self.worker = worker
@@ -34,13 +35,13 @@ class Link:
         self.owed: set[int] = set()
         """Requests that are not answered yet."""
         self.heard = 0.0
-        """When it last said something, or was asked when it owed nothing."""
+        """When the worker last sent something, or got a request while it owed nothing."""
         self.where = ""
-        """The user's function that it was in when it last said so."""
+        """The user's function that the worker was running when it last reported progress."""
         self._tasks: dict[Work, int] = {}
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
-        """What is said together with the next request: many streams are short."""
+        """What is sent together with the next request, to save messages: many streams are short."""
         self.damaged = 0
         """How many chunks in a row arrived damaged."""
 
@@ -56,22 +57,22 @@ class Link:
         self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark))
 
     def silence(self, now: float) -> float:
-        """For how long it has said nothing."""
+        """Seconds since the worker last sent something."""
         return now - self.heard
 
     def answered(self, request: int) -> None:
-        """All of a request has come."""
+        """Notes that a request was answered in full."""
         self.owed.discard(request)
 
     def close_task(self, work: Work) -> None:
-        """The worker may forget a stream, which has come to its end."""
+        """Closes the worker's task of a stream that has ended, with the next request."""
         task = self._tasks.pop(work, None)
         if task is not None:
             self._first.append(CloseTask(task))
 
 
 class Links:
-    """Who is connected, who should be, and who could not be reached."""
+    """The workers that are connected, that should be, and that could not be reached."""
 
     def __init__(self, connect: Connect, bell: Bell, runtime: Runtime = MACHINE) -> None:
         self._connect = connect
@@ -79,19 +80,23 @@ class Links:
         self._runtime = runtime
         self._wanted: dict[str, WorkerInfo] = {}
         self._links: dict[str, Link] = {}
+        """Changed by the reader's thread alone; `abort_others` reads a copy."""
         self._busy: set[str] = set()
+        """Workers that a thread is connecting to."""
         self._again: dict[str, float] = {}
+        """When to connect to a worker again."""
         self._cuts: dict[str, int] = {}
         """How often a worker's connection was cut since elements came from it."""
         self._looked = 0.0
-        """No link had more to say at that time than it has said by now."""
+        """Everything that had arrived at this time was read."""
         self._arrived: deque[tuple[str, Connection | OpError]] = deque()
+        """Results of the connecting threads; appending and popping are atomic."""
         self._closed = False
         self._selector = runtime.selector()
         self._selector.register(bell, selectors.EVENT_READ)
         self.unreachable: dict[str, OpError] = {}
         self._reasons: dict[str, str] = {}
-        """Why connections were given up, of workers that were not tried since then."""
+        """Why connections were closed, for workers that were not connected since then."""
         self.ever = False
         """Whether any worker was ever reached."""
 
@@ -102,7 +107,7 @@ class Links:
         return self._links[worker]
 
     def awaits(self, worker: str) -> bool:
-        """Whether a worker is about to be connected, as far as anybody knows."""
+        """Whether a worker may still be connected: it is wanted, and no attempt has failed."""
         there = worker in self._links or worker in self.unreachable
         return worker in self._wanted and not there
 
@@ -115,11 +120,11 @@ class Links:
 
     @property
     def expects(self) -> bool:
-        """Whether somebody may be connected soon."""
+        """Whether any worker may be connected soon."""
         return any(w not in self._links and w not in self.unreachable for w in self._wanted)
 
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
-        """The workers there are; gives those that are connected and no longer among them."""
+        """Sets the workers to connect to; returns connected ones that are no longer among them."""
         self._wanted = {info.worker: info for info in workers}
         gone = [worker for worker in self._links if worker not in self._wanted]
         for worker in list(self.unreachable):
@@ -130,15 +135,16 @@ class Links:
         return gone
 
     def dial(self) -> None:
-        """Begins to connect to those who are wanted and not connected."""
+        """Starts threads that connect to workers that are wanted and not connected."""
         now = self._runtime.now()
         for worker, info in self._wanted.items():
             waits = worker in self._links or worker in self._busy
             if not waits and self._again.get(worker, 0.0) <= now:
                 self._busy.add(worker)
-                self._runtime.start(partial(self._dialled, info), "penstock-connect")
+                self._runtime.start(partial(self._dial_worker, info), "penstock-connect")
 
-    def _dialled(self, info: WorkerInfo) -> None:
+    def _dial_worker(self, info: WorkerInfo) -> None:
+        """Runs in a thread of its own."""
         try:
             self._arrived.append((info.worker, self._connect(info)))
         except OpError as error:
@@ -146,11 +152,12 @@ class Links:
         except Exception as error:
             self._arrived.append((info.worker, UnavailableError(f"{info.address}: {error}")))
         self._bell.ring()
+        # `close` may have emptied the queue before this connection was appended.
         if self._closed:
             self._discard()
 
     def connected(self) -> list[str]:
-        """Workers that were connected since the last call; the others are in `unreachable`."""
+        """Takes over new connections and returns their workers; failures go to `unreachable`."""
         made: list[str] = []
         while self._arrived:
             worker, connection = self._arrived.popleft()
@@ -170,16 +177,16 @@ class Links:
         return made
 
     def missing(self) -> list[str]:
-        """Why each of the workers that there are is not connected."""
-        return [self._why(worker, info) for worker, info in self._wanted.items()]
+        """Why each wanted worker is not connected."""
+        return [self._explain(worker, info) for worker, info in self._wanted.items()]
 
-    def _why(self, worker: str, info: WorkerInfo) -> str:
+    def _explain(self, worker: str, info: WorkerInfo) -> str:
         if worker in self.unreachable:
             return self.unreachable[worker].message
         return self._reasons.get(worker, f"worker {info.address} has not answered yet")
 
     def drop(self, worker: str, reason: str = "") -> None:
-        """Ends a connection; if the worker is still wanted, it is tried again: it may be alive."""
+        """Closes a connection; if the worker is still wanted, `dial` connects to it again."""
         link = self._links.pop(worker, None)
         if reason:
             self._reasons[worker] = reason
@@ -191,14 +198,14 @@ class Links:
             link.connection.close()
 
     def received(self, link: Link) -> None:
-        """Elements came from a worker."""
+        """Notes that an undamaged chunk came from a worker."""
         link.damaged = 0
         self._cuts.pop(link.worker, None)
 
     def abort_others(self, workers: Iterable[WorkerInfo]) -> None:
-        """Ends connections to all but `workers`, from another thread.
+        """Aborts the connections to all but `workers`; called by the agent's thread.
 
-        One that was frozen within a message would hold up the reader's thread for ever.
+        A worker that froze in the middle of a message would block the reader's thread.
         """
         there = {info.worker for info in workers}
         for worker, link in list(self._links.items()):
@@ -206,7 +213,7 @@ class Links:
                 link.connection.abort()
 
     def ready(self, timeout: float) -> list[Link]:
-        """Links that have something to read; none after `timeout` or when the bell rings."""
+        """Waits for links that have data to read; none after `timeout` or if the bell rings."""
         found = [link for link in self._links.values() if link.connection.pending()]
         if not found:
             found = self._select(timeout)
@@ -215,7 +222,8 @@ class Links:
         return found
 
     def _select(self, timeout: float) -> list[Link]:
-        # Before: this process may be stopped for a while, and what came meanwhile is found then.
+        # Read the clock first: if this process is suspended in between, the time of its suspension
+        # must not count as silence of workers whose messages have arrived meanwhile.
         looked, found = self._runtime.now(), []
         for key, _ in self._selector.select(timeout):
             if key.data is None:
@@ -226,7 +234,7 @@ class Links:
         return found
 
     def silent(self, seconds: float) -> list[Link]:
-        """Links that owe something and have said nothing for so long, as of the last `ready`."""
+        """Links that owe replies and sent nothing for `seconds`, as of the last `ready`."""
         links = self._links.values()
         return [link for link in links if link.owed and link.silence(self._looked) > seconds]
 

@@ -1,7 +1,7 @@
 """Services by URL (`grpc://`, `local://`, registered schemes), and calls to their dispatchers.
 
-A service that was started for a dataset lives as long as somebody reads that dataset, and a
-little longer: the next repetition begins when one has ended.
+A service that was started for a dataset runs as long as that dataset is read, and a little longer,
+because the next repetition begins when one has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ HOME = ""
 """The service of a part of a plan that runs on a worker: the dispatcher of that worker."""
 
 REGISTERED_SEEDS: dict[tuple[str, str], list[int]] = {}
-"""The seeds of datasets as they were registered; a restored state brings others."""
+"""The seeds of datasets when they were registered, by dispatcher and dataset id; a restored state
+brings other seeds."""
 
 
 class Service(Protocol):
-    """Somebody who serves: `session` talks to the dispatcher until the service is closed."""
+    """A dispatcher with workers: `session` calls the dispatcher until the service is closed."""
 
     @property
     def session(self) -> Session: ...
@@ -38,8 +39,8 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-class Standing:
-    """A dispatcher that nobody here starts or stops."""
+class RunningService:
+    """A service that this process neither starts nor stops."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -49,13 +50,13 @@ class Standing:
 
 
 _SCHEMES: dict[str, Callable[[str], Service]] = {
-    "grpc": lambda address: Standing(session(address)),
+    "grpc": lambda address: RunningService(session(address)),
     "local": LocalService,
 }
 
 
 def register_scheme(name: str, serve: Callable[[str], Service]) -> None:
-    """Makes `name://rest` a service: `serve(rest)` starts it."""
+    """Makes `name://rest` a service: `serve(rest)` starts it and returns it."""
     _SCHEMES[name] = serve
 
 
@@ -75,60 +76,61 @@ def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
         scheme, address = ("grpc", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
     if scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
-        raise NotFoundError(f"{call}: nobody serves {scheme}://; there are {known}")
+        raise NotFoundError(f"{call}: the scheme {scheme}:// is not registered; there are {known}")
     return scheme, address
 
 
-class Shared:
+class SharedService:
     """A service that several streams of one dataset use."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.users = 0
-        self.over = False
+        self.users = 0  #: guarded by _LOCK
+        self.closed = False  #: guarded by _LOCK
 
     def leave(self) -> None:
-        """One of them has ended."""
+        """Called by a stream that closes. The last one closes the service after a while."""
         with _LOCK:
             self.users -= 1
-            if self.users or isinstance(self.service, Standing):
+            if self.users or isinstance(self.service, RunningService):
                 return
-        timer = threading.Timer(timing.LOCAL_LINGER, self._end)
+        timer = threading.Timer(timing.LOCAL_LINGER, self._close_unused)
         timer.daemon = True
         timer.start()
 
-    def _end(self) -> None:
+    def _close_unused(self) -> None:
         with _LOCK:
-            if self.users or self.over:
+            if self.users or self.closed:
                 return
-            self.over = True
+            self.closed = True
         self.service.close()
 
 
 _LOCK = threading.Lock()
-_SHARED: weakref.WeakKeyDictionary[nodes.Repetitions, Shared] = weakref.WeakKeyDictionary()
+#: guarded by _LOCK
+_SHARED: weakref.WeakKeyDictionary[nodes.Repetitions, SharedService] = weakref.WeakKeyDictionary()
 
 
-def _begin_anew() -> None:
-    """In a forked child: its parent's services are not its own, and the lock may be held there."""
+def _reset_after_fork() -> None:
+    """In a forked child: the services belong to the parent, and the lock may be held there."""
     global _SHARED, _LOCK
     _SHARED, _LOCK = weakref.WeakKeyDictionary(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def borrow(node: nodes.Distribute, home: Session | None) -> Shared:
-    """Whoever serves a dataset; `leave` when it is not needed any more."""
+def borrow(node: nodes.Distribute, home: Session | None) -> SharedService:
+    """The service of a dataset, started if necessary; the caller calls `leave` once."""
     with _LOCK:
         shared = _SHARED.get(node.repetitions)
-        if shared is None or shared.over:
-            shared = _SHARED[node.repetitions] = Shared(_serve(node.service, home))
+        if shared is None or shared.closed:
+            shared = _SHARED[node.repetitions] = SharedService(_start_service(node.service, home))
         shared.users += 1
         return shared
 
 
-def _serve(service: str, home: Session | None) -> Service:
+def _start_service(service: str, home: Session | None) -> Service:
     if service != HOME:
         scheme, address = parse(service)
         return _SCHEMES[scheme](address)
@@ -136,20 +138,20 @@ def _serve(service: str, home: Session | None) -> Service:
         raise FailedPreconditionError(
             "distribute: this plan is a part of another one and runs on workers only"
         )
-    return Standing(home)
+    return RunningService(home)
 
 
 def register(
     service: str, plan: Node, spec: Any, dataset_id: str | None = None, lasting: bool = False
 ) -> str:
-    """Makes a plan known to the dispatcher of `service`; gives the id of the dataset.
+    """Registers a plan with the dispatcher of `service`; returns the id of the dataset.
 
-    `lasting` datasets are those whose id the user has.
+    `lasting`: the user has the id, so the dispatcher must keep the dataset.
     """
-    found = session(parse(service)[1])
-    given = found.register(plan, spec, dataset_id, lasting=lasting)
-    REGISTERED_SEEDS[found.address, given] = seeds_of(plan)
-    return given
+    dispatcher = session(parse(service)[1])
+    registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting)
+    REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
+    return registered
 
 
 def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
@@ -163,11 +165,11 @@ def spec_of_dataset(info: DatasetInfo) -> Any:
 
 
 def forget(service: str, job: str | None) -> ForgetJobsReply:
-    """Has the dispatcher of `service` forget a job, or all jobs that nobody reads."""
+    """Makes the dispatcher of `service` forget a job, or all jobs without readers."""
     forgotten: ForgetJobsReply = session(parse(service, "forget")[1]).call(ForgetJobs(job))
     return forgotten
 
 
 def status(service: str) -> dict[str, Any]:
-    """What goes on at a service, as plain data."""
+    """The state of a service, as plain data."""
     return session(parse(service, "service.status")[1]).status()

@@ -1,4 +1,4 @@
-"""Sessions: what this process says to one dispatcher, whoever in it reads or writes."""
+"""Sessions: the calls of this process to one dispatcher, shared by all its readers."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from penstock.service.protocol.messages import (
 from penstock.version import VERSION
 
 _ATTEMPTS = 3
-"""How often a plan is sent that others make the dispatcher forget meanwhile."""
+"""How often a plan is sent, if the dispatcher forgets it before it is registered."""
 
 _PART = 4 << 20
-"""Bytes of a plan that travel in one message."""
+"""Bytes of a plan in one message."""
 
 
 def greeting() -> Hello:
-    """What everybody says first."""
+    """The first request of each client and worker."""
     return Hello(PROTOCOL, python_version(), VERSION)
 
 
@@ -57,7 +57,7 @@ def python_version() -> str:
 
 
 class Session:
-    """A dispatcher, by its address. `call` sends a request and gives its answer.
+    """A dispatcher, by its address. `call` sends a request and returns its reply.
 
     `security` is what data connections to the workers of that dispatcher need.
     """
@@ -67,18 +67,18 @@ class Session:
         self.security = security
         self.here = host_id()
         self.failure: OpError | None = None
-        """Why nobody will ever answer, if that is known."""
+        """Set once the dispatcher is known to have ended; readers raise it."""
         self._call = call
         self._functions: str | None = None
         self._lock = threading.Lock()
 
     def call(self, request: Request, timeout: float | None = None) -> Any:
-        """The answer; a refusal is raised as the error that it names."""
+        """The reply; raises the error that an `ErrorReply` names."""
         return self._call(request) if timeout is None else self._call(request, timeout)
 
     @property
     def functions(self) -> str:
-        """How functions travel; asking says hello, so other versions are refused here."""
+        """How functions are sent; the first call says hello, which refuses other versions."""
         with self._lock:
             if self._functions is None:
                 welcome: HelloReply = self.call(greeting())
@@ -86,7 +86,7 @@ class Session:
             return self._functions
 
     def dispatcher(self) -> str:
-        """The name of the dispatcher, another one if it came back without its memory."""
+        """The name of the dispatcher; it changes if it restarts without its journal."""
         welcome: HelloReply = self.call(greeting())
         return welcome.dispatcher
 
@@ -98,13 +98,13 @@ class Session:
         again: bool = True,
         lasting: bool = False,
     ) -> str:
-        """Makes a plan known; gives the id of the dataset, a new one unless `again` is False.
+        """Registers a plan; returns the id of the dataset, a new one unless `again` is False.
 
-        Unless it is `lasting`, the dispatcher may forget it when nobody reads it.
+        Unless it is `lasting`, the dispatcher may forget the dataset while it has no readers.
         """
         divided = with_parts(plan)
         by_reference = self.functions == "by_reference"
-        encoded = encode_by_reference(divided) if by_reference else _encoded(divided)
+        encoded = encode_by_reference(divided) if by_reference else _encode_plan(divided)
         digest = hashlib.sha256(encoded).hexdigest()
         request = RegisterDataset(
             digest,
@@ -117,10 +117,11 @@ class Session:
             lasting=lasting,
             seeds=tuple(seeds_of(plan)),
         )
-        return self._registered(request, encoded)
+        return self._send_plan(request, encoded)
 
-    def _registered(self, request: RegisterDataset, encoded: bytes) -> str:
-        """The last reader of an equal plan may leave, and the plan go, before it is registered."""
+    def _send_plan(self, request: RegisterDataset, encoded: bytes) -> str:
+        """Stores and registers a plan. It retries, because the dispatcher may drop an equal plan
+        between both calls, when its last reader leaves."""
         for left in reversed(range(_ATTEMPTS)):
             self._put(request.digest, encoded)
             try:
@@ -132,7 +133,7 @@ class Session:
         raise AssertionError("the last attempt returns or raises")
 
     def _put(self, digest: str, encoded: bytes) -> None:
-        # The first part is empty: a plan that is there already is not sent again.
+        # The first part is empty, so that a plan that the dispatcher has is not sent.
         stored: PutPlanReply = self.call(PutPlan(digest, 0, len(encoded), b""))
         while stored.offset < len(encoded):
             part = encoded[stored.offset : stored.offset + _PART]
@@ -147,42 +148,43 @@ class Session:
         return status.status
 
 
-def _encoded(plan: Node) -> bytes:
+def _encode_plan(plan: Node) -> bytes:
     try:
         return encode(plan)
     except Exception as error:
         raise InvalidArgumentError(
-            f"service.distribute: {_unsent(plan)} cannot be sent to workers "
+            f"service.distribute: {_find_unsendable(plan)} cannot be sent to workers "
             f"({type(error).__name__}: {error}); have the function make or import what it needs "
             "when it is called"
         ) from error
 
 
-def _unsent(plan: Node) -> str:
-    """The operator that cannot be sent, where all that it is made of can be."""
+def _find_unsendable(plan: Node) -> str:
+    """The operator that cannot be sent, although its inputs can be."""
     for part in plan.inputs:
         try:
             encode(part)
         except Exception:
-            return _unsent(part)
+            return _find_unsendable(part)
     return f"{plan.label}({', '.join(map(str, plan.functions))})"
 
 
+#: guarded by _OPENING
 _SESSIONS: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
 _OPENING = threading.Lock()
 
 
-def _begin_anew() -> None:
-    """In a forked child: its parent's connections are not its own, and locks may be held there."""
+def _reset_after_fork() -> None:
+    """In a forked child: the connections belong to the parent, and locks may be held there."""
     global _SESSIONS, _OPENING
     _SESSIONS, _OPENING = weakref.WeakValueDictionary(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def session(address: str) -> Session:
-    """The session with the dispatcher at `address`; one for all of this process."""
+    """The session of this process with the dispatcher at `address`."""
     if not address:
         raise InvalidArgumentError("service: the address of the dispatcher is empty")
     with _OPENING:
