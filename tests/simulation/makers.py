@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Stream
-from penstock.engine.trail import WIDTH, Trail, add_places
+from penstock.engine.trail import WIDTH, Trail, add_turns
 from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.parts import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
@@ -168,10 +168,10 @@ class Inputs(Numbers):
         try:
             chunk = super().pull(min(limit, self._ends[self._index] - self._at))
         except FailingError as error:
-            error.__dict__["place"] = place
+            error.__dict__["turn"] = place
             raise
         places = range(place + 1, place + 1 + 2 * len(chunk), 2)
-        return chunk.with_numbers(add_places(np.arange(len(chunk)), places))
+        return chunk.with_numbers(add_turns(np.arange(len(chunk)), places))
 
     def _close_inputs(self) -> None:
         """Tells how long those inputs are that are at their end."""

@@ -998,7 +998,7 @@ class Dataset:
     # Buffering
 
     def prefetch(self, buffer_size: int | None, name: str | None = None) -> Dataset:
-        """The elements, made in the background, up to `buffer_size` ahead of the consumer.
+        """The elements, made in the background, up to `buffer_size` ahead of the caller.
 
         Args:
             buffer_size: How many; AUTOTUNE (or None) finds a number, 0 makes none ahead.

@@ -68,7 +68,7 @@ class Stream:
             stream.interrupt()
 
     def finish(self) -> None:
-        """The consumer got StopIteration and will not pull again.
+        """The caller got StopIteration and will not pull again.
 
         The inputs may have more elements, or they may have ended without having been asked.
         """
@@ -85,7 +85,7 @@ class Claims(Protocol):
     """What a stream settles with other processes that may take elements of the same sequence.
 
     Only what this reader has claimed will come again from a state, so states are exact as long as
-    consumers pull no more than `sure` says and call `commit` before they hand out a state.
+    callers pull no more than `sure` says and call `commit` before they hand out a state.
     """
 
     @property
@@ -100,13 +100,13 @@ class Claims(Protocol):
         """How many of `limit` elements would come again from the state as it is now."""
 
     def commit(self, unused: int = 0) -> None:
-        """Reports what was handed out, because the consumer keeps a state.
+        """Reports what was handed out, because the caller keeps a state.
 
-        The consumer has not used the last `unused` elements of the last pull yet.
+        The caller has not used the last `unused` elements of the last pull yet.
         """
 
     def unused(self, count: int) -> None:
-        """Gives the last `count` elements of the last pull back: the consumer never used them."""
+        """Gives the last `count` elements of the last pull back: the caller never used them."""
 
 
 class _ClaimsOfInputs:

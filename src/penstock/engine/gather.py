@@ -1,7 +1,7 @@
-"""Gathers: rows picked from arrays, the expensive part of a shuffled batch, and from mapped files.
+"""Gathers: rows picked from arrays, the expensive work of a shuffled batch, and from mapped files.
 
-Several threads share large gathers. A `Team` cuts the work into more parts than there are threads,
-and each thread takes the next part as soon as it is free. The caller waits until all parts are
+Several threads share large gathers. A `Team` cuts the work into more slices than there are threads,
+and each thread takes the next slice as soon as it is free. The caller waits until all slices are
 done, and not for threads that found none left.
 """
 
@@ -27,14 +27,14 @@ _RELEASE = 32 << 20
 _SHARED = ("r", "r+", "w+")
 
 _WORTH_SHARING = 2 << 20
-"""Bytes below which handing a part to another thread costs more than it saves."""
+"""Bytes below which handing a slice to another thread costs more than it saves."""
 
-_PARTS_EACH = 2
-"""Parts for each thread: with more, threads end together, but wait longer for the interpreter."""
+_SLICES_EACH = 2
+"""Slices for each thread: with more, threads end together, but wait longer for the interpreter."""
 
 
 class Team:
-    """Threads that share a piece of work with the thread that calls `share`."""
+    """Threads that share work with the thread that calls `share`."""
 
     def __init__(self, threads: int, name: str) -> None:
         self.threads = threads
@@ -43,11 +43,11 @@ class Team:
 
     def share(self, work: Callable[[slice], None], length: int) -> None:
         """Calls `work` with slices of `range(length)` until all is done, in several threads."""
-        parts = _Parts(work, length, min(length, self.threads * _PARTS_EACH))
-        for _ in range(min(self.threads, parts.count) - 1):
-            self._start_pool().submit(parts.take)
-        parts.take()
-        parts.wait()
+        slices = _SlicedWork(work, length, min(length, self.threads * _SLICES_EACH))
+        for _ in range(min(self.threads, slices.count) - 1):
+            self._start_pool().submit(slices.take)
+        slices.take()
+        slices.wait()
 
     def _start_pool(self) -> Pool:
         if self._pool is None:
@@ -60,11 +60,11 @@ class Team:
             self._pool.stop(join=True)
 
 
-class _Parts:
-    """A piece of work in parts. Each thread that calls `take` does parts until none is left.
+class _SlicedWork:
+    """Work in slices. Each thread that calls `take` does slices until none is left.
 
     No lock is needed: `next` of an `itertools.count` is atomic, and the last thread to finish a
-    part sets `_done` after every `_error` was written.
+    slice sets `_done` after every `_error` was written.
     """
 
     def __init__(self, work: Callable[[slice], None], length: int, count: int) -> None:
@@ -76,12 +76,12 @@ class _Parts:
         self._error: BaseException | None = None
 
     def take(self) -> None:
-        """Does one part after the other until none is left."""
+        """Does one slice after the other until none is left."""
         while (number := next(self._taken)) < self.count:
             try:
                 self._work(slice(self._cuts[number], self._cuts[number + 1]))
             except BaseException as error:
-                # Also KeyboardInterrupt and the like: the caller waits for this part.
+                # Also KeyboardInterrupt and the like: the caller waits for this slice.
                 self._error = error
             if next(self._finished) == self.count:
                 self._done.set()
@@ -108,14 +108,14 @@ class Gather:
     def into(self, out: Array, column: Array, indices: Array) -> None:
         """Gathers rows into `out`."""
         if self._shares(column, indices):
-            self._team.share(lambda part: _take_into(column, indices[part], out[part]), len(out))
+            self._team.share(lambda rows: _take_into(column, indices[rows], out[rows]), len(out))
         else:
             _take_into(column, indices, out)
 
     def copy(self, out: Array, source: Array) -> None:
         """Copies all rows of `source` into `out`."""
         if source.nbytes >= _WORTH_SHARING and self._team.threads > 1:
-            self._team.share(lambda part: np.copyto(out[part], source[part]), len(out))
+            self._team.share(lambda rows: np.copyto(out[rows], source[rows]), len(out))
         else:
             np.copyto(out, source)
 

@@ -55,7 +55,7 @@ class Meters:
         return Profile(tuple(rows), time.perf_counter() - self.started)
 
     def _walk(self, node: Node, depth: int, rows: list[OperatorProfile]) -> float:
-        """Adds a row per operator; gives the time that its consumer spent in it."""
+        """Adds a row per operator; returns the time that its caller spent in it."""
         meter = self.by_node.get(id(node))
         at = len(rows)
         below = sum(self._walk(part, depth + (meter is not None), rows) for part in node.inputs)

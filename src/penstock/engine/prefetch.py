@@ -1,8 +1,8 @@
-"""Prefetching: a thread pulls ahead of its consumer.
+"""Prefetching: a thread pulls ahead of its caller.
 
 The thread ends at the end of the data, at a failure (the next pull starts it again), when the
 stream is closed, and when the stream is garbage collected. It must not hold a reference to the
-stream that the consumer holds, or that stream would never be collected.
+stream that the caller holds, or that stream would never be collected.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.engine.tuning import Depth
 
 
 class _Ahead:
-    """What the prefetching thread and its consumer share.
+    """What the prefetching thread and its caller share.
 
     `changed` guards `ready`, `elements`, `depth`, `stopping` and `pulling`. The source belongs to
-    the thread while it runs, and to the consumer after `Pool.stop(join=True)`; so do the other
-    fields, which the consumer may read at any time: an old value of them is good enough, except for
+    the thread while it runs, and to the caller after `Pool.stop(join=True)`; so do the other
+    fields, which the caller may read at any time: an old value of them is good enough, except for
     `at`.
     """
 
@@ -64,7 +64,7 @@ class _Ahead:
             try:
                 result = self.marked.pull(min(room, self.demand.limit))
             except BaseException as error:
-                # Also KeyboardInterrupt and the like: the consumer waits for a result.
+                # Also KeyboardInterrupt and the like: the caller waits for a result.
                 result = error
             self._measure(result, time.perf_counter() - started)
             with self.changed:
@@ -97,7 +97,7 @@ class _Ahead:
 class PrefetchStream(Stream):
     """The input, pulled by a thread, up to a number of elements ahead.
 
-    All fields belong to the consumer; `_ahead` is what the thread sees.
+    All fields belong to the caller; `_ahead` is what the thread sees.
     """
 
     def __init__(self, source: Stream, depth: Depth) -> None:
@@ -111,7 +111,7 @@ class PrefetchStream(Stream):
         self._pool.stop_with(self)
 
     def start(self) -> None:
-        """Begins to pull, before the consumer does."""
+        """Begins to pull, before the caller does."""
         if not self._ended:
             self._start()
 

@@ -12,7 +12,7 @@ from penstock.element.columns import Array
 from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
 from penstock.engine.fitting import fit_chunk
-from penstock.engine.trail import put_place
+from penstock.engine.trail import put_turn
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 
@@ -80,7 +80,7 @@ class Results:
 
     def _drop_failed(self) -> Exception:
         self._failures -= 1
-        error = put_place(self._waiting[0].error, self._number())
+        error = put_turn(self._waiting[0].error, self._number())
         self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error
@@ -109,8 +109,8 @@ class Results:
         """A list is an array of one shape: the length of `x * [1, 2]` depends on x."""
         if self._lists is None:
             self._lists = _list_shapes(elements[0])
-        places = [i for i, x in enumerate(nest.flatten(elements[0])[0]) if type(x) is list]
-        found = [getattr(chunk.columns[i], "shape", (0, None))[1:] for i in places]
+        indices = [i for i, x in enumerate(nest.flatten(elements[0])[0]) if type(x) is list]
+        found = [getattr(chunk.columns[i], "shape", (0, None))[1:] for i in indices]
         if found != self._lists:
             raise InvalidArgumentError("changed")
 
@@ -143,7 +143,7 @@ class Results:
     def _drop_misfit(self) -> Exception:
         """Drops the next element, which does not fit, and returns its error."""
         number = self._number()
-        return put_place(self._misfit(), number)
+        return put_turn(self._misfit(), number)
 
     def _misfit(self) -> Exception:
         element, ordinal = self._waiting[0], self.ordinal

@@ -1,4 +1,8 @@
-"""Trails: what the streams of a piece find out that the reader of all pieces needs to know."""
+"""Trails: what the streams of a piece find out that the reader of all pieces needs to know.
+
+The *turn* of an element is an integer by which a client puts the elements of all inputs of an
+`interleave` in order.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +14,50 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 
 WIDTH = 1 << 40
-"""Places of one input of an `interleave` are this far apart from those of the next."""
+"""The turns of one input of an `interleave` are this far apart from those of the next."""
 
-PLACED = np.dtype([("number", np.uint64), ("place", np.int64)])
-"""Numbers of elements, and their places among the inputs of an `interleave`."""
+WITH_TURNS = np.dtype([("number", np.uint64), ("turn", np.int64)])
+"""The numbers of elements, and their turns."""
 
 
 def drawing_numbers(numbers: Array) -> Array:
     """The numbers to draw by."""
-    return numbers["number"] if numbers.dtype == PLACED else numbers
+    return numbers["number"] if numbers.dtype == WITH_TURNS else numbers
 
 
-def add_places(numbers: Array, places: Any) -> Array:
-    """Combines the numbers of elements with their places."""
-    made = np.empty(len(numbers), PLACED)
-    made["number"], made["place"] = numbers, places
+def add_turns(numbers: Array, turns: Any) -> Array:
+    """Combines the numbers of elements with their turns."""
+    made = np.empty(len(numbers), WITH_TURNS)
+    made["number"], made["turn"] = numbers, turns
     return made
 
 
-def inherit_place(numbers: Array, origin: Array | None) -> Array:
+def inherit_turn(numbers: Array, origin: Array | None) -> Array:
     """The numbers of elements that were made of one element, with its number in `origin`."""
-    if origin is None or origin.dtype != PLACED:
+    if origin is None or origin.dtype != WITH_TURNS:
         return numbers
-    return add_places(numbers, origin["place"][0])
+    return add_turns(numbers, origin["turn"][0])
 
 
-def put_place(error: Exception, numbers: Array | None) -> Exception:
-    """Attaches the place of the element that failed, the first of `numbers`, to `error`."""
-    if numbers is not None and numbers.dtype == PLACED and len(numbers):
-        error.__dict__.setdefault("place", int(numbers["place"][0]))
+def put_turn(error: Exception, numbers: Array | None) -> Exception:
+    """Attaches the turn of the element that failed, the first of `numbers`, to `error`."""
+    if numbers is not None and numbers.dtype == WITH_TURNS and len(numbers):
+        error.__dict__.setdefault("turn", int(numbers["turn"][0]))
     return error
 
 
-def with_places(chunk: Chunk) -> Chunk:
-    """The elements as they travel: their places are one column more."""
-    if chunk.numbers is None or chunk.numbers.dtype != PLACED:
+def with_turns(chunk: Chunk) -> Chunk:
+    """The elements as they travel: their turns are one column more."""
+    if chunk.numbers is None or chunk.numbers.dtype != WITH_TURNS:
         return chunk
-    places = np.ascontiguousarray(chunk.numbers["place"])
-    return Chunk(chunk.tree, [*chunk.columns, places], len(chunk))
+    turns = np.ascontiguousarray(chunk.numbers["turn"])
+    return Chunk(chunk.tree, [*chunk.columns, turns], len(chunk))
 
 
-def place_of(error: BaseException) -> int | None:
-    """The place that `put_place` attached to an error, if it did."""
-    place: int | None = error.__dict__.get("place")
-    return place
+def turn_of(error: BaseException) -> int | None:
+    """The turn that `put_turn` attached to an error, if it did."""
+    turn: int | None = error.__dict__.get("turn")
+    return turn
 
 
 class Trail:

@@ -37,7 +37,7 @@ class Budget:
 
 
 class Depth:
-    """How many elements to keep ready. Grows when the consumer finds none, within the budget.
+    """How many elements to keep ready. Grows when the caller finds none, within the budget.
 
     A fixed depth grows only while its elements cost next to nothing: handing a number from
     thread to thread costs more than making it, so some are handed over at once.
@@ -50,7 +50,7 @@ class Depth:
         self._starved = 0
 
     def note_starved(self, seconds_each: float, nbytes_each: float) -> None:
-        """Notes that the consumer had to wait for elements that cost this much each."""
+        """Notes that the caller had to wait for elements that cost this much each."""
         self._starved += 1
         if self._fixed is None:
             if self._budget.enabled:

@@ -34,7 +34,7 @@ class ShardingPolicy(enum.IntEnum):
     """How the workers of a service divide a dataset.
 
     OFF gives every worker the whole dataset. DYNAMIC hands out pieces of the source on demand. The
-    static policies give each worker a fixed part: of the files, of the elements, of the files if
+    static policies give each worker a fixed shard: of the files, of the elements, of the files if
     possible and else of the elements, or as `shard(SHARD_HINT, SHARD_HINT)` says.
     """
 
@@ -333,7 +333,7 @@ class Options(OptionsBase):
     experimental_optimization = _part(OptimizationOptions, "Rewrites of the plan.")
     service = _part(ServiceOptions, "How the data service treats the dataset.")
     experimental_service = _alias("service")
-    experimental_slack = _optional(bool, "Whether the last prefetch leaves room for the consumer.")
+    experimental_slack = _optional(bool, "Whether the last prefetch leaves room for the caller.")
     experimental_symbolic_checkpoint = _optional(bool, "Whether states are positions, not buffers.")
     experimental_warm_start = _optional(bool, "Whether work starts before the first `next`.")
     threading = _part(ThreadingOptions, "Threads of one iterator.")

@@ -1,6 +1,6 @@
 """Files to records and elements, one module per format; nothing here uses plans or threads.
 
-A new format of records is a module with a reader that keeps the contract of
+A new format of records is a module with a file reader that keeps the contract of
 `records.RecordReader`, and a line in the table below. Saved datasets are in `saved`.
 """
 
@@ -28,7 +28,7 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
 def open_reader(
     format: str, path: Path, options: Mapping[str, Any], position: int = 0
 ) -> RecordReader[Any]:
-    """A reader of `path` that starts at `position`; `options` are its other arguments."""
+    """A file reader of `path` that starts at `position`; `options` are its other arguments."""
     if format not in READERS:
         raise InvalidArgumentError(
             f"open_reader: format must be one of {sorted(READERS)}, got {format!r}"

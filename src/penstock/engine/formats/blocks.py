@@ -7,8 +7,8 @@
     ...     and so on, to a block of the kind `DONE`
 
 Without its `DONE` block a file is not complete, so a part of a file is never taken for the whole.
-Readers check the checksum of a length before they use it, and allocate no memory for bytes that the
-file does not have.
+File readers check the checksum of a length before they use it, and allocate no memory for bytes
+that the file does not have.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from penstock.errors import (
 )
 
 VERSION = 2
-"""Of the files: readers refuse every other version."""
+"""Of the files: file readers refuse every other version."""
 
 _HEAD = struct.Struct("<4sIIQQII")
 _MAGIC = 32
-_PIECE = 16 << 20
+_MOST_AT_ONCE = 16 << 20
 _MOST_INFLATED = 1040  # One byte of deflated data becomes at most a few bytes less than this.
 
 DONE = b"DONE"
@@ -236,10 +236,10 @@ class BlocksIn:
 
     def _read(self, size: int) -> bytes:
         """`size` bytes, or all that are left."""
-        parts, missing = [], size
+        buffers, missing = [], size
         with translate_errors(self._path, self._call):
-            while missing and (part := self._file.read(min(missing, _PIECE))):
-                parts.append(part)
-                missing -= len(part)
+            while missing and (data := self._file.read(min(missing, _MOST_AT_ONCE))):
+                buffers.append(data)
+                missing -= len(data)
         self._at += size - missing
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return buffers[0] if len(buffers) == 1 else b"".join(buffers)

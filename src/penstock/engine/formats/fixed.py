@@ -2,7 +2,7 @@
 
 A file of the wrong length is an error before its first record. The length of a compressed file is
 known only at its end, so there the error comes after its records. If a file is read by parts, the
-reader of its first part raises the error.
+file reader of its first part raises the error.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class FixedReader(BlockReader[bytes]):
         self._stop = end if stop is None else min(end, self._record_from(stop))
         return min(end, self._record_from(start))
 
-    def _record_from(self, place: int) -> int:
-        """Where the first record begins that does not begin before `place`."""
-        count = -((self._header_bytes - place) // self._record_bytes)
+    def _record_from(self, byte: int) -> int:
+        """Where the first record begins that does not begin before `byte`."""
+        count = -((self._header_bytes - byte) // self._record_bytes)
         return self._header_bytes + max(0, count) * self._record_bytes
 
     def _misfit(self, size: int) -> str:

@@ -1,7 +1,7 @@
 """Folders to write into, on the local disk or behind an fsspec URL.
 
-`replace` is the only step that readers can see: before it they find the old file, after it the new
-one, and never a part of either.
+`replace` is the only step that file readers can see: before it they find the old file, after it
+the new one, and never some bytes of either.
 """
 
 from __future__ import annotations

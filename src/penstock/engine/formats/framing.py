@@ -47,9 +47,9 @@ def find_record(file: BinaryIO, start: int, stop: int, size: int) -> int:
     while at < stop:
         file.seek(at)
         block = b"".join(_blocks(file, min(window, stop - at) + HEADER - 1))
-        for place, length in _headers(block, size - at - HEADER - FOOTER):
-            if _is_record(file, at + place + HEADER, length):
-                return at + place
+        for offset, length in _headers(block, size - at - HEADER - FOOTER):
+            if _is_record(file, at + offset + HEADER, length):
+                return at + offset
         at, window = at + window, min(2 * window, _BLOCK)
     return stop
 
@@ -61,21 +61,21 @@ def _blocks(file: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
-    """The places of lengths of at most `most` with a right checksum, and those lengths."""
+    """The offsets of lengths of at most `most` with a right checksum, and those lengths."""
     data = np.frombuffer(block, np.uint8)
     count = len(data) - HEADER + 1
     if count <= 0 or most < 0:
         return []
     # The first bytes of most lengths are zeros, which few bytes of data are.
     fits = np.ones(count, bool)
-    for place in range((most.bit_length() + 7) // 8, 8):
-        fits &= data[place : place + count] == 0
-    places = np.flatnonzero(fits)
-    headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[places]
+    for byte in range((most.bit_length() + 7) // 8, 8):
+        fits &= data[byte : byte + count] == 0
+    offsets = np.flatnonzero(fits)
+    headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[offsets]
     lengths = headers[:, :8].copy().view("<u8").ravel()
     stored = headers[:, 8:].copy().view("<u4").ravel()
     right = np.flatnonzero((_mask_crcs(headers[:, :8]) == stored) & (lengths <= most))
-    return list(zip(places[right].tolist(), lengths[right].tolist(), strict=True))
+    return list(zip(offsets[right].tolist(), lengths[right].tolist(), strict=True))
 
 
 def _mask_crcs(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:

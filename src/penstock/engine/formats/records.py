@@ -1,6 +1,6 @@
-"""What every file format offers: records, and a position from which another reader can continue.
+"""What every file format offers: records, and a byte from which a new file reader can continue.
 
-A reader takes large blocks from its file and cuts them; it never asks the file for one record.
+A file reader takes large blocks from its file and cuts them; it never asks the file for one record.
 It opens its file at the first `read`, so a missing file is an error only when it is reached.
 """
 
@@ -30,7 +30,7 @@ class RecordReader(Protocol[Record]):
 
     @property
     def position(self) -> int:
-        """The byte from which a new reader continues: all records so far lie before it."""
+        """The byte from which a new file reader continues: all records so far lie before it."""
 
     def read(self, limit: int) -> list[Record]:
         """1 to `limit` records, [] at the end.
@@ -48,7 +48,7 @@ class RecordReader(Protocol[Record]):
 
 
 class BlockReader(ABC, Generic[Record]):
-    """A reader; its subclasses implement `_cut`, which cuts records from the front of a buffer.
+    """A file reader whose subclasses implement `_cut`: it cuts records from the front of a buffer.
 
     `_buffer[_start:]` are the bytes that were read and not cut; `_more` says whether the file may
     have more bytes.

@@ -1,7 +1,7 @@
 """Runs: one writing of elements into a folder, under a number of its own.
 
-Readers see no change before `commit`, so a writer may fail or be killed at any point. A run removes
-only folders that its lock file or the metadata name as runs.
+File readers see no change before `commit`, so a writer may fail or be killed at any point. A run
+removes only folders that its lock file or the metadata name as runs.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RunWriter:
             self._open.pop(next(iter(self._open))).pause()
         return writer
 
-    def place(self, number: int) -> str:
+    def make_shard(self, number: int) -> str:
         """Makes the folder of a shard; returns the file that another process will write there."""
         self._folder.make(f"{self._run}/{number:08}.shard")
         return join(self._path, self._file(number))
@@ -123,7 +123,7 @@ class RunWriter:
         return f"{self._run}/{number:08}.shard/{0:08}.snapshot"
 
     def commit(self) -> bool:
-        """Makes this run visible to readers; False if another writer has taken the folder over."""
+        """Makes this run visible; False if another writer has taken the folder over."""
         for writer in self._writers.values():
             writer.close()
         if not self._remote and not self._lock.held():
@@ -153,7 +153,7 @@ class RunWriter:
         self._lock.release()
 
     def _before(self) -> str:
-        """The run that readers see now."""
+        """The run that file readers see now."""
         try:
             info = metadata.find(self._path, self._call)
         except DataLossError:

@@ -4,8 +4,8 @@
     dataset_spec.json                  the spec again
     <run>/<number>.shard/<n>.snapshot  the elements of one shard, a chunk file
 
-Readers read only files that `snapshot.metadata` names. The names are TensorFlow's, the content of
-the files is not.
+File readers read only files that `snapshot.metadata` names. The names are TensorFlow's, the content
+of the files is not.
 """
 
 from __future__ import annotations

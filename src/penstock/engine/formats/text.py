@@ -1,7 +1,7 @@
 """Lines of text files, without their line ends.
 
 A line ends with `\\n` or `\\r\\n`, the last one may have no end; an empty line is a record. The
-reader of a part of a file reads the lines that begin in it.
+file reader of a part of a file reads the lines that begin in it.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@
     data    `length` bytes
     crc     of the data                         uint32, CRC32C, masked
 
-TensorFlow reads and writes the same bytes. A reader checks the checksum of a length before it uses
-it, and allocates no memory for bytes that the file does not have.
+TensorFlow reads and writes the same bytes. A file reader checks the checksum of a length before it
+uses it, and allocates no memory for bytes that the file does not have.
 
-A part of a file begins at the first record that begins in it. Only a reader that comes from the
-start of the file finds that place for certain: bytes that look like a record may lie within one. So
-a reader gets the place (`begin`) or guesses it (`find_record`) and reports it as `began`; the
-reader of the part before reports where it ended, and if the two differ, the part is read again.
+A part of a file begins at the first record that begins in it. Only a file reader that comes from
+the start of the file finds that byte for certain: bytes that look like a record may lie within one.
+So a file reader gets the byte (`begin`) or guesses it (`find_record`) and reports it as `began`.
+The file reader of the part before reports where it ended; if the two differ, the part is read again.
 """
 
 from __future__ import annotations

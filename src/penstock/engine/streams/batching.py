@@ -13,7 +13,7 @@ from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Inlet, discard
-from penstock.engine.trail import PLACED, add_places, drawing_numbers, put_place
+from penstock.engine.trail import WITH_TURNS, add_turns, drawing_numbers, put_turn
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Node, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
@@ -133,7 +133,7 @@ class UnbatchStream(Stream):
             f"Dataset.{self._label}: the components of one element have {sizes} rows; "
             "they must have the same number"
         )
-        raise put_place(error, elements.numbers)
+        raise put_turn(error, elements.numbers)
 
     def _at(self) -> tuple[int, int]:
         """The element that the next row belongs to, counted in the last chunk, and the row."""
@@ -158,7 +158,7 @@ def _row_numbers(numbers: Array, counts: Array) -> Array:
     pairs = zip(drawing_numbers(numbers).tolist(), counts.tolist(), strict=True)
     made = np.concatenate([derive_array(number, numbers_from(0, n)) for number, n in pairs])
     return (
-        add_places(made, np.repeat(numbers["place"], counts)) if numbers.dtype == PLACED else made
+        add_turns(made, np.repeat(numbers["turn"], counts)) if numbers.dtype == WITH_TURNS else made
     )
 
 

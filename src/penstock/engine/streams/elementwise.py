@@ -17,7 +17,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
 from penstock.engine.inlets import BUDGET, Inlet, Place
 from penstock.engine.results import Results
-from penstock.engine.trail import drawing_numbers, put_place
+from penstock.engine.trail import drawing_numbers, put_turn
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
@@ -64,7 +64,7 @@ class MapStream(Stream):
                 # Halves the rows until only the element remains that the function fails on.
                 self._feed.unread(rows, 0)
                 return self._columns(len(rows) // 2)
-            put_place(error, rows.numbers)
+            put_turn(error, rows.numbers)
             raise
         return made if rows.numbers is None else made.with_numbers(rows.numbers)
 
@@ -139,7 +139,7 @@ class FilterStream(Stream):
             self._failed = error
         used = len(keep) + (self._failed is not None)
         if self._failed is not None and rows.numbers is not None:
-            put_place(self._failed, rows.numbers[len(keep) :])
+            put_turn(self._failed, rows.numbers[len(keep) :])
         self._failed_at = self._feed.place.after(len(keep))
         if used < len(rows):
             self._feed.unread(rows, used)

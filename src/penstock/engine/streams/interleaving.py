@@ -26,10 +26,10 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.engine.trail import (
     WIDTH,
     Trail,
-    add_places,
+    add_turns,
     drawing_numbers,
-    inherit_place,
-    put_place,
+    inherit_turn,
+    put_turn,
 )
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.plan.nodes import Interleave, Node
@@ -130,7 +130,7 @@ class InterleaveStream(Stream):
             self._close(slot)
             return None
         except Exception as error:
-            put_place(error, self._numbers(slot, 1, failed=True))
+            put_turn(error, self._numbers(slot, 1, failed=True))
             raise
         chunk = whole.rows(0, min(left, limit))
         if len(chunk) < len(whole):
@@ -146,7 +146,7 @@ class InterleaveStream(Stream):
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         """The numbers of the next elements of a slot."""
         made = derive_array(slot.number, numbers_from(slot.given, count))
-        return inherit_place(made, slot.origin)
+        return inherit_turn(made, slot.origin)
 
     def _close(self, slot: Slot) -> None:
         """Empties an exhausted slot."""
@@ -186,7 +186,7 @@ class InterleaveStream(Stream):
         try:
             slot = self._open(row, ordinal)
         except Exception as error:
-            return FailedCall(put_place(error, row.numbers))
+            return FailedCall(put_turn(error, row.numbers))
         if isinstance(slot.stream, PrefetchStream):
             slot.stream.start()
         return slot
@@ -210,7 +210,7 @@ class InterleaveStream(Stream):
         while self._ordinal < last:
             try:
                 row = self._feed.pull(1)
-            except Exception:  # The consumer got it before the state was saved.
+            except Exception:  # The caller got it before the state was saved.
                 self._ordinal += 1
                 continue
             if self._ordinal in waiting:
@@ -243,7 +243,7 @@ class InterleaveStream(Stream):
 class InputsStream(InterleaveStream):
     """Some inputs one after the other, for a client that takes turns between them.
 
-    The place of an element is `WIDTH` times the number of its input, counted from the first one
+    The turn of an element is `WIDTH` times the number of its input, counted from the first one
     here, plus an odd number for its position in that input. A failure has the even number before
     the element that it replaces. `trail` receives the length of each input.
     """
@@ -266,7 +266,7 @@ class InputsStream(InterleaveStream):
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         made = super()._numbers(slot, count)
         first = (slot.ordinal - self._base) * WIDTH + 2 * slot.given + (not failed)
-        return add_places(drawing_numbers(made), np.arange(first, first + 2 * count, 2))
+        return add_turns(drawing_numbers(made), np.arange(first, first + 2 * count, 2))
 
     def _close(self, slot: Slot) -> None:
         self._trail.inputs[slot.ordinal - self._base] = slot.given
@@ -278,7 +278,7 @@ class InputsStream(InterleaveStream):
         except Exception as error:
             index = self._ordinal - 1 - self._base
             self._trail.inputs[index] = -1
-            error.__dict__["place"] = index * WIDTH
+            error.__dict__["turn"] = index * WIDTH
             raise
 
     def _look_ahead(self, count: int) -> None:

@@ -220,8 +220,8 @@ class ChooseStream(Stream):
 
     def _merge_parts(self, parts: list[_Part], used: int) -> Chunk:
         chunks = [self._alike.check(part.chunk) for part in parts if part.chunk is not None]
-        places = np.concatenate([part.at[part.at < used] for part in parts])
-        return Chunk.join(chunks).take(np.argsort(places, kind="stable"))
+        order = np.concatenate([part.at[part.at < used] for part in parts])
+        return Chunk.join(chunks).take(np.argsort(order, kind="stable"))
 
     def _valid_choices(self, choices: Chunk) -> Array:
         """The choices before the first invalid one; raises if that is the first of all."""

@@ -67,16 +67,16 @@ class ShuffleStream(Stream):
         words = derive_array(self._key, numbers) >> np.uint64(1)
         self._count += count
         held, out = self._held, []
-        places = (words[: len(incoming)] % np.uint64(len(held))).tolist()
-        for place, element in zip(places, incoming, strict=True):
-            out.append(held[place])
-            held[place], held[-1] = held[-1], element
+        indices = (words[: len(incoming)] % np.uint64(len(held))).tolist()
+        for index, element in zip(indices, incoming, strict=True):
+            out.append(held[index])
+            held[index], held[-1] = held[-1], element
         for word in words[len(incoming) :].tolist():
-            place = word % len(held)
-            out.append(held[place])
+            index = word % len(held)
+            out.append(held[index])
             last = held.pop()
-            if place < len(held):
-                held[place] = last
+            if index < len(held):
+                held[index] = last
         return out
 
     def state(self) -> State:

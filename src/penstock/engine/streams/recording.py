@@ -1,6 +1,6 @@
 """Recording: a pass through the input that writes its elements down, for later passes to read.
 
-The recording is committed when the last element was handed on, even if the consumer never asks for
+The recording is committed when the last element was handed on, even if the caller never asks for
 the end: `zip`, `take` and a counted number of `next` do not. A pass that fails, is closed or is
 garbage collected before that leaves nothing behind.
 """
@@ -44,7 +44,7 @@ class RecordingStream(Stream):
 
     def __init__(self, source: Node, count: int) -> None:
         self._total = _sure_count(source)
-        self._looks_ahead = self._total == UNKNOWN and not _may_wait_for_consumer(source)
+        self._looks_ahead = self._total == UNKNOWN and not _may_wait_for_caller(source)
         self._count = count
         self._pid = os.getpid()
         self._recorder: Recorder | None = None
@@ -124,7 +124,7 @@ class RecordingStream(Stream):
             raise failure
 
     def finish(self) -> None:
-        """Looks whether the input has ended, where the consumer stopped without asking."""
+        """Looks whether the input has ended, where the caller stopped without asking."""
         if self._recorder is not None and self._total == UNKNOWN and not self._looks_ahead:
             feed = Inlet(self.inputs[0])
             if feed.is_at_end(1):
@@ -168,6 +168,6 @@ def _sure_count(node: Node) -> int:
     return node.cardinality if known else UNKNOWN
 
 
-def _may_wait_for_consumer(node: Node) -> bool:
+def _may_wait_for_caller(node: Node) -> bool:
     """Whether the next element may come only after the last one was used: do not look ahead."""
-    return isinstance(node, Generator | Distribute) or any(map(_may_wait_for_consumer, node.inputs))
+    return isinstance(node, Generator | Distribute) or any(map(_may_wait_for_caller, node.inputs))

@@ -87,7 +87,7 @@ class GeneratorStream(Stream):
         while self._count < count:
             try:
                 next(self._iterator(), None)
-            except Exception:  # The consumer got it before the state was saved.
+            except Exception:  # The caller got it before the state was saved.
                 self._running = iter(())
             self._count += 1
 
@@ -98,7 +98,7 @@ class GeneratorStream(Stream):
         return self._running
 
     def pull(self, limit: int) -> Chunk:
-        """One element: a generator may wait until its consumer has used the last one."""
+        """One element: a generator may wait until its caller has used the last one."""
         ordinal, iterator = self._count, self._iterator()
         try:
             value = next(iterator)
@@ -137,8 +137,8 @@ class RecordsStream(Stream):
     """The records of the files that the input names.
 
     The state is the place of the current file's name and the offset in that file. A record's number
-    is derived from its file's number and from where the record ends, which is the same for a reader
-    of one part of the file.
+    is derived from its file's number and from where the record ends, which is the same for a file
+    reader of one part of the file.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class RecordsStream(Stream):
         return leaf(_strings(records))
 
     def _close_ended(self) -> None:
-        """After an error: closes the reader, unless it continues behind the damaged record."""
+        """After an error: closes the file reader, unless it continues behind the damaged record."""
         if self._reader is not None and self._reader.ended:
             self._close_reader()
 
@@ -257,7 +257,7 @@ def _strings(values: list[bytes]) -> Any:
 
 
 def _began(reader: RecordReader[Any], part: Part | None = None) -> int | None:
-    """Where a reader found the first record, or where its `part` starts if it did not get there."""
+    """Where a file reader found the first record; where its `part` starts if it read nothing."""
     if part is not None and not reader.position:
         return part[0]
     return reader.began if isinstance(reader, TFRecordReader) else None

@@ -29,13 +29,13 @@ OpenPlan = Callable[[Node, State, Context], Stream]
 
 
 def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
-    """The elements of the shards that `node` names; several of them are parts of it."""
-    for part, shard in enumerate(node.shards):
+    """The elements of the shards that `node` names; an element's number depends on its shard."""
+    for number, shard in enumerate(node.shards):
         count = 0
         for chunk in saved.read(node.path, [shard], node.compression, node.spec, "Dataset.load"):
             numbers = numbers_from(count, len(chunk)) if numbered else None
             if numbers is not None and len(node.shards) > 1:
-                numbers = derive_array(part, numbers)
+                numbers = derive_array(number, numbers)
             count += len(chunk)
             yield chunk.with_numbers(numbers)
 
@@ -93,20 +93,20 @@ def snapshot(
     info = None if begun else find(folder, "Dataset.snapshot")
     if info is None:
         return SnapshotStream(node, folder, lambda at: open_plan(source, at, context), state)
-    plan = _reader_plan(node, folder, info, context)
+    plan = _plan_of_snapshot(node, folder, info, context)
     count, at = (0, None) if state is None else (state["count"], state["reader"])
     return SnapshotReadStream(open_plan(plan, at, context.inside(0)), count)
 
 
-def _reader_plan(node: Snapshot, folder: str, info: SavedInfo, context: Context) -> Node:
-    def part(*shards: str, count: int = UNKNOWN) -> Saved:
+def _plan_of_snapshot(node: Snapshot, folder: str, info: SavedInfo, context: Context) -> Node:
+    def load(*shards: str, count: int = UNKNOWN) -> Saved:
         return Saved(folder, shards, info.spec, count, info.compression)
 
     if node.reader is None or not info.shards:
-        return part(*info.shards, count=info.count)
+        return load(*info.shards, count=info.count)
     wrap = context.environment.wrap
-    parts: list[Any] = [wrap(part(shard)) for shard in info.shards]
-    datasets = wrap(Slices(Data(Chunk(nest.LEAF, [parts], len(parts)))))
+    each: list[Any] = [wrap(load(shard)) for shard in info.shards]
+    datasets = wrap(Slices(Data(Chunk(nest.LEAF, [each], len(each)))))
     with seed_scope(context.inside(0).key):
         made = Calls("snapshot", node.reader).plain(0, datasets)
     return plan_of(f"Dataset.snapshot: {node.reader}", made)

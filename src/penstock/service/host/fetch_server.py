@@ -16,7 +16,7 @@ from collections import deque
 from functools import partial
 from typing import Protocol
 
-from penstock.engine.trail import with_places
+from penstock.engine.trail import with_turns
 from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
@@ -278,7 +278,7 @@ class FetchServer:
             self._connection.send_rows(
                 request,
                 part.start,
-                with_places(part.chunk),
+                with_turns(part.chunk),
                 mark=part.mark,
                 seconds=part.seconds,
                 began=began,

@@ -20,7 +20,7 @@ from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.inlets import Demand
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
-from penstock.engine.trail import Trail, place_of
+from penstock.engine.trail import Trail, turn_of
 from penstock.errors import UnavailableError
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
@@ -351,7 +351,7 @@ class WorkerStream:
             raise
         except Exception as error:
             content = fault_of(error, self._pool.address)
-            place = place_of(error)
+            place = turn_of(error)
         seconds = self._timer() - started
         if isinstance(content, Chunk):
             self.demand.record(content, seconds)

@@ -70,7 +70,7 @@ def distributed_save(
     shares = _divide(plan)
     run = RunWriter(folder, compression=packing, shard=None, call=_WHERE, spec=dataset.element_spec)
     try:
-        files = [run.place(number) for number in range(len(shares))]
+        files = [run.make_shard(number) for number in range(len(shares))]
         write = ShardWriter(
             plan=codec.encode(plan),
             shares=shares,
