@@ -1,4 +1,4 @@
-"""Writing files that the readers of `penstock.data` read."""
+"""Writing files that the file readers of `penstock.data` read."""
 
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 

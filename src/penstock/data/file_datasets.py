@@ -140,7 +140,7 @@ class FixedLengthRecordDataset(Dataset):
 
 
 def reader_options(where: str, compression_type: Any, buffer_size: Any) -> Options:
-    """The options of every reader; opening a file checks them."""
+    """The options of every file reader; opening a file checks them."""
     compression = None
     if compression_type is not None:
         compression = check.text(where, "compression_type", compression_type)
@@ -155,7 +155,7 @@ def plan_records(
     options: Options,
     parallel: Any = None,
 ) -> Node:
-    """The plan of a reader: file after file, or several files in turn."""
+    """The plan of a file reader: file after file, or several files in turn."""
     names = plan_names(where, filenames)
     calls = check.parallelism(where, "num_parallel_reads", parallel)
     if calls is None:

@@ -69,17 +69,17 @@ def fingerprint(node: Node) -> int:
 
 
 def _digest(value: Any) -> bytes:
-    """A digest of a value's type and parts.
+    """A digest of a value's type and content.
 
-    Parts enter as digests of a fixed size, so that it matters where one part ends.
+    Members enter as digests of a fixed size, so that it matters where one member ends.
     """
     digest = hashlib.blake2b(type(value).__qualname__.encode(), digest_size=8)
-    for part in _parts(value):
-        digest.update(part if isinstance(part, bytes) else _digest(part))
+    for member in _members(value):
+        digest.update(member if isinstance(member, bytes) else _digest(member))
     return digest.digest()
 
 
-def _parts(value: Any) -> list[Any]:
+def _members(value: Any) -> list[Any]:
     match value:
         case Node():
             drawn = value.seed_field if value.has_drawn_seed else None

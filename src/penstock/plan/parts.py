@@ -25,13 +25,13 @@ _MOST_SIZES = 4096
 
 _FORMATS = ("text", "fixed", "tfrecord")
 DIVISION = "division"
-"""The option of a reader that says how its files are divided."""
+"""The option of a file reader that says how its files are divided."""
 
 GUESS, WHOLE = -1, -2
 """Where a part of a TFRecord file begins, instead of a byte.
 
 GUESS: at the first position that looks like a record; the client compares where neighbouring parts
-began and ended. WHOLE: the first part is the whole file, for readers that do not compare.
+began and ended. WHOLE: the first part is the whole file, for clients that do not compare.
 """
 
 NOWHERE = 1 << 62
@@ -39,7 +39,7 @@ NOWHERE = 1 << 62
 
 
 class Division(NamedTuple):
-    """How the files of a reader are divided into parts of `size` bytes."""
+    """How the files of a file reader are divided into parts of `size` bytes."""
 
     size: int
     ends: tuple[int, ...] | int
@@ -57,7 +57,7 @@ class Division(NamedTuple):
 
 
 class Files:
-    """The files of one reader, in parts."""
+    """The files of one file reader, in parts."""
 
     def __init__(self, reader: nodes.Records, division: Division) -> None:
         self._reader = reader
@@ -67,7 +67,7 @@ class Files:
         self.streams = ends * count if isinstance(ends, int) else ends[-1]
 
     def make(self, number: int) -> Node:
-        """A reader of part `number`; it is empty if there is no such part."""
+        """A file reader of part `number`; it is empty if there is no such part."""
         options = tuple(pair for pair in self._reader.options if pair[0] != DIVISION)
         if number >= self.streams:
             return replace(self._reader, input=nodes.Take(self._reader.input, 0), options=options)
@@ -81,13 +81,13 @@ class Files:
 
 
 def divided_files(reader: nodes.Records) -> Files | None:
-    """The files of a reader, if its plan says how they are divided."""
+    """The files of a file reader, if its plan says how they are divided."""
     division = dict(reader.options).get(DIVISION)
     return None if division is None else Files(reader, Division(*division))
 
 
 def with_parts(node: Node) -> Node:
-    """Writes into the readers of a plan how their files are divided, if this process sees them."""
+    """Writes into the file readers of a plan how files are divided, if this process sees them."""
     if node.sealed:
         return node
     node = node.with_inputs(tuple(map(with_parts, node.inputs)))
@@ -143,12 +143,12 @@ def begin_part(node: Node, begin: int) -> Node:
     """
     if isinstance(node, nodes.Records) and "part" in dict(node.options):
         matters = node.format == "tfrecord" or begin == NOWHERE
-        return _begin_reader(node, begin) if matters else node
+        return _begin_file_reader(node, begin) if matters else node
     first = tuple(begin_part(part, begin) for part in node.inputs[:1])
     return node.with_inputs(first + node.inputs[1:])
 
 
-def _begin_reader(reader: nodes.Records, begin: int) -> Node:
+def _begin_file_reader(reader: nodes.Records, begin: int) -> Node:
     options = dict(reader.options)
     start = options["part"][0]
     if begin == WHOLE:

@@ -1,4 +1,4 @@
-"""Autosharding: the part of a plan that each of several workers reads.
+"""Autosharding: the shard of a plan that each of several workers reads.
 
 Every worker rewrites the same plan, with the same seeds, for itself. A `Shard` may be inserted only
 where all workers see the same elements in the same order: each element must be read by one worker.
@@ -11,9 +11,9 @@ from typing import assert_never
 
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
+from penstock.plan.file_readers import is_file_reader
 from penstock.plan.nodes import UNKNOWN, Node, Store, options_of
 from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
-from penstock.plan.readers import is_reader
 from penstock.plan.seeds import derive
 from penstock.plan.traits import Trait
 
@@ -28,81 +28,81 @@ class Sharding:
 
 
 def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
-    """The part of `plan` that worker `index` of `workers` reads, by the policy in its options.
+    """The shard of `plan` that worker `index` of `workers` reads, by the policy in its options.
 
     AUTO divides the files if every element is then still read once, by one worker (a batch with
     `drop_remainder` drops a remainder on each worker); if not, it divides the elements. FILE also
     divides the files if operators then count on each worker: `take(2)` gives two elements on each.
     """
-    share = _Share.make(workers, index)
+    shard = _WorkerShard.make(workers, index)
     policy = options_of(plan).experimental_distribute.auto_shard_policy
     match policy:
         case AutoShardPolicy.OFF:
             return Sharding(plan, policy, "OFF: every worker reads the whole dataset")
         case AutoShardPolicy.HINT:
-            return _by_hint(plan, share)
+            return _by_hint(plan, shard)
         case _ if (node := _sharded_elsewhere(plan)) is not None:
             reason = f"{policy.name}: {node.label} gives each worker its own elements already"
             return Sharding(plan, AutoShardPolicy.OFF, reason)
         case AutoShardPolicy.DATA:
-            return _by_data(plan, share, "DATA: ")
+            return _by_data(plan, shard, "DATA: ")
         case AutoShardPolicy.FILE:
-            return _by_file(plan, share)
+            return _by_file(plan, shard)
         case AutoShardPolicy.AUTO:
-            return _by_file_or_data(plan, share)
+            return _by_file_or_data(plan, shard)
         case _:
             assert_never(policy)
 
 
 def service_shard(plan: Node, policy: ShardingPolicy, workers: int, index: int) -> Node:
-    """The part of `plan` that worker `index` of a service reads, by a static policy."""
-    share = _Share.make(workers, index)
+    """The shard of `plan` that worker `index` of a service reads, by a static policy."""
+    shard = _WorkerShard.make(workers, index)
     match policy:
         case ShardingPolicy.HINT:
-            return in_order(_by_hint(plan, share).plan)
+            return in_order(_by_hint(plan, shard).plan)
         case ShardingPolicy.OFF | ShardingPolicy.DYNAMIC:
             return in_order(plan)
         case _ if _sharded_elsewhere(plan) is not None:
             return in_order(plan)
         case ShardingPolicy.DATA:
-            return in_order(_by_data(plan, share, "").plan)
+            return in_order(_by_data(plan, shard, "").plan)
         case ShardingPolicy.FILE:
-            return in_order(_by_file(plan, share, "ShardingPolicy", "FILE_OR_DATA").plan)
+            return in_order(_by_file(plan, shard, "ShardingPolicy", "FILE_OR_DATA").plan)
         case ShardingPolicy.FILE_OR_DATA:
-            return in_order(_by_file_or_data(plan, share).plan)
+            return in_order(_by_file_or_data(plan, shard).plan)
         case _:
             assert_never(policy)
 
 
-def share_plan(plan: Node, workers: int, index: int) -> Node:
-    """The whole plan over one worker's share of its sources: operators count on each worker."""
-    return in_order(_share_sources(plan, _Share.make(workers, index)))
+def shard_sources(plan: Node, workers: int, index: int) -> Node:
+    """The whole plan over one worker's shard of its sources: operators count on each worker."""
+    return in_order(_shard_sources(plan, _WorkerShard.make(workers, index)))
 
 
-def _share_sources(node: Node, share: _Share) -> Node:
+def _shard_sources(node: Node, shard: _WorkerShard) -> Node:
     match node:
         case nodes.Saved(shards=shards):
-            own = shards[share.index :: share.workers]
+            own = shards[shard.index :: shard.workers]
             return replace(node, shards=own, count=node.count if own == shards else UNKNOWN)
         case nodes.Choose(choice, parts):
-            own_parts = (_share_sources(part, share) for part in parts)
-            return share.above(node, (choice, *own_parts))
+            own_inputs = (_shard_sources(part, shard) for part in parts)
+            return shard.above(node, (choice, *own_inputs))
         case _ if node.sharded_elsewhere:
             return node
         case _ if node.inputs and not node.sealed:
-            return share.above(node, tuple(_share_sources(part, share) for part in node.inputs))
-    return share.of(node)
+            return shard.above(node, tuple(_shard_sources(part, shard) for part in node.inputs))
+    return shard.of(node)
 
 
 @dataclass(frozen=True)
-class _Share:
-    """One worker's share of elements that all workers see in the same order."""
+class _WorkerShard:
+    """One worker's shard of elements that all workers see in the same order."""
 
     workers: int
     index: int
 
     @classmethod
-    def make(cls, workers: int, index: int) -> _Share:
+    def make(cls, workers: int, index: int) -> _WorkerShard:
         if workers < 1:
             raise InvalidArgumentError(f"shard_plan: workers must be at least 1, got {workers}")
         if not 0 <= index < workers:
@@ -170,12 +170,12 @@ def _sharded_elsewhere(node: Node) -> Node | None:
     return next((found for part in node.inputs if (found := _sharded_elsewhere(part))), None)
 
 
-def _by_hint(plan: Node, share: _Share) -> Sharding:
+def _by_hint(plan: Node, shard: _WorkerShard) -> Sharding:
     if _has_hint(plan):
         reason = "HINT: shard(SHARD_HINT, SHARD_HINT) gives each worker its part"
     else:
         reason = "HINT: there is no shard(SHARD_HINT, SHARD_HINT), so every worker reads it all"
-    return Sharding(_fill_hints(plan, share), AutoShardPolicy.HINT, reason)
+    return Sharding(_fill_hints(plan, shard), AutoShardPolicy.HINT, reason)
 
 
 def _has_hint(node: Node) -> bool:
@@ -186,29 +186,29 @@ def _is_hint(node: Node) -> bool:
     return isinstance(node, nodes.Shard) and node.shards < 1
 
 
-def _fill_hints(node: Node, share: _Share) -> Node:
+def _fill_hints(node: Node, shard: _WorkerShard) -> Node:
     """Replaces every `shard(SHARD_HINT, SHARD_HINT)` by this worker's shard."""
-    inputs = tuple(_fill_hints(part, share) for part in node.inputs)
-    return share.of(inputs[0]) if _is_hint(node) else share.above(node, inputs)
+    inputs = tuple(_fill_hints(part, shard) for part in node.inputs)
+    return shard.of(inputs[0]) if _is_hint(node) else shard.above(node, inputs)
 
 
-def _by_data(plan: Node, share: _Share, why: str) -> Sharding:
-    return Sharding(_at_end(plan, share), AutoShardPolicy.DATA, why + share.keeps)
+def _by_data(plan: Node, shard: _WorkerShard, why: str) -> Sharding:
+    return Sharding(_at_end(plan, shard), AutoShardPolicy.DATA, why + shard.keeps)
 
 
-def _at_end(node: Node, share: _Share) -> Node:
+def _at_end(node: Node, shard: _WorkerShard) -> Node:
     """Shards the end of a plan, but before a prefetch: no worker prefetches for another."""
     if Trait.ADVISORY in node.traits:
-        return node.with_inputs((_at_end(node.inputs[0], share),))
-    return share.of(node)
+        return node.with_inputs((_at_end(node.inputs[0], shard),))
+    return shard.of(node)
 
 
 def _by_file(
-    plan: Node, share: _Share, policies: str = "AutoShardPolicy", other: str = "AUTO"
+    plan: Node, shard: _WorkerShard, policies: str = "AutoShardPolicy", other: str = "AUTO"
 ) -> Sharding:
-    files = _Files(share)
+    files = _Files(shard)
     divided = files.divide(plan)
-    if files.unfit and share.workers > 1:
+    if files.unfit and shard.workers > 1:
         raise NotFoundError(
             f"{policies}.FILE: {files.unfit}; use {policies}.{other} or DATA, "
             "which can divide the elements"
@@ -218,56 +218,56 @@ def _by_file(
             f"{policies}.FILE: {files.few}; write more files, or use {policies}.{other} "
             "or DATA, which can divide the elements"
         )
-    return Sharding(divided, AutoShardPolicy.FILE, f"FILE: {share.reads}")
+    return Sharding(divided, AutoShardPolicy.FILE, f"FILE: {shard.reads}")
 
 
-def _by_file_or_data(plan: Node, share: _Share) -> Sharding:
-    files = _Files(share)
+def _by_file_or_data(plan: Node, shard: _WorkerShard) -> Sharding:
+    files = _Files(shard)
     divided = files.divide(plan)
-    counted = files.counted if share.workers > 1 else None
+    counted = files.counted if shard.workers > 1 else None
     if against := files.unfit or counted or files.few:
-        return _by_data(plan, share, f"AUTO: {against}, so ")
-    reason = f"AUTO: every source reads files, so {share.reads}"
+        return _by_data(plan, shard, f"AUTO: {against}, so ")
+    reason = f"AUTO: every source reads files, so {shard.reads}"
     return Sharding(divided, AutoShardPolicy.FILE, reason)
 
 
 class _Files:
-    """Walks from the end of a plan to its readers; collects reasons against dividing files."""
+    """Walks from the end of a plan to its file readers; collects reasons against dividing files."""
 
-    def __init__(self, share: _Share) -> None:
-        self._share = share
+    def __init__(self, shard: _WorkerShard) -> None:
+        self._shard = shard
         self.unfit: str | None = None
         """Which operator cannot run over some of the files."""
         self.counted: str | None = None
         """Which operator would give other elements."""
         self.few: str | None = None
-        """Which reader has fewer files than there are workers."""
+        """Which file reader has fewer files than there are workers."""
 
     def divide(self, node: Node) -> Node:
         """The plan over this worker's files; not to be used if `unfit` is set."""
-        if is_reader(node):
-            return self._share.above(node, (self._divide_names(node.label, node.inputs[0]),))
+        if is_file_reader(node):
+            return self._shard.above(node, (self._divide_names(node.label, node.inputs[0]),))
         if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
         elif Trait.SAME_ON_FILES not in node.traits:
             self.unfit = self.unfit or f"{node.label} {_why_unfit(node)}"
             return node
-        return self._share.above(node, tuple(map(self.divide, node.inputs)))
+        return self._shard.above(node, tuple(map(self.divide, node.inputs)))
 
     def _divide_names(self, label: str, node: Node) -> Node:
-        """This worker's share of the file names, taken before a shuffle.
+        """This worker's shard of the file names, taken before a shuffle.
 
         So a worker reads the same files in every epoch.
         """
         random = isinstance(node, nodes.Map) and node.random is not None
         if Trait.SHARD_PASSES in node.traits and not random and _has_shuffle(node):
             return node.with_inputs((self._divide_names(label, node.inputs[0]),))
-        count, workers = node.cardinality, self._share.workers
+        count, workers = node.cardinality, self._shard.workers
         if 0 < count < workers:
             files = "1 file" if count == 1 else f"{count} files"
             self.few = self.few or f"{label} reads {files}, fewer than the {workers} workers"
-        return self._share.of(node)
+        return self._shard.of(node)
 
 
 def _has_shuffle(node: Node) -> bool:

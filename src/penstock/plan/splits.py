@@ -13,7 +13,7 @@ from penstock.plan.options import ShardingPolicy
 from penstock.plan.parts import WHOLE, begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
 from penstock.plan.shape import Shape
-from penstock.plan.shard import in_order, service_shard, share_plan
+from penstock.plan.shard import in_order, service_shard, shard_sources
 
 
 def shape_of(plan: Node) -> Shape:
@@ -54,7 +54,7 @@ def piece(
         case "shard":
             return service_shard(plan, ShardingPolicy(policy), streams, stream)
         case "share":
-            return share_plan(plan, streams, stream)
+            return shard_sources(plan, streams, stream)
     raise InvalidArgumentError(
         'piece: form must be "random", "split", "turns", "single", "whole", "shard" or "share", '
         f"got {form!r}"

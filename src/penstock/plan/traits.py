@@ -34,10 +34,10 @@ class Trait(Flag):
     """TensorFlow takes the batch size of its input for the batch size of its output."""
 
     SAME_ON_FILES = auto()
-    """Run over each worker's share of the files, it gives in total what it gives over all files."""
+    """Run over each worker's shard of the files, it gives in total what it gives over all files."""
 
     COUNTS_ON_FILES = auto()
-    """It can run over each worker's share of the files, but gives other elements in total."""
+    """It can run over each worker's shard of the files, but gives other elements in total."""
 
     SHARD_PASSES = auto()
     """A shard of file names behind it may move before it: no name is lost or read twice."""

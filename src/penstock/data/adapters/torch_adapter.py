@@ -1,6 +1,6 @@
 """Datasets for torch: an `IterableDataset` of tensors that share no memory.
 
-A worker process of a `DataLoader` reads its share: of n workers, number i reads every n-th element
+A worker process of a `DataLoader` reads its shard: of n workers, number i reads every n-th element
 from i on. So all workers must see one order, and draw the same random numbers.
 """
 
@@ -32,31 +32,31 @@ WHERE = "Dataset.as_torch"
 def adapt(dataset: Dataset, device: Any, pin_memory: bool | None) -> TorchDataset:
     """Implements `Dataset.as_torch`."""
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
-    place = None if device is None else _find_device(device)
-    on_gpu = place is not None and place.type == "cuda"
+    target = None if device is None else _find_device(device)
+    on_gpu = target is not None and target.type == "cuda"
     pinned = on_gpu if pin_memory is None else flag(WHERE, "pin_memory", pin_memory)
     if pinned and not torch.cuda.is_available():
         raise InvalidArgumentError(
             f"{WHERE}: pin_memory=True needs a GPU that torch can use; leave it out"
         )
     return TorchDataset(
-        dataset, place or torch.device("cpu"), _make_pinned if pinned else _make_tensor
+        dataset, target or torch.device("cpu"), _make_pinned if pinned else _make_tensor
     )
 
 
 def _find_device(device: Any) -> torch.device:
     try:
-        place = torch.device(device)
+        target = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidArgumentError(
             f"{WHERE}: device must be one of torch's, such as 'cuda:0', got {describe(device)}"
         ) from None
     there = torch.cuda.device_count()
-    if place.type == "cuda" and (place.index or 0) >= there:
+    if target.type == "cuda" and (target.index or 0) >= there:
         raise InvalidArgumentError(
-            f"{WHERE}: {str(place)!r} is not there; torch finds {there} GPUs on this machine"
+            f"{WHERE}: {str(target)!r} is not there; torch finds {there} GPUs on this machine"
         )
-    return place
+    return target
 
 
 Make = Callable[[Array, bool], torch.Tensor]
@@ -70,7 +70,7 @@ class TorchDataset(IterableDataset[Any]):
         self._dataset = dataset
         self._device = device
         self._make = make
-        self._shares = 0
+        self._begun = 0
 
     def __iter__(self) -> AdaptedIterator:
         transfer = StreamTransfer if self._device.type == "cuda" else PlainTransfer
@@ -86,12 +86,12 @@ class TorchDataset(IterableDataset[Any]):
                 f"tensors are for {str(self._device)!r}; leave out device and pin_memory, or use "
                 "num_workers=0"
             )
-        share = iter(Dataset(_plan_share(self._dataset, worker.num_workers, worker.id)))
+        shard = iter(Dataset(_plan_shard(self._dataset, worker.num_workers, worker.id)))
         # The only number that is the same for all workers and new in every epoch.
         key = worker.seed - worker.id
-        share.load_state_dict(share.state_dict() | {"key": key, "iteration": key + self._shares})
-        self._shares += 1
-        return share
+        shard.load_state_dict(shard.state_dict() | {"key": key, "iteration": key + self._begun})
+        self._begun += 1
+        return shard
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -103,7 +103,7 @@ class TorchDataset(IterableDataset[Any]):
         return f"<TorchDataset of {self._dataset!r}>"
 
 
-def _plan_share(dataset: Dataset, workers: int, worker: int) -> Node:
+def _plan_shard(dataset: Dataset, workers: int, worker: int) -> Node:
     """The plan of one worker; the auto-shard policy is ignored, so that no element is lost."""
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA

@@ -11,7 +11,8 @@ uses it, and allocates no memory for bytes that the file does not have.
 A part of a file begins at the first record that begins in it. Only a file reader that comes from
 the start of the file finds that byte for certain: bytes that look like a record may lie within one.
 So a file reader gets the byte (`begin`) or guesses it (`find_record`) and reports it as `began`.
-The file reader of the part before reports where it ended; if the two differ, the part is read again.
+The file reader of the part before reports where it ended. If the two differ, the part is read
+again.
 """
 
 from __future__ import annotations

@@ -67,19 +67,19 @@ def distributed_save(
     folder = check.path(_WHERE, "path", path)
     folder = folder if "://" in folder else os.path.abspath(folder)
     packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
-    shares = _divide(plan)
+    contents = _divide(plan)
     run = RunWriter(folder, compression=packing, shard=None, call=_WHERE, spec=dataset.element_spec)
     try:
-        files = [run.make_shard(number) for number in range(len(shares))]
+        files = [run.make_shard(number) for number in range(len(contents))]
         write = ShardWriter(
             plan=codec.encode(plan),
-            shares=shares,
+            contents=contents,
             files=tuple(files),
             packing=packing,
             spec=dataset.element_spec,
             key=seeds.draw(),
         )
-        counts = _write_shards(write, len(shares), dispatcher_address)
+        counts = _write_shards(write, len(contents), dispatcher_address)
         for number, count in enumerate(counts):
             run.adopt(number, count)
         if not run.commit():
@@ -98,7 +98,7 @@ def _write_shards(write: ShardWriter, shards: int, service: Any) -> Iterator[int
 
 
 @dataclass(frozen=True)
-class Share:
+class ShardContent:
     """The content of one shard: a range of the elements, or of the pieces, of a plan."""
 
     kind: str
@@ -118,7 +118,7 @@ class Share:
             yield piece(plan, "single", 0, 1)
 
 
-def _divide(plan: Node) -> tuple[Share, ...]:
+def _divide(plan: Node) -> tuple[ShardContent, ...]:
     shape: Shape = shape_of(plan)
     if plan.cardinality == INFINITE or shape.streams == ENDLESS:
         raise InvalidArgumentError(
@@ -128,7 +128,7 @@ def _divide(plan: Node) -> tuple[Share, ...]:
     shards = min(total, _SHARDS)
     ends = [total * number // shards for number in range(shards + 1)] if shards else []
     return tuple(
-        Share(shape.kind, start=start, stop=stop, streams=shape.streams)
+        ShardContent(shape.kind, start=start, stop=stop, streams=shape.streams)
         for start, stop in itertools.pairwise(ends)
     )
 
@@ -138,7 +138,7 @@ class ShardWriter:
     """A function of a shard's number that writes this shard and returns its number of elements."""
 
     plan: bytes
-    shares: tuple[Share, ...]
+    contents: tuple[ShardContent, ...]
     files: tuple[str, ...]
     packing: str | None
     spec: Any
@@ -150,7 +150,7 @@ class ShardWriter:
         name = file if "://" in file else f"{file}.{secrets.token_hex(8)}"
         writer = ChunkWriter(name, self.packing, _WHERE)
         try:
-            for chunk in self._chunks(self.shares[number]):
+            for chunk in self._chunks(self.contents[number]):
                 writer.write(fit_chunk(chunk, self.spec, _WHERE))
             writer.close()
         except BaseException:
@@ -160,8 +160,8 @@ class ShardWriter:
             os.replace(name, file)
         return np.int64(writer.count)
 
-    def _chunks(self, share: Share) -> Iterator[Chunk]:
-        for plan in share.plans(_decode_plan(self.plan)):
+    def _chunks(self, content: ShardContent) -> Iterator[Chunk]:
+        for plan in content.plans(_decode_plan(self.plan)):
             context = Context(ENVIRONMENT, epoch=(0,), key=self.key, options=options_of(plan))
             stream = open_plan(prepare(plan), None, context)
             try:

@@ -1,4 +1,4 @@
-"""Readers: operators that read the files that their input names.
+"""File readers: operators that read the files that their input names.
 
 To find out whether an `interleave` reads files, its function is called once, on a first element.
 Nothing else in `plan` calls a user's function, and no file is opened.
@@ -20,7 +20,7 @@ _FORMATS = ("text", "tfrecord", "fixed")
 """Formats that TensorFlow shards by file. It shards all other formats by element."""
 
 
-def is_reader(node: Node) -> bool:
+def is_file_reader(node: Node) -> bool:
     """Whether this operator reads files; False if that cannot be found out."""
     match node:
         case nodes.Records(format=format):
@@ -36,7 +36,7 @@ def is_reader(node: Node) -> bool:
 
 
 def _reads_files(plan: Node | None) -> bool:
-    return plan is not None and (is_reader(plan) or any(map(_reads_files, plan.inputs)))
+    return plan is not None and (is_file_reader(plan) or any(map(_reads_files, plan.inputs)))
 
 
 def _call(function: Function, element: Any) -> Any:
