@@ -15,7 +15,7 @@ from penstock.distribute.values.per_replica import (
     regroup,
     spread,
 )
-from penstock.distribute.values.trees import map_leaves, place_of
+from penstock.distribute.values.trees import map_leaves, path_of
 
 
 class StrategyExtended:
@@ -109,12 +109,12 @@ class StrategyExtended:
     def _collect_values(self, leaf: Any, tree: Any, call: str) -> PerReplica:
         """A `PerReplica` of a leaf, also if all replicas passed the same object."""
         if leaf is None:
-            raise reduce.missing_error(place_of(leaf, tree), "", call)
+            raise reduce.missing_error(path_of(leaf, tree), "", call)
         if not isinstance(leaf, PerReplica):
             return PerReplica([current_value(leaf)] * self._replicas.here)
         for index, value in enumerate(leaf._values, self._replicas.first):
             if value is None:
-                raise reduce.missing_error(place_of(leaf, tree), f" in replica {index}", call)
+                raise reduce.missing_error(path_of(leaf, tree), f" in replica {index}", call)
         return leaf
 
 

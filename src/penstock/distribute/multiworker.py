@@ -1,7 +1,8 @@
 """`MultiWorkerMirroredStrategy`: replicas in several processes, on one machine or many.
 
-Every process runs the same program. All processes must take part in reductions, gathers, aggregated
-assignments and the steps of a dataset; everything else is local to a process.
+The processes are the *strategy workers*; here, `worker` means one of them. Every process runs the
+same program. All processes must call reductions, gathers, aggregated assignments and the steps of
+a dataset; everything else is local to a process.
 """
 
 from __future__ import annotations
@@ -106,19 +107,21 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         options = _options(communication_options)
         self._resolver = _resolver(cluster_resolver, os.environ)
-        place = membership(self._resolver, CALL)
+        group = membership(self._resolver, CALL)
         # The devices come last: jax must connect to the other workers before it lists devices.
         name = load_backend(choose_backend(devices, backend, CALL), CALL).name
         seconds = _timeout(options, timeout, os.environ)
         peers = None
-        if place.workers > 1:
-            peers = connect(name, place, seconds, options.implementation.value, CALL)
+        if group.workers > 1:
+            peers = connect(name, group, seconds, options.implementation.value, CALL)
         chosen, found = resolve(devices, name, CALL)
-        here = _own_devices(found if devices else _share(found, place), self._resolver, place)
+        here = _own_devices(
+            found if devices else _select_devices(found, group), self._resolver, group
+        )
         if peers is not None:
-            _check_counts(peers, len(here), place)
+            _check_counts(peers, len(here), group)
         super().__init__(
-            Replicas(chosen, here, workers=place.workers, worker=place.worker, collectives=peers)
+            Replicas(chosen, here, workers=group.workers, worker=group.worker, collectives=peers)
         )
 
     @property
@@ -168,28 +171,28 @@ def _seconds(given: Any, name: str) -> float:
     return seconds
 
 
-def _share(devices: Sequence[Device], place: Membership) -> Sequence[Device]:
-    """The share of this process in the accelerators of its machine."""
-    if place.local is None or devices[0].kind == "CPU" or len(devices) < place.local[1]:
+def _select_devices(devices: Sequence[Device], group: Membership) -> Sequence[Device]:
+    """The accelerators of this machine that this process uses."""
+    if group.local is None or devices[0].kind == "CPU" or len(devices) < group.local[1]:
         return devices
-    index, count = place.local
+    index, count = group.local
     return devices[index * len(devices) // count : (index + 1) * len(devices) // count]
 
 
 def _own_devices(
-    devices: Sequence[Device], resolver: ClusterResolver, place: Membership
+    devices: Sequence[Device], resolver: ClusterResolver, group: Membership
 ) -> tuple[Device, ...]:
-    if place.workers == 1:
+    if group.workers == 1:
         return tuple(devices)
     task = f"/job:{resolver.task_type}/replica:0/task:{resolver.task_id}"
     return tuple(replace(device, task=task) for device in devices)
 
 
-def _check_counts(peers: Peers, count: int, place: Membership) -> None:
+def _check_counts(peers: Peers, count: int, group: Membership) -> None:
     counts = [int(one[0]) for one in peers.gather(np.array([count]))]
     for index, other in enumerate(counts):
         if other != counts[0]:
             raise DisagreementError(
-                f"{CALL}: {place.members[0]} has {counts[0]} device(s) but {place.members[index]} "
+                f"{CALL}: {group.members[0]} has {counts[0]} device(s) but {group.members[index]} "
                 f"has {other}; give every worker as many (devices=)"
             )

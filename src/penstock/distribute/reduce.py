@@ -211,9 +211,9 @@ def single_number_error(axis: Any, call: str) -> InvalidArgumentError:
     )
 
 
-def missing_error(place: str | None, whose: str, call: str) -> InvalidArgumentError:
+def missing_error(path: str | None, whose: str, call: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{call}: {place or 'value'} is None{whose}, and needs numbers; leave it out of the tree, "
+        f"{call}: {path or 'value'} is None{whose}, and needs numbers; leave it out of the tree, "
         "or put zeros there"
     )
 

@@ -32,7 +32,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class Replicas:
-    """The devices of this process, and its place among the workers, which all have as many."""
+    """The devices of this process, and its number among the workers, which all have as many."""
 
     backend: Backend
     devices: tuple[Device, ...]

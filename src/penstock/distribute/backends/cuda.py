@@ -168,8 +168,8 @@ class LockedArrays:
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
-        """Guards `_places`. Held while copies are started, so that their source stays locked."""
-        self._places: dict[int, tuple[int, Driver]] = {}
+        """Guards `_locked`. Held while copies are started, so that their source stays locked."""
+        self._locked: dict[int, tuple[int, Driver]] = {}
         """The locked arrays by address: their size in bytes, and the driver that locked them."""
 
     def lock(self, array: Array, driver: Driver) -> bool:
@@ -179,25 +179,25 @@ class LockedArrays:
             whole = array
         address, nbytes = _address(whole), whole.nbytes
         with self.mutex:
-            if address in self._places:
-                return self._places[address][0] == nbytes
+            if address in self._locked:
+                return self._locked[address][0] == nbytes
             fits = owner is not None and array.flags.c_contiguous and nbytes <= _memory() // 2
             if not fits or not driver.lock(address, nbytes):
                 return False
-            self._places[address] = (nbytes, driver)
+            self._locked[address] = (nbytes, driver)
             weakref.finalize(owner, self._unlock, address).atexit = False
             return True
 
     def _unlock(self, address: int) -> None:
         with self.mutex:
-            if address in self._places:
-                self._places.pop(address)[1].unlock(address)
+            if address in self._locked:
+                self._locked.pop(address)[1].unlock(address)
 
     def before_fork(self) -> None:
         self.mutex.acquire()
-        for driver in {driver for _, driver in self._places.values()}:
+        for driver in {driver for _, driver in self._locked.values()}:
             driver.wait()
-        for address in tuple(self._places):
+        for address in tuple(self._locked):
             self._unlock(address)
 
     def after_fork(self) -> None:

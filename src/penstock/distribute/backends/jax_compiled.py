@@ -22,7 +22,7 @@ from penstock.distribute.backends.jax_global import (
     check_alike,
     everywhere,
     mesh_of,
-    pieces,
+    own_shards,
 )
 from penstock.distribute.replica_context import ReplicaContext, Standpoint, enter
 from penstock.distribute.replicas import Replicas
@@ -30,7 +30,7 @@ from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import regroup, spread
 from penstock.distribute.values.storage import refuse_foreign
-from penstock.distribute.values.trees import map_leaves, place_of
+from penstock.distribute.values.trees import map_leaves, path_of
 from penstock.errors import (
     DisagreementError,
     FailedPreconditionError,
@@ -101,11 +101,11 @@ class CompiledReplicaContext(ReplicaContext):
 def _array(leaf: Any, tree: Any, call: str) -> Any:
     """A leaf of the argument of `all_reduce` or `all_gather`, as an array."""
     if leaf is None:
-        raise reduce.missing_error(place_of(leaf, tree), "", call)
+        raise reduce.missing_error(path_of(leaf, tree), "", call)
     value = current_value(leaf)
     if not is_array(value):
         raise InvalidArgumentError(
-            f"{call}: {place_of(leaf, tree)} must be an array or a number, got {leaf!r:.60} "
+            f"{call}: {path_of(leaf, tree)} must be an array or a number, got {leaf!r:.60} "
             f"({type(leaf).__name__})"
         )
     return jax.numpy.asarray(value)
@@ -141,7 +141,7 @@ def run_compiled(
         raise DisagreementError(f"{CALL}: the replicas' arguments have different structures")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     inputs = [
-        _make_input(column, replicas, mesh, partial(_place, given[0], index))
+        _make_input(column, replicas, mesh, partial(_path_of_argument, given[0], index))
         for index, column in enumerate(columns)
     ]
     _check_function(fn)
@@ -150,7 +150,7 @@ def run_compiled(
     return results[0] if replicas.here == 1 else regroup(results, always=False)
 
 
-def _place(given: Any, index: int) -> str:
+def _path_of_argument(given: Any, index: int) -> str:
     """The path of a leaf of the arguments, as Python code."""
     first, *rest = jax.tree_util.tree_flatten_with_path(given)[0][index][0]
     return ("args", "kwargs")[first.idx] + str(jax.tree_util.keystr(tuple(rest)))
@@ -170,11 +170,11 @@ def _devices_of_all_workers(replicas: Replicas) -> list[Any]:
     if replicas.workers == 1:
         return own
     platform = own[0].platform
-    places = [jax.local_devices(backend=platform).index(device) for device in own]
+    indices = [jax.local_devices(backend=platform).index(device) for device in own]
     return [
-        jax.local_devices(process, platform)[place]
+        jax.local_devices(process, platform)[index]
         for process in range(replicas.workers)
-        for place in places
+        for index in indices
     ]
 
 
@@ -187,13 +187,13 @@ class _Input:
 
 
 def _make_input(
-    column: Sequence[Any], replicas: Replicas, mesh: Any, place: Callable[[], str]
+    column: Sequence[Any], replicas: Replicas, mesh: Any, path: Callable[[], str]
 ) -> _Input:
     first = column[0]
     if not all(map(is_array, column)):
         for leaf in column:
             refuse_foreign(replicas, leaf, CALL)
-        return _Input(("constant", _constant(column, place)))
+        return _Input(("constant", _constant(column, path)))
     put, devices = replicas.backend.put, replicas.devices
     values = [put(leaf, devices[i].handle) for i, leaf in enumerate(column)]
     kind = (values[0].shape, values[0].dtype)
@@ -205,17 +205,17 @@ def _make_input(
     return _Input(("rows", kind), along(values, 0, mesh))
 
 
-def _constant(column: Sequence[Any], place: Callable[[], str]) -> Any:
+def _constant(column: Sequence[Any], path: Callable[[], str]) -> Any:
     first = column[0]
     if _has_hash(first) and all(leaf is first or leaf == first for leaf in column):
         return first
     if isinstance(first, np.ndarray | np.generic | bytes):
         raise InvalidArgumentError(
-            f"{CALL}: {place()} holds strings, which JAX does not have; leave it out, with "
+            f"{CALL}: {path()} holds strings, which JAX does not have; leave it out, with "
             "Dataset.map before the dataset is distributed, say"
         )
     raise InvalidArgumentError(
-        f"{CALL}: {place()} ({first!r:.60}) is neither an array nor a constant that all replicas "
+        f"{CALL}: {path()} ({first!r:.60}) is neither an array nor a constant that all replicas "
         "share; pass arrays, numbers, or hashable values"
     )
 
@@ -236,7 +236,7 @@ class _Program:
     traced: _TracedResult
 
     def __call__(self, arrays: list[Any], here: int) -> list[Any]:
-        outputs = iter([pieces(array) for array in self.run(*arrays)])
+        outputs = iter([own_shards(array) for array in self.run(*arrays)])
         columns = [
             [leaf] * here if kind is None else _reshape_outputs(next(outputs), kind)
             for kind, leaf in zip(self.traced.kinds, self.traced.leaves, strict=True)

@@ -118,9 +118,9 @@ def receive_landed(values: Sequence[Any]) -> list[Any]:
         if isinstance(value, LandedLeaf):
             groups.setdefault(value.arrival, []).append(i)
     found = list(values)
-    for arrival, places in groups.items():
-        berths = [values[i].berth for i in places]
-        for i, array in zip(places, _copy_from_berths(arrival, berths), strict=True):
+    for arrival, indices in groups.items():
+        berths = [values[i].berth for i in indices]
+        for i, array in zip(indices, _copy_from_berths(arrival, berths), strict=True):
             found[i] = array
     return found
 

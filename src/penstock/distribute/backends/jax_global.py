@@ -42,10 +42,10 @@ def from_global(array: Any) -> PerReplica:
     """The shards of a global array on this process's devices, in the order of the mesh."""
     if not isinstance(array, jax.Array):
         raise InvalidTypeError(f"from_global: needs a jax.Array, got {array!r:.60}")
-    return PerReplica(pieces(array))
+    return PerReplica(own_shards(array))
 
 
-def pieces(array: Any) -> list[Any]:
+def own_shards(array: Any) -> list[Any]:
     """The shards of a global array that belong to this process."""
     return [shard.data for shard in array.addressable_shards]
 

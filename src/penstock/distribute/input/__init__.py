@@ -1,1 +1,1 @@
-"""Input: a dataset is divided among workers and cut into portions for their replicas."""
+"""Input: a dataset is divided among strategy workers and cut into portions for their replicas."""

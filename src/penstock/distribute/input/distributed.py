@@ -1,8 +1,8 @@
 """`DistributedDataset` and its iterator: in each step, one portion for every replica.
 
-All workers make the same number of steps. A worker whose data has ended delivers portions without
-rows until every worker's data has ended. Workers compare the number of their steps once, before the
-first step, if all know it; else they compare in each step whether they have data.
+All strategy workers make the same number of steps. A worker whose data has ended delivers portions
+without rows until every worker's data has ended. Workers compare the number of their steps once,
+before the first step, if all know it; else they compare in each step whether they have data.
 """
 
 from __future__ import annotations

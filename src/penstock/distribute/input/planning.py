@@ -1,4 +1,4 @@
-"""Planning: decides what a worker reads of a dataset and how it is cut for its replicas.
+"""Planning: decides what a strategy worker reads of a dataset and how it is cut for its replicas.
 
 Everything is decided here, once, when a dataset is distributed; the result is a `DeliveryPlan`.
 """

@@ -70,7 +70,7 @@ class PartialStep:
 
 
 class PortionsStream(Stream):
-    """The common part: reads elements from the input, and saves states of the input."""
+    """What all rules do: reads elements from the input, and saves states of the input."""
 
     def __init__(self, source: Stream, replicas: int, position: Position) -> None:
         self.inputs = (source,)
@@ -213,7 +213,7 @@ class EvenPortions(PortionsStream):
 
     def _cut_turn(self, turn: tuple[int, ...], chunk: Chunk) -> Chunk:
         portions = [
-            [even_part(column, number, self._total) for column in chunk.columns] for number in turn
+            [even_rows(column, number, self._total) for column in chunk.columns] for number in turn
         ]
         return self._make_steps(chunk.tree, portions, len(chunk))
 
@@ -268,7 +268,7 @@ class SizedPortions(PortionsStream):
         self._unread_rest(rows, count * total)
         ends = np.cumsum(sizes).tolist()
         cuts = zip([0, *ends], ends, strict=False)
-        portions = [[part(column, a, b) for column in whole.columns] for a, b in cuts]
+        portions = [[row_range(column, a, b) for column in whole.columns] for a, b in cuts]
         return self._make_steps(whole.tree, portions, count)
 
     def _cut_short_step(self, rows: Chunk, sizes: tuple[int, ...]) -> Chunk:
@@ -276,11 +276,11 @@ class SizedPortions(PortionsStream):
         found: list[list[Any]] = []
         start = 0
         for size in sizes:
-            piece = rows.rows(start, start + size)
+            portion = rows.rows(start, start + size)
             # After a portion that is too short or missing, portions of size 0 are missing as well.
-            self._over = len(piece) < size
-            if len(piece) or not size:
-                found.append(_stack_rows(piece) if size else self._blank())
+            self._over = len(portion) < size
+            if len(portion) or not size:
+                found.append(_stack_rows(portion) if size else self._blank())
             if self._over:
                 break
             start += size
@@ -305,16 +305,16 @@ def _stack_rows(rows: Chunk) -> list[Any]:
     return [column[0] for column in collate_all(stack_rows, rows, [len(rows)]).columns]
 
 
-def even_part(column: Column, number: int, total: int) -> Column:
+def even_rows(column: Column, number: int, total: int) -> Column:
     """Portion `number` of `total` equal portions of every leaf, along its leading axis."""
     if type(column) is np.ndarray and column.ndim > 1:
         each = -(-column.shape[1] // total)
         return column[:, number * each : (number + 1) * each]
-    leaves = [_even_part_of_leaf(leaf, number, total) for leaf in column]
+    leaves = [_even_rows_of_leaf(leaf, number, total) for leaf in column]
     return columns.make(leaves)
 
 
-def _even_part_of_leaf(leaf: Any, number: int, total: int) -> Any:
+def _even_rows_of_leaf(leaf: Any, number: int, total: int) -> Any:
     if leaf is None:
         return None
     if not isinstance(leaf, Ragged) and not np.ndim(leaf):
@@ -326,7 +326,7 @@ def _even_part_of_leaf(leaf: Any, number: int, total: int) -> Any:
     return leaf[number * each : (number + 1) * each]
 
 
-def part(column: Column, start: int, stop: int) -> Column:
+def row_range(column: Column, start: int, stop: int) -> Column:
     """The rows from `start` to `stop` of every leaf."""
     if type(column) is np.ndarray and column.ndim > 1:
         return column[:, start:stop]

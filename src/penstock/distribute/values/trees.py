@@ -109,17 +109,17 @@ def leaves(tree: Any) -> Iterator[Any]:
             yield from leaves(part)
 
 
-def place_of(leaf: Any, tree: Any, place: str = "value") -> str | None:
+def path_of(leaf: Any, tree: Any, path: str = "value") -> str | None:
     """The path of a leaf, as Python code; None if the tree does not contain it.
 
-    >>> place_of(None, {"a": [1, None]})
+    >>> path_of(None, {"a": [1, None]})
     "value['a'][1]"
     """
     container = container_of(type(tree))
     if container is None:
-        return place if tree is leaf else None
+        return path if tree is leaf else None
     for label, part in zip(_labels(tree), container.parts(tree), strict=True):
-        if found := place_of(leaf, part, place + label):
+        if found := path_of(leaf, part, path + label):
             return found
     return None
 

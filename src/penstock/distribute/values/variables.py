@@ -118,7 +118,7 @@ class Variable(ActsAsValue):
         self._store_value(value)
 
     def _store_value(self, value: Any) -> None:
-        self._place(find_home(value, self._strategy), 0, value)
+        self._put_value(find_home(value, self._strategy), 0, value)
 
     def _describe(
         self,
@@ -142,7 +142,7 @@ class Variable(ActsAsValue):
                     f"penstock.{kind.__name__}, got {given!r}"
                 )
 
-    def _place(self, replicas: Replicas, index: int, value: Any) -> None:
+    def _put_value(self, replicas: Replicas, index: int, value: Any) -> None:
         self._replicas, self._device = replicas, replicas.devices[index]
         refuse_foreign(replicas, value, "Variable")
         placed = replicas.backend.put(value, self._device.handle)
@@ -300,7 +300,7 @@ class VariableCopy(Variable):
         self._trainable, self._name = container.trainable, container._name + replica
         self._synchronization = container.synchronization
         self._aggregation, self._constraint = container.aggregation, container.constraint
-        self._place(container._strategy._replicas, index, value)
+        self._put_value(container._strategy._replicas, index, value)
 
 
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:

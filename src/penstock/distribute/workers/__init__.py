@@ -1,1 +1,1 @@
-"""Workers: how the processes of a strategy find each other, and their collective operations."""
+"""Strategy workers: how the processes of a strategy find each other, and their collectives."""

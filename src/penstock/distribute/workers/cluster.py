@@ -125,7 +125,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Membership:
-    """The place of this process among the workers, which all connect to the first member."""
+    """The strategy workers, which all connect to the first member, and the number of this one."""
 
     members: tuple[Member, ...] = (Member("worker 0", ""),)
     worker: int = 0
@@ -143,7 +143,7 @@ class Membership:
 
 
 def membership(resolver: ClusterResolver, call: str) -> Membership:
-    """The place of this process according to a resolver; alone if there is no cluster."""
+    """The membership of this process according to a resolver; alone if there is no cluster."""
     spec = resolver.cluster_spec()
     if not spec or resolver.task_type == ALONE:
         return Membership(local=resolver.local)

@@ -2,8 +2,8 @@
 
 Every process must make the same calls in the same order. Each call first exchanges a *parcel*: a
 label (operation, dtype, shape) and, if it is small, the array itself. Processes compare the labels
-before they exchange more, so that a worker that calls something else, or nothing, is reported by an
-error that names it; it never causes a hang.
+before they exchange more, so that a strategy worker that calls something else, or nothing, is
+reported by an error that names it; it never causes a hang.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 jax must not have computed anything before the processes connect. Its own waits have no time-out, or
 abort the process, so each wait runs in a daemon thread, which is abandoned at the time-out. When
-worker 0 ends, whose process runs the service of jax.distributed, jax aborts all other processes.
+strategy worker 0 ends, whose process runs the service of jax.distributed, jax aborts all other
+processes.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def _own_devices(platform: str) -> list[Any]:
 def _one_per_process(tensor: Any) -> Any:
     """A sharding over the devices at the index of the tensor's device, one of each process."""
     device = next(iter(tensor.devices()))
-    place = _own_devices(device.platform).index(device)
-    return _rows(device.platform, place)
+    index = _own_devices(device.platform).index(device)
+    return _rows(device.platform, index)
 
 
 @lru_cache(maxsize=64)
-def _rows(platform: str, place: int) -> Any:
+def _rows(platform: str, index: int) -> Any:
     count = jax.process_count()
-    devices = [jax.local_devices(index, platform)[place] for index in range(count)]
+    devices = [jax.local_devices(process, platform)[index] for process in range(count)]
     mesh = jax.sharding.Mesh(np.array(devices), ("worker",))
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("worker"))
 
@@ -132,18 +133,18 @@ def connect(
             f"must be AUTO, got {implementation}"
         )
     if jax.distributed.is_initialized():
-        _check_place(membership, call)
+        _check_number(membership, call)
     else:
         _join_service(membership, timeout, call)
     return JaxCollectives(membership, timeout, call)
 
 
-def _check_place(membership: Membership, call: str) -> None:
-    place = membership.worker, membership.workers
+def _check_number(membership: Membership, call: str) -> None:
+    number = membership.worker, membership.workers
     found = jax.process_index(), jax.process_count()
-    if place != found:
+    if number != found:
         raise DisagreementError(
-            f"{call}: this is worker {place[0]} of {place[1]}, but process {found[0]} of "
+            f"{call}: this is worker {number[0]} of {number[1]}, but process {found[0]} of "
             f"{found[1]} in jax.distributed, which is initialized; make the strategy first, or "
             "give both the same numbers"
         )

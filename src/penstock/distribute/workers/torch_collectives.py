@@ -144,7 +144,7 @@ def connect(
             f"{call}: NCCL is for CUDA devices, and torch sees none here; use AUTO or RING"
         )
     if dist.is_initialized():
-        _check_place(membership, call)
+        _check_number(membership, call)
     else:
         _join_process_group(membership, timeout, call)
     try:
@@ -155,11 +155,12 @@ def connect(
         ) from error
 
 
-def _check_place(membership: Membership, call: str) -> None:
-    place, found = (membership.worker, membership.workers), (dist.get_rank(), dist.get_world_size())
-    if place != found:
+def _check_number(membership: Membership, call: str) -> None:
+    number = membership.worker, membership.workers
+    found = dist.get_rank(), dist.get_world_size()
+    if number != found:
         raise DisagreementError(
-            f"{call}: this is worker {place[0]} of {place[1]}, but rank {found[0]} of {found[1]} "
+            f"{call}: this is worker {number[0]} of {number[1]}, but rank {found[0]} of {found[1]} "
             "in the torch.distributed process group that exists; make the strategy first, or "
             "give both the same numbers"
         )
