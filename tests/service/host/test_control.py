@@ -465,11 +465,11 @@ def test_a_message_of_another_version(server):
             connection.send(msgspec.msgpack.encode(odd), soon())
             reply = decode_reply(connection.receive(soon()))
             assert reply.kind == "InvalidArgumentError"
-            assert "the request is not understood" in reply.message
+            assert "the request cannot be decoded" in reply.message
 
 
 def test_an_answer_of_another_version():
-    with pytest.raises(InvalidArgumentError, match="the answer is not understood"):
+    with pytest.raises(InvalidArgumentError, match="the reply cannot be decoded"):
         decode_reply(msgspec.msgpack.encode({"t": "Novel"}))
 
 

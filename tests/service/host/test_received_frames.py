@@ -65,7 +65,7 @@ BODY = b"".join(PARTS)
 
 
 def test_bytes_behind_a_message_without_any() -> None:
-    refused(frame(Done(1), b"abc"), "3 bytes behind a Done")
+    refused(frame(Done(1), b"abc"), "3 bytes after a Done")
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_bytes_behind_a_message_without_any() -> None:
     ],
 )
 def test_sizes_that_do_not_agree(rows: Rows, body: bytes) -> None:
-    refused(frame(rows, body), "bytes behind rows of .*, described as 128")
+    refused(frame(rows, body), "bytes after rows of .*, described as 128")
 
 
 def test_columns_of_another_length() -> None:
-    refused(frame(Rows(1, 0, 2, COLUMNS, nbytes=128), BODY), "a column that has not 2 rows")
+    refused(frame(Rows(1, 0, 2, COLUMNS, nbytes=128), BODY), "a column that does not have 2 rows")
 
 
 def test_more_rows_than_can_be() -> None:
     nothing = pack_columns(chunk(np.zeros((1 << 40, 0))))[0]
-    refused(frame(Rows(1, 0, 1 << 40, nothing)), "a column that has not 1099511627776 rows")
+    refused(frame(Rows(1, 0, 1 << 40, nothing)), "a column that does not have 1099511627776 rows")
 
 
 @pytest.mark.parametrize("packed", ["lz4", "spam"])
@@ -128,7 +128,9 @@ def test_descriptors_that_are_no_shared_memory() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     refused(announced, "unusable shared memory", mapped=MappedSlabs(), descriptors=(null,))
     plain = os.memfd_create("test", os.MFD_CLOEXEC)
-    refused(announced, "it might get shorter", mapped=MappedSlabs(), descriptors=(plain,))
+    refused(
+        announced, "it is not sealed against shrinking", mapped=MappedSlabs(), descriptors=(plain,)
+    )
     refused(b"garbage" * 9, "not the head", mapped=MappedSlabs(), descriptors=(null, plain))
     many = (null,) * 17
     refused(

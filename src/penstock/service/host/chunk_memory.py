@@ -296,7 +296,7 @@ class MappedSlabs:
         if used + size > self._limit:
             raise ValueError(f"{used + size} bytes are too many")
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise ValueError("it might get shorter")
+            raise ValueError("it is not sealed against shrinking")
         if os.fstat(descriptor).st_size != size:
             raise ValueError(f"it does not have {size} bytes")
 

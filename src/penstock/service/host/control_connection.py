@@ -80,7 +80,9 @@ class ControlConnection:
         """
         mark, size = _HEAD.unpack(self._receive_small(_HEAD.size, deadline))
         if mark != _MARK or size > LARGEST:
-            raise DataLossError(f"{size} bytes behind {mark!r} cannot be a control message")
+            raise DataLossError(
+                f"{mark!r} and a size of {size} bytes cannot begin a control message"
+            )
         claim = bytes(self._receive_small(PROOF_SIZE, deadline))
         if size > SMALL:
             before_large()
@@ -156,7 +158,7 @@ def decode_request(data: bytes | bytearray) -> Request:
     try:
         return _requests.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"the request is not understood ({error})") from None
+        raise InvalidArgumentError(f"the request cannot be decoded ({error})") from None
 
 
 def decode_reply(data: bytes | bytearray) -> Reply:
@@ -164,7 +166,7 @@ def decode_reply(data: bytes | bytearray) -> Reply:
     try:
         return _replies.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"the answer is not understood ({error})") from None
+        raise InvalidArgumentError(f"the reply cannot be decoded ({error})") from None
 
 
 def error_to_reply(error: Exception) -> ErrorReply:

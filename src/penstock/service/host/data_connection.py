@@ -269,7 +269,7 @@ class Connection:
         self.abort()
         if isinstance(error, MemoryError):
             return ResourceExhaustedError(
-                f"data connection to {self.peer}: no memory for what comes; use smaller batches"
+                f"data connection to {self.peer}: no memory for what arrives; use smaller batches"
             )
         if isinstance(error, TimeoutError | BlockingIOError) or _is_unreachable(error):
             return DeadlineExceededError(
@@ -332,7 +332,7 @@ class MessageReader:
         if type(message) is Rows:
             return message, self._read_columns(message, body)
         if body:
-            raise DataLossError(f"data connection: {body} bytes behind a {type(message).__name__}")
+            raise DataLossError(f"data connection: {body} bytes after a {type(message).__name__}")
         if type(message) is Release:
             self._release(message)
         return message, None
@@ -358,7 +358,7 @@ class MessageReader:
             expected = min(size, described)
         if rows.nbytes != described or size != expected:
             raise DataLossError(
-                f"data connection: {size} bytes behind rows of {rows.nbytes}, described as "
+                f"data connection: {size} bytes after rows of {rows.nbytes}, described as "
                 f"{described}"
             )
         body = self._shared_body(rows) if shared else self._received_body(rows, size)
@@ -368,7 +368,7 @@ class MessageReader:
         if not 0 <= rows.count <= _MOST_ROWS or any(
             len(column) != rows.count for column in columns
         ):
-            raise DataLossError(f"data connection: a column that has not {rows.count} rows")
+            raise DataLossError(f"data connection: a column that does not have {rows.count} rows")
         return columns
 
     def _shared_body(self, rows: Rows) -> memoryview:

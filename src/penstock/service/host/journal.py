@@ -264,7 +264,7 @@ class Journal(Generic[SomeFact]):
             self._raise_damaged(str(error))
         return ResourceExhaustedError(
             f"the dispatcher cannot write its journal {self._path!r} ({error}); free some space on "
-            "that disk, and the same request will do"
+            "that disk, and clients repeat their requests"
         )
 
     def _raise_unusable(self, error: sqlite3.Error) -> NoReturn:
