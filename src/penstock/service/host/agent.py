@@ -53,7 +53,7 @@ class Report:
 
 
 class LeasesLost:
-    """An event: the dispatcher may have leased to others what this reader held."""
+    """An event: the dispatcher may have leased what this reader held to other readers."""
 
 
 class Agent:
@@ -176,7 +176,7 @@ class Agent:
             self._changed.notify()
 
     def holds_leases(self, now: float) -> bool:
-        """Whether the dispatcher leases nothing of what this reader holds to others.
+        """Whether what this reader holds is leased to no other reader.
 
         The time counts from sending the last answered request, which is before the dispatcher
         began to count; `LEASE_TRUST` leaves room for clocks that differ.

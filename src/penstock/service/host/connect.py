@@ -274,7 +274,11 @@ class _Opener:
     def _connect(self, plan: bytes, info: WorkerInfo) -> Connection:
         node, session = self._node, self._session
         return connect_data(
-            *(info, session.security, node.transfer, session.here, node.compression),
+            info,
+            session.security,
+            protocol=node.transfer,
+            own_host=session.here,
+            compression=node.compression,
             plan=plan,
             patience=self._patience,
         )

@@ -121,7 +121,7 @@ class Deliveries:
         self._fetcher.expects = self._links.expects
 
     def lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
-        """Closes the connection to a worker and requests what it owes from others.
+        """Closes the connection to a worker and requests what it owes from other workers.
 
         `broken`: the connection broke, so the worker's process may have crashed.
         """
@@ -172,7 +172,7 @@ class Deliveries:
         self._replace_silent()
 
     def _replace_silent(self) -> None:
-        """Requests from others what is owed by workers that report no progress either."""
+        """Replaces workers that owe elements and do not even report progress."""
         for link in self._links.silent(self._silence):
             silence = link.silence(self._now())
             if silence > self._fetcher.patience(link.worker, self._silence):
@@ -182,7 +182,7 @@ class Deliveries:
                 )
 
     def _replace(self, link: Link, reason: str) -> None:
-        """Requests from others what is owed by a worker that cannot be reached, but may live."""
+        """Requests from other workers what a worker owes that cannot be reached, but may live."""
         _LOG.warning(
             "distribute: %s: %s; what it owes is asked of others (%d are connected), and this one "
             "is tried again",

@@ -148,7 +148,7 @@ class Reading:
         self._asked = False
 
     def forget_leases(self) -> None:
-        """Drops what was leased and not handed out: the dispatcher may lease it to others."""
+        """Drops leases that were not handed out: the dispatcher may lease them to other readers."""
         self.fetcher.restart(self._lease_order())
         self._asked, self._retry = False, 0.0
 
@@ -209,7 +209,7 @@ class Reading:
         return self.fetcher.take_turns(self.fetcher.order, count)
 
     def unused(self, count: int) -> None:
-        """The caller has not used the last elements that were taken: others may have them."""
+        """The caller has not used the last `count` elements: other readers may get them."""
         self._record.return_last(count)
 
     def report(

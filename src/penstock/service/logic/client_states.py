@@ -1,4 +1,4 @@
-"""The saved states of clients: what they tell the dispatcher, and how several are merged.
+"""The saved states of clients: what they claim from the dispatcher, and how several are merged.
 
 A state may say "skip k elements after this point". The leases that the client held there say which
 elements those are, as long as no operator after the service changes the number of elements.

@@ -14,22 +14,15 @@ from itertools import chain
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
-from penstock.service.logic.interleave_order import SHORT, InputFeed, InterleaveOrder, Placed
+from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.logic.request_sizes import Limits, Sizes
+from penstock.service.logic.request_sizes import DEPTH, KEPT_BLOCK, SHORT, Limits, Sizes
 from penstock.service.protocol.fetches import Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
-DEPTH = 4
-"""Requests that wait at a worker, so that it always has the next one to work on."""
-
 MOST_REFUSED = 16
 """Streams that some workers refused and that wait for another one, beyond `DEPTH` per worker."""
-
-KEPT_BLOCK = 64
-"""Elements that several trainers read are requested in blocks; all trainers request a block from
-the same worker."""
 
 
 @dataclass
@@ -272,12 +265,12 @@ class Fetcher:
 
     def _count(self, feed: Feed) -> int:
         if isinstance(feed, InputFeed) and feed.whole:
-            return self._whole
+            return self.sizes.whole
         count = self.sizes.request
         if self._usual is not None and feed.length is None:
             # No more than there may be: elements that do not exist count as owed until then.
             left = max(self._usual - feed.asking, self._usual // 8 + 1)
-            if left + FEW <= min(self._little, 8 * FEW):
+            if left + FEW <= min(self.sizes.count_small(len(self._workers)), 8 * FEW):
                 count = left + FEW  # Lengths of short streams differ.
             elif left < 1.5 * count:
                 count = left
@@ -289,32 +282,7 @@ class Fetcher:
         if not self._bound:
             # Smaller requests towards the end, so that all workers finish at about the same time.
             count = max(1, min(count, feed.left // (2 * len(self._workers)) or 1))
-        return self._block(feed, count) if self._in_blocks else count
-
-    @property
-    def _little(self) -> int:
-        """Below this count elements need so little memory that a request may exceed the stream."""
-        if self._limits.elements is not None:
-            return 1
-        requests = 4 * DEPTH * len(self._workers)
-        return int(self._limits.nbytes / (requests * max(self.sizes.element_bytes, 1)))
-
-    @property
-    def _whole(self) -> int:
-        """How many elements to request of several inputs at once, within the memory limit. Before
-        the first element has arrived, its size is unknown and may be large."""
-        if not self.sizes.element_bytes:
-            return DEPTH
-        fits = self._limits.nbytes / (2 * max(self.sizes.element_bytes, 1))
-        return max(1, min(2 * SHORT, int(fits)))
-
-    def _block(self, feed: Feed, count: int) -> int:
-        """Up to the end of a block, so that other trainers wait for it and do not compute parts."""
-        block = KEPT_BLOCK - feed.asking % KEPT_BLOCK
-        limits, nbytes = self._limits, block * self.sizes.element_bytes
-        # Before the first element has arrived, its size is unknown and may be large.
-        small = limits.elements is None and 0 < nbytes <= limits.request_bytes
-        return block if small else min(count, block)
+        return self.sizes.fill_block(feed.asking, count) if self._in_blocks else count
 
     def _worker_for(self, feed: Feed) -> str | None:
         """The worker to ask; None if no worker can take the request now."""
@@ -399,7 +367,7 @@ class Fetcher:
             ask.feed.prove()
         if isinstance(self.order, InterleaveOrder):
             assert isinstance(ask.feed, InputFeed)
-            short = self._whole // 2 if self.sizes.element_bytes else SHORT
+            short = self.sizes.whole // 2 if self.sizes.element_bytes else SHORT
             self.order.done(ask.feed, lengths if length is not None else None, short)
         return ask.feed if self._is_complete(ask.feed) else None
 

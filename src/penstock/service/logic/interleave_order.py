@@ -17,14 +17,12 @@ import numpy as np
 
 from penstock.engine.trail import WIDTH
 from penstock.service.logic.feeds import Failure, Feed, Piece
+from penstock.service.logic.request_sizes import SHORT
 
 INFINITE, UNKNOWN = -1, -2
 
 MOST_INPUTS = 256
 """The most inputs that one request is for; only short inputs are requested together."""
-
-SHORT = 1 << 11
-"""The most elements that inputs of one request have together, if elements are small."""
 
 
 @dataclass(frozen=True)

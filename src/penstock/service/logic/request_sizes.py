@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEPTH = 4
+"""Requests that wait at a worker, so that it always has the next one to work on."""
+
+KEPT_BLOCK = 64
+"""Elements that several trainers read are requested in blocks; all trainers request a block from
+the same worker."""
+
+SHORT = 1 << 11
+"""The most elements that inputs of one request have together, if elements are small."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -57,3 +67,27 @@ class Sizes:
         fits = limits.request_bytes / max(self.element_bytes, 1)
         soon = limits.request_seconds / max(self.element_seconds, 1e-9)
         return max(1, int(min(self.most, limits.request_rows, fits, soon)))
+
+    def count_small(self, workers: int) -> int:
+        """Below this count elements need so little memory that a request may exceed the stream."""
+        if self._limits.elements is not None:
+            return 1
+        requests = 4 * DEPTH * workers
+        return int(self._limits.nbytes / (requests * max(self.element_bytes, 1)))
+
+    @property
+    def whole(self) -> int:
+        """How many elements to request of several inputs at once, within the memory limit. Before
+        the first element has arrived, its size is unknown and may be large."""
+        if not self.element_bytes:
+            return DEPTH
+        fits = self._limits.nbytes / (2 * max(self.element_bytes, 1))
+        return max(1, min(2 * SHORT, int(fits)))
+
+    def fill_block(self, start: int, count: int) -> int:
+        """Up to the end of a block, so that other trainers wait for it and do not compute parts."""
+        block = KEPT_BLOCK - start % KEPT_BLOCK
+        limits, nbytes = self._limits, block * self.element_bytes
+        # Before the first element has arrived, its size is unknown and may be large.
+        small = limits.elements is None and 0 < nbytes <= limits.request_bytes
+        return block if small else min(count, block)
