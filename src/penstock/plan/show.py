@@ -12,7 +12,7 @@ from penstock.plan.functions import Function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Distribute, Node, Store, options_of
 from penstock.plan.optimize import prepare, without_options
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.shape import ENDLESS, Shape
+from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.plan.splits import shape_of
 
 
@@ -80,7 +80,7 @@ def _division(node: Distribute) -> Iterator[str]:
         yield "distributed_epoch: the dispatcher knows how it is divided"
         return
     shape = shape_of(node.input)
-    if shape.kind == "single" and options_of(node).service.stateful == "per_worker":
+    if shape.kind == Form.SINGLE and options_of(node).service.stateful == "per_worker":
         yield "distributed_epoch: every worker runs all operators on its share of the source"
         return
     parts: list[Node] = []
@@ -90,7 +90,7 @@ def _division(node: Distribute) -> Iterator[str]:
         return part
 
     reason = cut(node.input, collect)[1]
-    if shape.kind != "single" or node.job_name is not None or reason is None:
+    if shape.kind != Form.SINGLE or node.job_name is not None or reason is None:
         yield f"distributed_epoch, {_pieces(shape)}"
         return
     for part in parts:
@@ -100,9 +100,9 @@ def _division(node: Distribute) -> Iterator[str]:
 
 
 def _pieces(shape: Shape) -> str:
-    if shape.kind == "random":
+    if shape.kind == Form.RANDOM:
         return "random access: any worker computes any range of the elements"
-    if shape.kind == "single":
+    if shape.kind == Form.SINGLE:
         return "one stream: one worker after the other can make it, but not two at once"
     count = "pieces without end" if shape.streams == ENDLESS else f"{shape.streams} pieces"
     if shape.streams == 1:

@@ -6,13 +6,15 @@ process; no element is computed. `cuts` decides which parts of a plan run in the
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
 from penstock.plan.parts import WHOLE, begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
-from penstock.plan.shape import Shape
+from penstock.plan.shape import Form, Shape
 from penstock.plan.shard import in_order, service_shard, shard_sources
 
 
@@ -23,42 +25,40 @@ def shape_of(plan: Node) -> Shape:
     """
     plan = in_order(with_parts(plan))
     if plan.blocked is None:
-        return Shape("random", 1, plan.cardinality)
+        return Shape(Form.RANDOM, 1, plan.cardinality)
     pieces = pieces_of(plan)
     if pieces is None:
-        return Shape("single", 1, plan.cardinality)
-    return Shape("split", pieces.streams, plan.cardinality, pieces.turns)
+        return Shape(Form.SINGLE, 1, plan.cardinality)
+    return Shape(Form.SPLIT, pieces.streams, plan.cardinality, pieces.turns)
 
 
 def piece(
     plan: Node,
-    form: str,
+    form: Form,
     stream: int,
     streams: int,
     policy: int = 0,
     begin: int = WHOLE,
     inputs: tuple[int, int] = (0, 1),
 ) -> Node:
-    """The plan of stream `stream` of `streams`, as a worker computes it; see `messages.Work`.
+    """The plan of stream `stream` of `streams`, as a worker computes it; see `Form`.
 
     The result depends on the arguments alone: any worker computes the same elements in the same
     order, any number of times. `with_parts` must have been applied to the plan.
     """
     match form:
-        case "random" | "single" | "whole":
+        case Form.RANDOM | Form.SINGLE | Form.WHOLE:
             return in_order(plan)
-        case "split":
+        case Form.SPLIT:
             return begin_part(_split_piece(in_order(plan), stream), begin)
-        case "turns":
+        case Form.TURNS:
             return _with_options_of(plan, inputs_of(in_order(plan), stream, *inputs))
-        case "shard":
+        case Form.SHARD:
             return service_shard(plan, ShardingPolicy(policy), streams, stream)
-        case "share":
+        case Form.SHARE:
             return shard_sources(plan, streams, stream)
-    raise InvalidArgumentError(
-        'piece: form must be "random", "split", "turns", "single", "whole", "shard" or "share", '
-        f"got {form!r}"
-    )
+        case _:
+            assert_never(form)
 
 
 def _split_piece(plan: Node, stream: int) -> Node:

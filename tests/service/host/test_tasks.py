@@ -437,9 +437,6 @@ def test_what_cannot_be_opened_is_an_error_of_the_fetch():
     task = tasks.open(work_of())
     with pytest.raises(InvalidArgumentError, match="no digest"):
         task.fetch(0, 1)
-    odd = tasks_of(numbers(3)).open(work_of("oddly"))
-    with pytest.raises(InvalidArgumentError, match="form must be"):
-        odd.fetch(0, 1)
 
 
 def test_a_stream_that_cannot_begin_is_an_error_of_every_fetch():

@@ -28,6 +28,7 @@ from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.resume import seeds_of, with_seeds
+from penstock.plan.shape import Form
 from penstock.plan.shard import in_order
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
@@ -210,7 +211,7 @@ class _Opener:
             dataset_id = self._dataset().dataset_id
         except NotFoundError as error:
             raise FailedPreconditionError(error.message) from None
-        streams = before.work.streams if before.work.form in ("share", "whole") else 0
+        streams = before.work.streams if before.work.form in (Form.SHARE, Form.WHOLE) else 0
         again = msgspec.structs.replace(
             request,
             dataset_id=dataset_id,

@@ -20,6 +20,7 @@ from penstock.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Link, Links
@@ -152,7 +153,7 @@ class Deliveries:
         work = msgspec.structs.replace(self.work, stream=feed.stream, begin=feed.begin)
         if not isinstance(feed, InputFeed):
             return work
-        return msgspec.structs.replace(work, form="turns", inputs=feed.inputs)
+        return msgspec.structs.replace(work, form=Form.TURNS, inputs=feed.inputs)
 
     # Replies
 
@@ -242,7 +243,7 @@ class Deliveries:
             ended=done.ended,
             lengths=done.lengths,
         )
-        if feed is not None and self.work.form == "split":
+        if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))
 
     def _discard(self, link: Link, rows: Rows) -> None:

@@ -25,7 +25,7 @@ from penstock.errors import (
     NotFoundError,
     OpError,
 )
-from penstock.plan.shape import Shape
+from penstock.plan.shape import Form, Shape
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.deliveries import Deliveries
 from penstock.service.host.links import Connect, Links
@@ -337,7 +337,7 @@ class RemoteStream(Stream):
             return False
         if self._reading.leased:
             return self._is_reported()
-        if self._work.form != "whole" or self._work.consumers:
+        if self._work.form != Form.WHOLE or self._work.consumers:
             return self._agent.may_end()
         # A worker that joined meanwhile has a stream of its own. Without any worker, the stream
         # waits for the first one.

@@ -25,6 +25,7 @@ from penstock.errors import UnavailableError
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
+from penstock.plan.shape import Form
 from penstock.plan.splits import piece
 from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.runtime import Runtime
@@ -102,7 +103,7 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
     if ready.blocked is None and work.consumers > 1:
         ready = prepare(Shard(part, work.consumers, work.consumer))
     # Every copy of the whole plan is shuffled in an order of its own.
-    copy = (work.stream,) if work.form == "whole" and work.stream > 0 else ()
+    copy = (work.stream,) if work.form == Form.WHOLE and work.stream > 0 else ()
     context = Context(
         environment=environment,
         epoch=(*work.epoch, *copy),
@@ -110,7 +111,7 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
         options=options_of(plan),
         # No program reads a worker's meters, and every fetch of a random-access plan has new nodes.
         meters=Meters(recording=False),
-        numbered=work.form == "turns",
+        numbered=work.form == Form.TURNS,
     )
     return StreamPlan(ready, context)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from penstock.plan.shape import Shape
+from penstock.plan.shape import OWNED_FORMS, Form, Shape
 from penstock.service.logic.feeds import Failure, Feed, Piece, spans
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
@@ -20,7 +20,6 @@ from penstock.service.logic.ranges import Ranges
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    OWNED_FORMS,
     Address,
     Grant,
     LeaseReply,
@@ -52,7 +51,7 @@ class Reading:
         work = opened.work
         self.leased = opened.leased
         self.form = work.form
-        self.extendable = work.form == "whole" and work.consumers > 0
+        self.extendable = work.form == Form.WHOLE and work.consumers > 0
         """Whether streams may be added to those of a coordinated read."""
         self.shared_end = False
         """Whether the dispatcher said at the end that other readers got elements, too."""
@@ -62,7 +61,7 @@ class Reading:
         self.fetcher = Fetcher(
             self._make_order(opened, shape, consumer, state, free=not keeps_order),
             limits,
-            bound=work.form != "random",
+            bound=work.form != Form.RANDOM,
             ordered=keeps_order,
             kept=work.kept,
         )
@@ -98,7 +97,7 @@ class Reading:
         return SequentialOrder(work.streams, _length(work, consumer, shape), saved, free)
 
     def _lease_order(self) -> LeaseOrder:
-        return LeaseOrder(in_order=self.form == "split", ahead=self._elements is None)
+        return LeaseOrder(in_order=self.form == Form.SPLIT, ahead=self._elements is None)
 
     def _restore(self, state: dict[str, Any], held: Iterable[Address]) -> None:
         if self.leased:
@@ -252,7 +251,7 @@ class Reading:
         if feed is None:
             return 0
         # A lease may reach beyond the end of its stream; the next element is then in another one.
-        known = self.form == "random" or feed.length is not None
+        known = self.form == Form.RANDOM or feed.length is not None
         left = feed.held - feed.next
         return left if known else min(feed.here, left)
 
@@ -366,12 +365,12 @@ def _keeps_order(opened: OpenIterationReply, ordered: bool) -> bool:
     holds in the order in which it would hand it out, and rounds are the same for all consumers.
     """
     fixed = opened.leased or opened.work.consumers > 0
-    return fixed or (ordered and opened.work.form != "whole")
+    return fixed or (ordered and opened.work.form != Form.WHOLE)
 
 
 def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
     """Whether this client merges the inputs of an `interleave` itself."""
-    return opened.work.form == "split" and _keeps_order(opened, ordered) and not opened.leased
+    return opened.work.form == Form.SPLIT and _keeps_order(opened, ordered) and not opened.leased
 
 
 def _without_last(handed: Iterable[Address], count: int) -> list[Address]:
@@ -399,7 +398,7 @@ def _save_ends(ends: dict[int, int]) -> dict[str, int]:
 
 def _length(work: Work, consumer: int, shape: Shape) -> int | None:
     """How many elements this client gets of a plan whose length is known."""
-    if work.form != "random" or shape.length < 0:
+    if work.form != Form.RANDOM or shape.length < 0:
         return None
     if work.consumers:
         return max(0, -(-(shape.length - consumer) // work.consumers))

@@ -153,7 +153,7 @@ def status(state: State, now: float) -> dict[str, Any]:
         "datasets": [
             {
                 "dataset_id": info.dataset_id,
-                "kind": info.shape.kind,
+                "kind": str(info.shape.kind),
                 "streams": info.shape.streams,
                 "cardinality": info.cardinality,
             }
@@ -193,7 +193,7 @@ def _iteration_status(record: IterationRecord) -> dict[str, Any]:
         "repetition": record.begun.repetition,
         "dataset_id": record.begun.dataset_id,
         "mode": MODES[record.options.mode],
-        "form": record.work.form,
+        "form": str(record.work.form),
         "consumers": record.options.consumers,
         "missing_consumers": list(record.missing()),
         "clients": len(clients),

@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import count
 
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
-from penstock.plan.shape import ENDLESS
+from penstock.plan.shape import ENDLESS, Form
 from penstock.service.logic.agreement import check_ends, explain_departure
 from penstock.service.logic.facts import (
     ClientHeard,
@@ -160,7 +160,7 @@ def _reply_without_grants(
 
 def choose(state: State, client: ClientRecord, want: int, ended: dict[int, int]) -> list[Address]:
     """Chooses about `want` elements for a client; `ended` has lengths that are not applied yet."""
-    in_order = state.iterations[client.job].work.form == "split"
+    in_order = state.iterations[client.job].work.form == Form.SPLIT
     kind = _InOrder if in_order else _SideBySide
     return kind(state, client, ended).choose(max(1, want))
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.plan.shape import ENDLESS
+from penstock.plan.shape import ENDLESS, OWNED_FORMS, Form
 from penstock.service.logic.facts import ClientJoined, IterationBegun
 from penstock.service.logic.leases import Group
 from penstock.service.logic.ranges import Consumed, Lengths, Ranges
 from penstock.service.logic.roster import Places, Throughput
 from penstock.service.protocol.messages import (
     AT_END,
-    OWNED_FORMS,
     Address,
     DatasetInfo,
     JobOptions,
@@ -80,7 +79,7 @@ class IterationRecord:
         self.begun = begun
         self.ready = begun.ready
         self.ends = Lengths()
-        if begun.work.form == "random" and begun.length >= 0:
+        if begun.work.form == Form.RANDOM and begun.length >= 0:
             self.ends[0] = begun.length
         self.places = Places(begun.work.job, self.owned)
         self.groups: dict[str, Group] = {}
@@ -111,22 +110,22 @@ class IterationRecord:
     def owned(self) -> bool:
         """Whether each stream belongs to a worker, and the clients get the list of them."""
         work = self.work
-        return work.form in OWNED_FORMS or (work.form == "single" and work.consumers > 0)
+        return work.form in OWNED_FORMS or (work.form == Form.SINGLE and work.consumers > 0)
 
     @property
     def bound(self) -> bool:
         """Whether workers make a stream from its start: one worker should make all of it."""
-        return self.work.form != "random"
+        return self.work.form != Form.RANDOM
 
     @property
     def elastic(self) -> bool:
         """Whether every worker that joins makes a stream of its own."""
-        return self.work.form == "whole" and self.work.streams == ENDLESS
+        return self.work.form == Form.WHOLE and self.work.streams == ENDLESS
 
     @property
     def extendable(self) -> bool:
         """Whether a worker that joins adds a stream, from a lap on that all consumers agree on."""
-        return self.work.form == "whole" and self.work.consumers > 0
+        return self.work.form == Form.WHOLE and self.work.consumers > 0
 
     @property
     def can_extend(self) -> bool:

@@ -10,10 +10,11 @@ import heapq
 import re
 from collections.abc import Collection, Iterable
 from itertools import cycle
+from typing import assert_never
 
 import msgspec
 
-from penstock.plan.shape import ENDLESS, Shape
+from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.service.logic.agreement import check_laps, streams_resumed
 from penstock.service.logic.facts import Fact, IterationBegun, StreamPlace, StreamsPlaced
 from penstock.service.logic.iterations import ClientRecord, IterationRecord, is_local
@@ -30,22 +31,22 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
 )
 
-_EMPTY_SHAPE = Shape("random", length=0)
+_EMPTY_SHAPE = Shape(Form.RANDOM, length=0)
 
 
-def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> str:
+def form_of(options: JobOptions, shape: Shape, leased: bool = False) -> Form:
     """The form in which workers share a plan of this shape.
 
     A single reader merges the inputs of an `interleave` itself. For several readers, one worker
     merges them.
     """
     if options.mode == 0:
-        return "whole"
+        return Form.WHOLE
     if options.mode >= 2:
-        return "shard"
-    if shape.kind == "split" and (options.consumers or (leased and shape.turns)):
-        return "single"
-    return "share" if shape.kind != "random" and options.per_worker else shape.kind
+        return Form.SHARD
+    if shape.kind == Form.SPLIT and (options.consumers or (leased and shape.turns)):
+        return Form.SINGLE
+    return Form.SHARE if shape.kind != Form.RANDOM and options.per_worker else shape.kind
 
 
 def begin(
@@ -63,9 +64,9 @@ def begin(
         streams=_count_streams(state, form, request, shape),
         key=request.key,
         epoch=request.epoch,
-        policy=options.mode if form == "shard" else 0,
+        policy=options.mode if form == Form.SHARD else 0,
         consumers=options.consumers,
-        kept=options.consumers > 0 or (leased and (options.cached or shape.kind != "random")),
+        kept=options.consumers > 0 or (leased and (options.cached or shape.kind != Form.RANDOM)),
     )
     return IterationBegun(
         name=request.job,
@@ -86,16 +87,21 @@ def _new_iteration_name(state: State) -> str:
     return f"{state.dispatcher}/{start}{state.iteration_numbers}"
 
 
-def _count_streams(state: State, form: str, request: OpenIteration, shape: Shape) -> int:
-    if form == "shard":
-        return len(state.settings.worker_addresses)
-    if form == "share" or (form == "whole" and request.options.consumers):
-        return request.streams or max(
-            1, len(_find_candidates(state, request)), streams_resumed(request)
-        )
-    if form == "whole":
-        return ENDLESS
-    return shape.streams if form == "split" else 1
+def _count_streams(state: State, form: Form, request: OpenIteration, shape: Shape) -> int:
+    match form:
+        case Form.RANDOM | Form.SINGLE | Form.TURNS:
+            return 1
+        case Form.SPLIT:
+            return shape.streams
+        case Form.SHARD:
+            return len(state.settings.worker_addresses)
+        case Form.WHOLE if not request.options.consumers:
+            return ENDLESS
+        case Form.WHOLE | Form.SHARE:
+            workers = len(_find_candidates(state, request))
+            return request.streams or max(1, workers, streams_resumed(request))
+        case _:
+            assert_never(form)
 
 
 def _find_candidates(state: State, request: OpenIteration) -> list[WorkerInfo]:
@@ -109,9 +115,9 @@ def opening_places(
     if not record.owned:
         return ()
     workers = _find_candidates(state, request)
-    if record.work.form == "shard":
+    if record.work.form == Form.SHARD:
         return tuple(listed_places(state, workers))
-    if record.work.form == "single":
+    if record.work.form == Form.SINGLE:
         loads = {info.worker: len(state.roster.workers[info.worker].streams) for info in workers}
         return tuple(first_places(1, sorted(workers, key=lambda info: loads[info.worker])))
     streams = max(len(workers), streams_resumed(request)) if record.elastic else record.work.streams

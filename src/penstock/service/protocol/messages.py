@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.plan.shape import Shape
+from penstock.plan.shape import Form, Shape
 from penstock.service.protocol import timing
 
 PROTOCOL = 1
@@ -21,9 +21,6 @@ UNDECIDED = -1
 
 AT_END = -1
 """The limit of a consumer that has handed out every element: no further stream may begin."""
-
-OWNED_FORMS = ("whole", "shard", "share")
-"""Forms of work whose streams belong to workers; see `Work`."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="t", omit_defaults=True):
@@ -263,15 +260,12 @@ class RegisterWorker(Message, frozen=True):
 class Work(Plain, frozen=True):
     """One stream, as a worker makes it. `job` is the name of the iteration, which is never reused.
 
-    `form` says which part of the plan the stream is: `random`, `split` and `single` as in `Shape`;
-    `turns`, some inputs of its `interleave`, which the client merges; `whole`, the whole plan, for
-    a slot of parallel_epochs; `shard`, part `stream` of `streams` by `policy`; `share`, every
-    `streams`-th split, for per-worker operators.
+    It is part `stream` of `streams`; `form` says in which way, and `policy` how SHARD divides.
     """
 
     digest: str
     job: str
-    form: str
+    form: Form
     stream: int
     streams: int
     key: int
@@ -286,7 +280,7 @@ class Work(Plain, frozen=True):
     """Where a part of a file begins if records cannot be found from every byte: at this byte, or as
     `plan.parts` says. The reader of such a file records where each part began and ended."""
     inputs: tuple[int, int] = (0, 1)
-    """Only for the form `turns`: the first input of the `interleave`, and how many inputs."""
+    """Only for the form TURNS: the first input of the `interleave`, and how many inputs."""
 
 
 class WorkStatus(Plain, frozen=True):

@@ -31,7 +31,7 @@ from penstock.errors import AbortedError, InvalidArgumentError
 from penstock.plan import codec, nodes, seeds
 from penstock.plan.nodes import INFINITE, Node, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.shape import ENDLESS, Shape
+from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.plan.splits import piece, shape_of
 
 _WHERE = "distributed_save"
@@ -101,21 +101,21 @@ def _write_shards(write: ShardWriter, shards: int, service: Any) -> Iterator[int
 class ShardContent:
     """The content of one shard: a range of the elements, or of the pieces, of a plan."""
 
-    kind: str
+    kind: Form
     start: int
     stop: int
     streams: int
 
     def plans(self, plan: Node) -> Iterator[Node]:
         """The plans whose elements the shard holds, in order."""
-        if self.kind == "split":
+        if self.kind == Form.SPLIT:
             for stream in range(self.start, self.stop):
-                yield piece(plan, "split", stream, self.streams)
-        elif self.kind == "random":
-            whole = piece(plan, "random", 0, 1)
+                yield piece(plan, Form.SPLIT, stream, self.streams)
+        elif self.kind == Form.RANDOM:
+            whole = piece(plan, Form.RANDOM, 0, 1)
             yield nodes.Take(nodes.Skip(whole, self.start), self.stop - self.start)
         else:
-            yield piece(plan, "single", 0, 1)
+            yield piece(plan, Form.SINGLE, 0, 1)
 
 
 def _divide(plan: Node) -> tuple[ShardContent, ...]:
@@ -124,7 +124,7 @@ def _divide(plan: Node) -> tuple[ShardContent, ...]:
         raise InvalidArgumentError(
             f"{_WHERE}: the dataset has no end, so it is never saved; take() some of it"
         )
-    total = shape.length if shape.kind == "random" else shape.streams
+    total = shape.length if shape.kind == Form.RANDOM else shape.streams
     shards = min(total, _SHARDS)
     ends = [total * number // shards for number in range(shards + 1)] if shards else []
     return tuple(
