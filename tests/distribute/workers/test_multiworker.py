@@ -18,7 +18,7 @@ from penstock.distribute.multiworker import (
     CommunicationImplementation,
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
-    _share,
+    _select_devices,
     _timeout,
 )
 from penstock.distribute.strategy import MirroredStrategy
@@ -225,7 +225,7 @@ def test_processes_of_one_machine_share_its_accelerators() -> None:
     cpus = [Device("CPU", index) for index in range(4)]
 
     def share(devices: list[Device], local: tuple[int, int] | None) -> list[int]:
-        return [device.index for device in _share(devices, Membership(local=local))]
+        return [device.index for device in _select_devices(devices, Membership(local=local))]
 
     assert [share(gpus, (index, 2)) for index in range(2)] == [[0, 1], [2, 3]]
     assert share(gpus, (3, 4)) == [3]
