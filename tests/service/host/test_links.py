@@ -80,14 +80,14 @@ def connected(links, *names):
     links.want(map(info, names))
     links.dial()
     found = []
-    until(lambda: found.extend(links.connected()) or len(found) == len(names))
+    until(lambda: found.extend(links.take_connected()) or len(found) == len(names))
     return found
 
 
 def test_workers_are_connected_once(links, exchange):
     assert sorted(connected(links, "a", "b")) == ["a", "b"]
     links.dial()
-    assert links.connected() == []
+    assert links.take_connected() == []
     assert len(links) == 2
     assert links.ever
     assert links["a"].connection is exchange.lines["a"]
@@ -116,7 +116,7 @@ def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
     exchange.failing = {"a": UnavailableError("a is away"), "b": OSError("b is broken")}
     links.want([info("a"), info("b")])
     links.dial()
-    until(lambda: links.connected() == [] and len(links.unreachable) == 2)
+    until(lambda: links.take_connected() == [] and len(links.unreachable) == 2)
     assert links.unreachable["a"].message == "a is away"
     assert links.unreachable["b"].message == "b:1: b is broken"
     assert not links.ever
@@ -125,7 +125,7 @@ def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
     exchange.failing = {}
     links._again.clear()
     links.dial()
-    until(lambda: links.connected() is not None and len(links) == 2)
+    until(lambda: links.take_connected() is not None and len(links) == 2)
     assert links.unreachable == {}
 
 
@@ -146,7 +146,11 @@ def test_one_that_comes_when_nobody_wants_it_is_closed(links, exchange):
     links.dial()
     links.want([])
     exchange.gate.set()
-    until(lambda: links.connected() == [] and "a" in exchange.lines and exchange.lines["a"].closed)
+    until(
+        lambda: (
+            links.take_connected() == [] and "a" in exchange.lines and exchange.lines["a"].closed
+        )
+    )
     assert len(links) == 0
 
 
@@ -195,7 +199,7 @@ def test_those_who_owe_something_and_say_nothing_are_found(links, exchange):
     until(lambda: links.ready(0) and links._looked >= links["a"].heard)
     assert [link.worker for link in links.silent(-1e-9)] == ["a"]
     assert links.silent(60.0) == []
-    links["a"].answered(1)
+    links["a"].finish(1)
     assert links.silent(-1e-9) == []
 
 
@@ -244,7 +248,7 @@ def test_one_that_is_cut_again_and_again_is_tried_less_often(exchange):
     assert [pause() for _ in range(6)] == [0.02, 0.08, 0.32, 1.28, 2.0, 2.0]
     links._again.clear()
     connected(links, "a")
-    links.received(links["a"])
+    links.note_chunk(links["a"])
     links.drop("a")
     assert links._again["a"] == 100.02
     links.close()
@@ -269,7 +273,7 @@ def test_whoever_waits_knows_when_to_connect_again(exchange):
     assert links.pause(100.0) == 2.0
     assert links.awaits("a")
     exchange.gate.set()
-    until(lambda: links.connected() or links.unreachable)
+    until(lambda: links.take_connected() or links.unreachable)
     assert not links.awaits("a")
     assert links.pause(101.0) == 1.0
     links.close()

@@ -79,6 +79,15 @@ class Deliveries:
         """Raises InvalidArgumentError unless the dtypes are those of the first elements."""
         self._structures.check(chunk)
 
+    @property
+    def hungry(self) -> bool:
+        """Whether there may be something to request."""
+        return self._fetcher.hungry
+
+    def owed_next(self) -> Ask | None:
+        """The request that the user waits for; None if there is none."""
+        return self._fetcher.owed_next()
+
     # Workers that come and go
 
     def set_workers(self, workers: Iterable[WorkerInfo]) -> None:
@@ -88,7 +97,7 @@ class Deliveries:
 
     def update_workers(self) -> None:
         """Uses new connections, and reports workers that cannot be reached to the dispatcher."""
-        for worker in self._links.connected():
+        for worker in self._links.take_connected():
             self._fetcher.join(worker)
             self._explain_loss(worker)
         for worker in [w for w in self._broken if not self._links.awaits(w)]:
@@ -199,17 +208,17 @@ class Deliveries:
                 self._discard(link, message)
             case Rows():
                 assert columns is not None
-                self._links.received(link)
+                self._links.note_chunk(link)
                 self._process_rows(message, columns)
             case Failed():
                 self._process_failure(message)
             case Progress(_, where):
                 link.where = where
             case Done():
-                link.answered(message.request)
+                link.finish(message.request)
                 self._process_end(link, message)
             case Impossible():
-                link.answered(message.request)
+                link.finish(message.request)
                 error = from_impossible(message)
                 self._fetcher.refuse(message.request, error, message.elsewhere)
                 self._retry = self._now() + timing.WORKER_REFUSAL

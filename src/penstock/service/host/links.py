@@ -60,7 +60,7 @@ class Link:
         """Seconds since the worker last sent something."""
         return now - self.heard
 
-    def answered(self, request: int) -> None:
+    def finish(self, request: int) -> None:
         """Notes that a request was answered in full."""
         self.owed.discard(request)
 
@@ -156,7 +156,7 @@ class Links:
         if self._closed:
             self._discard()
 
-    def connected(self) -> list[str]:
+    def take_connected(self) -> list[str]:
         """Takes over new connections and returns their workers; failures go to `unreachable`."""
         made: list[str] = []
         while self._arrived:
@@ -197,7 +197,7 @@ class Links:
             self._selector.unregister(link.connection)
             link.connection.close()
 
-    def received(self, link: Link) -> None:
+    def note_chunk(self, link: Link) -> None:
         """Notes that an undamaged chunk came from a worker."""
         link.damaged = 0
         self._cuts.pop(link.worker, None)

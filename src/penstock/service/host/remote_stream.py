@@ -154,7 +154,7 @@ class RemoteStream(Stream):
             return None
         if self._reading.extendable and not self._agent.may_enter(self._reading.lap):
             return None
-        if not self._reading.fetcher.takes_turns:
+        if not self._reading.takes_turns:
             return self._reading.take(limit, now)
         parts = self._reading.take_turns(limit)
         if len(parts) < 2:
@@ -326,7 +326,7 @@ class RemoteStream(Stream):
         """Requests what comes next, before the user works on the `count` elements taken."""
         self._confirmed = False
         self._report(count)
-        if self._agent.events or self._reading.fetcher.hungry:
+        if self._agent.events or self._deliveries.hungry:
             try:
                 self._attend()
             except OpError as error:
@@ -375,7 +375,7 @@ class RemoteStream(Stream):
     def _describe_wait(self) -> str:
         if not self._agent.may_enter(self._reading.lap):
             return "all consumers to agree on the round from which on new workers take part"
-        ask = self._reading.fetcher.owed_next()
+        ask = self._deliveries.owed_next()
         if ask is not None:
             link = self._links[ask.worker]
             return describe_request(ask, link, self._work.streams, self._now())

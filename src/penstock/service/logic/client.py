@@ -108,6 +108,11 @@ class Reading:
         for span in state.get("first", ()):
             self.fetcher.promise(*span)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether `take_turns` hands out elements, and not `take`."""
+        return self.fetcher.takes_turns
+
     def set_streams(self, streams: tuple[StreamInfo, ...]) -> None:
         """Adds streams of workers that the dispatcher has announced."""
         homes = {info.stream: info.worker for info in streams}

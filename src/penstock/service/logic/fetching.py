@@ -356,20 +356,27 @@ class Fetcher:
             return None
         ask.feed.note_part(began)
         if length is not None:
-            if ask.feed.length is None:
-                self.sizes.note_length(length)
-            ask.feed.end(length)
+            self._end_stream(ask.feed, length)
             ask.feed.note_part(began, ended)
-        if ask.at < min(ask.stop, ask.feed.limit):
-            ask.feed.lose(ask.at, ask.stop)
-        elif ask.at > ask.start:
-            self.sizes.grow(ask.at - ask.start)
-            ask.feed.prove()
+        self._note_progress(ask)
         if isinstance(self.order, InterleaveOrder):
             assert isinstance(ask.feed, InputFeed)
             short = self.sizes.whole // 2 if self.sizes.element_bytes else SHORT
             self.order.done(ask.feed, lengths if length is not None else None, short)
         return ask.feed if self._is_complete(ask.feed) else None
+
+    def _end_stream(self, feed: Feed, length: int) -> None:
+        if feed.length is None:
+            self.sizes.note_length(length)
+        feed.end(length)
+
+    def _note_progress(self, ask: Ask) -> None:
+        """Requests what a request was not answered with again; else the next may be larger."""
+        if ask.at < min(ask.stop, ask.feed.limit):
+            ask.feed.lose(ask.at, ask.stop)
+        elif ask.at > ask.start:
+            self.sizes.grow(ask.at - ask.start)
+            ask.feed.prove()
 
     def _is_complete(self, feed: Feed) -> bool:
         if feed.length is None or feed.asks:
