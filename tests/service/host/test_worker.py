@@ -34,7 +34,6 @@ from penstock.service.host.failures import from_failed
 from penstock.service.host.security import Security
 from penstock.service.host.worker import RunningWorker, Worker
 from penstock.service.protocol.fetches import (
-    Cancel,
     CloseTask,
     Done,
     Failed,
@@ -205,25 +204,6 @@ def test_several_connections_share_a_stream(service):
         assert service.worker.tasks() == 1
 
 
-@pytest.mark.parametrize("form", ["random", "single"])
-def test_a_fetch_can_be_called_off(service, form):
-    plan = n.Repeat(numbers(1000), -1)
-    work = service.work(plan if form == "random" else stream(plan), form)
-    with service.connect() as connection:
-        connection.send(OpenTask(1, work))
-        connection.send(Fetch(1, 1, 0, 1 << 60))
-        connection.send(Fetch(2, 1, 0, 1 << 60))
-        message, _ = connection.receive()
-        assert isinstance(message, Rows)
-        connection.send(Cancel(2))
-        connection.send(Cancel(1))
-        assert answers(connection, 1)[1] == Done(1)
-        assert answers(connection, 2) == ([], Done(2))
-        connection.send(Cancel(2))
-        connection.send(Fetch(3, 1, 0, 3))
-        assert [i for i, _ in answers(connection, 3)[0]] == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     "fetch",
     [Fetch(1, 7, 0, 1), Fetch(1, 1, -1, 1), Fetch(1, 1, 3, 2)],
@@ -294,8 +274,6 @@ def test_over_tls(tmp_path):
         assert answers(connection, 1)[0] == [(i, i % 100) for i in range(500)]
         connection.send(Fetch(2, 1, 0, 1 << 60))
         assert isinstance(connection.receive()[0], Rows)
-        connection.send(Cancel(2))
-        assert answers(connection, 2)[1] == Done(2)
 
 
 class Slow:

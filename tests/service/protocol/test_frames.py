@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from penstock.engine.formats.blocks import crc32c
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.fetches import (
-    Cancel,
     CloseTask,
     Closing,
     Done,
@@ -47,7 +46,6 @@ TO_WORKER = [
     OpenTask(1, Work("digest", "job", "split", 2, 3, 4, (5, 6))),
     Fetch(1, 2, 3, 4, MARK),
     Fetch(1, 2, 3, 4),
-    Cancel(8),
     Release((1, 2, 3)),
     CloseTask(9),
 ]

@@ -1,7 +1,7 @@
 """Answers the fetches on one data connection of a worker, from its first message to its last.
 
 Requests are answered one after the other, in order. Between two chunks the server reads what has
-arrived, so that a cancelled request ends at once. While a function runs for long, another thread
+arrived, so that it notices a client that is gone. While a function runs for long, another thread
 reports where it is. Without these reports, a client could not distinguish a slow function from a
 network that carries nothing.
 """
@@ -13,7 +13,6 @@ import logging
 import select
 import threading
 from collections import deque
-from functools import partial
 from typing import Protocol
 
 from penstock.engine.trail import with_turns
@@ -26,7 +25,6 @@ from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.fetches import (
-    Cancel,
     CloseTask,
     Done,
     Fetch,
@@ -143,7 +141,6 @@ class FetchServer:
         """Messages that were read and not yet handled."""
         self._accepted: set[int] = set()
         """Requests that the gate counts."""
-        self._cancelled: set[int] = set()
         self._lost = False
         self._thread = threading.get_ident()
         self._doing: int | None = None
@@ -180,9 +177,6 @@ class FetchServer:
     def _receive(self) -> None:
         message, _ = self._connection.receive()
         match message:
-            case Cancel(request):
-                if request in self._accepted:
-                    self._cancelled.add(request)
             case Fetch(request):
                 if request not in self._accepted and self._gate.enter():
                     self._accepted.add(request)
@@ -207,7 +201,6 @@ class FetchServer:
                     self._end_request(request)
 
     def _end_request(self, request: int) -> None:
-        self._cancelled.discard(request)
         if request in self._accepted:
             self._accepted.discard(request)
             self._gate.leave()
@@ -217,17 +210,16 @@ class FetchServer:
         try:
             task = self._find_task(fetch)
             self._receive_arrived()
-            is_cancelled = partial(self._is_cancelled, fetch.request)
             parts = task.fetch(
                 fetch.start,
                 fetch.stop,
                 mark=fetch.mark,
                 horizon=self._horizon(fetch),
-                is_cancelled=is_cancelled,
+                is_cancelled=self._is_client_gone,
             )
             for part in parts:
                 self._send(fetch.request, part, task.trail.began)
-            length = None if is_cancelled() else task.length(fetch.stop)
+            length = None if self._is_client_gone() else task.length(fetch.stop)
             lengths = None if length is None else task.trail.lengths
             return Done(fetch.request, length, task.trail.began, task.trail.ended, lengths)
         except BaseException as error:
@@ -250,16 +242,15 @@ class FetchServer:
         horizon = fetch.stop
         for message in self._waiting:
             if isinstance(message, Fetch) and message.task == fetch.task:
-                if message.start != horizon or message.request in self._cancelled:
+                if message.start != horizon:
                     break
                 horizon = message.stop
         return horizon
 
-    def _is_cancelled(self, request: int) -> bool:
-        """Whether the client has cancelled a request, or is gone."""
+    def _is_client_gone(self) -> bool:
         self._receive_arrived()
         # The end of a connection is no message, so `_receive_arrived` does not notice it.
-        return request in self._cancelled or self._lost or bool(self._hangup.poll(0))
+        return self._lost or bool(self._hangup.poll(0))
 
     def _receive_arrived(self) -> None:
         """Receives the messages that have arrived, without blocking."""

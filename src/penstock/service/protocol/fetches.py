@@ -36,12 +36,6 @@ class Fetch(Message, frozen=True):
     mark: Mark | None = None
 
 
-class Cancel(Message, frozen=True):
-    """The client no longer needs a request; the worker may end its answer at once (by `Done`)."""
-
-    request: int
-
-
 class Release(Message, frozen=True):
     """Segments of shared memory that the client no longer reads."""
 
@@ -137,5 +131,5 @@ class Closing(Message, frozen=True):
     reason: str
 
 
-ToWorker = OpenTask | Fetch | Cancel | Release | CloseTask
+ToWorker = OpenTask | Fetch | Release | CloseTask
 ToClient = Rows | Failed | Done | Impossible | Progress | Closing
