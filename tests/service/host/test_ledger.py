@@ -137,9 +137,9 @@ def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, cap
     last = ledger.answer(Lease("c", 2, 10)).last
     older = made(copy, "e")
     for _ in range(2):
-        with pytest.raises(NotFoundError, match=f"was told of fact {last.number}, and the journal"):
+        with pytest.raises(NotFoundError, match=f"knows of fact {last.number}, and the journal"):
             older.answer(Lease("c", 3, 10, last=last))
     older.close()
     first, second = (record.getMessage() for record in caplog.records)
-    assert "the dispatcher has lost facts: reader c was told of fact" in first
+    assert "the dispatcher has lost facts: reader c knows of fact" in first
     assert second.startswith("elements that readers may get twice: job 'job'")

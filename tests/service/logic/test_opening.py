@@ -333,7 +333,7 @@ def test_who_was_lost_may_come_back() -> None:
     world.wait(11.0)
     with pytest.raises(NotFoundError, match="or has not heard of it for 10 s"):
         world.beat("c")
-    with pytest.raises(NotFoundError, match="c was lost, .* come back under another name"):
+    with pytest.raises(NotFoundError, match="c have expired, .* return under another name"):
         world.open("c", data)
     world.open("d", data, resumes=("c",), consumed=(Address(0, 0, 4),))
     assert world.leases("d") == [(0, 4, 10), (0, 10, 14)]
@@ -407,7 +407,7 @@ def test_the_newer_of_two_equal_consumers_wins() -> None:
         lambda: world.beat("old"),
         lambda: world.open("old", data, consumer=0, consumers=1),
     ):
-        with pytest.raises(AbortedError, match="another reader has come as consumer 0; only one"):
+        with pytest.raises(AbortedError, match="another reader has joined as consumer 0; only one"):
             call()
     assert world.beat("new").missing == ()
     with pytest.raises(FailedPreconditionError, match="Lease: the readers .* read without leases"):
@@ -421,7 +421,7 @@ def test_a_lost_consumer_does_not_come_back_behind_a_newer_one() -> None:
     world.wait(11.0)
     world.open("new", data, consumer=0, consumers=2)
     world.ask(Leave("new"))
-    with pytest.raises(AbortedError, match="another reader has come as consumer 0; only one"):
+    with pytest.raises(AbortedError, match="another reader has joined as consumer 0; only one"):
         world.open("old", data, consumer=0, consumers=2)
 
 

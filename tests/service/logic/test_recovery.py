@@ -81,7 +81,7 @@ def test_a_dispatcher_that_knows_less_than_its_reader_says_so(world, ask):
     last = said(world, world.lease("a"))
     world.journal = world.journal[:kept]
     world.restart()
-    words = f"has lost facts: reader a was told of fact {last.number}, and .* with fact {kept} "
+    words = f"has lost facts: reader a knows of fact {last.number}, and .* with fact {kept} "
     with pytest.raises(NotFoundError, match=words):
         ask(world, last)
     # Also when it has as many facts again.
@@ -98,7 +98,7 @@ def test_an_older_copy_of_the_journal_does_not_know_later_starts(world):
     last = said(world, world.beat("a"))
     world.journal = world.journal[:kept]
     world.state = world.replayed()
-    with pytest.raises(NotFoundError, match=f"was told of fact {last.number}, and .* fact 0 "):
+    with pytest.raises(NotFoundError, match=f"knows of fact {last.number}, and .* fact 0 "):
         world.beat("a", last=last)
 
 

@@ -38,7 +38,7 @@ def test_what_was_read_since_is_read_again() -> None:
     world.lease("a", 5)
     world.open("b", "1000", resumes=("a",), consumed=SAVED)
     assert rest(world, "b") == list(range(10, 50))
-    with pytest.raises(AbortedError, match="another reader goes on from a saved state of reader a"):
+    with pytest.raises(AbortedError, match="another reader resumed a saved state of reader a"):
         world.beat("a")
 
 
@@ -120,7 +120,7 @@ def test_a_repeated_request_rewinds_nothing() -> None:
         world.read("b", 5)
     world.wait(11.0)
     # It was lost, and its first words arrive once more: it would not know that it was lost.
-    with pytest.raises(NotFoundError, match="b was lost, .* come back under another name"):
+    with pytest.raises(NotFoundError, match="b have expired, .* return under another name"):
         world.open("b", "1000", resumes=("a",), consumed=SAVED)
     world.open("c", "1000")
     assert rest(world, "c") == list(range(20, 50))
@@ -151,7 +151,7 @@ def test_a_lost_reader_does_not_return_once_another_reader_continues_from_its_st
     world.read("a", 20)
     world.wait(11.0)
     world.open("b", "1000", resumes=("a",), consumed=SAVED)
-    with pytest.raises(AbortedError, match="another reader goes on from a saved state of reader a"):
+    with pytest.raises(AbortedError, match="another reader resumed a saved state of reader a"):
         world.open("c", "1000", resumes=("a",), consumed=(Address(0, 0, 20),), names=("a",))
     assert rest(world, "b") == list(range(10, 50))
 

@@ -126,8 +126,8 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
         # A late duplicate of a request must not bring the client back: it would not know which of
         # its leases have expired.
         raise NotFoundError(
-            f"service: reader {request.client} was lost, and others may have what it held; it "
-            "must come back under another name"
+            f"service: the leases of reader {request.client} have expired, and other readers may "
+            "have them; it must return under another name"
         )
     if (overtaken := _find_overtaken(record, request)) is not None:
         raise AbortedError(explain_departure(overtaken))
@@ -158,11 +158,11 @@ def explain_departure(member: ClientRecord) -> str:
         return f"service: reader {member.client} has left; iterate again to read on"
     if member.consumer >= 0:
         return (
-            f"service: another reader has come as consumer {member.consumer}; only one process "
+            f"service: another reader has joined as consumer {member.consumer}; only one process "
             "may read under each consumer_index"
         )
     return (
-        f"service: another reader goes on from a saved state of reader {member.client}; iterate "
+        f"service: another reader resumed a saved state of reader {member.client}; iterate "
         "again to read on"
     )
 

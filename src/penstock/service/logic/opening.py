@@ -1,6 +1,6 @@
 """Opening: a client begins or resumes an iteration of a job.
 
-A named job that was read to its end stays so until it is forgotten: a client that comes later gets
+A named job that was read to its end stays so until it is removed: a client that comes later gets
 no element of it, and learns why (decision 0022). A client that resumes a saved state supersedes the
 clients that read on from it before, unless all of them resume the same merged state: these are
 readers of one job, side by side.
@@ -265,7 +265,10 @@ def _is_read(record: IterationRecord, request: OpenIteration) -> bool:
 def _warning(
     state: State, job: JobRecord, record: IterationRecord | None, request: OpenIteration
 ) -> str:
-    """`record` is None for a repetition that was read to its end and forgotten."""
+    """The warning for a client that gets no element, or not all; raises if it must not read.
+
+    `record` is None for a repetition that was read to its end and removed.
+    """
     returns = request.resumes or request.consumed or request.last is not None
     if returns or (record is not None and not record.begun.leased):
         return ""

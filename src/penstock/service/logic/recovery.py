@@ -145,9 +145,9 @@ def lost_facts(state: State, request: Request) -> str | None:
         return None
     end = _last_known_fact(state, request.last.life)
     return (
-        f"service: the dispatcher has lost facts: reader {request.client} was told of fact "
+        f"service: the dispatcher has lost facts: reader {request.client} knows of fact "
         f"{request.last.number}, and the journal ended with fact {end} when it was opened; its "
-        "disk did not keep what it was given, or it is an older copy. Readers tell what they got"
+        "disk did not keep what it was given, or it is an older copy. Readers report what they got"
     )
 
 
