@@ -236,7 +236,7 @@ def test_a_forked_child_reads_by_itself(cluster):
 
 LOCKS = {
     "of services": lambda cluster: services._LOCK,
-    "of the connection": lambda cluster: session(cluster.address)._call.__self__._calls._lock,
+    "of the connection": lambda cluster: session(cluster.address)._call.__self__._connections._lock,
     "of the dispatcher": lambda cluster: cluster.dispatcher._hosted._handler.ledger._lock,
 }
 
