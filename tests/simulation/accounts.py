@@ -162,7 +162,7 @@ def _together(
 def _reported(
     record: IterationRecord, trainer: Trainer, clients: list[str], history: list[int]
 ) -> Counter[int]:
-    """What somebody is thought to have got who never came back; others got the rest."""
+    """What the dispatcher recorded for a trainer that never returned; the rest was leased again."""
     told = _told(record, trainer, clients)
     more = sorted(map(address, told - Counter(history)))
     _require(trainer, not more, f"is thought to have got {more}")
@@ -170,7 +170,7 @@ def _reported(
 
 
 def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -> Counter[int]:
-    """What somebody got who was there to the end, of which the dispatcher must know."""
+    """What a trainer got that stayed to the end; the dispatcher must have recorded it."""
     told, got = _told(record, trainer, trainer.clients), Counter(trainer.history)
     right = not told - got and set(got - told) <= _doubtful(trainer, late)
     _require(trainer, right, _misreported(trainer, told))
@@ -178,12 +178,12 @@ def _got(record: IterationRecord, trainer: Trainer, late: dict[str, set[int]]) -
 
 
 def _doubtful(trainer: Trainer, late: dict[str, set[int]]) -> set[int]:
-    """What somebody got, and could not report before others were given it."""
+    """What a trainer got and could not report before other trainers were leased it."""
     return trainer.doubtful.union(*(late.get(client, ()) for client in trainer.clients))
 
 
 def _told(record: IterationRecord, trainer: Trainer, clients: list[str]) -> Counter[int]:
-    """What the dispatcher thinks that somebody has got, but for what all began with."""
+    """What the dispatcher recorded for a trainer, without the state that all began with."""
     base = set(trainer.merged.history) if trainer.merged is not None else set()
     return Counter(value for value in _recorded(record, clients) if value not in base)
 
@@ -214,7 +214,7 @@ def _recorded(record: IterationRecord, clients: list[str]) -> list[int]:
 def _complete(
     where: str, record: IterationRecord, group: str, members: list[Trainer], delivered: set[int]
 ) -> None:
-    """Nothing is missing if somebody read to the end; else what is missing is free."""
+    """Nothing is missing if a trainer read to the end; otherwise missing elements are free."""
     plan, leases = members[0].job.plan, record.groups[group]
     beyond = [address(v) for v in delivered if address(v)[1] >= plan.length(address(v)[0])]
     _require(where, not beyond, f"delivered what does not exist: {beyond}")

@@ -1,4 +1,4 @@
-"""Turns: elements of several inputs follow each other as `interleave` has it, whoever made them."""
+"""Elements of several inputs come in the turns of `interleave`, whichever worker sent them."""
 
 from __future__ import annotations
 
