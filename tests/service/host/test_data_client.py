@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
+from penstock.engine.processes import chunk_memory
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
     InvalidArgumentError,
     UnauthenticatedError,
     UnavailableError,
 )
-from penstock.service.host import chunk_memory
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.element.ragged import Ragged
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
@@ -15,7 +16,6 @@ from penstock.errors import (
 )
 from penstock.service.host import data_connection
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import INLINE, Connection
 from penstock.service.host.security import Security

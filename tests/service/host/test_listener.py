@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
 from penstock.service.host import admission
-from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener

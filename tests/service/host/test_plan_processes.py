@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from penstock.engine.processes.descriptors import receive_descriptor
+from penstock.engine.processes.fork_server import ProcessExit
 from penstock.service.host import plan_processes
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.fork_server import ProcessExit
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
 from penstock.service.host.plan_processes import PlanProcesses
-from penstock.service.host.sockets import receive_descriptor
 from penstock.service.protocol.messages import WorkStatus
 from penstock.service.protocol.plan_process_messages import (
     Begin,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.processes.chunk_memory import MappedSlabs, Slab
 from penstock.errors import (
     DataLossError,
     DeadlineExceededError,
@@ -16,11 +17,10 @@ from penstock.errors import (
 )
 from penstock.service.host import compression
 from penstock.service.host.channels import Channel, DescriptorChannel
-from penstock.service.host.chunk_memory import MappedSlabs
 from penstock.service.host.data_connection import Connection
 from penstock.service.protocol import frames
 from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
-from penstock.service.protocol.frames import MESSAGE, SLAB, Slab, pack_columns
+from penstock.service.protocol.frames import MESSAGE, SLAB, pack_columns
 from tests.effort import examples
 from tests.service.host.wire_peers import (
     chunk,

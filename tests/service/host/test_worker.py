@@ -13,6 +13,7 @@ import pytest
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.element.dtypes import int64
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -24,7 +25,6 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_client import connect_data

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-from penstock.service.host.chunk_memory import host_id
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.listener import DataListener

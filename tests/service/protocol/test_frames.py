@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.formats.blocks import crc32c
+from penstock.engine.processes.chunk_memory import Slab
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.fetches import (
     CloseTask,
@@ -28,7 +29,6 @@ from penstock.service.protocol.frames import (
     MAX_MESSAGE,
     MESSAGE,
     SLAB,
-    Slab,
     checksum,
     decode_message,
     decoder_of_client,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ssl
 import time
 
+from penstock.engine.processes.chunk_memory import MappedSlabs, can_share
 from penstock.errors import (
     InvalidArgumentError,
     UnauthenticatedError,
@@ -15,7 +16,6 @@ from penstock.errors import (
 )
 from penstock.service.host.authentication import ProcessLoss, Terms, client_handshake
 from penstock.service.host.channels import Channel, DescriptorChannel, TlsChannel
-from penstock.service.host.chunk_memory import MappedSlabs, can_share
 from penstock.service.host.compression import mode_of
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.security import Security

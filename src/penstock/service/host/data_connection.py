@@ -25,6 +25,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.nest import text_of
 from penstock.engine.gather import Gather
+from penstock.engine.processes.chunk_memory import BUFFERS, MappedSlabs, SlabPool
 from penstock.engine.tuning import cores
 from penstock.errors import (
     DataLossError,
@@ -36,7 +37,6 @@ from penstock.errors import (
 )
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import Channel, Part
-from penstock.service.host.chunk_memory import BUFFERS, MappedSlabs, SlabPool
 from penstock.service.host.compression import Compressor, decompress
 from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import (

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.sockets import receive_descriptor
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.plan_process_messages import (

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.endings import Ending
+from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
@@ -19,7 +20,6 @@ from penstock.plan.parts import with_parts
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
-from penstock.service.host.chunk_memory import host_id
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol import timing

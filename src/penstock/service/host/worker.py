@@ -19,15 +19,16 @@ from functools import partial
 
 from penstock.engine.context import Environment
 from penstock.engine.endings import Ending
+from penstock.engine.processes import fork_server
+from penstock.engine.processes.chunk_memory import host_id
+from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import FailedPreconditionError, OpError
-from penstock.service.host import fork_server, plan_process_main
-from penstock.service.host.chunk_memory import host_id
+from penstock.service.host import plan_process_main
 from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
-from penstock.service.host.fork_server import ForkServer
 from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
 from penstock.service.host.plan_cache import Decode, PlanCache, make_decoder

@@ -26,9 +26,9 @@ import numpy as np
 from penstock.element.buffers import MALFORMED, Description, Packing, measure, unpack
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
+from penstock.engine.processes.chunk_memory import Slab
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.fetches import ToClient, ToWorker
-from penstock.service.protocol.messages import Plain
 
 MESSAGE, SLAB = 0, 1
 """Kinds of frames: a message, and a slab of shared memory that later messages use."""
@@ -52,16 +52,6 @@ decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToWork
 _CACHED = 2048  # Bytes of the longest description that is cached.
 
 _decoder = msgspec.msgpack.Decoder(tuple[Description, ...])
-
-
-class Slab(Plain, frozen=True, array_like=True):
-    """Shared memory of `cells` cells of `cell` bytes; its descriptor comes with the frame."""
-
-    number: int
-    cell: int
-    cells: int
-    dropped: tuple[int, ...] = ()
-    """The numbers of slabs that the client may unmap."""
 
 
 slab_decoder = msgspec.msgpack.Decoder(Slab)

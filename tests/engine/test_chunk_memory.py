@@ -6,10 +6,9 @@ import weakref
 
 import pytest
 
+from penstock.engine.processes.chunk_memory import MappedSlabs, Slab, SlabPool
 from penstock.errors import DataLossError
-from penstock.service.host.chunk_memory import MappedSlabs, SlabPool
 from penstock.service.protocol.fetches import Fetch, Release, Rows
-from penstock.service.protocol.frames import Slab
 from tests.service.host.wire_peers import (
     linked,
     rows_in,

@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from penstock.service.host.chunk_memory import ReceiveBuffers, size_class
+from penstock.engine.processes.chunk_memory import ReceiveBuffers, size_class
 
 
 def address(view: memoryview) -> int:

@@ -29,7 +29,6 @@ import numpy as np
 from penstock.element.buffers import ALIGN
 from penstock.element.columns import Array
 from penstock.errors import DataLossError
-from penstock.service.protocol.frames import Slab
 
 _SMALL = 96 << 10  # For smaller sizes, the allocator reuses memory.
 _HUGE = 4 << 20
@@ -128,6 +127,16 @@ def _map_memory(room: int) -> mmap.mmap:
 
 BUFFERS = ReceiveBuffers()
 """The receive buffers of this process."""
+
+
+class Slab(NamedTuple):
+    """Shared memory of `cells` cells of `cell` bytes; its descriptor comes with the message."""
+
+    number: int
+    cell: int
+    cells: int
+    dropped: tuple[int, ...] = ()
+    """The numbers of slabs that the receiver may unmap."""
 
 
 class WorkerSlab:

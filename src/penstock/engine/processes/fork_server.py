@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from penstock.service.host.sockets import receive_descriptor, send_descriptors
+from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 
 AVAILABLE = sys.platform == "linux"
 """Whether this system can kill a process together with its parent."""
