@@ -21,8 +21,8 @@ from penstock.plan.cuts import cut
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
-from penstock.plan.parts import GUESS, with_parts
-from penstock.plan.shape import ENDLESS
+from penstock.plan.parts import with_parts
+from penstock.plan.shape import ENDLESS, GUESS
 from penstock.plan.splits import piece, shape_of
 from tests.conformance.random_plans import plans
 from tests.effort import examples

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from penstock.service.logic.iterations import HERE, IterationRecord
+from penstock.service.logic.dispatcher_records import HERE, IterationRecord
 from penstock.service.protocol.messages import UNDECIDED
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import Violation

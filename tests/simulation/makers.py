@@ -16,7 +16,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.contract import Stream
 from penstock.engine.trail import WIDTH, Trail, add_turns
 from penstock.errors import NotFoundError, ResourceExhaustedError
-from penstock.plan.parts import GUESS, WHOLE
+from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_streams import StreamPool, WorkerStream

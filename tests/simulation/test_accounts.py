@@ -7,8 +7,7 @@ import pytest
 
 from penstock.errors import FailedPreconditionError
 from penstock.plan.shape import Shape
-from penstock.service.logic.leases import Group, Track
-from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.leases import Group, Ranges, Track
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.accounts import settle

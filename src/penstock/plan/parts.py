@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from penstock.plan import nodes
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Node
+from penstock.plan.shape import GUESS, WHOLE
 from penstock.plan.traits import Trait
 
 PART_BYTES = 8 << 20
@@ -26,13 +27,6 @@ _MOST_SIZES = 4096
 _FORMATS = ("text", "fixed", "tfrecord")
 DIVISION = "division"
 """The option of a file reader that says how its files are divided."""
-
-GUESS, WHOLE = -1, -2
-"""Where a part of a TFRecord file begins, instead of a byte.
-
-GUESS: at the first position that looks like a record; the client compares where neighbouring parts
-began and ended. WHOLE: the first part is the whole file, for clients that do not compare.
-"""
 
 NOWHERE = 1 << 62
 """A position after the end of every file."""

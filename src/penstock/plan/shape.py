@@ -12,6 +12,13 @@ from typing import NamedTuple
 ENDLESS = -1
 """The number of streams of a plan that has infinitely many."""
 
+GUESS, WHOLE = -1, -2
+"""Where a part of a TFRecord file begins, instead of a byte.
+
+GUESS: at the first position that looks like a record; the client compares where neighbouring parts
+began and ended. WHOLE: the first part is the whole file, for clients that do not compare.
+"""
+
 
 class Form(StrEnum):
     """Which part of a plan a stream of a service is. Messages carry it as its string."""

@@ -12,9 +12,9 @@ from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.options import ShardingPolicy
-from penstock.plan.parts import WHOLE, begin_part, with_parts
+from penstock.plan.parts import begin_part, with_parts
 from penstock.plan.pieces import inputs_of, pieces_of
-from penstock.plan.shape import Form, Shape
+from penstock.plan.shape import WHOLE, Form, Shape
 from penstock.plan.shard import in_order, service_shard, shard_sources
 
 

@@ -20,8 +20,8 @@ from penstock.errors import (
 from penstock.plan import nodes
 from penstock.service.host.plan_cache import PlanCache
 from penstock.service.host.remote_stream import RemoteStream
+from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone
-from penstock.service.logic.iterations import LOST
 from tests.integration.clusters import Calls, Cluster, settled, until
 
 

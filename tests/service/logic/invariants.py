@@ -1,9 +1,8 @@
 """The invariants of a dispatcher's state: tests and simulations check them after every fact."""
 
 from penstock.errors import InternalError
-from penstock.service.logic.iterations import HERE, IterationRecord
-from penstock.service.logic.leases import Group
-from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.dispatcher_records import HERE, IterationRecord
+from penstock.service.logic.leases import Group, Ranges
 from penstock.service.logic.state import State
 
 

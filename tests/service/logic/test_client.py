@@ -16,8 +16,7 @@ from penstock.errors import (
     NotFoundError,
     UnavailableError,
 )
-from penstock.plan.parts import GUESS
-from penstock.plan.shape import Shape
+from penstock.plan.shape import GUESS, Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
-from penstock.service.logic.laps import Laps
+from penstock.service.logic.orders import Laps
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Address,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InvalidArgumentError
-from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.leases import Ranges
 from penstock.service.protocol.messages import Address
 
 _CALL = "service.merge_states"

@@ -2,37 +2,60 @@
 
 `decide` and `tick` change nothing: their caller journals the durable facts, applies all facts in
 order, and then sends the reply. Requests that cannot be served raise.
+
+What clients and workers register is removed again: an anonymous job with its reader, and a dataset
+that its client would register again with its last iteration. Named jobs are kept longer, for saved
+states that may be restored; they expire here.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from collections.abc import Iterator
+from itertools import count, takewhile
 from typing import Any
 
-from penstock.errors import InternalError, NotFoundError
-from penstock.service.logic.agreement import MODES, find_dataset
-from penstock.service.logic.facts import ClientHeard, Fact, RangesClaimed, WorkerSuspected
-from penstock.service.logic.granting import find_reader, lease, report_consumed
-from penstock.service.logic.iterations import HERE, LEFT, LOST, ClientRecord, IterationRecord
-from penstock.service.logic.opening import depart, open_iteration, workers_for
-from penstock.service.logic.placement import extend, relieve
-from penstock.service.logic.recovery import lost_facts
-from penstock.service.logic.registry import (
-    forget_idle,
-    forget_jobs,
-    leave_worker,
-    receive_worker_heartbeat,
-    register_dataset,
-    register_worker,
-    remove_workers,
+from penstock.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
 )
-from penstock.service.logic.roster import WorkerRecord
+from penstock.service.logic.dispatcher_records import (
+    HERE,
+    LEFT,
+    LOST,
+    ClientRecord,
+    IterationRecord,
+    JobRecord,
+    WorkerRecord,
+)
+from penstock.service.logic.facts import (
+    ClientHeard,
+    DatasetForgotten,
+    DatasetStored,
+    Fact,
+    IterationRemoved,
+    RangesClaimed,
+    WorkerGone,
+    WorkerHeard,
+    WorkerJoined,
+    WorkerSuspected,
+)
+from penstock.service.logic.granting import find_reader, lease, report_consumed
+from penstock.service.logic.opening import depart, open_iteration, workers_for
+from penstock.service.logic.placement import extend, inherit, is_at, relieve, welcome
+from penstock.service.logic.reader_checks import MODES, find_dataset
+from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.state import Decision, State
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
+    PROTOCOL,
     ClientHeartbeat,
     ClientHeartbeatReply,
+    DatasetInfo,
     ForgetJobs,
+    ForgetJobsReply,
     GetDataset,
     GetStatus,
     GetStatusReply,
@@ -42,9 +65,11 @@ from penstock.service.protocol.messages import (
     Ok,
     OpenIteration,
     RegisterDataset,
+    RegisterDatasetReply,
     RegisterWorker,
     Request,
     WorkerHeartbeat,
+    WorkerHeartbeatReply,
 )
 
 _MIN_BUSY = 0.02
@@ -228,3 +253,173 @@ def _potential_rate(client: ClientRecord) -> float:
         return 0.0
     busy = max(pace.seconds - pace.waited, pace.seconds * _MIN_BUSY)
     return pace.elements / busy
+
+
+_FIRST_ID = 1000
+
+
+REPETITIONS = 16
+"""How many repetitions of a job are kept; earlier ones that were read to their end are removed."""
+
+
+def register_dataset(state: State, request: RegisterDataset) -> Decision:
+    """Registers a dataset under a new id or the given one; repeated requests get the same id."""
+    numbered = not request.dataset_id
+    dataset_id = request.dataset_id or state.requests.get(request.request) or _next_id(state)
+    info = DatasetInfo(
+        dataset_id=dataset_id,
+        digest=request.digest,
+        structure=request.structure,
+        spec=request.spec,
+        shape=request.shape,
+        cardinality=request.cardinality,
+        seeds=request.seeds,
+    )
+    known = state.datasets.get(dataset_id)
+    if known is not None:
+        if not _is_same_dataset(known, info):
+            raise InvalidArgumentError(
+                f"register_dataset: another dataset is registered as {dataset_id!r}; use another "
+                "dataset_id, or none to get a new one"
+            )
+        return Decision((), RegisterDatasetReply(dataset_id))
+    stored = DatasetStored(info, request.request, numbered, request.lasting)
+    return Decision((stored,), RegisterDatasetReply(dataset_id))
+
+
+def _next_id(state: State) -> str:
+    numbers = (str(_FIRST_ID + number) for number in count(state.dataset_numbers))
+    return next(number for number in numbers if number not in state.datasets)
+
+
+def _is_same_dataset(one: DatasetInfo, other: DatasetInfo) -> bool:
+    """Whether two datasets count as one; seeds and the bytes of functions may differ."""
+    if (one.structure, one.spec) != (other.structure, other.spec):
+        return False
+    same_size = (one.shape, one.cardinality) == (other.shape, other.cardinality)
+    return same_size or one.digest == other.digest
+
+
+def register_worker(state: State, request: RegisterWorker) -> Decision:
+    """Adds a worker; a worker that had its address before is removed, and its streams move."""
+    _check_worker(state, request)
+    info = request.info
+    known = state.roster.workers.get(info.worker)
+    if known is not None and known.info == info:
+        return Decision((WorkerHeard(info.worker),), Ok())
+    facts: list[Fact] = [WorkerJoined(info)]
+    old = state.roster.workers.get(state.roster.addresses.get(info.address, ""))
+    if old is not None and old.info.worker != info.worker:
+        facts = [WorkerGone(old.info.worker), *facts, *inherit(state, old, info.worker)]
+    return Decision((*facts, *welcome(state, info)), Ok())
+
+
+def _check_worker(state: State, request: RegisterWorker) -> None:
+    settings = state.settings
+    where = f"WorkerServer at {request.info.address}"
+    for what, theirs, ours in (
+        ("protocol", request.protocol, PROTOCOL),
+        ("Python", request.python, settings.python),
+        ("penstock", request.version, settings.version),
+    ):
+        if ours and theirs != ours:
+            raise FailedPreconditionError(
+                f"{where}: it has {what} {theirs} and the dispatcher has {ours}; run the same "
+                "versions everywhere"
+            )
+    listed = settings.worker_addresses
+    if listed and not any(is_at(request.info.address, one) for one in listed):
+        raise FailedPreconditionError(
+            f"{where}: this address is not among the dispatcher's worker_addresses "
+            f"({', '.join(settings.worker_addresses)}); start the worker at one of them"
+        )
+
+
+def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float) -> Decision:
+    """Notes a heartbeat; the reply says which iterations have readers."""
+    record = state.roster.workers.get(request.worker)
+    if record is None:
+        return Decision((), WorkerHeartbeatReply(False))
+    heard = WorkerHeard(request.worker, request.jobs, request.draining, request.restarts)
+    leaves = request.draining and not record.draining
+    moved = relieve(state, (request.worker,)) if leaves else []
+    started = state.settings.started
+    # Just after a start, clients may not have returned yet, and the list may be incomplete.
+    unsure = started is not None and now - started < state.settings.lease_seconds
+    return Decision(
+        (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.active_jobs())
+    )
+
+
+def leave_worker(state: State, request: LeaveWorker) -> Decision:
+    """Removes a worker that stops, and moves its streams to other workers."""
+    if request.worker not in state.roster.workers:
+        return Decision((), Ok())
+    return Decision(tuple(remove_workers(state, (request.worker,))), Ok())
+
+
+def remove_workers(state: State, workers: tuple[str, ...]) -> list[Fact]:
+    """The facts that remove workers and move their streams to workers that stay."""
+    moved = relieve(state, workers)
+    return [*(WorkerGone(worker) for worker in workers), *moved]
+
+
+def forget_idle(state: State, now: float) -> list[Fact]:
+    """The facts that remove iterations and datasets that had no readers for long enough."""
+    idle = dict.fromkeys(_idle_iterations(state, now))
+    for job in state.jobs.values():
+        idle.update(dict.fromkeys(_early_repetitions(state, job)))
+    facts: list[Fact] = [IterationRemoved(name) for name in idle]
+    spare = (name for name, since in state.spare.items() if now - since >= timing.UNREAD_DATASET)
+    return facts + [DatasetForgotten(dataset_id) for dataset_id in spare]
+
+
+def _idle_iterations(state: State, now: float) -> Iterator[str]:
+    """The names of iterations to remove; the one that has been idle longest comes first."""
+    settings = state.settings
+    soonest = min(settings.forget_after, settings.job_gc_timeout or settings.forget_after)
+    for name in state.idle:
+        record = state.iterations[name]
+        age = now - record.idle_since
+        if age < soonest:
+            return
+        collected = settings.job_gc_timeout and age >= settings.job_gc_timeout
+        if collected or (age >= settings.forget_after and record.forgettable):
+            yield name
+
+
+def _early_repetitions(state: State, job: JobRecord) -> Iterator[str]:
+    """The earliest repetitions of a job that has more than REPETITIONS."""
+    spare = len(job.iterations) - REPETITIONS
+    for repetition in sorted(job.iterations)[: max(0, spare)]:
+        name = job.iterations[repetition]
+        if state.iterations[name].forgettable:
+            yield name
+
+
+def forget_jobs(state: State, request: ForgetJobs) -> Decision:
+    """Removes one job, or all jobs without readers, because a user asks for it."""
+    asked = [r for r in state.iterations.values() if r.begun.name is not None]
+    if request.job is not None:
+        asked = _find_job(asked, request.job)
+    read = {record.begun.name for record in asked if record.clients}
+    gone = [record for record in asked if record.begun.name not in read]
+    facts = tuple(IterationRemoved(record.work.job) for record in gone)
+    return Decision(facts, ForgetJobsReply(_job_names(gone), tuple(sorted(filter(None, read)))))
+
+
+def _find_job(records: list[IterationRecord], job: str) -> list[IterationRecord]:
+    found = [record for record in records if record.begun.name == job]
+    if not found:
+        names = ", ".join(map(repr, _job_names(records))) or "none"
+        raise NotFoundError(f"forget: the dispatcher knows no job {job!r}; it knows {names}")
+    readers = sum(len(record.clients) for record in found)
+    if readers:
+        raise FailedPreconditionError(
+            f"forget: {readers} clients read job {job!r}; stop them first, or use another job_name"
+        )
+    return found
+
+
+def _job_names(records: list[IterationRecord]) -> tuple[str, ...]:
+    return tuple(sorted({record.begun.name or "" for record in records}))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from penstock.errors import DataLossError
-from penstock.plan.parts import WHOLE
+from penstock.plan.shape import WHOLE
 from penstock.service.protocol.fetches import Mark
 
 _SMALL = 512

@@ -13,7 +13,14 @@ from itertools import count
 
 from penstock.errors import AbortedError, FailedPreconditionError, NotFoundError
 from penstock.plan.shape import ENDLESS, Form
-from penstock.service.logic.agreement import check_ends, explain_departure
+from penstock.service.logic.dispatcher_records import (
+    HERE,
+    LOST,
+    ClientRecord,
+    IterationRecord,
+    find_least_loaded,
+    is_local,
+)
 from penstock.service.logic.facts import (
     ClientHeard,
     ClientWaits,
@@ -23,8 +30,7 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.iterations import HERE, LOST, ClientRecord, IterationRecord, is_local
-from penstock.service.logic.roster import find_least_loaded
+from penstock.service.logic.reader_checks import check_ends, explain_departure
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Address, Grant, Lease, LeaseReply

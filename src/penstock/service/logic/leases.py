@@ -1,4 +1,8 @@
-"""Leases: which elements of an iteration the clients of a group hold, and which are free.
+"""Leases: which elements the clients of a group hold and have consumed, and which are free.
+
+`Ranges` is a set of ordinals as ranges (start, stop), stop left out. Where there are as many
+streams as elements, an object for each stream would cost hundreds of bytes per element. So streams
+that a client has consumed completely are kept as ranges of stream numbers.
 
 Invariant: every element of a stream before `reached` is held by one client, or free, or consumed.
 """
@@ -6,10 +10,266 @@ Invariant: every element of a stream before `reached` is held by one client, or 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
 
-from penstock.service.logic.ranges import Ranges
+import numpy as np
+
+_UNKNOWN = -1
+
+Default = TypeVar("Default")
+
+
+class Ranges:
+    """A set of ordinals; `count` is how many there are."""
+
+    __slots__ = ("_starts", "_stops", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        # Arrays, because a long epoch with many readers leaves millions of ranges.
+        self._starts = array("q")
+        self._stops = array("q")
+        self.count = 0
+        for start, stop in ranges:
+            self.add(start, stop)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._stops, strict=True)
+
+    def __len__(self) -> int:
+        """The number of ranges."""
+        return len(self._starts)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __contains__(self, ordinal: int) -> bool:
+        place = bisect_right(self._starts, ordinal)
+        return place > 0 and ordinal < self._stops[place - 1]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranges):
+            return NotImplemented
+        return self._starts == other._starts and self._stops == other._stops
+
+    __hash__ = None  # type: ignore[assignment]  # It is mutable.
+
+    def __repr__(self) -> str:
+        return f"Ranges({list(self)})"
+
+    @property
+    def stop(self) -> int:
+        """The ordinal behind the last one; 0 if the set is empty."""
+        return self._stops[-1] if self._stops else 0
+
+    def copy(self) -> Ranges:
+        """An independent copy."""
+        made = Ranges()
+        made._starts, made._stops, made.count = self._starts[:], self._stops[:], self.count
+        return made
+
+    def packed(self) -> bytes:
+        """The set as compressed bytes: few if the ranges are regular."""
+        starts, stops = np.asarray(self._starts), np.asarray(self._stops)
+        edges = np.stack([starts, stops], axis=1).ravel()
+        return zlib.compress(np.diff(edges, prepend=0).astype("<i8").tobytes(), 1)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Ranges:
+        """The set that `packed` returned the bytes of."""
+        edges = np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8")).reshape(-1, 2)
+        made = cls()
+        made._starts.frombytes(edges[:, 0].astype(np.int64).tobytes())
+        made._stops.frombytes(edges[:, 1].astype(np.int64).tobytes())
+        made.count = int((edges[:, 1] - edges[:, 0]).sum())
+        return made
+
+    def add(self, start: int, stop: int) -> None:
+        """Adds `start` to `stop`."""
+        if start >= stop:
+            return
+        last = self._stops[-1] if self._stops else -1
+        if start > last:
+            self._starts.append(start)
+            self._stops.append(stop)
+            self.count += stop - start
+        elif start == last:
+            self._stops[-1] = stop
+            self.count += stop - start
+        else:
+            self._merge(start, stop)
+
+    def _merge(self, start: int, stop: int) -> None:
+        first = bisect_left(self._stops, start)
+        behind = bisect_right(self._starts, stop)
+        if first < behind:
+            start = min(start, self._starts[first])
+            stop = max(stop, self._stops[behind - 1])
+        self._replace(first, behind, ((start, stop),))
+
+    def remove(self, start: int, stop: int) -> None:
+        """Removes those of `start` to `stop` that are in the set."""
+        first = bisect_right(self._stops, start)
+        behind = bisect_left(self._starts, stop)
+        if start >= stop or first >= behind:
+            return
+        left, right = self._starts[first], self._stops[behind - 1]
+        if behind - first == 1 and (start <= left or right <= stop):
+            self._shorten(first, left, right, start, stop)
+        else:
+            rest = ((left, start), (stop, right))
+            self._replace(first, behind, [pair for pair in rest if pair[0] < pair[1]])
+
+    def _shorten(self, place: int, left: int, right: int, start: int, stop: int) -> None:
+        """Removes one end of one range, or all of it."""
+        self.count -= min(right, stop) - max(left, start)
+        if start > left:
+            self._stops[place] = start
+        elif stop < right:
+            self._starts[place] = stop
+        else:
+            del self._starts[place], self._stops[place]
+
+    def _replace(self, first: int, behind: int, ranges: Iterable[tuple[int, int]]) -> None:
+        starts = array("q", [start for start, _ in ranges])
+        stops = array("q", [stop for _, stop in ranges])
+        self.count += sum(stops) - sum(starts)
+        self.count -= sum(self._stops[first:behind]) - sum(self._starts[first:behind])
+        self._starts[first:behind] = starts
+        self._stops[first:behind] = stops
+
+    def inside(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of `start` to `stop` that are in the set."""
+        first = bisect_right(self._stops, start)
+        behind = bisect_left(self._starts, stop)
+        if start >= stop:
+            return []
+        return [
+            (max(start, self._starts[place]), min(stop, self._stops[place]))
+            for place in range(first, behind)
+        ]
+
+    def outside(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of `start` to `stop` that are not in the set."""
+        gaps = []
+        for left, right in self.inside(start, stop):
+            if start < left:
+                gaps.append((start, left))
+            start = right
+        if start < stop:
+            gaps.append((start, stop))
+        return gaps
+
+
+class Lengths(MutableMapping[int, int]):
+    """The known lengths of streams, as an array."""
+
+    def __init__(self) -> None:
+        self._lengths = array("q")
+        self._count = 0
+
+    def __getitem__(self, stream: int) -> int:
+        if not 0 <= stream < len(self._lengths) or self._lengths[stream] == _UNKNOWN:
+            raise KeyError(stream)
+        return self._lengths[stream]
+
+    @overload
+    def get(self, stream: int) -> int | None: ...
+
+    @overload
+    def get(self, stream: int, default: Default) -> int | Default: ...
+
+    def get(self, stream: int, default: Any = None) -> Any:
+        # Called for every lease: raising for every stream of unknown length would be slow.
+        known = 0 <= stream < len(self._lengths) and self._lengths[stream] != _UNKNOWN
+        return self._lengths[stream] if known else default
+
+    def __setitem__(self, stream: int, length: int) -> None:
+        missing = stream + 1 - len(self._lengths)
+        if missing > 0:
+            self._lengths.extend([_UNKNOWN] * missing)
+        self._count += self._lengths[stream] == _UNKNOWN
+        self._lengths[stream] = length
+
+    def __delitem__(self, stream: int) -> None:
+        self[stream]
+        self._lengths[stream] = _UNKNOWN
+        self._count -= 1
+
+    def __iter__(self) -> Iterator[int]:
+        return (s for s, length in enumerate(self._lengths) if length != _UNKNOWN)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def packed(self) -> bytes:
+        """The lengths as compressed bytes: few if streams are alike."""
+        return zlib.compress(np.asarray(self._lengths).astype("<i8").tobytes(), 1)
+
+    def unpack(self, packed: bytes) -> None:
+        """Replaces the contents by those that `packed` returned."""
+        lengths = np.frombuffer(zlib.decompress(packed), "<i8").astype(np.int64)
+        self._lengths = array("q", lengths.tobytes())
+        self._count = int((lengths != _UNKNOWN).sum())
+
+
+class Consumed(Mapping[int, Ranges]):
+    """What one client has consumed of each stream; `lengths` are those of the iteration."""
+
+    def __init__(self, lengths: Lengths) -> None:
+        self._lengths = lengths
+        self._parts: dict[int, Ranges] = {}
+        self._whole = Ranges()
+        """The numbers of the streams that it has consumed completely."""
+
+    def __getitem__(self, stream: int) -> Ranges:
+        if stream in self._whole:
+            return Ranges(((0, self._lengths[stream]),))
+        return self._parts[stream]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._parts
+        for start, stop in self._whole:
+            yield from range(start, stop)
+
+    def __len__(self) -> int:
+        return len(self._parts) + self._whole.count
+
+    @property
+    def count(self) -> int:
+        """How many elements the client has consumed."""
+        whole = (s for start, stop in self._whole for s in range(start, stop))
+        parts = sum(ranges.count for ranges in self._parts.values())
+        return parts + sum(self._lengths[stream] for stream in whole)
+
+    def add(self, stream: int, ranges: list[tuple[int, int]]) -> None:
+        if not ranges or stream in self._whole:
+            return
+        consumed = self._parts.setdefault(stream, Ranges())
+        for start, stop in ranges:
+            consumed.add(start, stop)
+        self.settle(stream)
+
+    def settle(self, stream: int) -> None:
+        """Moves a stream to the complete ones if all of its elements are consumed."""
+        length, part = self._lengths.get(stream), self._parts.get(stream)
+        if length and part is not None and part.count == length:
+            del self._parts[stream]
+            self._whole.add(stream, stream + 1)
+
+    def packed(self) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
+        """As bytes: the numbers of complete streams, and the parts of other streams."""
+        parts = sorted(self._parts.items())
+        return self._whole.packed(), tuple((stream, part.packed()) for stream, part in parts)
+
+    def unpack(self, whole: bytes, parts: tuple[tuple[int, bytes], ...]) -> None:
+        """Replaces the contents by those that `packed` returned."""
+        self._whole = Ranges.unpacked(whole)
+        self._parts = {stream: Ranges.unpacked(part) for stream, part in parts}
 
 
 @dataclass(slots=True)

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.errors import FailedPreconditionError
-from penstock.service.logic.agreement import (
-    check_claims,
-    check_opening,
-    check_return,
-    check_same,
-    find_dataset,
+from penstock.service.logic.dispatcher_records import (
+    HERE,
+    LEFT,
+    LOST,
+    SUPERSEDED,
+    ClientRecord,
+    IterationRecord,
+    JobRecord,
+    is_local,
 )
 from penstock.service.logic.facts import (
     ClientGone,
@@ -34,18 +37,15 @@ from penstock.service.logic.facts import (
     StreamPlace,
     StreamsPlaced,
 )
-from penstock.service.logic.iterations import (
-    HERE,
-    LEFT,
-    LOST,
-    SUPERSEDED,
-    ClientRecord,
-    IterationRecord,
-    JobRecord,
-    is_local,
-)
+from penstock.service.logic.leases import Ranges
 from penstock.service.logic.placement import begin, joining_places, opening_places
-from penstock.service.logic.ranges import Ranges
+from penstock.service.logic.reader_checks import (
+    check_claims,
+    check_opening,
+    check_return,
+    check_same,
+    find_dataset,
+)
 from penstock.service.logic.recovery import knows
 from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (

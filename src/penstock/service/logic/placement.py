@@ -15,10 +15,14 @@ from typing import assert_never
 import msgspec
 
 from penstock.plan.shape import ENDLESS, Form, Shape
-from penstock.service.logic.agreement import check_laps, streams_resumed
+from penstock.service.logic.dispatcher_records import (
+    ClientRecord,
+    IterationRecord,
+    WorkerRecord,
+    is_local,
+)
 from penstock.service.logic.facts import Fact, IterationBegun, StreamPlace, StreamsPlaced
-from penstock.service.logic.iterations import ClientRecord, IterationRecord, is_local
-from penstock.service.logic.roster import WorkerRecord
+from penstock.service.logic.reader_checks import check_laps, streams_resumed
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     AT_END,

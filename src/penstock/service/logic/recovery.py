@@ -13,6 +13,7 @@ from itertools import islice
 
 import msgspec
 
+from penstock.service.logic.dispatcher_records import HERE, ClientRecord, IterationRecord
 from penstock.service.logic.facts import (
     ClientGone,
     ClientJoined,
@@ -29,7 +30,6 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
     WorkerJoined,
 )
-from penstock.service.logic.iterations import HERE, ClientRecord, IterationRecord
 from penstock.service.logic.leases import Group
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.service.logic import facts
-from penstock.service.logic.facts import Fact
-from penstock.service.logic.iterations import (
+from penstock.service.logic.dispatcher_records import (
     HERE,
     SUPERSEDED,
     ClientRecord,
     IterationRecord,
     JobRecord,
+    Roster,
 )
-from penstock.service.logic.leases import Group
-from penstock.service.logic.ranges import Consumed
-from penstock.service.logic.roster import Roster
+from penstock.service.logic.facts import Fact
+from penstock.service.logic.leases import Consumed, Group
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, Reply
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.service.logic.ranges import Consumed, Lengths, Ranges
+from penstock.service.logic.leases import Consumed, Lengths, Ranges
 from tests.effort import examples
 
 SPANS = st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))

@@ -5,8 +5,8 @@ import pytest
 
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan.shape import Shape
+from penstock.service.logic.dispatcher import REPETITIONS
 from penstock.service.logic.recovery import snapshot
-from penstock.service.logic.registry import REPETITIONS
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (

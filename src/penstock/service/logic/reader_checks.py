@@ -1,4 +1,4 @@
-"""Agreement: what must hold before a client may read, and what all readers of a job share.
+"""Checks of readers: what must hold before a client may read, and what readers of a job share.
 
 Every check returns nothing, or raises the error that the user sees.
 """
@@ -12,7 +12,7 @@ from penstock.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from penstock.service.logic.iterations import (
+from penstock.service.logic.dispatcher_records import (
     LEFT,
     LOST,
     SUPERSEDED,
