@@ -32,7 +32,7 @@ from penstock.engine.access import Access, access
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
-from penstock.engine.formats import files, saved
+from penstock.engine.formats import files, runs, saved
 from penstock.engine.lower import open_plan
 from penstock.engine.specs import known_spec
 from penstock.engine.streams.elementwise import check_state
@@ -1257,7 +1257,7 @@ class Dataset:
             numbers = itertools.count()
             shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
         with contextlib.closing(self._chunks()) as chunks:
-            saved.write(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
+            runs.save(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
 
     def _chunks(self) -> Generator[Chunk, None, None]:
         context = Context(

@@ -143,7 +143,9 @@ class Inlet:
         return chunk
 
     def unread(self, chunk: Chunk, used: int) -> None:
-        """Takes back the elements of the last chunk behind the first `used`."""
+        """Takes back the elements of the last chunk behind the first `used`, if there are any."""
+        if used == len(chunk):
+            return
         rest = chunk.rows(used, len(chunk))
         self._keep(rest if self._rest is None else Chunk.join([rest, self._rest]), used)
 

@@ -84,10 +84,8 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     A state that is a position was saved where the plan had random access.
     """
     match node:
-        case nodes.Cache(source, ""):
-            return buffering.CacheStream(node, partial(_open, source, context), state)
         case nodes.Cache(source):
-            return buffering.FileCacheStream(node, partial(_open, source, context), state)
+            return buffering.CacheStream(node, partial(_open, source, context), state)
         case nodes.Snapshot(source):
             return storing.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():

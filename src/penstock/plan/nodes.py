@@ -39,6 +39,15 @@ UNKNOWN = -2
 
 Kind = TypeVar("Kind")
 
+_SAME_ELEMENTS = Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE
+"""It hands on elements of its input as they are, and picks them by their positions."""
+
+_ON_ANY_FILES = Trait.SAME_ON_FILES | Trait.SHARD_PASSES
+"""A worker may apply it to any shard of the files."""
+
+_NO_CHANGE = Trait.ADVISORY | Trait.ELEMENTWISE | _SAME_ELEMENTS | _ON_ANY_FILES
+"""It hands on its input unchanged."""
+
 OPAQUE: Any = object()
 """The spec of an operator whose function must be called to find its spec."""
 
@@ -84,6 +93,9 @@ class Node:
 
     sealed: ClassVar[bool] = False
     """Whether a service runs its input: that has its own options and is not rewritten here."""
+
+    method: ClassVar[str | None] = None
+    """The name of the user's call; None if it is the name of the class."""
 
     def __init_subclass__(cls) -> None:
         if "traits" not in vars(cls):
@@ -134,7 +146,7 @@ class Node:
 
     def spec_from(self, *inputs: Any) -> Any:
         """The spec, given the specs of the inputs; `OPAQUE` if a function decides it."""
-        return inputs[0]
+        return inputs[0] if self.declared_spec is None else self.declared_spec
 
     def spec_from_samples(self, *inputs: Any) -> Any:
         """The spec, given specs that were found on samples: equal shapes may be chance."""
@@ -212,8 +224,8 @@ class Node:
 
     @property
     def label(self) -> str:
-        """The method's name, for messages and `explain()`."""
-        return _snake(type(self).__name__)
+        """The name of the user's call, for messages and `explain()`."""
+        return self.method or _snake(type(self).__name__)
 
 
 def _snake(name: str) -> str:
@@ -292,9 +304,7 @@ class Slices(Node):
     def cardinality(self) -> int:
         return len(self.data)
 
-    @property
-    def label(self) -> str:
-        return "from_tensor_slices"
+    method = "from_tensor_slices"
 
 
 @node
@@ -303,9 +313,7 @@ class Tensors(Slices):
 
     traits = Trait.NONE
 
-    @property
-    def label(self) -> str:
-        return "from_tensors"
+    method = "from_tensors"
 
 
 @node
@@ -314,9 +322,7 @@ class FileNames(Slices):
 
     traits = Trait.NONE
 
-    @property
-    def label(self) -> str:
-        return "list_files"
+    method = "list_files"
 
 
 @node
@@ -418,9 +424,6 @@ class Generator(Node):
 
     traits = Trait.NONE
 
-    def spec_from(self, *inputs: Any) -> Any:
-        return self.signature
-
     @property
     def declared_spec(self) -> Any:
         return self.signature
@@ -428,9 +431,7 @@ class Generator(Node):
     counted = False
     reason = "a generator can only be run from its start"
 
-    @property
-    def label(self) -> str:
-        return "from_generator"
+    method = "from_generator"
 
 
 _READERS = {
@@ -476,9 +477,6 @@ class Saved(Node):
     traits = Trait.READS_FILES
     free_fields = ("compression", "path")
 
-    def spec_from(self, *inputs: Any) -> Any:
-        return self.spec
-
     @property
     def declared_spec(self) -> Any:
         return self.spec
@@ -489,9 +487,7 @@ class Saved(Node):
 
     reason = "saved elements are read from the start"
 
-    @property
-    def label(self) -> str:
-        return "load"
+    method = "load"
 
 
 # Elementwise
@@ -510,7 +506,7 @@ class Map(Node):
     signature: Any = None
     drawn: bool = False
 
-    traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES | Trait.SHARD_PASSES
+    traits = Trait.ELEMENTWISE | _ON_ANY_FILES
     seed_field = "random"
     free_fields = ("deterministic", "drawn", "parallel", "random")
 
@@ -541,13 +537,7 @@ class Filter(Node):
     input: Node
     function: Function
 
-    traits = (
-        Trait.ELEMENTWISE
-        | Trait.SAMPLED_BY_INPUT
-        | Trait.KEEPS_BATCH_SIZE
-        | Trait.SAME_ON_FILES
-        | Trait.SHARD_PASSES
-    )
+    traits = Trait.ELEMENTWISE | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | _ON_ANY_FILES
 
     counted = False
     reason = "how many elements pass is not known before all are tried"
@@ -629,9 +619,7 @@ class Inputs(FlatMap):
 
     traits = Trait.ELEMENTWISE | Trait.MAKES_DATASETS
 
-    @property
-    def label(self) -> str:
-        return "interleave"
+    method = "interleave"
 
 
 @node
@@ -876,14 +864,7 @@ class Shuffle(Node):
     reshuffle: bool = True
     drawn: bool = False
 
-    traits = (
-        Trait.BY_POSITION
-        | Trait.SAMPLED_BY_INPUT
-        | Trait.KEEPS_BATCH_SIZE
-        | Trait.SAME_ON_FILES
-        | Trait.SHARD_PASSES
-        | Trait.DRAWS_ORDER
-    )
+    traits = _SAME_ELEMENTS | _ON_ANY_FILES | Trait.DRAWS_ORDER
     seed_field = "seed"
     free_fields = ("drawn", "seed")
 
@@ -899,13 +880,7 @@ class Repeat(Node):
     input: Node
     count: int = INFINITE
 
-    traits = (
-        Trait.BY_POSITION
-        | Trait.SAMPLED_BY_INPUT
-        | Trait.KEEPS_BATCH_SIZE
-        | Trait.SAME_ON_FILES
-        | Trait.SHARD_PASSES
-    )
+    traits = _SAME_ELEMENTS | _ON_ANY_FILES
 
     @cached_property
     def cardinality(self) -> int:
@@ -927,9 +902,7 @@ class Take(Node):
     input: Node
     count: int
 
-    traits = (
-        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
-    )
+    traits = _SAME_ELEMENTS | Trait.COUNTS_ON_FILES
 
     @cached_property
     def cardinality(self) -> int:
@@ -946,9 +919,7 @@ class Skip(Node):
     input: Node
     count: int
 
-    traits = (
-        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
-    )
+    traits = _SAME_ELEMENTS | Trait.COUNTS_ON_FILES
 
     @cached_property
     def cardinality(self) -> int:
@@ -964,9 +935,7 @@ class Shard(Node):
     shards: int
     index: int
 
-    traits = (
-        Trait.BY_POSITION | Trait.SAMPLED_BY_INPUT | Trait.KEEPS_BATCH_SIZE | Trait.COUNTS_ON_FILES
-    )
+    traits = _SAME_ELEMENTS | Trait.COUNTS_ON_FILES
 
     @cached_property
     def cardinality(self) -> int:
@@ -1109,15 +1078,7 @@ class Prefetch(Node):
     input: Node
     size: int
 
-    traits = (
-        Trait.ADVISORY
-        | Trait.ELEMENTWISE
-        | Trait.BY_POSITION
-        | Trait.SAMPLED_BY_INPUT
-        | Trait.KEEPS_BATCH_SIZE
-        | Trait.SAME_ON_FILES
-        | Trait.SHARD_PASSES
-    )
+    traits = _NO_CHANGE
 
 
 class Store:
@@ -1181,15 +1142,7 @@ class WithOptions(Node):
     input: Node
     options: Options
 
-    traits = (
-        Trait.ADVISORY
-        | Trait.ELEMENTWISE
-        | Trait.BY_POSITION
-        | Trait.SAMPLED_BY_INPUT
-        | Trait.KEEPS_BATCH_SIZE
-        | Trait.SAME_ON_FILES
-        | Trait.SHARD_PASSES
-    )
+    traits = _NO_CHANGE
 
 
 def options_of(node: Node) -> Options:

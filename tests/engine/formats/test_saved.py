@@ -92,7 +92,7 @@ def test_all_kinds_of_elements(compression: str | None, tmp_path: Path) -> None:
         "f": TensorSpec((2,), np.float64),
     }
     path = str(tmp_path / "s")
-    saved.write(path, iter([Chunk.of(elements)]), spec, compression, None)
+    runs.save(path, iter([Chunk.of(elements)]), spec, compression, None)
     dataset = Dataset.load(path, compression=compression)
     assert dataset.element_spec == spec
     assert repr(list(dataset)) == repr(elements)
@@ -163,7 +163,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_elements_that_break_their_promise(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="Dataset.save: there are elements TensorSpec.*"):
-        saved.write(str(tmp_path / "s"), numbers(1), TensorSpec((), np.int32), None, None)
+        runs.save(str(tmp_path / "s"), numbers(1), TensorSpec((), np.int32), None, None)
     assert tree(tmp_path) == []
 
 
@@ -272,7 +272,7 @@ def test_wrong_shard_numbers(number: Any, tmp_path: Path) -> None:
     with pytest.raises(
         InvalidArgumentError, match="Dataset.save: shard_func must return the number"
     ):
-        saved.write(str(tmp_path / "s"), numbers(1), INT, None, lambda element: number)
+        runs.save(str(tmp_path / "s"), numbers(1), INT, None, lambda element: number)
     assert tree(tmp_path) == []
 
 
@@ -330,10 +330,10 @@ def test_two_at_once(tmp_path: Path) -> None:
     def chunks() -> Iterator[Chunk]:
         yield from numbers(1)
         with pytest.raises(AlreadyExistsError, match="Dataset.save: '.*s' is being written by"):
-            saved.write(path, numbers(2), INT, None, None)
+            runs.save(path, numbers(2), INT, None, None)
         yield from numbers(3)
 
-    saved.write(path, chunks(), INT, None, None)
+    runs.save(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [1, 3]
 
 
@@ -343,10 +343,10 @@ def test_whose_lock_was_taken_does_not_win(tmp_path: Path) -> None:
     def chunks() -> Iterator[Chunk]:
         yield from numbers(1)
         os.unlink(os.path.join(path, "lockfile"))
-        saved.write(path, numbers(2), INT, None, None)
+        runs.save(path, numbers(2), INT, None, None)
 
     with pytest.raises(AbortedError, match="Dataset.save: another writer has begun to write"):
-        saved.write(path, chunks(), INT, None, None)
+        runs.save(path, chunks(), INT, None, None)
     assert loaded(tmp_path / "s") == [2]
     assert tree(tmp_path / "s") == [
         "N/N.shard/N.snapshot",

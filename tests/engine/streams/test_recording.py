@@ -148,7 +148,7 @@ def test_a_failure_to_complete_takes_the_place_of_no_element(
     def full(self: Any) -> bool:
         raise ResourceExhaustedError("the disk is full")
 
-    monkeypatch.setattr("penstock.engine.formats.cached.CacheWriter.commit", full)
+    monkeypatch.setattr("penstock.engine.streams.buffering.CacheWriter.commit", full)
     iterator = iter(Dataset.range(2).cache(tmp_path / "c"))
     assert [int(next(iterator)), int(next(iterator))] == [0, 1]
     with pytest.raises(ResourceExhaustedError, match="full"):

@@ -185,7 +185,7 @@ class EvenPortions(PortionsStream):
 
     def pull(self, limit: int) -> Chunk:
         if len(self._turns) == 1:
-            return self._cut_batches(self._turns[0], limit)
+            return self._cut_turn(self._turns[0], self._pull_batches(limit))
         if self._waiting is None:
             step = self._step
             batch = self._pull_batches(1)
@@ -199,9 +199,6 @@ class EvenPortions(PortionsStream):
         if self._given >= len(self._waiting):
             self._waiting = None
         return chunk
-
-    def _cut_batches(self, turn: tuple[int, ...], limit: int) -> Chunk:
-        return self._cut_turn(turn, self._pull_batches(limit))
 
     def _pull_batches(self, limit: int) -> Chunk:
         while True:

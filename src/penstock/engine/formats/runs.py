@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,12 @@ from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
 from penstock.engine.fitting import fit_chunk, spec_of_chunk
-from penstock.engine.formats import metadata
 from penstock.engine.formats.blocks import check_packing
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.folders import join, open_folder
 from penstock.engine.formats.locks import LockFile
-from penstock.engine.formats.metadata import METADATA, SavedInfo
-from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.engine.formats.saved import METADATA, SavedInfo, find, to_bytes
+from penstock.errors import AbortedError, DataLossError, InvalidArgumentError
 
 SPEC = "dataset_spec.json"
 """The spec again: programs written for TensorFlow check whether this file exists."""
@@ -132,7 +131,7 @@ class RunWriter:
         before = self._before()
         shards = tuple(self._file(number) for number in sorted([*self._writers, *self._adopted]))
         info = SavedInfo(self._found, shards, self._count, self._packing, self._run, before)
-        self._folder.replace(METADATA, metadata.to_bytes(info))
+        self._folder.replace(METADATA, to_bytes(info))
         self._committed = True
         if self._found is not None:
             spec = json.dumps(spec_to_json(self._found)).encode()
@@ -155,7 +154,7 @@ class RunWriter:
     def _before(self) -> str:
         """The run that file readers see now."""
         try:
-            info = metadata.find(self._path, self._call)
+            info = find(self._path, self._call)
         except DataLossError:
             return ""
         return "" if info is None else info.run
@@ -169,5 +168,22 @@ class RunWriter:
         if self._before() != run:
             self._remove(run)
             return
-        info = metadata.find(self._path, self._call)
+        info = find(self._path, self._call)
         self._remove("" if info is None else info.replaced)
+
+
+def save(
+    path: str, chunks: Iterable[Chunk], spec: Any, compression: str | None, shard: Shard | None
+) -> None:
+    """Saves elements into a folder; what was saved there before is replaced, at the very end."""
+    run = RunWriter(path, compression, shard, "Dataset.save", spec)
+    try:
+        for chunk in chunks:
+            run.write(chunk)
+        if not run.commit():
+            raise AbortedError(
+                f"Dataset.save: another writer has begun to write {path!r} anew; "
+                "give each writer its own folder"
+            )
+    finally:
+        run.abandon()

@@ -1,16 +1,27 @@
 """Buffering operators: caches in memory and in files; prefetching is in `engine.prefetch`.
 
 A cache passes its input through and keeps it; once it has seen all of it, later passes read the
-cache and do not open the input.
+cache and do not open the input. The files of a cache are:
+
+    <name>.data-00000-of-00001   the elements, a chunk file
+    <name>.index                 how many; with it the cache is complete
+    <name>_0.lockfile            the process that is filling the cache
+    <name>_0.<number>            the elements that it has written so far
+
+A complete cache is read without comparing it with the pipeline.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from functools import partial
 
 from penstock.element.chunk import Chunk
-from penstock.engine.contract import State
-from penstock.engine.formats.cached import CacheFiles, CacheWriter
+from penstock.engine.contract import State, Stream
+from penstock.engine.formats.blocks import translate_write_errors
+from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.locks import LockFile
 from penstock.engine.streams.recording import (
     Open,
     Recorder,
@@ -18,7 +29,10 @@ from penstock.engine.streams.recording import (
     warn_of_partial_passes,
 )
 from penstock.engine.streams.sources import ChunksStream
+from penstock.errors import NotFoundError, UnimplementedError
 from penstock.plan.nodes import INFINITE, Cache, Store
+
+_CALL = "Dataset.cache"
 
 
 class _MemoryRecorder:
@@ -38,8 +52,60 @@ class _MemoryRecorder:
         self._chunks = []
 
 
+class CacheWriter:
+    """Fills the files of a cache; raises AlreadyExistsError while another writer does."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._pid = os.getpid()
+        folder = os.path.dirname(name) or "."
+        if not os.path.isdir(folder):
+            raise NotFoundError(f"{_CALL}: the folder {folder!r} does not exist; make it first")
+        self._lock = LockFile(f"{name}_0.lockfile", name, _CALL, self._clean)
+        self._lock.acquire()
+        self._partial = f"{name}_0.{self._lock.token}"
+        try:
+            self._writer = ChunkWriter(self._partial, call=_CALL)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _clean(self, token: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._name}_0.{token}")
+
+    def write(self, chunk: Chunk) -> None:
+        self._writer.write(chunk)
+
+    def commit(self) -> bool:
+        """Makes the cache complete; False if another writer has taken over filling it."""
+        self._writer.close()
+        if not self._lock.held():
+            return False
+        data = _data_file(self._name)
+        with translate_write_errors(data, _CALL):
+            os.replace(self._partial, data)
+            with open(_index_file(self._name), "w", encoding="utf-8") as file:
+                file.write(f"{self._writer.count}\n")
+        return True
+
+    def abandon(self) -> None:
+        """Removes the incomplete file; a second call does nothing."""
+        if os.getpid() == self._pid:  # In a forked child, the files belong to its parent.
+            self._writer.abandon()
+            self._lock.release()
+
+
+def _data_file(name: str) -> str:
+    return f"{name}.data-00000-of-00001"
+
+
+def _index_file(name: str) -> str:
+    return f"{name}.index"
+
+
 class CacheStream(RecordingStream):
-    """A memory cache: a complete pass fills it, a partial pass leaves it empty.
+    """A cache: a complete pass fills it, a partial pass leaves it empty.
 
     A state from within a filling pass resumes with the input, because only that has the same order;
     the resumed pass does not fill.
@@ -48,50 +114,45 @@ class CacheStream(RecordingStream):
     def __init__(self, node: Cache, open_input: Open, state: State) -> None:
         count, begun = (0, None) if state is None else (state["count"], state["input"])
         super().__init__(node.input, count)
-        self._store = node.store
-        chunks = node.store.chunks
-        self._reads = begun is None and chunks is not None
+        self._node = node
+        filled = _open_filled(node, count) if begun is None else None
+        self._reads = filled is not None
         if begun is not None:
             self._read(open_input(begun))
-        elif chunks is not None:
-            self._read(ChunksStream(lambda: iter(chunks), count))
+        elif filled is not None:
+            self._read(filled)
         else:
-            endless = node.input.cardinality == INFINITE
-            self._begin(None if endless else _MemoryRecorder(node.store), open_input)
+            self._begin(_recorder(node), open_input)
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
-        # All passes hand out the same arrays, so they must be read-only.
-        return super()._write(recorder, chunk.frozen())
+        # All passes over a memory cache hand out the same arrays, so they must be read-only.
+        return super()._write(recorder, chunk if self._node.filename else chunk.frozen())
 
     def _note_partial(self) -> None:
-        warn_of_partial_passes(self._store)
+        warn_of_partial_passes(self._node.store)
 
     def save(self) -> State:
         return {"count": self._count, "input": None} if self._reads else super().save()
 
 
-class FileCacheStream(RecordingStream):
-    """A file cache: a complete pass fills it, and later passes read it.
+def _open_filled(node: Cache, skip: int) -> Stream | None:
+    """The elements of a complete cache without the first `skip`; None if it is not complete."""
+    if not node.filename:
+        chunks = node.store.chunks
+        return None if chunks is None else ChunksStream(lambda: iter(chunks), skip)
+    if "://" in node.filename:
+        raise UnimplementedError(
+            f"{_CALL}: a cache needs a local file, got {node.filename!r}; "
+            "Dataset.save can write to other places"
+        )
+    data = _data_file(node.filename)
+    if not os.path.exists(_index_file(node.filename)) or not os.path.exists(data):
+        return None
+    return ChunksStream(partial(read_chunks, data, None, _CALL, skip), None)
 
-    A state from within a filling pass resumes with the input, because only that has the same order;
-    the resumed pass does not fill.
-    """
 
-    def __init__(self, node: Cache, open_input: Open, state: State) -> None:
-        count, begun = (0, None) if state is None else (state["count"], state["input"])
-        super().__init__(node.input, count)
-        self._store = node.store
-        files = CacheFiles(node.filename)
-        self._reads = begun is None and files.complete
-        if begun is not None:
-            self._read(open_input(begun))
-        elif self._reads:
-            self._read(ChunksStream(partial(files.read, count), None))
-        else:
-            self._begin(CacheWriter(files), open_input)
-
-    def _note_partial(self) -> None:
-        warn_of_partial_passes(self._store)
-
-    def save(self) -> State:
-        return {"count": self._count, "input": None} if self._reads else super().save()
+def _recorder(node: Cache) -> Recorder | None:
+    """What fills a cache; None if its elements never end and it would be in memory."""
+    if node.filename:
+        return CacheWriter(node.filename)
+    return None if node.input.cardinality == INFINITE else _MemoryRecorder(node.store)

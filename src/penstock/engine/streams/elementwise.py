@@ -48,8 +48,7 @@ class MapStream(Stream):
         ordinal = self._results.ordinal = self._feed.count - len(rows)
         made, error = self._calls.many(arguments(self._node, rows, ordinal), ordinal)
         self._used = len(made) + (error is not None)
-        if self._used < len(rows):
-            self._feed.unread(rows, self._used)
+        self._feed.unread(rows, self._used)
         if error is not None:
             self._results.add([*made, FailedCall(error)], 1, rows.numbers)
         else:
@@ -141,8 +140,7 @@ class FilterStream(Stream):
         if self._failed is not None and rows.numbers is not None:
             put_turn(self._failed, rows.numbers[len(keep) :])
         self._failed_at = self._feed.place.after(len(keep))
-        if used < len(rows):
-            self._feed.unread(rows, used)
+        self._feed.unread(rows, used)
         return keep
 
     def _flags(self, made: list[Any], first: int) -> tuple[Any, OpError | None]:
@@ -226,8 +224,7 @@ class ScanStream(Stream):
             if time.perf_counter() - started > BUDGET:
                 break
         used = len(made) + len(failed)
-        if used < len(rows):
-            self._feed.unread(rows, used)
+        self._feed.unread(rows, used)
         self._results.add(made + failed, len(failed))
 
     def _step(self, element: Any, number: int) -> Any:

@@ -133,8 +133,7 @@ class InterleaveStream(Stream):
             put_turn(error, self._numbers(slot, 1, failed=True))
             raise
         chunk = whole.rows(0, min(left, limit))
-        if len(chunk) < len(whole):
-            slot.feed.unread(whole, len(chunk))
+        slot.feed.unread(whole, len(chunk))
         if self._numbered:
             chunk = chunk.with_numbers(self._numbers(slot, len(chunk)))
         slot.given += len(chunk)

@@ -40,15 +40,13 @@ class ZipStream(Stream):
                 raise
             limit = min(limit, len(chunks[-1]))
         for feed, chunk in zip(self._feeds, chunks, strict=True):
-            if len(chunk) > limit:
-                feed.unread(chunk, limit)
+            feed.unread(chunk, limit)
         return beside(self._tree, [chunk.rows(0, limit) for chunk in chunks])
 
     def _drop_one(self, chunks: list[Chunk], failed: int) -> bool:
         """Discards the partners of an element that failed; False if an input has none for it."""
         for feed, chunk in zip(self._feeds, chunks, strict=False):
-            if len(chunk) > 1:
-                feed.unread(chunk, 1)
+            feed.unread(chunk, 1)
         for feed in self._feeds[failed + 1 :]:
             try:
                 feed.pull(1)
@@ -207,14 +205,12 @@ class ChooseStream(Stream):
         for part in parts:
             if part.chunk is not None:
                 count = int(np.searchsorted(part.at, used))
-                if count < len(part.chunk):
-                    self._feeds[part.number].unread(part.chunk, count)
+                self._feeds[part.number].unread(part.chunk, count)
                 part.chunk = part.chunk.rows(0, count) if count else None
         failed = next((p for p in parts if p.error is not None and p.cut == 0), None)
         if failed is not None:
             used = 1
-        if used < len(choices):
-            self._choices.unread(choices, used)
+        self._choices.unread(choices, used)
         if failed is not None:
             self._feeds[failed.number].pull(1)
 
@@ -228,8 +224,7 @@ class ChooseStream(Stream):
         numbers = np.asarray(choices.columns[0])
         wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self._feeds)))
         if len(wrong) and wrong[0] == 0:
-            if len(choices) > 1:
-                self._choices.unread(choices, 1)
+            self._choices.unread(choices, 1)
             raise InvalidArgumentError(
                 f"Dataset.choose_from_datasets: choice {int(numbers[0])} is not one of the "
                 f"{len(self._feeds)} datasets; choices count from 0"

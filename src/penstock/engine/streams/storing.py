@@ -15,8 +15,8 @@ from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.formats import saved
 from penstock.engine.formats.folders import join
-from penstock.engine.formats.metadata import SavedInfo, find
 from penstock.engine.formats.runs import RunWriter, Shard
+from penstock.engine.formats.saved import SavedInfo, find
 from penstock.engine.streams.recording import Open, Recorder, RecordingStream
 from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls

@@ -165,16 +165,12 @@ class GroupByWindowStream(Stream):
             try:
                 full = self._add(element)
             except Exception:
-                self._feed_back(rows, used)
+                self._feed.unread(rows, used)
                 raise
             if full is not None:
-                self._feed_back(rows, used)
+                self._feed.unread(rows, used)
                 self._emit(full, self._groups.pop(full), None)
                 return
-
-    def _feed_back(self, rows: Chunk, used: int) -> None:
-        if used < len(rows):
-            self._feed.unread(rows, used)
 
     def _add(self, element: Any) -> int | None:
         """Adds an element to its group; returns the key if that group is now full."""
