@@ -271,7 +271,7 @@ def test_penstock_itself_loads_only_the_configuration_of_the_service():
     with os.popen(f'{os.sys.executable} -c "{code}"') as found:
         loaded = set(found.read().split())
     host = "penstock.service.host"
-    assert loaded == {host, f"{host}.configs", f"{host}.lifecycle"}
+    assert loaded == {host, f"{host}.server_setup"}
 
 
 def test_the_result_is_not_random_access(cluster):

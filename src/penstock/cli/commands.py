@@ -15,7 +15,7 @@ from typing import Any
 from penstock.cli import overview, server_processes
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
-from penstock.service.host.configs import DispatcherConfig, WorkerConfig
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.version import VERSION
 
 Command = Callable[[argparse.Namespace], int]

@@ -25,11 +25,11 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.plan.shape import Shape
-from penstock.service.host import ledger
-from penstock.service.host.configs import DispatcherConfig
+from penstock.service.host import journal as journals
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
+from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.logic.recovery import snapshot
 from penstock.service.protocol.messages import (
     PROTOCOL,
@@ -142,7 +142,7 @@ def test_its_clock_goes_on_whatever_happens(made, monkeypatch, caplog):
             raise error
         gone_on.set()
 
-    monkeypatch.setattr("penstock.service.host.ledger.Ledger.tick", tick)
+    monkeypatch.setattr("penstock.service.host.journal.Ledger.tick", tick)
     made(job_gc_check_interval_ms=10).start()
     assert gone_on.wait(60)
     assert "could not apply what has expired; tries again" in caplog.text
@@ -164,7 +164,7 @@ def test_a_dispatcher_that_is_dropped_stops(tmp_path):
 PROGRAM = """
 import os, sys, tempfile
 sys.path[:0] = {path!r}
-from penstock.service.host.configs import DispatcherConfig
+from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.dispatcher_server import Dispatcher
 dispatcher = Dispatcher(DispatcherConfig(token="a token of a program"))
 dispatcher.start()
@@ -347,7 +347,7 @@ def started(work_dir, port: int = 0) -> tuple[subprocess.Popen, int]:
     """A dispatcher in a process of its own."""
     program = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from penstock.service.host.configs import DispatcherConfig\n"
+        "from penstock.service.host.server_setup import DispatcherConfig\n"
         "from penstock.service.host.dispatcher_server import Dispatcher\n"
         f"config = DispatcherConfig({port}, work_dir={str(work_dir)!r}, token={TOKEN!r})\n"
         "dispatcher = Dispatcher(config)\n"
@@ -432,7 +432,7 @@ def test_a_damaged_journal(made, tmp_path):
 
 
 def test_a_long_journal_is_compacted_and_means_the_same(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "_SLACK", 10)
+    monkeypatch.setattr(journals, "_SLACK", 10)
     first = made(work_dir=str(tmp_path))
     put(first)
     first.handle(registration("d"))
@@ -510,6 +510,6 @@ def test_a_client_waits_until_the_disk_has_room(made, tmp_path, monkeypatch):
 
 def test_a_clock_does_not_count_sleep(monkeypatch):
     times = iter([100.0, 100.5, 101.0, 161.0, 161.5])
-    monkeypatch.setattr(ledger.time, "monotonic", lambda: next(times))
-    clock = ledger.AwakeClock()
+    monkeypatch.setattr(journals.time, "monotonic", lambda: next(times))
+    clock = journals.AwakeClock()
     assert [clock.now() for _ in range(4)] == [100.5, 101.0, 104.0, 104.5]

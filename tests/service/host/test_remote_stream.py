@@ -18,7 +18,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan import nodes
-from penstock.service.host.plan_cache import PlanCache
+from penstock.service.host.plan_store import PlanCache
 from penstock.service.host.remote_stream import RemoteStream
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone

@@ -25,13 +25,13 @@ from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.configs import DispatcherConfig, WorkerConfig
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.failures import from_failed
 from penstock.service.host.security import Security
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker import RunningWorker, Worker
 from penstock.service.protocol.fetches import (
     CloseTask,

@@ -14,8 +14,14 @@ from typing import NamedTuple, Protocol
 
 from penstock.engine.processes.chunk_memory import SlabPool, can_share
 from penstock.errors import DataLossError, UnavailableError
-from penstock.service.host.admission import Admission, Guest
-from penstock.service.host.authentication import DATA, ProcessLoss, ServerHandshake, no_process_loss
+from penstock.service.host.authentication import (
+    DATA,
+    Admission,
+    Guest,
+    ProcessLoss,
+    ServerHandshake,
+    no_process_loss,
+)
 from penstock.service.host.channels import Channel, TlsChannel
 from penstock.service.host.compression import AUTO, NONE, Compressor
 from penstock.service.host.data_connection import Connection

@@ -1,7 +1,9 @@
 """`RemoteStream`: what workers compute, as a stream of the engine.
 
 It reads in the thread that pulls. Other threads call the dispatcher and connect to workers; their
-results arrive as events. Every wait is for a message, an event or a time.
+results arrive as events. Every wait is for a message, an event or a time. The stream reports which
+consumers, workers or elements it waits for; a wait for consumers or workers becomes an error after
+`timing.WAIT_LIMIT`.
 """
 
 from __future__ import annotations
@@ -22,24 +24,21 @@ from penstock.engine.endings import Ending
 from penstock.errors import (
     AbortedError,
     CancelledError,
+    DeadlineExceededError,
     NotFoundError,
     OpError,
+    UnavailableError,
 )
 from penstock.plan.shape import Form, Shape
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.deliveries import Deliveries
-from penstock.service.host.links import Connect, Links
+from penstock.service.host.links import Connect, Link, Links
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
-from penstock.service.host.wait_reports import (
-    describe_request,
-    missing_consumers,
-    missing_workers,
-    report_obstacle,
-)
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of
 from penstock.service.logic.feeds import Failure, Piece
+from penstock.service.logic.fetching import Ask
 from penstock.service.logic.recovery import describe_addresses
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
@@ -431,3 +430,41 @@ def _close(agent: Agent, links: Links, bell: Bell, leave: Callable[[], None]) ->
     links.close()
     bell.close()
     leave()
+
+
+def report_obstacle(obstacle: OpError, seconds: float) -> None:
+    """Logs why nothing can arrive; raises it once the wait has taken too long."""
+    if seconds > timing.WAIT_LIMIT:
+        raise type(obstacle)(f"distribute: waited {seconds:.0f} s, and {obstacle.message}")
+    _LOG.warning("distribute: waiting for %.0f s: %s", seconds, obstacle.message)
+
+
+def missing_consumers(missing: tuple[int, ...], consumers: int) -> OpError:
+    """The consumers of a coordinated read that have not begun."""
+    who, have = ("consumer", "has") if len(missing) == 1 else ("consumers", "have")
+    return DeadlineExceededError(
+        f"{who} {', '.join(map(str, missing))} of {consumers} {have} not begun to read"
+    )
+
+
+def missing_workers(links: Links, address: str, seconds: float) -> OpError:
+    """Why no worker is connected; raises it early if none was ever reached."""
+    reasons = links.missing()
+    if not reasons:
+        return UnavailableError(
+            f"dispatcher {address} has no workers; start one with: "
+            f"penstock worker --dispatcher {address}"
+        )
+    what = f"no worker can be reached from here ({'; '.join(reasons)})"
+    if seconds > timing.UNREACHABLE and links.unreachable and not links.ever:
+        raise UnavailableError(f"distribute: {what}")
+    return UnavailableError(what)
+
+
+def describe_request(ask: Ask, link: Link, streams: int, now: float) -> str:
+    """The element that comes next, the worker that computes it, and the function it runs."""
+    stream = "" if streams == 1 else f" of stream {ask.feed.stream}"
+    where = f", in {link.where}" if link.where else ""
+    silence = link.silence(now)
+    says = f", which has said nothing for {silence:.0f} s" if silence > timing.QUIET_WORKER else ""
+    return f"element {ask.at}{stream}{where} ({link.connection.peer}{says})"

@@ -24,17 +24,16 @@ from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
 from penstock.errors import FailedPreconditionError, OpError
 from penstock.service.host import plan_process_main
-from penstock.service.host.configs import WorkerConfig, check_worker, seconds
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.fetch_server import FetchGate, serve
-from penstock.service.host.lifecycle import Lifecycle
 from penstock.service.host.listener import DataListener
-from penstock.service.host.plan_cache import Decode, PlanCache, make_decoder
 from penstock.service.host.plan_processes import PlanProcesses
+from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
+from penstock.service.host.server_setup import Lifecycle, WorkerConfig, check_worker, seconds
 from penstock.service.host.session import Session, greeting, python_version
 from penstock.service.host.sockets import join_address, split_address
 from penstock.service.host.tasks import Tasks

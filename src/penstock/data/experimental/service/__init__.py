@@ -26,7 +26,7 @@ from penstock.data.experimental.service.remote_datasets import (
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.plan.options import ShardingPolicy
-from penstock.service.host.configs import DispatcherConfig, WorkerConfig
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 
 __all__ = [
     "DispatcherConfig",

@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.configs import DispatcherConfig, WorkerConfig
-from penstock.service.host.lifecycle import Lifecycle
+from penstock.service.host.server_setup import DispatcherConfig, Lifecycle, WorkerConfig
 
 if TYPE_CHECKING:
     from penstock.service.host.dispatcher_server import Dispatcher

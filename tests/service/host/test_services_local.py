@@ -12,7 +12,7 @@ import pytest
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
-from penstock.service.host import local_service, services
+from penstock.service.host import services
 from tests.integration.clusters import until
 
 
@@ -100,10 +100,10 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.host import local_service
+from penstock.service.host import services
 iterator = iter(Dataset.range(10**6).apply(service.distribute("distributed_epoch", "local://2")))
 next(iterator)
-[running] = local_service._RUNNING
+[running] = services._RUNNING
 for process in running.processes:
     os.kill(process, signal.SIGSTOP)
 print(*running.processes)
@@ -121,7 +121,7 @@ def test_frozen_processes_do_not_outlive_a_reader(end):
 
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch):
-    monkeypatch.setattr(local_service.sys, "executable", "/bin/false")
+    monkeypatch.setattr(services.sys, "executable", "/bin/false")
     iterator = iter(Dataset.range(3).apply(service.distribute("distributed_epoch", "local://1")))
     with pytest.raises(InternalError, match="worker processes end soon after they start"):
         next(iterator)
@@ -136,8 +136,8 @@ def test_a_number_of_processes_is_needed(count):
 
 
 def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):
-    monkeypatch.setattr(local_service.os, "cpu_count", lambda: 2)
-    serving = local_service.LocalService("")
+    monkeypatch.setattr(services.os, "cpu_count", lambda: 2)
+    serving = services.LocalService("")
     try:
         assert len(serving.processes) == 2
     finally:

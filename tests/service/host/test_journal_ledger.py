@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import NotFoundError, UnavailableError
 from penstock.plan.shape import Shape
 from penstock.service.host import journal as journals
-from penstock.service.host.ledger import Ledger
+from penstock.service.host.journal import Ledger
 from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.service.host.control_client import ControlClient
-from penstock.service.host.control_server import ControlServer
+from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetDataset, GetStatus, GetStatusReply, Ok, Request
 
@@ -26,7 +26,7 @@ TOKEN = "a token that strangers do not have"
 PROGRAM = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from penstock.service.host.configs import DispatcherConfig
+from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.dispatcher_server import Dispatcher
 dispatcher = Dispatcher(DispatcherConfig(token={TOKEN!r}))
 dispatcher.start()

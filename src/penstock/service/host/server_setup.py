@@ -1,17 +1,24 @@
-"""The configuration of a dispatcher and of a worker: one object from the caller to the server.
+"""Setting up dispatchers and workers: their configurations, and how they start and stop.
 
-Users make these named tuples; the servers read them as they are. `check_dispatcher` and
-`check_worker` are the only checks. The first fields are TensorFlow's, in its order; the last ones
-are penstock's own. This module must stay light: `import penstock` loads it.
+Users make the named tuples of a configuration; the servers read them as they are.
+`check_dispatcher` and `check_worker` are the only checks. The first fields are TensorFlow's, in its
+order; the last ones are penstock's own.
+
+A server starts once and stops for good; both calls may be repeated. Threads of a server must not
+refer to the server object, so that a dropped server stops. This module must stay light:
+`import penstock` loads it.
 """
 
 from __future__ import annotations
 
 import operator
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from penstock.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
     NotAConfigError,
@@ -177,3 +184,54 @@ def _check_integer(where: str, name: str, value: Any) -> None:
         raise InvalidTypeError(
             f"{where}: {name} must be an integer, got {value!r} ({type(value).__name__})"
         ) from None
+
+
+class Lifecycle(ABC):
+    """`start`, `join` and `stop` of a server, for any thread.
+
+    Subclasses implement `_begin` and `_end`, and name themselves as users do.
+    """
+
+    public_name: ClassVar[str]
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        """Set when the server has stopped, also without a call of `stop`."""
+        self._changing = threading.Lock()
+        """Guards `_begun`, and makes `_begin` and `_end` exclude each other."""
+        self._begun = False
+
+    def start(self) -> None:
+        """Starts the server, unless it runs already."""
+        with self._changing:
+            if self._stopped.is_set():
+                raise FailedPreconditionError(
+                    f"{self.public_name}.start: this server was stopped; make a new one"
+                )
+            if not self._begun:
+                self._begin()
+                self._begun = True
+
+    def join(self) -> None:
+        """Blocks until the server has stopped."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """Stops the server; it cannot be started again."""
+        with self._changing:
+            self._end()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Starts to serve."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Sets `_stopped`, closes ports and files; may be called again, or before `_begin`."""

@@ -19,8 +19,8 @@ from penstock.plan import nodes as n
 from penstock.plan.codec import encode
 from penstock.plan.functions import Function
 from penstock.plan.references import encode_by_reference
-from penstock.service.host import plan_cache
-from penstock.service.host.plan_cache import PlanCache, make_decoder
+from penstock.service.host import plan_store
+from penstock.service.host.plan_store import PlanCache, make_decoder
 from penstock.service.protocol.messages import GetPlan, GetPlanReply
 
 PLAN = n.Range(0, 5, 1, int64)
@@ -73,7 +73,7 @@ def test_many_threads_fetch_it_once():
 
 
 def test_old_plans_are_forgotten(monkeypatch):
-    monkeypatch.setattr(plan_cache, "_MOST_PLANS", 2)
+    monkeypatch.setattr(plan_store, "_MOST_PLANS", 2)
     all_of_them = [encode(n.Range(0, stop, 1, int64)) for stop in range(3)]
     dispatcher = Dispatcher(*all_of_them, part=1 << 20)
     plans = plans_of(dispatcher)
