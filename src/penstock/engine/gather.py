@@ -11,20 +11,19 @@ import itertools
 import mmap
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.index import Array
+from penstock.engine.mapped_files import find_map
 from penstock.engine.pool import Pool
 
 TakeRows = Callable[[columns.Column, Array], columns.Column]
 """How rows are gathered from a column."""
 
 _RELEASE = 32 << 20
-_SHARED = ("r", "r+", "w+")
 
 _WORTH_SHARING = 2 << 20
 """Bytes below which handing a slice to another thread costs more than it saves."""
@@ -142,7 +141,8 @@ class Mapped:
     """
 
     def __init__(self, rows: Chunk) -> None:
-        self._maps = [found for column in rows.columns if (found := _mapping(column)) is not None]
+        found = [find_map(column) for column in rows.columns]
+        self._maps: list[mmap.mmap] = [each._mmap for each in found if each is not None]  # type: ignore[attr-defined]
         self._touched = 0
         self._advised = False
 
@@ -165,15 +165,3 @@ class Mapped:
         for mapping in self._maps:
             if advice is not None:
                 mapping.madvise(advice)
-
-
-def _mapping(column: Any) -> mmap.mmap | None:
-    """The map behind an array, if its pages can be read again from the file.
-
-    Not for copy-on-write maps: what was written there lives nowhere else.
-    """
-    while isinstance(column, np.ndarray):
-        if isinstance(column, np.memmap):
-            return getattr(column, "_mmap", None) if column.mode in _SHARED else None
-        column = column.base
-    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import io
 import os
 import pickle
 from typing import Any
@@ -17,8 +18,16 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
-from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.errors import DataLossError, InvalidArgumentError, OpError
 from penstock.plan import functions
+from penstock.plan.array_references import (
+    ArrayReference,
+    Refer,
+    Resolve,
+    is_large,
+    refer_to_none,
+    resolve_none,
+)
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, Node, Repetitions, Store
 
@@ -26,8 +35,10 @@ VERSION = 1
 _HEADER = b"penstock plan %d\n"
 
 
-def encode(node: Node) -> bytes:
+def encode(node: Node, refer: Refer = refer_to_none) -> bytes:
     """A plan with its functions and data, for `decode` in another process.
+
+    `refer` returns what is sent instead of a large array.
 
     >>> from penstock.plan.nodes import Random, Take
     >>> plan = Take(Random(seed=1), 3)
@@ -36,11 +47,17 @@ def encode(node: Node) -> bytes:
     """
     import cloudpickle
 
-    return _HEADER % VERSION + bytes(cloudpickle.dumps(node))
+    class Encoder(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> ArrayReference | None:
+            return refer(value) if isinstance(value, np.ndarray) and is_large(value) else None
+
+    body = io.BytesIO()
+    Encoder(body).dump(node)
+    return _HEADER % VERSION + body.getvalue()
 
 
-def decode(data: bytes) -> Node:
-    """Decodes what `encode` returned."""
+def decode(data: bytes, resolve: Resolve = resolve_none) -> Node:
+    """Decodes what `encode` returned; `resolve` returns the arrays of references."""
     header, line, body = data.partition(b"\n")
     if header + line != _HEADER % VERSION:
         raise InvalidArgumentError(
@@ -48,12 +65,23 @@ def decode(data: bytes) -> Node:
             "use the same version of penstock on both sides"
         )
     try:
-        node = pickle.loads(body)
+        node = _Decoder(io.BytesIO(body), resolve).load()
+    except OpError:
+        raise
     except Exception as error:
         raise DataLossError(f"decode: the plan cannot be read: {error}") from error
     if not isinstance(node, Node):
         raise InvalidArgumentError(f"decode: this is not a plan but a {type(node).__name__}")
     return node
+
+
+class _Decoder(pickle.Unpickler):
+    def __init__(self, body: io.BytesIO, resolve: Resolve) -> None:
+        super().__init__(body)
+        self._resolve = resolve
+
+    def persistent_load(self, pid: ArrayReference) -> Any:
+        return self._resolve(pid)
 
 
 def fingerprint(node: Node) -> int:

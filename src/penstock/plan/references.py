@@ -22,6 +22,7 @@ from penstock.errors import (
     PermissionDeniedError,
 )
 from penstock.plan import nodes
+from penstock.plan.array_references import Refer, Resolve, refer_to_none, resolve_none
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Node
 from penstock.plan.typed import Json, ValueDecoder, ValueEncoder
@@ -39,20 +40,24 @@ _NODES = {
 }
 
 
-def encode_by_reference(node: Node) -> bytes:
+def encode_by_reference(node: Node, refer: Refer = refer_to_none) -> bytes:
     """Encodes a plan for `decode_by_reference`, with the names of its functions.
+
+    `refer` returns what is sent instead of a large array.
 
     >>> from penstock.plan.nodes import Random, Take
     >>> decode_by_reference(encode_by_reference(Take(Random(seed=1), 3)), ())
     Take(input=Random(seed=1, rerandomize=False, drawn=False), count=3)
     """
-    encoder = _PlanEncoder()
+    encoder = _PlanEncoder(refer)
     return _HEADER + encoder.pack(encoder.value(node))
 
 
-def decode_by_reference(data: bytes, modules: Collection[str]) -> Node:
+def decode_by_reference(
+    data: bytes, modules: Collection[str], resolve: Resolve = resolve_none
+) -> Node:
     """Decodes a plan; its functions must be in `modules`, or in modules of these packages."""
-    decoder = functools.partial(_PlanDecoder, modules=modules)
+    decoder = functools.partial(_PlanDecoder, modules=modules, resolve=resolve)
     plan = _decode(data, _HEADER, "decode_by_reference", "plan", decoder)
     if not isinstance(plan, Node):
         raise DataLossError(f"decode_by_reference: not a plan but a {type(plan).__name__}")
@@ -152,8 +157,8 @@ def _no_name_error(call: Any) -> Exception:
 class _PlanDecoder(ValueDecoder):
     """Decodes nodes as well, and finds functions in the modules that are allowed."""
 
-    def __init__(self, data: bytes, modules: Collection[str]) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes, modules: Collection[str], resolve: Resolve) -> None:
+        super().__init__(data, resolve)
         self._modules = tuple(modules)
 
     def make(self, name: str, body: Json) -> Any:

@@ -26,6 +26,15 @@ from penstock.element.ragged import Ragged
 from penstock.element.spec import DatasetSpec, OptionalSpec, TensorShape, TypeSpec
 from penstock.errors import InvalidArgumentError
 from penstock.plan import options as option_module
+from penstock.plan.array_references import (
+    ArrayReference,
+    FileArray,
+    Refer,
+    Resolve,
+    is_large,
+    refer_to_none,
+    resolve_none,
+)
 from penstock.plan.nodes import Data, Repetitions, Store
 from penstock.plan.options import OptionsBase
 
@@ -48,7 +57,8 @@ _ENUMS = _subclasses(enum.Enum)
 class ValueEncoder:
     """Encodes values: `value` returns their JSON, and collects bytes that are no JSON."""
 
-    def __init__(self) -> None:
+    def __init__(self, refer: Refer = refer_to_none) -> None:
+        self._refer = refer
         self._blobs: list[bytes] = []
         self._size = 0
 
@@ -116,8 +126,14 @@ class ValueEncoder:
             return {"strings": [list(value.shape), [self.value(x) for x in value.ravel().tolist()]]}
         if not is_number(value.dtype):
             raise InvalidArgumentError(f"an array of {value.dtype} cannot be sent without a pickle")
+        if is_large(value) and (reference := self._refer(value)) is not None:
+            return self._reference(reference)
         raw = np.ascontiguousarray(value).tobytes()
         return {"array": [value.dtype.name, list(value.shape), self._blob(raw)]}
+
+    def _reference(self, found: ArrayReference) -> Json:
+        where = [found.path, found.file_size, found.offset]
+        return {"file": [*where, found.dtype.name, list(found.shape), list(found.strides)]}
 
     def _blob(self, data: bytes) -> list[int]:
         start, self._size = self._size, self._size + len(data)
@@ -128,7 +144,8 @@ class ValueEncoder:
 class ValueDecoder:
     """Decodes what `ValueEncoder.pack` returned: `value(text)` is the value."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, resolve: Resolve = resolve_none) -> None:
+        self._resolve = resolve
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 or length > len(data) - 8:
             raise ValueError("the bytes are too short")
@@ -213,6 +230,11 @@ class ValueDecoder:
         raw = np.frombuffer(self._blob(where), as_dtype(name).dtype)
         return raw.reshape(shape)
 
+    def _file(self, body: Json) -> Any:
+        path, size, offset, name, shape, strides = body
+        dtype = as_dtype(name).dtype
+        return self._resolve(FileArray(path, size, offset, dtype, tuple(shape), tuple(strides)))
+
     def _blob(self, where: Json) -> memoryview:
         start, length = where
         if not 0 <= start <= start + length <= len(self._blobs):
@@ -221,5 +243,6 @@ class ValueDecoder:
 
 
 _KINDS = frozenset(
-    "enum bytes dtype shape spec tree data new options list in ragged scalar strings array".split()
+    "enum bytes dtype shape spec tree data new options list in ragged scalar strings array"
+    " file".split()
 )

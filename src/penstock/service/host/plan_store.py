@@ -21,9 +21,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.engine.formats.files import translate_errors
+from penstock.engine.mapped_files import open_file_array
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -359,8 +361,8 @@ def make_decoder(functions: str, modules: tuple[str, ...]) -> Decode:
     if functions == "by_reference":
         for name in modules:
             _check_module(name)
-        return lambda data: decode_by_reference(data, modules)
-    return decode
+        return partial(decode_by_reference, modules=modules, resolve=open_file_array)
+    return partial(decode, resolve=open_file_array)
 
 
 def _check_module(name: str) -> None:

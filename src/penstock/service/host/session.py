@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.engine.endings import Ending
+from penstock.engine.mapped_files import refer_to_file
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
 from penstock.plan.codec import encode
@@ -104,7 +105,9 @@ class Session:
         """
         divided = with_parts(plan)
         by_reference = self.functions == "by_reference"
-        encoded = encode_by_reference(divided) if by_reference else _encode_plan(divided)
+        encoded = (
+            encode_by_reference(divided, refer_to_file) if by_reference else _encode_plan(divided)
+        )
         digest = hashlib.sha256(encoded).hexdigest()
         request = RegisterDataset(
             digest,
@@ -150,7 +153,7 @@ class Session:
 
 def _encode_plan(plan: Node) -> bytes:
     try:
-        return encode(plan)
+        return encode(plan, refer_to_file)
     except Exception as error:
         raise InvalidArgumentError(
             f"service.distribute: {_find_unsendable(plan)} cannot be sent to workers "
@@ -163,7 +166,7 @@ def _find_unsendable(plan: Node) -> str:
     """The operator that cannot be sent, although its inputs can be."""
     for part in plan.inputs:
         try:
-            encode(part)
+            encode(part, refer_to_file)
         except Exception:
             return _find_unsendable(part)
     return f"{plan.label}({', '.join(map(str, plan.functions))})"
