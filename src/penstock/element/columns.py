@@ -165,7 +165,7 @@ def unstack(column: Column) -> tuple[Column, Array]:
         return column.flat, column.row_lengths
     if type(column) is np.ndarray and column.ndim > 1:
         counts = np.full(len(column), column.shape[1])
-        return column.reshape(int(counts.sum()), *column.shape[2:]), counts
+        return column.reshape(len(column) * column.shape[1], *column.shape[2:]), counts
     if not all(isinstance(leaf, Ragged) or np.ndim(leaf) for leaf in column):
         raise InvalidArgumentError(
             "Dataset.unbatch: an element is a single value and has no rows; it needs a batch"

@@ -58,7 +58,7 @@ class BatchStream(Stream):
                 raise
             parts.append(self._last)
             count += len(self._last)
-            want = self._size - count
+            want -= len(self._last)
         return Chunk.join(parts)
 
     def _collate_rows(self, rows: Chunk, sizes: list[int]) -> Chunk:
@@ -92,7 +92,7 @@ class UnbatchStream(Stream):
         self._skip = row or 0
         self._rows: Chunk | None = None
         self._counts = np.zeros(0, np.int64)
-        self._given = 0
+        self._total = self._given = 0
 
     def pull(self, limit: int) -> Chunk:
         while self._rows is None or self._given >= len(self._rows):
@@ -103,20 +103,22 @@ class UnbatchStream(Stream):
 
     @property
     def _per_element(self) -> int:
-        return max(1, int(self._counts.mean())) if len(self._counts) else 1 << 30
+        """How many rows the elements of the last chunk had on average."""
+        return max(1, self._total // len(self._counts)) if len(self._counts) else 1 << 30
 
     def _open(self, elements: Chunk) -> None:
         if not elements.columns:
             raise InvalidArgumentError(f"Dataset.{self._label}: elements must have components")
         parts = columns.unstack_all(elements.columns)
-        uneven = np.any([counts != parts[0][1] for _, counts in parts], axis=0)
-        if uneven.any():
-            self._open_even(elements, int(np.argmax(uneven)), [counts for _, counts in parts])
-            return
-        self._counts = parts[0][1]
-        total = int(self._counts.sum())
+        if len(parts) > 1:
+            uneven = np.any([counts != parts[0][1] for _, counts in parts[1:]], axis=0)
+            if uneven.any():
+                self._open_even(elements, int(np.argmax(uneven)), [counts for _, counts in parts])
+                return
+        column, self._counts = parts[0]
+        self._total = len(column)
         numbers = None if elements.numbers is None else _row_numbers(elements.numbers, self._counts)
-        self._rows = Chunk(elements.tree, [column for column, _ in parts], total, numbers)
+        self._rows = Chunk(elements.tree, [column for column, _ in parts], self._total, numbers)
         self._given, self._skip = self._skip, 0
 
     def _open_even(self, elements: Chunk, even: int, counts: list[Any]) -> None:
