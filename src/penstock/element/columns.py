@@ -147,6 +147,8 @@ def stack_each(column: Column, sizes: list[int]) -> list[Any]:
 
 def unstack_all(columns: Sequence[Column]) -> list[tuple[Column, Array]]:
     """`unstack` for every column; a column of None gets the row counts of the other columns."""
+    if len(columns) == 1:
+        return [unstack(columns[0])]
     parts = [None if _is_none(column) else unstack(column) for column in columns]
     counts = next((part[1] for part in parts if part is not None), None)
     if counts is None:
@@ -164,7 +166,7 @@ def unstack(column: Column) -> tuple[Column, Array]:
     if isinstance(column, Ragged):
         return column.flat, column.row_lengths
     if type(column) is np.ndarray and column.ndim > 1:
-        counts = np.full(len(column), column.shape[1])
+        counts = np.array([column.shape[1]]).repeat(len(column))
         return column.reshape(len(column) * column.shape[1], *column.shape[2:]), counts
     if not all(isinstance(leaf, Ragged) or np.ndim(leaf) for leaf in column):
         raise InvalidArgumentError(

@@ -43,6 +43,13 @@ class Stream:
         """1 to `limit` elements, StopIteration at the end."""
         raise AssertionError(f"{type(self).__name__} must say how to pull")
 
+    def pull_needed(self, needed: int, limit: int) -> Chunk:
+        """Like `pull`, for a caller that can hand on nothing before it has `needed` elements.
+
+        So a stream may compute that many before it returns, also if each may block.
+        """
+        return self.pull(limit)
+
     def state(self) -> State:
         """This operator's own part of the state; None if it keeps nothing."""
         return None

@@ -25,13 +25,13 @@ class Source(Protocol):
 class Counted:
     """Pulls from a stream and counts the elements that it handed on; a failure is one, too."""
 
-    def __init__(self, stream: Source, count: int = 0) -> None:
+    def __init__(self, stream: Stream, count: int = 0) -> None:
         self._stream = stream
         self.count = count
 
-    def pull(self, limit: int) -> Chunk:
+    def pull(self, limit: int, needed: int = 1) -> Chunk:
         try:
-            chunk = self._stream.pull(limit)
+            chunk = self._stream.pull_needed(needed, limit)
         except StopIteration:
             raise
         except Exception:
@@ -101,9 +101,11 @@ class Marked:
         since = time.perf_counter() - self._marked
         return since >= 20 * self._cost or must_settle(self.stream)
 
-    def pull(self, limit: int) -> Chunk:
+    def pull(self, limit: int, needed: int = 1) -> Chunk:
         claims = self.stream.claims
-        return self._source.pull(limit if claims is None else claims.sure(limit))
+        if claims is None:
+            return self._source.pull(limit, needed)
+        return self._source.pull(claims.sure(limit))
 
 
 class Inlet:
@@ -130,13 +132,14 @@ class Inlet:
         """Whether a pull would give what was taken back."""
         return self._rest is not None or self._error is not None
 
-    def pull(self, limit: int) -> Chunk:
+    def pull(self, limit: int, needed: int = 1) -> Chunk:
+        """1 to `limit` elements, of which the caller needs `needed` before it can continue."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         if self._rest is None:
             self.place = self._marked.place()
-            return self._marked.pull(limit)
+            return self._marked.pull(limit, needed)
         rest, self.place = self._rest, self._rest_place
         chunk = rest.rows(0, limit)
         self._keep(rest.rows(len(chunk), len(rest)) if len(chunk) < len(rest) else None, len(chunk))

@@ -93,11 +93,14 @@ class Tap(Stream):
         self._ended = False
 
     def pull(self, limit: int) -> Chunk:
+        return self.pull_needed(1, limit)
+
+    def pull_needed(self, needed: int, limit: int) -> Chunk:
         if self._ended:
             raise StopIteration
         started = time.perf_counter()
         try:
-            chunk = self._stream.pull(limit)
+            chunk = self._stream.pull_needed(needed, limit)
         except StopIteration:
             self._ended = True
             self._stream.finish()

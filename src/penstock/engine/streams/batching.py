@@ -11,7 +11,7 @@ from penstock.element import columns
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
-from penstock.engine.contract import State, Stream
+from penstock.engine.contract import State, Stream, must_settle
 from penstock.engine.inlets import Inlet, discard
 from penstock.engine.trail import WITH_TURNS, add_turns, drawing_numbers, put_turn
 from penstock.errors import InvalidArgumentError
@@ -45,7 +45,7 @@ class BatchStream(Stream):
         count, want = 0, limit * self._size
         while count < self._size:
             try:
-                self._last = self._feed.pull(want)
+                self._last = self._feed.pull(want, self._size - count)
             except StopIteration:
                 if not parts:
                     raise
@@ -89,48 +89,68 @@ class UnbatchStream(Stream):
         self.inputs = (source,)
         self._label = label
         self._feed = Inlet(source)
+        self._place = self._feed.place
+        """Where the elements of `_rows` begin."""
         self._skip = row or 0
         self._rows: Chunk | None = None
-        self._counts = np.zeros(0, np.int64)
-        self._total = self._given = 0
+        self._counts: list[Array] = []
+        self._per_element = 1 << 30
+        self._given = 0
 
     def pull(self, limit: int) -> Chunk:
+        return self.pull_needed(1, limit)
+
+    def pull_needed(self, needed: int, limit: int) -> Chunk:
         while self._rows is None or self._given >= len(self._rows):
-            self._open(self._feed.pull(1 if self._skip else max(1, limit // self._per_element)))
+            self._open(needed, limit)
         chunk = self._rows.rows(self._given, self._given + limit)
         self._given += len(chunk)
         return chunk
 
-    @property
-    def _per_element(self) -> int:
-        """How many rows the elements of the last chunk had on average."""
-        return max(1, self._total // len(self._counts)) if len(self._counts) else 1 << 30
+    def _open(self, needed: int, limit: int) -> None:
+        """Pulls elements until they have the rows that are needed; or until one fails."""
+        opened = [self._unstack(self._pull(limit))]
+        self._place = self._feed.place
+        rows, self._given, self._skip = len(opened[0][0]), self._skip, 0
+        # Other readers may take elements behind the first one; `_place` must find all again.
+        while rows < needed and not must_settle(self.inputs[0]):
+            try:
+                opened.append(self._unstack(self._pull(limit - rows)))
+            except StopIteration:
+                break
+            except Exception as error:
+                self._feed.unraise(error)
+                break
+            rows += len(opened[-1][0])
+        self._rows = Chunk.join([rows for rows, _ in opened])
+        self._counts = [counts for _, counts in opened]
 
-    def _open(self, elements: Chunk) -> None:
+    def _pull(self, limit: int) -> Chunk:
+        elements = self._feed.pull(1 if self._skip else max(1, limit // self._per_element))
         if not elements.columns:
             raise InvalidArgumentError(f"Dataset.{self._label}: elements must have components")
-        parts = columns.unstack_all(elements.columns)
-        if len(parts) > 1:
-            uneven = np.any([counts != parts[0][1] for _, counts in parts[1:]], axis=0)
-            if uneven.any():
-                self._open_even(elements, int(np.argmax(uneven)), [counts for _, counts in parts])
-                return
-        column, self._counts = parts[0]
-        self._total = len(column)
-        numbers = None if elements.numbers is None else _row_numbers(elements.numbers, self._counts)
-        self._rows = Chunk(elements.tree, [column for column, _ in parts], self._total, numbers)
-        self._given, self._skip = self._skip, 0
+        return elements
 
-    def _open_even(self, elements: Chunk, even: int, counts: list[Any]) -> None:
-        """Opens the elements before an uneven one, or raises; takes back what follows."""
+    def _unstack(self, elements: Chunk) -> tuple[Chunk, Array]:
+        """The rows of elements, and how many each has."""
+        parts = columns.unstack_all(elements.columns)
+        rows, counts = parts[0]
+        if len(parts) > 1:
+            uneven = np.any([other != counts for _, other in parts[1:]], axis=0)
+            if uneven.any():
+                return self._unstack_even(elements, int(np.argmax(uneven)), parts)
+        numbers = None if elements.numbers is None else _row_numbers(elements.numbers, counts)
+        self._per_element = max(1, len(rows) // len(elements))
+        return Chunk(elements.tree, [rows for rows, _ in parts], len(rows), numbers), counts
+
+    def _unstack_even(self, elements: Chunk, even: int, parts: list[Any]) -> tuple[Chunk, Array]:
+        """The rows of the elements before an uneven one, or raises; takes back what follows."""
         used = max(even, 1)
         if used < len(elements):
             self._feed.unread(elements, used)
         if even:
-            self._open(elements.rows(0, even))
-            return
-        self._rows = None
-        sizes = sorted({int(count[0]) for count in counts})
+            return self._unstack(elements.rows(0, even))
+        sizes = sorted({int(counts[0]) for _, counts in parts})
         error = InvalidArgumentError(
             f"Dataset.{self._label}: the components of one element have {sizes} rows; "
             "they must have the same number"
@@ -139,7 +159,7 @@ class UnbatchStream(Stream):
 
     def _at(self) -> tuple[int, int]:
         """The element that the next row belongs to, counted in the last chunk, and the row."""
-        ends = np.cumsum(self._counts)
+        ends = np.cumsum(np.concatenate(self._counts))
         element = int(np.searchsorted(ends, self._given, side="right"))
         before = int(ends[element - 1]) if element else 0
         return element, self._given - before
@@ -152,7 +172,7 @@ class UnbatchStream(Stream):
     def input_states(self) -> list[State]:
         if self._rows is None or self._given >= len(self._rows):
             return [self._feed.save()]
-        return [self._feed.place.after(self._at()[0]).state]
+        return [self._place.after(self._at()[0]).state]
 
 
 def _row_numbers(numbers: Array, counts: Array) -> Array:

@@ -80,6 +80,8 @@ class GeneratorStream(Stream):
         self._node = node
         self._count = 0
         self._running: Iterator[Any] | None = None
+        self._error: Exception | None = None
+        """The failure of the next element."""
         self._convert = converter(node.signature)
         self._replay(count or 0)
 
@@ -98,20 +100,41 @@ class GeneratorStream(Stream):
         return self._running
 
     def pull(self, limit: int) -> Chunk:
-        """One element: a generator may wait until its caller has used the last one."""
-        ordinal, iterator = self._count, self._iterator()
+        return self.pull_needed(1, limit)
+
+    def pull_needed(self, needed: int, limit: int) -> Chunk:
+        """No more than is needed: a generator may wait until its caller has used the last one."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._count += 1
+            raise error
+        values: list[Any] = []
         try:
-            value = next(iterator)
+            for _ in range(min(needed, limit)):
+                values.append(self._next_value(self._count + len(values)))
+        except StopIteration:
+            if not values:
+                raise
+            self._running = iter(())
+        except Exception as error:
+            if not values:
+                self._count += 1
+                raise
+            self._error = error
+        self._count += len(values)
+        return Chunk.of(values)
+
+    def _next_value(self, ordinal: int) -> Any:
+        try:
+            value = next(self._iterator())
         except StopIteration:
             raise
         except BaseException as cause:
             if not is_failure(cause):
                 raise
             self._running = iter(())
-            self._count += 1
             raise failure("from_generator", self._node.function, ordinal, cause) from cause
-        self._count += 1
-        return Chunk.of([self._convert_value(value, ordinal)])
+        return self._convert_value(value, ordinal)
 
     def _convert_value(self, value: Any, ordinal: int) -> Any:
         try:

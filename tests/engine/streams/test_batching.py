@@ -1,0 +1,120 @@
+"""Rows cut anew: `unbatch` and `batch` move chunks, and take no more than they need."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data.dataset import Dataset
+from penstock.element.ragged import Ragged
+from penstock.element.spec import TensorSpec
+from tests.engine.driving import drained, opened, pulls, saves
+
+LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7] * 8
+DOCUMENTS = Ragged.from_rows([np.arange(length) for length in LENGTHS])
+TOKENS = TensorSpec((None,), np.int64)
+
+
+def packed(documents: Dataset, drop_remainder: bool = False) -> Any:
+    return documents.unbatch().batch(4, drop_remainder)._plan
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        Dataset.from_tensor_slices(DOCUMENTS),
+        Dataset.range(len(LENGTHS)).map(lambda i: DOCUMENTS[int(i)]),
+    ],
+    ids=["ragged", "map"],
+)
+def test_a_pull_behind_a_remainder_gives_many_batches(documents: Dataset) -> None:
+    list(documents)  # Until a function's speed is known, its results are handed on singly.
+    stream = opened(packed(documents))
+    counts = [len(batches) for batches in pulls(stream, 16)]
+    assert sum(counts) == -(-sum(LENGTHS) // 4)
+    assert len(counts) < 16
+
+
+def generated(values: list[Any], spec: TensorSpec, log: list[int]) -> Dataset:
+    """What a generator yields: it raises exceptions in `values` and logs how far it got."""
+
+    def generate() -> Iterator[Any]:
+        for number, value in enumerate(values):
+            log.append(number)
+            if isinstance(value, Exception):
+                raise value
+            yield value
+
+    return Dataset.from_generator(generate, output_signature=spec)
+
+
+def test_a_batch_takes_what_it_needs_from_a_generator_and_no_more() -> None:
+    log: list[int] = []
+    stream = opened(generated(list(range(20)), TensorSpec((), np.int64), log).batch(4)._plan)
+    for taken in (4, 8, 12):
+        assert len(stream.pull(100)) == 1
+        assert len(log) == taken
+    stream.close()
+
+
+def test_packing_takes_what_it_needs_from_a_generator_and_no_more() -> None:
+    log: list[int] = []
+    documents = generated([np.arange(length) for length in LENGTHS], TOKENS, log)
+    stream = opened(packed(documents))
+    rows = np.cumsum(LENGTHS)
+    given = 0
+    while given < 40:
+        given += 4 * len(stream.pull(100))
+        assert len(log) == np.searchsorted(rows, given) + 1
+    stream.close()
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.arange(length) for length in LENGTHS[:8]],
+        [np.arange(3), np.arange(3), ValueError("lost"), np.arange(9)],
+        [np.arange(3), np.arange(3), "no array", np.arange(9), np.arange(2)],
+        [ValueError("lost"), np.arange(9)],
+    ],
+    ids=["all", "ends in a failure", "goes on behind a failure", "fails at once"],
+)
+def test_packing_a_generator_resumes_exactly_from_every_state(
+    values: list[Any], drop_remainder: bool
+) -> None:
+    plan = packed(generated(values, TOKENS, []), drop_remainder)
+    whole = drained(opened(plan), 100)
+    for limit in (1, 3, 100):
+        for count, state in saves(plan, limit):
+            assert drained(opened(plan, state), limit) == whole[count:]
+
+
+def test_elements_of_a_generator_come_before_the_failure_that_follows_them() -> None:
+    values = [1, 2, ValueError("lost")]
+    plan = generated(values, TensorSpec((), np.int64), []).batch(8)._plan.inputs[0]
+    stream = opened(plan)
+    assert stream.pull_needed(8, 8).elements() == [1, 2]
+    state = stream.save()
+    for other in (stream, opened(plan, state)):
+        with pytest.raises(ValueError, match="failed for element 2: ValueError: lost"):
+            other.pull(8)
+        with pytest.raises(StopIteration):
+            other.pull(8)
+
+
+def test_unbatch_hands_on_the_rows_before_an_uneven_element() -> None:
+    values = [(np.arange(2), np.arange(2)), (np.arange(3), np.arange(1)), (np.arange(2),) * 2]
+
+    def generate() -> Iterator[Any]:
+        yield from values
+
+    dataset = Dataset.from_generator(generate, output_signature=(TOKENS, TOKENS)).unbatch()
+    stream = opened(dataset._plan)
+    assert len(stream.pull_needed(8, 8)) == 2
+    state = stream.save()
+    for other in (stream, opened(dataset._plan, state)):
+        with pytest.raises(ValueError, match=r"have \[1, 3\] rows"):
+            other.pull_needed(8, 8)
+        assert len(other.pull_needed(8, 8)) == 2
