@@ -409,7 +409,7 @@ def rows_of_pairs(plan):
 @pytest.mark.parametrize("wrap", [lambda p: p, rows_of_pairs], ids=["alone", "unbatched"])
 def test_without_order_every_state_leads_to_the_rest_exactly(source, late, wrap, monkeypatch):
     """Some calls are held back until all other ones have ended, so states have holes."""
-    monkeypatch.setattr("penstock.engine.parallel.BUDGET", 0.0)  # One element per call.
+    monkeypatch.setattr("penstock.engine.calling.BUDGET", 0.0)  # One element per call.
     each = 1 if wrap(source) is source else 2
     expected = sorted([x for x in range(15) if x % 4 != 2] * each)
     for count in range(len(expected) + 1):

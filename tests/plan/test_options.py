@@ -59,11 +59,13 @@ def test_every_public_field_is_a_documented_property(kind):
 
 
 @pytest.mark.parametrize("kind", SURFACE, ids=lambda kind: kind.__name__)
-def test_defaults_are_none_except_the_shard_policy(kind):
+def test_defaults_are_none_except_the_shard_policy_and_the_executor(kind):
     for name in SURFACE[kind].split():
         value = getattr(kind(), name)
         if name == "auto_shard_policy":
             assert value is AutoShardPolicy.AUTO
+        elif name == "executor":
+            assert value == "auto"
         elif name in ("experimental_service", "experimental_threading") or name in PARTS:
             assert value == type(value)()
         else:
@@ -142,7 +144,10 @@ def test_a_value_of_the_wrong_type_is_refused(options, name, value, message):
 def test_a_word_that_is_no_choice_is_refused():
     with pytest.raises(
         InvalidArgumentError,
-        match=r'^Options\.executor: must be "threads", "inline" or None, got "process"$',
+        match=(
+            r'^Options\.executor: must be "auto", "threads", "processes", "inline" or None, '
+            r'got "process"$'
+        ),
     ):
         Options(executor="process")
     with pytest.raises(InvalidArgumentError, match='must be "global", "per_worker" or None'):

@@ -13,9 +13,10 @@ def double(x):
 
 def test_every_operator_has_a_line_with_its_settings_and_function():
     text = Dataset.range(10).map(double, num_parallel_calls=2).batch(4).explain()
-    batch, mapped, source = (line.strip() for line in text.splitlines()[1:4])
+    batch, mapped, calls, source = (line.strip() for line in text.splitlines()[1:5])
     assert batch.startswith("batch(size=4)  [3 elements; random access]")
     assert re.match(r"map\(double at test_show.py:\d+, parallel=2\)  \[10 elements", mapped)
+    assert calls == "- calls run in threads"
     assert source.startswith("range(start=0, stop=10, step=1)")
 
 

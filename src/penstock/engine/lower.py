@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.engine.access import access, key_of
+from penstock.engine.calling import Calling
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
@@ -248,11 +249,13 @@ def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Strea
     alone = node.parallel is None or context.inline
     if node.vectorized or (alone and not any(early)):
         return elementwise.MapStream(node, source, context.epoch, ordinal)
+    calls = elementwise.map_calls(node, context.epoch)
+    parallelism = Parallelism(node.parallel or 1, Budget.of(context.options))
     return ParallelMapStream(
         source,
-        elementwise.map_calls(node, context.epoch),
+        calls,
         partial(elementwise.arguments, node),
-        Parallelism(node.parallel or 1, Budget.of(context.options)),
+        Calling(calls, parallelism, context.options.executor or "auto"),
         ordered,
         (ordinal, *early),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Claims, State, Stream
-from penstock.plan.nodes import Node, Prefetch
+from penstock.plan.nodes import Map, Node, Prefetch
 from penstock.plan.seeds import numbers_from
 
 
@@ -65,7 +65,14 @@ class Meters:
         busy = 0.0 if waits else max(meter.seconds - below, 0.0)
         wait = meter.seconds if waits else min(below, meter.seconds)
         row = OperatorProfile(
-            node.label, depth, meter.elements, meter.chunks, meter.nbytes, busy, wait
+            node.label,
+            depth,
+            meter.elements,
+            meter.chunks,
+            meter.nbytes,
+            busy,
+            wait,
+            _calls_note(node),
         )
         rows.insert(at, row)
         return meter.seconds
@@ -136,6 +143,15 @@ class OperatorProfile:
     nbytes: int
     busy: float
     wait: float
+    note: str = ""
+    """Where its parallel calls run, if that is known, and why."""
+
+
+def _calls_note(node: Node) -> str:
+    if not isinstance(node, Map) or node.parallel is None:
+        return ""
+    place, reason = node.function.calls_run
+    return f"calls run in {place}{': ' if reason else ''}{reason}" if place else ""
 
 
 @dataclass(frozen=True)
@@ -169,4 +185,5 @@ class Profile:
             lines.append(
                 f"{name:<28}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
             )
-        return "\n".join([*lines, f"bottleneck: {self.bottleneck}"])
+        notes = [f"{row.operator}: {row.note}" for row in self.operators if row.note]
+        return "\n".join([*lines, *notes, f"bottleneck: {self.bottleneck}"])

@@ -1,10 +1,10 @@
-"""Parallel calls: a function of several elements at once, in threads.
+"""Parallel calls: a function of several elements at once, in threads or processes.
 
 The threads end at the end of the data, at a failure (the next pull starts them again), when the
 stream is closed, and when the stream is garbage collected.
 
-Only the thread that pulls touches the fields of the stream. The other threads see a chunk, its
-number and a `_Work`, and answer through a `Future`, so no lock is needed.
+Only the thread that pulls touches the fields of the stream. The calls (`engine/calling.py`) see a
+chunk and its number, and answer through a `Future`, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -17,36 +17,16 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
+from penstock.engine.calling import Calling
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import BUDGET, Inlet, Place
+from penstock.engine.inlets import Inlet, Place
 from penstock.engine.logs import Logs
-from penstock.engine.pool import Pool
 from penstock.engine.results import Results
-from penstock.engine.tuning import Parallelism
 from penstock.engine.user_calls import Calls, FailedCall
 
 
-class _Work:
-    """What a thread does: calls a function on some elements, and learns how many to take.
-
-    Threads set `rows` without a lock: it is a hint for the next task, and any of them will do.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self.rows = 1
-
-    def __call__(self, rows: Chunk, ordinal: int) -> list[Any]:
-        started = time.perf_counter()
-        made = self._calls.all(rows, ordinal)
-        each = (time.perf_counter() - started) / len(rows)
-        fits = int(BUDGET / max(each, 1e-7))
-        self.rows = 1 if self._calls.on_trial else max(1, min(fits, 2 * len(rows), 1024))
-        return made
-
-
 class _Task:
-    """Elements `first` to `first + size`, for which a thread calls the function."""
+    """Elements `first` to `first + size`, for which the function is called."""
 
     def __init__(
         self, place: Place, first: int, size: int, numbers: Array | None, future: Future[Any]
@@ -71,15 +51,14 @@ class ParallelMapStream(Stream):
         source: Stream,
         calls: Calls,
         arguments: Callable[[Chunk, int], Chunk],
-        parallelism: Parallelism,
+        calling: Calling,
         ordered: bool,
         state: State,
     ) -> None:
         self.inputs = (source,)
         self._feed = Inlet(source)
-        self._work = _Work(calls)
+        self._calling = calling
         self._arguments = arguments
-        self._parallelism = parallelism
         self._ordered = ordered
         self._ordinal: int = state[0]
         self._done = sorted(tuple(span) for span in state[1])
@@ -90,7 +69,7 @@ class ParallelMapStream(Stream):
         self._tasks: deque[_Task] = deque()
         self._task: _Task | None = None
         self._ended = False
-        self._pool = Pool(parallelism.most, "penstock-calls")
+        self._pool = calling.threads.pool
         self._measured = (time.perf_counter(), 0)
         self._nbytes_each = 0.0
         self._pool.stop_with(self)
@@ -100,7 +79,7 @@ class ParallelMapStream(Stream):
             self._finish_task()
             self._submit()
             if not self._tasks:
-                self._pool.stop()
+                self._calling.stop()
                 raise StopIteration
             self._take(self._next_task())
         first = self._results.ordinal
@@ -109,20 +88,20 @@ class ParallelMapStream(Stream):
         except Exception:
             # The failure is raised at once; the threads end after their current calls.
             self._logs.record(range(first, self._results.ordinal))
-            self._pool.stop()
+            self._calling.stop()
             raise
         self._logs.record(range(first, self._results.ordinal))
         self._nbytes_each = chunk.nbytes / len(chunk)
         return chunk
 
     def _submit(self) -> None:
-        window = self._parallelism.calls + (self._parallelism.calls if self._ordered else 0)
+        window = self._calling.tasks * (2 if self._ordered else 1)
         while not self._ended and len(self._tasks) < window:
             self._submit_next()
 
     def _submit_next(self) -> None:
         try:
-            rows = self._feed.pull(1 if self._again else self._work.rows)
+            rows = self._feed.pull(1 if self._again else self._calling.rows)
         except StopIteration:
             self._ended = True
             return
@@ -135,7 +114,7 @@ class ParallelMapStream(Stream):
         fresh = self._without_done(rows)
         if fresh is not None:
             arguments = self._arguments(fresh, self._ordinal)
-            future = self._pool.submit(self._work, arguments, self._ordinal)
+            future = self._calling.submit(arguments, self._ordinal)
             self._add(len(fresh), fresh.numbers, future)
 
     def _add(self, size: int, numbers: Array | None, future: Future[Any]) -> None:
@@ -179,9 +158,12 @@ class ParallelMapStream(Stream):
     def _take(self, task: _Task) -> None:
         self._task = task
         self._results.ordinal = task.first
-        made = task.future.result()
-        failures = sum(type(item) is FailedCall for item in made)
-        self._results.add(made, failures, task.numbers)
+        made = self._calling.result(task.future)
+        if isinstance(made, Chunk):
+            self._results.add_chunk(made, task.numbers)
+        else:
+            failures = sum(type(item) is FailedCall for item in made)
+            self._results.add(made, failures, task.numbers)
         self._measure(task.size)
 
     def _finish_task(self) -> None:
@@ -194,9 +176,8 @@ class ParallelMapStream(Stream):
         since, count = self._measured
         now, count = time.perf_counter(), count + elements
         self._measured = (since, count)
-        if now - since > 0.05 and count >= 2 * self._parallelism.calls:
-            task_bytes = self._nbytes_each * self._work.rows
-            self._parallelism.note_rate(count / (now - since), task_bytes)
+        if now - since > 0.05 and count >= 2 * self._calling.tasks:
+            self._calling.note_rate(count, now - since, self._nbytes_each)
             self._measured = (now, 0)
 
     def state(self) -> State:
@@ -227,7 +208,7 @@ class ParallelMapStream(Stream):
         return [self._feed.save()]
 
     def close(self) -> None:
-        self._pool.stop(join=True, drop=True)
+        self._calling.stop(join=True, drop=True)
         self._ended = True
         super().close()
 

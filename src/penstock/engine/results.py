@@ -28,6 +28,8 @@ class Results:
         self.where = calls.where
         self.ordinal = ordinal
         self._waiting: list[Any] = []
+        self._made: Chunk | None = None
+        """Elements that came as a chunk; then no others are waiting."""
         self._numbers: tuple[int, Array] | None = None
         self._failures = 0
         self._kind: Any = None
@@ -37,19 +39,26 @@ class Results:
         """The shapes of the lists in the first element, if there are any."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) if self._made is None else len(self._made)
 
     def add(self, results: list[Any], failures: int = 0, numbers: Array | None = None) -> None:
         """Adds results when none are left; `failures` of them are `FailedCall`.
 
         `numbers` are the numbers of the elements that were the arguments.
         """
-        assert not self._waiting
+        assert not len(self)
         self._waiting, self._failures = results, failures
         self._numbers = None if numbers is None else (self.ordinal, numbers)
 
+    def add_chunk(self, made: Chunk, numbers: Array | None = None) -> None:
+        """Adds results without a failure, and without lists, as a chunk."""
+        self.add([], 0, numbers)
+        self._made = made
+
     def hand_on(self, limit: int) -> Chunk:
         """The next elements; raises if the next one is a failure."""
+        if self._made is not None:
+            return self._hand_on_made(self._made, limit)
         count = min(limit, self._good())
         if count == 0:
             raise self._drop_failed()
@@ -61,10 +70,24 @@ class Results:
                 raise self._drop_misfit() from None
             chunk = self._chunk(self._front(count))
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
+        return self._numbered(chunk)
+
+    def _hand_on_made(self, made: Chunk, limit: int) -> Chunk:
+        chunk = made.rows(0, limit)
+        try:
+            self._check(chunk, chunk.rows(0, 1).elements()[0])
+        except (InvalidArgumentError, InvalidTypeError):
+            self._made, self._waiting = None, made.elements()
+            return self.hand_on(limit)
+        self._made = made.rows(len(chunk), len(made)) if len(chunk) < len(made) else None
+        return self._numbered(chunk)
+
+    def _numbered(self, chunk: Chunk) -> Chunk:
+        """The chunk that is handed on next, with its numbers."""
         if self._numbers is not None:
             first, numbers = self._numbers
-            chunk = chunk.with_numbers(numbers[self.ordinal - first :][:count])
-        self.ordinal += count
+            chunk = chunk.with_numbers(numbers[self.ordinal - first :][: len(chunk)])
+        self.ordinal += len(chunk)
         return chunk
 
     def _front(self, count: int) -> list[Any]:
@@ -94,16 +117,20 @@ class Results:
 
     def _chunk(self, elements: list[Any]) -> Chunk:
         chunk = Chunk.of(elements, self.where, self.ordinal)
+        self._check(chunk, elements[0])
+        if holds_list(elements[0]):
+            self._check_lists(elements, chunk)
+        return chunk
+
+    def _check(self, chunk: Chunk, first: Any) -> None:
+        """Raises if the elements are not like those before, or do not fit the signature."""
         kind = chunk.kind
         if self._kind is None:
-            self._set_kind(kind, describe(elements[0]))
+            self._set_kind(kind, describe(first))
         elif kind != self._kind:
             raise InvalidArgumentError("changed")
-        if _holds_list(elements[0]):
-            self._check_lists(elements, chunk)
         if self._signature is not None:
             fit_chunk(chunk, self._signature, self.where)
-        return chunk
 
     def _check_lists(self, elements: list[Any], chunk: Chunk) -> None:
         """A list is an array of one shape: the length of `x * [1, 2]` depends on x."""
@@ -176,12 +203,13 @@ def _describe_or_none(element: Any) -> str | None:
         return None
 
 
-def _holds_list(element: Any) -> bool:
+def holds_list(element: Any) -> bool:
+    """Whether a leaf of an element is a list."""
     kind = type(element)
     if kind is tuple:
-        return any(map(_holds_list, element))
+        return any(map(holds_list, element))
     if kind is dict:
-        return any(map(_holds_list, element.values()))
+        return any(map(holds_list, element.values()))
     return kind is list
 
 

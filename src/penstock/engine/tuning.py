@@ -69,7 +69,9 @@ class Parallelism:
         self._fixed = calls if calls != AUTOTUNE else None
         self.most = min(budget.threads, calls) if self._fixed else budget.threads
         self.calls = self.most if self._fixed else max(1, min(2, self.most))
-        self._threads, self._nbytes = self.most, budget.nbytes
+        self._threads, self.nbytes = self.most, budget.nbytes
+        self.processes = self.most if self._fixed else min(self.most, cores())
+        """How many processes make the calls, where processes do."""
         self._tuned = self._fixed is None and budget.enabled
         self._best = 0.0
         self._step = 1.5
@@ -79,7 +81,7 @@ class Parallelism:
         """Notes how many elements per second came with `calls` at once, and the bytes of a call."""
         if not self._tuned:
             return
-        self.most = max(1, min(self._threads, int(self._nbytes / max(2 * nbytes_each, 1))))
+        self.most = max(1, min(self._threads, int(self.nbytes / max(2 * nbytes_each, 1))))
         if rate > 1.05 * self._best:
             self._best, self._previous = rate, self.calls
             self.calls = min(self.most, max(self.calls + 1, int(self.calls * self._step)))
@@ -87,3 +89,14 @@ class Parallelism:
             # No better: go back to what was best, and probe again now and then.
             self.calls = min(self._previous, self.most)
             self._best *= 0.95
+
+
+class Relocation:
+    """Whether calls move from threads to processes."""
+
+    def __init__(self, executor: str, known: tuple[str, str]) -> None:
+        self.begins_in_processes = executor == "processes"
+        self.reason = ""
+
+    def settle(self) -> None:
+        """Ends the search: nothing moves any more."""

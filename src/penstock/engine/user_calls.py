@@ -20,6 +20,7 @@ from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.engine.inlets import BUDGET
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
+from penstock.plan.seeds import generator
 
 
 class FailedCall:
@@ -209,3 +210,17 @@ class Calls:
         """Chooses the length of the next block: short if the function is slow."""
         fits = int(_BLOCK_SECONDS / max(seconds, 1e-9))
         self._block = max(1, min(fits, 2 * self._block, _BLOCK))
+
+
+class Seeded:
+    """A random function as a function of (number, element)."""
+
+    def __init__(self, call: Callable[..., Any], seed: int, epoch: tuple[int, ...]) -> None:
+        self._call = call
+        self._key = (seed, *epoch)
+
+    def __call__(self, number: Any, element: Any) -> Any:
+        random = generator(*self._key, int(number))
+        if type(element) is tuple:
+            return self._call(*element, random)
+        return self._call(element, random)

@@ -43,6 +43,16 @@ class Function:
         """Remembers the structure, as text, that a call on element `number` returned."""
         self.__dict__["_tried"] = (number, structure)
 
+    @property
+    def calls_run(self) -> tuple[str, str]:
+        """Where parallel calls ran last, "threads" or "processes", and why; empty if nowhere."""
+        found: tuple[str, str] = self.__dict__.get("_calls_run", ("", ""))
+        return found
+
+    def note_calls(self, place: str, reason: str) -> None:
+        """Remembers where parallel calls run, for `explain` and for the next iteration."""
+        self.__dict__["_calls_run"] = (place, reason)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"call": self.call, "returns": self.tried}
 
@@ -58,6 +68,22 @@ class Function:
         return f"{self.name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
     __repr__ = __str__
+
+
+def travel_problem(function: Function) -> str:
+    """Why a function cannot be sent to another process; empty if it can."""
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(function, protocol=5, buffer_callback=lambda _: None)
+    except Exception as error:
+        return cannot_travel(error)
+    return ""
+
+
+def cannot_travel(error: Exception) -> str:
+    """The reason for an error that pickling a function raised."""
+    return f"it cannot be sent to a process ({type(error).__name__}: {error})"
 
 
 def _unwrap(call: Any) -> Any:

@@ -340,8 +340,9 @@ class Options(OptionsBase):
     experimental_threading = _alias("threading")
     executor = Option(
         str,
-        'Where prefetch and parallel calls run: "threads" (the default) or "inline", that is '
-        "in the caller's thread, for debugging.",
-        default=None,
-        choices=("threads", "inline"),
+        'Where parallel calls run: "threads", "processes" of this machine, or "auto" (the '
+        'default), which means threads. "inline" runs prefetch and parallel calls in the caller\'s '
+        "thread, for debugging.",
+        default="auto",
+        choices=("auto", "threads", "processes", "inline"),
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.element.spec import TypeSpec
 from penstock.plan.cuts import cut
-from penstock.plan.functions import Function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Distribute, Node, Store, options_of
+from penstock.plan.functions import Function, travel_problem
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Distribute, Map, Node, Store, options_of
 from penstock.plan.optimize import prepare, without_options
 from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.shape import ENDLESS, Form, Shape
@@ -18,12 +18,12 @@ from penstock.plan.splits import shape_of
 
 def explain(node: Node) -> str:
     """The plan, the optimised plan, and the access mode of every operator."""
-    run = prepare(node)
-    parts = ["plan, as written:", *tree(node)]
+    run, executor = prepare(node), options_of(node).executor or "auto"
+    parts = ["plan, as written:", *tree(node, executor=executor)]
     if run == node:
         parts += ["", "run as written"]
     else:
-        parts += ["", "as it is run:", *tree(run)]
+        parts += ["", "as it is run:", *tree(run, executor=executor)]
     return "\n".join([*parts, "", _access(run)])
 
 
@@ -36,15 +36,33 @@ def _access(node: Node) -> str:
     return f"random access: no, because of {node.blocked}"
 
 
-def tree(node: Node, depth: int = 0) -> Iterator[str]:
+def tree(node: Node, depth: int = 0, executor: str = "auto") -> Iterator[str]:
     """One line per operator, the last one first, inputs indented."""
     mode = "random access" if node.blocked is None else "stream"
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
     yield f"  {'  ' * depth}{title(node)}  [{_count(node)}; {mode}{own}]"
     if isinstance(node, Distribute):
         yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node))
+    if isinstance(node, Map) and node.parallel is not None and not node.vectorized:
+        yield f"  {'  ' * depth}  - {calls_place(node.function, executor)}"
     for part in node.inputs:
-        yield from tree(part, depth + 1)
+        yield from tree(part, depth + 1, executor)
+
+
+def calls_place(function: Function, executor: str) -> str:
+    """Where the parallel calls of a function run, and why."""
+    if executor == "inline":
+        return "calls run in the caller's thread"
+    if executor == "threads":
+        return "calls run in threads"
+    place, reason = function.calls_run
+    if place != "processes" and (problem := travel_problem(function)):
+        place, reason = "threads", problem
+    if place and (reason or executor == "auto"):
+        return f"calls run in {place}: {reason}"
+    if executor == "processes":
+        return "calls run in processes"
+    return "calls run in threads"
 
 
 def title(node: Node) -> str:

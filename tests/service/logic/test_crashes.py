@@ -1,13 +1,10 @@
 """Crashes: the pauses before a worker restarts a process, and when a reader gives up."""
 
-import pytest
-
 from penstock.service.logic.crashes import (
     AT_ONCE,
     MOST_CRASHES,
     Blame,
     Crashes,
-    describe_exit,
 )
 from penstock.service.protocol import timing
 
@@ -47,20 +44,6 @@ def test_losses_are_numbered_and_forgotten() -> None:
     assert crashes.last(PLAN) is None
     assert crashes.last(OTHER) is last
     assert crashes.count == 2
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "exited with code 0"),
-        (3, "exited with code 3"),
-        (-9, "was killed by signal 9 (killed)"),
-        (-11, "was killed by signal 11 (segmentation fault)"),
-        (-1000, "was killed by signal 1000"),
-    ],
-)
-def test_an_exit_code_in_words(code: int, words: str) -> None:
-    assert describe_exit(code) == words
 
 
 def test_only_losses_with_the_same_elements_in_hand_count() -> None:

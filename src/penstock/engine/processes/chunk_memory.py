@@ -180,10 +180,14 @@ class Cell(NamedTuple):
 
 
 class SlabPool:
-    """The worker's side of shared memory: lends cells of slabs to chunks."""
+    """The worker's side of shared memory: lends cells of slabs to chunks.
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+    With `strict`, it lends nothing beyond `limit` bytes. Otherwise it does, one chunk in a slab,
+    and drops such slabs when they are idle and it needs another.
+    """
+
+    def __init__(self, limit: int = LIMIT, strict: bool = True) -> None:
+        self._limit, self._strict = limit, strict
         self._slabs: dict[int, WorkerSlab] = {}  #: guarded by _lock
         self._lent: set[int] = set()  #: guarded by _lock
         self._count = 0  #: guarded by _lock; numbers of slabs are never used twice
@@ -208,6 +212,8 @@ class SlabPool:
             cell = max(size_class(size), _SMALLEST)
             cells = max(1, min(_SLAB // cell, _CELLS))
             dropped = self._make_room(cell * cells)
+            if not self._strict and self._room < cell * cells:
+                cells = 1
             try:
                 slab = None if dropped is None else WorkerSlab(self._count, cell, cells)
             except (OSError, MemoryError):
@@ -252,15 +258,19 @@ class SlabPool:
         self._lent.add(segment)
         return Cell(segment, slab.memory[start : start + size])
 
+    @property
+    def _room(self) -> int:
+        return self._limit - sum(slab.size for slab in self._slabs.values())
+
     def _make_room(self, size: int) -> tuple[int, ...] | None:
-        """Drops slabs without lent cells until `size` bytes fit; drops none if they cannot."""
-        room = self._limit - sum(slab.size for slab in self._slabs.values())
+        """Drops slabs without lent cells until `size` bytes fit; if strict, only if they will."""
+        room = self._room
         idle, dropped = [s for s in self._slabs.values() if len(s.free) == s.used], []
         while room < size and idle:
             slab = idle.pop(0)
             room += slab.size
             dropped.append(slab.number)
-        if room < size:
+        if room < size and self._strict:
             return None
         for number in dropped:
             self._slabs.pop(number).close_descriptor()
@@ -277,8 +287,9 @@ class SegmentRef(weakref.ref[Array]):
 class MappedSlabs:
     """The client's side of shared memory: maps slabs, and collects segments to release."""
 
-    def __init__(self, limit: int = 2 * LIMIT) -> None:
+    def __init__(self, limit: int | None = 2 * LIMIT, writable: bool = False) -> None:
         self._limit = limit
+        self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._slabs: dict[int, tuple[Slab, mmap.mmap]] = {}
         self._referenced: dict[int, SegmentRef] = {}
         # Without a lock: arrays may be freed in any thread, even in one that would hold it.
@@ -290,7 +301,7 @@ class MappedSlabs:
             for number in slab.dropped:
                 self._slabs.pop(number, None)
             self._check(slab, descriptor)
-            memory = mmap.mmap(descriptor, slab.cell * slab.cells, prot=mmap.PROT_READ)
+            memory = mmap.mmap(descriptor, slab.cell * slab.cells, prot=self._access)
         except (OSError, ValueError, OverflowError) as error:
             raise DataLossError(f"data connection: unusable shared memory ({error})") from None
         finally:
@@ -302,7 +313,7 @@ class MappedSlabs:
         used = sum(len(memory) for _, memory in self._slabs.values())
         if slab.number in self._slabs or not 0 < slab.cells <= _CELLS or slab.cell <= 0:
             raise ValueError(f"{slab} is not a slab")
-        if used + size > self._limit:
+        if self._limit is not None and used + size > self._limit:
             raise ValueError(f"{used + size} bytes are too many")
         if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise ValueError("it is not sealed against shrinking")
@@ -329,9 +340,9 @@ class MappedSlabs:
         """How many segments `take_unused` would return."""
         return len(self._unused)
 
-    def take_unused(self) -> tuple[int, ...]:
-        """Returns the segments that have become unused since the last call."""
-        return tuple(self._unused.popleft() for _ in range(len(self._unused)))
+    def take_unused(self, most: int = 1 << 20) -> tuple[int, ...]:
+        """Returns at most `most` segments that have become unused since the last call."""
+        return tuple(self._unused.popleft() for _ in range(min(most, len(self._unused))))
 
     def close(self) -> None:
         """Unmaps the slabs that no array uses; arrays keep theirs mapped."""

@@ -1,9 +1,10 @@
-"""The fork server: a process with one thread, which forks the plan processes of a worker.
+"""The fork server: a process with one thread, which forks processes for its owner.
 
-A process with threads must not fork, and a worker has many. So the worker forks the fork server
-before it starts any thread, with all modules imported: a plan process then starts within
-milliseconds. The kernel kills the fork server with its worker, and the plan processes with the fork
-server, also after kill -9.
+A process with threads must not fork, and a worker or a user's program has many. So a worker forks
+its fork server before it starts any thread, and a user's program starts one as a new program
+(`boot.py`). The fork server has all modules imported: a process then starts within milliseconds.
+The kernel kills the fork server with its owner, and the processes with the fork server, also after
+kill -9.
 """
 
 from __future__ import annotations
@@ -46,22 +47,39 @@ class ProcessExit(NamedTuple):
     code: int
 
 
-class ForkServer:
-    """The worker's side. Every process calls `run` with its end of a channel."""
+def describe_exit(code: int) -> str:
+    """Says in words how a process ended, from its exit code."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = (signal.strsignal(-code) or "").lower()
+    except ValueError:
+        name = ""
+    return f"was killed by signal {-code}" + (f" ({name})" if name else "")
 
-    def __init__(self, run: Run) -> None:
-        self._requests, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+class ForkServer:
+    """The owner's side; `requests` is its end of the socket to the fork server."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+
+    @classmethod
+    def fork(cls, run: Run) -> ForkServer:
+        """Forks a fork server from this process. Every process calls `run` with its channel."""
+        requests, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         if os.fork() == 0:
-            self._requests.close()
-            _run_child(parent, lambda: _ForkLoop(asked, run).run())
+            requests.close()
+            serve(asked, parent, run)
         asked.close()
+        return cls(requests)
 
     def fileno(self) -> int:
         return self._requests.fileno()
 
     def start(self, number: int) -> socket.socket:
-        """Starts process `number`; returns the worker's end of its channel."""
+        """Starts process `number`; returns the owner's end of its channel."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with far:
@@ -87,8 +105,13 @@ class ForkServer:
             self._requests.shutdown(socket.SHUT_RDWR)
 
 
+def serve(asked: socket.socket, parent: int, run: Run) -> NoReturn:
+    """Makes this process a fork server; `parent` is its owner."""
+    _run_child(parent, lambda: _ForkLoop(asked, run).run())
+
+
 class _ForkLoop:
-    """The process's side: forks when the worker asks for it, and reports exits."""
+    """The process's side: forks when the owner asks for it, and reports exits."""
 
     def __init__(self, asked: socket.socket, run: Run) -> None:
         self._asked, self._run = asked, run
@@ -96,7 +119,7 @@ class _ForkLoop:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Runs until the worker closes its end of the socket."""
+        """Runs until the owner closes its end of the socket."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -112,7 +135,7 @@ class _ForkLoop:
                 return
 
     def _fork(self) -> bool:
-        """Starts the process that the worker asked for; returns False if the worker is gone."""
+        """Starts the process that the owner asked for; returns False if the owner is gone."""
         data, descriptor = receive_descriptor(self._asked, _START.size)
         if not data:
             return False
@@ -122,7 +145,7 @@ class _ForkLoop:
         try:
             process = os.fork()
         except OSError as error:
-            print(f"penstock worker: cannot start a process ({error})", file=sys.stderr, flush=True)
+            print(f"penstock: cannot start a process ({error})", file=sys.stderr, flush=True)
             self._report(number, CANNOT_FORK)
         else:
             if process == 0:
@@ -148,9 +171,8 @@ class _ForkLoop:
             self._report(self._numbers.pop(process), os.waitstatus_to_exitcode(status))
 
     def _report(self, number: int, code: int) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # The worker is gone; the kernel is about to kill this process.
+        # The owner may be gone; the kernel is then about to kill this process.
+        with contextlib.suppress(OSError):
             self._asked.send(_EXIT.pack(number, code))
 
 
@@ -159,7 +181,7 @@ def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
     code = 1
     try:
         _die_with(parent)
-        # Ctrl-C and systemd's SIGTERM go to all processes, but the worker decides when they end.
+        # Ctrl-C and systemd's SIGTERM go to all processes, but the owner decides when they end.
         # Not SIG_IGN, which programs that a function starts would inherit.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _do_nothing)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from penstock.engine.copies import copy_unowned
 from penstock.engine.inlets import BUDGET, Inlet, Place
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
-from penstock.engine.user_calls import Calls, FailedCall
+from penstock.engine.user_calls import Calls, FailedCall, Seeded
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
-from penstock.plan.seeds import generator, numbers_from
+from penstock.plan.seeds import numbers_from
 
 log = logging.getLogger("penstock")
 
@@ -91,20 +90,6 @@ def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
         numbers_from(ordinal, len(rows)) if rows.numbers is None else drawing_numbers(rows.numbers)
     )
     return pair(leaf(numbers), rows)
-
-
-class Seeded:
-    """A random function as a function of (number, element)."""
-
-    def __init__(self, call: Callable[..., Any], seed: int, epoch: Epoch) -> None:
-        self._call = call
-        self._key = (seed, *epoch)
-
-    def __call__(self, number: Any, element: Any) -> Any:
-        random = generator(*self._key, int(number))
-        if type(element) is tuple:
-            return self._call(*element, random)
-        return self._call(element, random)
 
 
 class FilterStream(Stream):

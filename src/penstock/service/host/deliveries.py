@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk, describe
 from penstock.element.nest import Tree, text_of
+from penstock.engine.processes.fork_server import describe_exit
 from penstock.errors import (
     DataLossError,
     DeadlineExceededError,
@@ -24,7 +25,6 @@ from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.failures import from_failed, from_impossible
 from penstock.service.host.links import Link, Links
-from penstock.service.logic.crashes import describe_exit
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed

@@ -22,13 +22,13 @@ from functools import partial
 from typing import Any
 
 from penstock.engine.processes.descriptors import send_descriptors
-from penstock.engine.processes.fork_server import ForkServer
+from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import relay
 from penstock.service.host.listener import AcceptedClient
 from penstock.service.host.plan_process_main import LARGEST
 from penstock.service.host.sockets import tune_for_data
-from penstock.service.logic.crashes import Crashes, describe_exit
+from penstock.service.logic.crashes import Crashes
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
 from penstock.service.protocol.plan_process_messages import (

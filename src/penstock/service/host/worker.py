@@ -81,7 +81,7 @@ class Worker(Lifecycle):
         """
         if fork_server.AVAILABLE:
             make_tasks = partial(_make_tasks, self._control(), *self._decoding())
-            self._fork_server = ForkServer(partial(plan_process_main.run, make_tasks))
+            self._fork_server = ForkServer.fork(partial(plan_process_main.run, make_tasks))
 
     def _begin(self) -> None:
         """Registers and serves; raises UnavailableError if the dispatcher does not answer."""

@@ -11,7 +11,6 @@ while the same elements are computed.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from penstock.errors import AbortedError
@@ -75,17 +74,6 @@ class Crashes:
         """Forgets crashes that no client asks for any more."""
         oldest = now - timing.CRASH_MEMORY
         self._last = {plan: crash for plan, crash in self._last.items() if crash.at >= oldest}
-
-
-def describe_exit(code: int) -> str:
-    """Says in words how a process ended, from its exit code."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = (signal.strsignal(-code) or "").lower()
-    except ValueError:
-        name = ""
-    return f"was killed by signal {-code}" + (f" ({name})" if name else "")
 
 
 class Blame:

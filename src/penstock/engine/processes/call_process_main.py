@@ -1,0 +1,159 @@
+"""The main program of a call process: calls users' functions on the elements that it is sent.
+
+It does one task after the other, and ends when the program closes its channel. Its own prints are
+flushed after each task, because the kernel may kill it at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import time
+from typing import Any
+
+from penstock.element.chunk import Chunk, unusable_element
+from penstock.engine.processes import call_messages, fork_server
+from penstock.engine.processes.call_messages import (
+    Call,
+    Define,
+    Elements,
+    Forget,
+    Made,
+    Raised,
+    Ready,
+    Trees,
+    Unloadable,
+    pack_chunk,
+    pack_error,
+    unpack_chunk,
+)
+from penstock.engine.processes.packets import Packets
+from penstock.engine.results import holds_list
+from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
+from penstock.errors import InvalidArgumentError, OpError
+
+
+def main(requests: int, parent: int) -> None:
+    """Makes this process the fork server of call processes, for the program `parent`."""
+    fork_server.serve(socket.socket(fileno=requests), parent, run)
+
+
+def run(channel: socket.socket) -> None:
+    """Runs a call process until its channel ends."""
+    process = _CallProcess(Packets(channel))
+    with contextlib.suppress(OSError):  # The program has ended.
+        process.serve()
+
+
+class _CallProcess:
+    def __init__(self, packets: Packets) -> None:
+        self._packets = packets
+        self._files: dict[int, int] = {}
+        self._calls: dict[int, Calls] = {}
+        self._given, self._sent = Trees(), Trees()
+
+    def serve(self) -> None:
+        self._packets.send(Ready())
+        while (received := self._packets.receive()) is not None:
+            note, body, descriptor = received
+            match note:
+                case Define(number):
+                    self._files[number] = descriptor
+                case Forget(number):
+                    self._forget(number)
+                case Call():
+                    self._answer(note, body)
+            del received, note, body
+
+    def _forget(self, number: int) -> None:
+        self._calls.pop(number, None)
+        if number in self._files:
+            os.close(self._files.pop(number))
+
+    def _answer(self, call: Call, body: memoryview) -> None:
+        given = call.elements
+        chunk = None if given is None else unpack_chunk(given, body, self._given)
+        del body
+        try:
+            calls = self._load(call.number)
+        except Exception as error:
+            self._packets.send(Unloadable(f"{type(error).__name__}: {error}"))
+            return
+        if chunk is None:
+            self._packets.send(Made(0.0, None, b"", []))
+        else:
+            self._make(call, calls, chunk)
+        sys.stdout.flush()
+
+    def _load(self, number: int) -> Calls:
+        if number not in self._calls:
+            self._calls[number] = Calls(*call_messages.read_function(self._files[number]))
+        return self._calls[number]
+
+    def _make(self, call: Call, calls: Calls, chunk: Chunk) -> None:
+        CONTAINED.set(call.contained)
+        started = time.perf_counter()
+        try:
+            made = calls.all(chunk, call.ordinal)
+        except BaseException as error:
+            self._packets.send(Raised(pack_error(error)))
+        else:
+            seconds = time.perf_counter() - started
+            del chunk
+            self._send_made(call.ordinal, calls, made, seconds)
+
+    def _send_made(self, ordinal: int, calls: Calls, made: list[Any], seconds: float) -> None:
+        good, failures = _split(made)
+        elements, parts = self._pack(good)
+        pickled = b""
+        if elements is None and good:
+            pickled, failures = _pickle(made, calls, ordinal)
+        errors = [(index, pack_error(failed.error)) for index, failed in failures]
+        self._packets.send(Made(seconds, elements, pickled, errors), parts)
+
+    def _pack(self, good: list[Any]) -> tuple[Elements | None, list[memoryview]]:
+        """The results in columns; None if there are none, or columns cannot contain them."""
+        if not good or holds_list(good[0]):
+            return None, []
+        try:
+            return pack_chunk(Chunk.of(good), self._sent)
+        except OpError:  # The program finds out again, and says which element it is.
+            return None, []
+
+
+Failures = list[tuple[int, FailedCall]]
+
+
+def _split(made: list[Any]) -> tuple[list[Any], Failures]:
+    good = [item for item in made if type(item) is not FailedCall]
+    if len(good) == len(made):
+        return good, []
+    return good, [(i, item) for i, item in enumerate(made) if type(item) is FailedCall]
+
+
+def _pickle(made: list[Any], calls: Calls, ordinal: int) -> tuple[bytes, Failures]:
+    """The results pickled; a result that cannot be pickled is a failure."""
+    import cloudpickle
+
+    for index, item in enumerate(made):
+        if type(item) is not FailedCall:
+            try:
+                pickle.loads(cloudpickle.dumps(item))
+            except Exception as error:
+                failed = _unusable(calls, item, ordinal + index, error)
+                made[index] = FailedCall(failed)
+    good, failures = _split(made)
+    return cloudpickle.dumps(good), failures
+
+
+def _unusable(calls: Calls, value: Any, ordinal: int, error: Exception) -> OpError:
+    """The error that threads raise for such a value or, if they raise none, one that says why."""
+    try:
+        Chunk.of([value], calls.where, ordinal)
+    except OpError as known:
+        return known
+    reason = InvalidArgumentError(f"it cannot be sent from a process ({error}); use threads")
+    return unusable_element(calls.where, value, ordinal, reason)

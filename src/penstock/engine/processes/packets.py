@@ -1,0 +1,137 @@
+"""Packets: messages between two processes of this machine, with large ones in shared memory.
+
+A packet has a head, a body (buffers, as `element.buffers` packs them) and a note (plain values,
+pickled). A small packet travels through the socket, a large one lies in a cell of shared memory.
+Both processes run the same program for the same user, so a receiver trusts what it receives.
+
+A cell belongs to the receiver until no array shows it any more. The receiver names such cells in
+the head of its next packet.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element.buffers import ALIGN, padded
+from penstock.element.columns import Array
+from penstock.engine.processes.chunk_memory import AVAILABLE, Cell, MappedSlabs, SlabPool
+from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
+
+_SMALL = 16 << 10
+"""Bytes of the largest body and note that travel through the socket.
+
+Two packets of this size fit into the buffer of any socket, so that sending them does not block.
+"""
+
+_HEAD = struct.Struct("<IqQI")
+_MOST_RELEASED = 512
+_LARGEST = 2 * _SMALL + (16 << 10)
+_NO_SEGMENT = -1
+
+can_share = AVAILABLE
+
+
+class Packets:
+    """One end of a connection. One thread at a time may send, and one receive."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._cells = SlabPool(strict=False)
+        self._mapped = MappedSlabs(limit=None, writable=True)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, note: Any, parts: Sequence[memoryview] = (), descriptor: int = -1) -> None:
+        """Sends a note, buffers, and a descriptor.
+
+        Raises OSError if the peer has ended, and MemoryError if no memory can be shared.
+        """
+        data = pickle.dumps(note, pickle.HIGHEST_PROTOCOL)
+        size = sum(map(len, parts))
+        total = size + len(data)
+        if total <= _SMALL:
+            self._send(_NO_SEGMENT, size, data, None, descriptor, b"".join((*parts, data)))
+            return
+        cell = self._lend(total)
+        _fill(cell.memory, (*parts, memoryview(data)))
+        if cell.slab is None:
+            self._send(cell.segment, size, data, None, descriptor)
+            return
+        if descriptor >= 0:  # One descriptor travels with a packet: the slab's goes first.
+            self._send(_NO_SEGMENT, 0, b"", cell.slab, cell.descriptor)
+            self._send(cell.segment, size, data, None, descriptor)
+        else:
+            self._send(cell.segment, size, data, cell.slab, cell.descriptor)
+        self._cells.close_descriptor(cell.slab.number)
+
+    def _lend(self, size: int) -> Cell:
+        cell = self._cells.reuse(size) or self._cells.extend(size)
+        if cell is None:
+            raise MemoryError(f"there is no shared memory for {size} bytes")
+        return cell
+
+    def _send(
+        self,
+        segment: int,
+        size: int,
+        data: bytes,
+        slab: Any,
+        descriptor: int,
+        body: bytes = b"",
+    ) -> None:
+        extra = pickle.dumps((self._mapped.take_unused(_MOST_RELEASED), slab))
+        head = _HEAD.pack(len(extra), segment, size, len(data)) + extra
+        packet = head.ljust(padded(len(head)), b"\0") + body
+        send_descriptors(self._socket, packet, [descriptor] if descriptor >= 0 else [])
+
+    def receive(self) -> tuple[Any, memoryview, int] | None:
+        """The next note, its buffers and its descriptor, -1 if it has none; None at the end."""
+        while True:
+            packet, descriptor = receive_descriptor(self._socket, _LARGEST)
+            if not packet:
+                return None
+            extra_size, segment, size, data_size = _HEAD.unpack_from(packet)
+            released, slab = pickle.loads(packet[_HEAD.size : _HEAD.size + extra_size])
+            self._cells.release(released)
+            if slab is not None:
+                self._mapped.map(slab, descriptor)
+                descriptor = -1
+            if not data_size:
+                continue
+            if segment == _NO_SEGMENT:
+                body = _copy(memoryview(packet)[padded(_HEAD.size + extra_size) :])
+            else:
+                body = self._mapped.take(segment, size + data_size)
+            return pickle.loads(body[size : size + data_size]), body[:size], descriptor
+
+    def shut(self) -> None:
+        """Ends the connection, also for a peer that waits for a packet."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._cells.close()
+        self._mapped.close()
+
+
+def _fill(memory: Array, parts: Sequence[memoryview]) -> None:
+    at = 0
+    for part in parts:
+        end = at + len(part)
+        memory[at:end] = np.frombuffer(part, np.uint8)
+        at = end
+
+
+def _copy(data: memoryview) -> memoryview:
+    """The same bytes at an aligned address, in memory that may be written to."""
+    raw: Array = np.empty(len(data) + ALIGN, np.uint8)
+    start = -raw.__array_interface__["data"][0] % ALIGN
+    raw[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return raw[start : start + len(data)].data
