@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.protocol.fetches import Closing, Mark, Rows
+from penstock.service.protocol.data_messages import Closing, Mark, Rows
 from penstock.service.protocol.frames import (
     HEAD_SIZE,
     checksum,

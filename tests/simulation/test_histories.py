@@ -48,7 +48,7 @@ def test_one_without_an_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         while True:
             pass
 
-    monkeypatch.setattr("penstock.service.host.links.Links.dial", work_on)
+    monkeypatch.setattr("penstock.service.host.data_client.Links.dial", work_on)
     monkeypatch.setattr("tests.simulation.histories.ENOUGH", 0.1)
     with pytest.raises(HistoryFailedError, match=r"(?s)not ended.*, in work_on\n.*--seed 6$"):
         run(6)

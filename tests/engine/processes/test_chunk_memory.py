@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engine.processes.chunk_memory import MappedSlabs, Slab, SlabPool
 from penstock.errors import DataLossError
-from penstock.service.protocol.fetches import Fetch, Release, Rows
+from penstock.service.protocol.data_messages import Fetch, Release, Rows
 from tests.service.host.wire_peers import (
     linked,
     rows_in,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.service.host import compression
-from penstock.service.protocol.fetches import Rows
+from penstock.service.protocol.data_messages import Rows
 from tests.service.host.wire_peers import (
     chunk,
     linked,

@@ -18,9 +18,9 @@ from penstock.errors import (
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.listener import DataListener
+from penstock.service.host.data_server import DataListener
 from penstock.service.host.security import Security
-from penstock.service.protocol.fetches import Rows
+from penstock.service.protocol.data_messages import Rows
 from penstock.service.protocol.messages import WorkerInfo
 from tests.integration.chaos.proxy import Proxy
 from tests.service.host.wire_peers import (

@@ -19,7 +19,7 @@ from penstock.service.host.certificates import make_certificates
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import INLINE, Connection
 from penstock.service.host.security import Security
-from penstock.service.protocol.fetches import Done, Failed, Fetch, Mark, Rows
+from penstock.service.protocol.data_messages import Done, Failed, Fetch, Mark, Rows
 from tests.service.host.wire_peers import (
     SECURITY,
     chunk,

@@ -13,11 +13,9 @@ from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.engine.processes.fork_server import ProcessExit
 from penstock.service.host import plan_processes
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.plan_process_main import LARGEST
-from penstock.service.host.plan_processes import PlanProcesses
-from penstock.service.protocol.messages import WorkStatus
-from penstock.service.protocol.plan_process_messages import (
+from penstock.service.host.data_server import AcceptedClient
+from penstock.service.host.plan_process_main import (
+    LARGEST,
     Begin,
     ClientLeft,
     Drain,
@@ -28,6 +26,8 @@ from penstock.service.protocol.plan_process_messages import (
     decoder_of_process,
     encode,
 )
+from penstock.service.host.plan_processes import PlanProcesses
+from penstock.service.protocol.messages import WorkStatus
 from tests.integration.clusters import until
 
 PLAN, OTHER = bytes(32), bytes(range(32))

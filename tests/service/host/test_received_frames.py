@@ -19,7 +19,15 @@ from penstock.service.host import compression
 from penstock.service.host.channels import Channel, DescriptorChannel
 from penstock.service.host.data_connection import Connection
 from penstock.service.protocol import frames
-from penstock.service.protocol.fetches import Closing, Done, Failed, Fetch, Mark, Release, Rows
+from penstock.service.protocol.data_messages import (
+    Closing,
+    Done,
+    Failed,
+    Fetch,
+    Mark,
+    Release,
+    Rows,
+)
 from penstock.service.protocol.frames import MESSAGE, SLAB, pack_columns
 from tests.effort import examples
 from tests.service.host.wire_peers import (

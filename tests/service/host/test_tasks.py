@@ -18,7 +18,7 @@ from penstock.plan.nodes import Node
 from penstock.service.host import worker_streams
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import FetchedChunk, Task, Tasks
-from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.data_messages import Mark
 from penstock.service.protocol.messages import Work
 from tests.engine.driving import drained, opened
 from tests.engine.example_plans import OPERATORS, SOURCES, fresh, plan_of

@@ -29,11 +29,10 @@ from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher
-from penstock.service.host.failures import from_failed
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker import RunningWorker, Worker
-from penstock.service.protocol.fetches import (
+from penstock.service.protocol.data_messages import (
     CloseTask,
     Done,
     Failed,
@@ -41,6 +40,7 @@ from penstock.service.protocol.fetches import (
     Impossible,
     OpenTask,
     Rows,
+    from_failed,
 )
 from penstock.service.protocol.messages import GetStatus, GetStatusReply, PutPlan, Work, WorkerInfo
 
@@ -459,7 +459,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_where_no_memory_is_shared_it_says_so(service, monkeypatch):
-    monkeypatch.setattr("penstock.service.host.listener.can_share", lambda: False)
+    monkeypatch.setattr("penstock.service.host.data_server.can_share", lambda: False)
     worker = worker_of(service.dispatcher.address, data_transfer_protocol="shm")
     with pytest.raises(FailedPreconditionError, match="memory cannot be shared on this machine"):
         worker.start()

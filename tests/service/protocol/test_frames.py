@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.engine.formats.blocks import crc32c
 from penstock.engine.processes.chunk_memory import Slab
 from penstock.errors import DataLossError, InvalidArgumentError
-from penstock.service.protocol.fetches import (
+from penstock.service.protocol.data_messages import (
     CloseTask,
     Closing,
     Done,

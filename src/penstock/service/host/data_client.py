@@ -1,16 +1,26 @@
-"""The client's side of data connections: shared memory where possible, else TCP.
+"""The client's side of data connections: makes them, and keeps one to each worker for a reader.
 
-A worker must prove that it has the token before one of its messages is decoded.
+A connection uses shared memory where possible, else TCP. A worker must prove that it has the token
+before one of its messages is decoded.
+
+Connecting takes time, so `Links` does it in threads. The reader's thread alone calls all other
+methods of `Links`, except `abort_others`.
 """
 
 from __future__ import annotations
 
+import selectors
 import ssl
 import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 from penstock.engine.processes.chunk_memory import MappedSlabs, can_share
 from penstock.errors import (
     InvalidArgumentError,
+    OpError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -18,10 +28,12 @@ from penstock.service.host.authentication import ProcessLoss, Terms, client_hand
 from penstock.service.host.channels import Channel, DescriptorChannel, TlsChannel
 from penstock.service.host.compression import mode_of
 from penstock.service.host.data_connection import Connection
+from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import connect_tcp, connect_unix, limit_silence, split_address
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import WorkerInfo
+from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.messages import Work, WorkerInfo
 
 
 def connect_data(
@@ -126,3 +138,237 @@ def _open_channel(
     except BaseException:
         connected.close()
         raise
+
+
+_LATER = 4.0
+"""The factor by which the pause grows if a connection is cut again before anything came from it."""
+
+Connect = Callable[[WorkerInfo], Connection]
+
+
+class Link:
+    """A connection to one worker, the numbers of its tasks there, and which requests it owes."""
+
+    def __init__(self, worker: str, connection: Connection, now: Callable[[], float]) -> None:
+        self.worker = worker
+        self.connection = connection
+        self._now = now
+        self.owed: set[int] = set()
+        """Requests that are not answered yet."""
+        self.heard = 0.0
+        """When the worker last sent something, or got a request while it owed nothing."""
+        self.where = ""
+        """The user's function that the worker was running when it last reported progress."""
+        self._tasks: dict[Work, int] = {}
+        self._opened = 0
+        self._first: list[OpenTask | CloseTask] = []
+        """What is sent together with the next request, to save messages: many streams are short."""
+        self.damaged = 0
+        """How many chunks in a row arrived damaged."""
+
+    def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
+        if not self.owed:
+            self.heard, self.where = self._now(), ""
+        self.owed.add(request)
+        if work not in self._tasks:
+            self._opened += 1
+            self._tasks[work] = self._opened
+            self._first.append(OpenTask(self._opened, work))
+        first, self._first = self._first, []
+        self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark))
+
+    def silence(self, now: float) -> float:
+        """Seconds since the worker last sent something."""
+        return now - self.heard
+
+    def finish(self, request: int) -> None:
+        """Notes that a request was answered in full."""
+        self.owed.discard(request)
+
+    def close_task(self, work: Work) -> None:
+        """Closes the worker's task of a stream that has ended, with the next request."""
+        task = self._tasks.pop(work, None)
+        if task is not None:
+            self._first.append(CloseTask(task))
+
+
+class Links:
+    """The workers that are connected, that should be, and that could not be reached."""
+
+    def __init__(self, connect: Connect, bell: Bell, runtime: Runtime = MACHINE) -> None:
+        self._connect = connect
+        self._bell = bell
+        self._runtime = runtime
+        self._wanted: dict[str, WorkerInfo] = {}
+        self._links: dict[str, Link] = {}
+        """Changed by the reader's thread alone; `abort_others` reads a copy."""
+        self._busy: set[str] = set()
+        """Workers that a thread is connecting to."""
+        self._again: dict[str, float] = {}
+        """When to connect to a worker again."""
+        self._cuts: dict[str, int] = {}
+        """How often a worker's connection was cut since elements came from it."""
+        self._looked = 0.0
+        """Everything that had arrived at this time was read."""
+        self._arrived: deque[tuple[str, Connection | OpError]] = deque()
+        """Results of the connecting threads; appending and popping are atomic."""
+        self._closed = False
+        self._selector = runtime.selector()
+        self._selector.register(bell, selectors.EVENT_READ)
+        self.unreachable: dict[str, OpError] = {}
+        self._reasons: dict[str, str] = {}
+        """Why connections were closed, for workers that were not connected since then."""
+        self.ever = False
+        """Whether any worker was ever reached."""
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __getitem__(self, worker: str) -> Link:
+        return self._links[worker]
+
+    def awaits(self, worker: str) -> bool:
+        """Whether a worker may still be connected: it is wanted, and no attempt has failed."""
+        there = worker in self._links or worker in self.unreachable
+        return worker in self._wanted and not there
+
+    def pause(self, now: float) -> float:
+        """Seconds until `dial` has something to do."""
+        idle = [w for w in self._wanted if w not in self._links and w not in self._busy]
+        return max(
+            0.0, min((self._again.get(w, 0.0) for w in idle), default=now + timing.RECONNECT) - now
+        )
+
+    @property
+    def expects(self) -> bool:
+        """Whether any worker may be connected soon."""
+        return any(w not in self._links and w not in self.unreachable for w in self._wanted)
+
+    def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
+        """Sets the workers to connect to; returns connected ones that are no longer among them."""
+        self._wanted = {info.worker: info for info in workers}
+        gone = [worker for worker in self._links if worker not in self._wanted]
+        for worker in list(self.unreachable):
+            if worker not in self._wanted:
+                del self.unreachable[worker]
+        self._reasons = {w: why for w, why in self._reasons.items() if w in self._wanted}
+        self._cuts = {w: cuts for w, cuts in self._cuts.items() if w in self._wanted}
+        return gone
+
+    def dial(self) -> None:
+        """Starts threads that connect to workers that are wanted and not connected."""
+        now = self._runtime.now()
+        for worker, info in self._wanted.items():
+            waits = worker in self._links or worker in self._busy
+            if not waits and self._again.get(worker, 0.0) <= now:
+                self._busy.add(worker)
+                self._runtime.start(partial(self._dial_worker, info), "penstock-connect")
+
+    def _dial_worker(self, info: WorkerInfo) -> None:
+        """Runs in a thread of its own."""
+        try:
+            self._arrived.append((info.worker, self._connect(info)))
+        except OpError as error:
+            self._arrived.append((info.worker, error))
+        except Exception as error:
+            self._arrived.append((info.worker, UnavailableError(f"{info.address}: {error}")))
+        self._bell.ring()
+        # `close` may have emptied the queue before this connection was appended.
+        if self._closed:
+            self._discard()
+
+    def take_connected(self) -> list[str]:
+        """Takes over new connections and returns their workers; failures go to `unreachable`."""
+        made: list[str] = []
+        while self._arrived:
+            worker, connection = self._arrived.popleft()
+            self._busy.discard(worker)
+            if isinstance(connection, OpError):
+                self.unreachable[worker] = connection
+                self._again[worker] = self._runtime.now() + timing.RECONNECT
+            elif worker not in self._wanted:
+                connection.close()
+            else:
+                self.unreachable.pop(worker, None)
+                self._reasons.pop(worker, None)
+                self._links[worker] = Link(worker, connection, self._runtime.now)
+                self._selector.register(connection, selectors.EVENT_READ, worker)
+                made.append(worker)
+                self.ever = True
+        return made
+
+    def missing(self) -> list[str]:
+        """Why each wanted worker is not connected."""
+        return [self._explain(worker, info) for worker, info in self._wanted.items()]
+
+    def _explain(self, worker: str, info: WorkerInfo) -> str:
+        if worker in self.unreachable:
+            return self.unreachable[worker].message
+        return self._reasons.get(worker, f"worker {info.address} has not answered yet")
+
+    def drop(self, worker: str, reason: str = "") -> None:
+        """Closes a connection; if the worker is still wanted, `dial` connects to it again."""
+        link = self._links.pop(worker, None)
+        if reason:
+            self._reasons[worker] = reason
+        pause = min(timing.RECONNECT, timing.FIRST_RECONNECT * _LATER ** self._cuts.get(worker, 0))
+        self._again[worker] = self._runtime.now() + pause
+        if link is not None:
+            self._cuts[worker] = self._cuts.get(worker, 0) + 1
+            self._selector.unregister(link.connection)
+            link.connection.close()
+
+    def note_chunk(self, link: Link) -> None:
+        """Notes that an undamaged chunk came from a worker."""
+        link.damaged = 0
+        self._cuts.pop(link.worker, None)
+
+    def abort_others(self, workers: Iterable[WorkerInfo]) -> None:
+        """Aborts the connections to all but `workers`; called by the agent's thread.
+
+        A worker that froze in the middle of a message would block the reader's thread.
+        """
+        there = {info.worker for info in workers}
+        for worker, link in list(self._links.items()):
+            if worker not in there:
+                link.connection.abort()
+
+    def ready(self, timeout: float) -> list[Link]:
+        """Waits for links that have data to read; none after `timeout` or if the bell rings."""
+        found = [link for link in self._links.values() if link.connection.pending()]
+        if not found:
+            found = self._select(timeout)
+        for link in found:
+            link.heard = self._runtime.now()
+        return found
+
+    def _select(self, timeout: float) -> list[Link]:
+        # Read the clock first: if this process is suspended in between, the time of its suspension
+        # must not count as silence of workers whose messages have arrived meanwhile.
+        looked, found = self._runtime.now(), []
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                self._bell.quiet()
+            elif key.data in self._links:
+                found.append(self._links[key.data])
+        self._looked = looked
+        return found
+
+    def silent(self, seconds: float) -> list[Link]:
+        """Links that owe replies and sent nothing for `seconds`, as of the last `ready`."""
+        links = self._links.values()
+        return [link for link in links if link.owed and link.silence(self._looked) > seconds]
+
+    def close(self) -> None:
+        self._closed = True
+        self._wanted = {}
+        for worker in list(self._links):
+            self.drop(worker)
+        self._discard()
+        self._selector.close()
+
+    def _discard(self) -> None:
+        while self._arrived:
+            connection = self._arrived.popleft()[1]
+            if not isinstance(connection, OpError):
+                connection.close()

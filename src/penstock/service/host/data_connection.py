@@ -38,7 +38,7 @@ from penstock.errors import (
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import Channel, Part
 from penstock.service.host.compression import Compressor, decompress
-from penstock.service.protocol.fetches import Closing, Mark, Release, Rows, ToClient, ToWorker
+from penstock.service.protocol.data_messages import Closing, Mark, Release, Rows, ToClient, ToWorker
 from penstock.service.protocol.frames import (
     HEAD_SIZE,
     SLAB,

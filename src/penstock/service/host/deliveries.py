@@ -23,13 +23,21 @@ from penstock.errors import (
 )
 from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
-from penstock.service.host.failures import from_failed, from_impossible
-from penstock.service.host.links import Link, Links
+from penstock.service.host.data_client import Link, Links
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
 from penstock.service.protocol import timing
-from penstock.service.protocol.fetches import Closing, Done, Failed, Impossible, Progress, Rows
+from penstock.service.protocol.data_messages import (
+    Closing,
+    Done,
+    Failed,
+    Impossible,
+    Progress,
+    Rows,
+    from_failed,
+    from_impossible,
+)
 from penstock.service.protocol.messages import Work, WorkerInfo
 
 MOST_DAMAGED = 4

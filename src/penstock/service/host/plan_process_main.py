@@ -1,7 +1,11 @@
-"""The main program of a plan process: serves all clients of one plan of a worker.
+"""The main program of a plan process, and the messages between it and its worker.
 
-It does what the worker does where plans are not isolated, except that it does not listen, register
-or send heartbeats. It ends when the worker closes its channel.
+The process serves all clients of one plan. It does what the worker does where plans are not
+isolated, except that it does not listen, register or send heartbeats. It ends when the worker
+closes its channel.
+
+The socket of a client goes to a process as a descriptor beside `TakeClient`. These messages never
+leave the machine, and their sockets have no names, so they need no authentication.
 """
 
 from __future__ import annotations
@@ -13,24 +17,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.fetch_server import FetchGate, serve
-from penstock.service.host.listener import AcceptedClient
+from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
-from penstock.service.protocol.plan_process_messages import (
-    Begin,
-    ClientLeft,
-    Drain,
-    DrainReply,
-    TakeClient,
-    TidyUp,
-    TidyUpReply,
-    decoder_of_process,
-    encode,
-)
+from penstock.service.protocol.messages import Message, WorkStatus
 
 LARGEST = 1 << 16
 """Bytes of the largest message between a worker and a plan process."""
@@ -38,6 +33,65 @@ LARGEST = 1 << 16
 _PART = 256
 """Statuses of jobs in one message."""
 
+# From the worker
+
+
+class Begin(Message, frozen=True):
+    """The first message. `address` is the worker's, for error messages."""
+
+    address: str
+
+
+class TakeClient(Message, frozen=True):
+    """Serve the client whose socket comes with this message."""
+
+    number: int
+    protocol: str
+    name: str
+    compression: int
+    checks: bool = False
+
+
+class TidyUp(Message, frozen=True):
+    """Close streams without readers; `jobs` are still read, None if the worker does not know."""
+
+    jobs: tuple[str, ...] | None = None
+
+
+class Drain(Message, frozen=True):
+    """Accept no more fetches, and send `DrainReply` when all accepted fetches are answered."""
+
+
+# From the process
+
+
+class ClientLeft(Message, frozen=True):
+    """The connection of client `number` was closed."""
+
+    number: int
+
+
+class TidyUpReply(Message, frozen=True):
+    """The reply to `TidyUp`: the work since the last one, in as many messages as needed."""
+
+    jobs: tuple[WorkStatus, ...] = ()
+    first: bool = True
+    """Whether this is the first of these messages."""
+
+
+class DrainReply(Message, frozen=True):
+    """The reply to `Drain`: every accepted fetch is answered."""
+
+
+ToProcess = Begin | TakeClient | TidyUp | Drain
+FromProcess = ClientLeft | TidyUpReply | DrainReply
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decoder_of_process: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToProcess)
+"""Decodes what a process receives."""
+decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromProcess)
+"""Decodes what the worker receives."""
 
 MakeTasks = Callable[[str], Tasks]
 
@@ -99,9 +153,8 @@ class PlanProcessMain:
         self._send(DrainReply())
 
     def _send(self, message: ClientLeft | TidyUpReply | DrainReply) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # The worker is gone; the kernel is about to kill this process.
+        # The worker may be gone; the kernel is then about to kill this process.
+        with contextlib.suppress(OSError):
             self._channel.send(encode(message))
 
 

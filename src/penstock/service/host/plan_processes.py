@@ -25,13 +25,9 @@ from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.channels import relay
-from penstock.service.host.listener import AcceptedClient
-from penstock.service.host.plan_process_main import LARGEST
-from penstock.service.host.sockets import tune_for_data
-from penstock.service.logic.crashes import Crashes
-from penstock.service.protocol import timing
-from penstock.service.protocol.messages import WorkStatus
-from penstock.service.protocol.plan_process_messages import (
+from penstock.service.host.data_server import AcceptedClient
+from penstock.service.host.plan_process_main import (
+    LARGEST,
     Begin,
     ClientLeft,
     Drain,
@@ -43,6 +39,10 @@ from penstock.service.protocol.plan_process_messages import (
     decoder_of_worker,
     encode,
 )
+from penstock.service.host.sockets import tune_for_data
+from penstock.service.logic.crashes import Crashes
+from penstock.service.protocol import timing
+from penstock.service.protocol.messages import WorkStatus
 
 _LOG = logging.getLogger("penstock.service")
 

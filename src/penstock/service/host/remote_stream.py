@@ -31,8 +31,8 @@ from penstock.errors import (
 )
 from penstock.plan.shape import Form, Shape
 from penstock.service.host.agent import Agent, LeasesLost
+from penstock.service.host.data_client import Connect, Link, Links
 from penstock.service.host.deliveries import Deliveries
-from penstock.service.host.links import Connect, Link, Links
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.client import Reading

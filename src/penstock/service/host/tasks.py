@@ -18,7 +18,6 @@ from penstock.engine.contract import Stream
 from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
-from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.worker_streams import (
     KEPT,
@@ -31,7 +30,7 @@ from penstock.service.host.worker_streams import (
 )
 from penstock.service.logic.production import Block, Stride, Want
 from penstock.service.protocol import timing
-from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.data_messages import Fault, Mark, fault_of
 from penstock.service.protocol.messages import Work, WorkStatus
 
 

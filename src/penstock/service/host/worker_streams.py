@@ -27,7 +27,6 @@ from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.shape import Form
 from penstock.plan.splits import piece
-from penstock.service.host.failures import Fault, fault_of
 from penstock.service.host.runtime import Runtime
 from penstock.service.logic.production import (
     TAIL,
@@ -45,7 +44,7 @@ from penstock.service.logic.production import (
     Want,
 )
 from penstock.service.protocol import timing
-from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.data_messages import Fault, Mark, fault_of
 from penstock.service.protocol.messages import Work
 
 KEPT = 256 << 20

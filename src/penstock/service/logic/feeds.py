@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from penstock.errors import DataLossError
 from penstock.plan.shape import WHOLE
-from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.data_messages import Mark
 
 _SMALL = 512
 """The most bytes of a mark that a saved state includes."""

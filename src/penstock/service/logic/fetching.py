@@ -17,7 +17,7 @@ from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
 from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
 from penstock.service.logic.request_sizes import DEPTH, KEPT_BLOCK, SHORT, Limits, Sizes
-from penstock.service.protocol.fetches import Mark
+from penstock.service.protocol.data_messages import Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 

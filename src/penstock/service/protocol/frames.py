@@ -28,7 +28,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.engine.processes.chunk_memory import Slab
 from penstock.errors import DataLossError, InvalidArgumentError
-from penstock.service.protocol.fetches import ToClient, ToWorker
+from penstock.service.protocol.data_messages import ToClient, ToWorker
 
 MESSAGE, SLAB = 0, 1
 """Kinds of frames: a message, and a slab of shared memory that later messages use."""

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.service.host.links import Links
+from penstock.service.host.data_client import Links
 from penstock.service.host.runtime import Bell, Runtime
-from penstock.service.protocol.fetches import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 from tests.integration.clusters import until
 

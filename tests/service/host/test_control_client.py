@@ -37,8 +37,8 @@ from penstock.service.host.control_connection import (
     encode,
     reply_to_error,
 )
+from penstock.service.host.data_server import DataListener
 from penstock.service.host.dispatcher_server import ControlServer
-from penstock.service.host.listener import DataListener
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import (
     ErrorReply,

@@ -7,11 +7,11 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.fetch_server import FetchGate, ProgressReporter, serve
+from penstock.service.host.data_server import FetchGate, ProgressReporter, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
-from penstock.service.protocol.fetches import Done, Fetch, OpenTask, Progress, Rows
+from penstock.service.protocol.data_messages import Done, Fetch, OpenTask, Progress, Rows
 from penstock.service.protocol.messages import Work
 from tests.integration.clusters import until
 from tests.service.host.wire_peers import in_thread, linked
@@ -42,9 +42,9 @@ def test_a_client_is_told_where_its_request_is(protocol: str) -> None:
         in_thread(serve, worker, tasks, FetchGate())
         GATE.clear()
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
-        line = hang.__code__.co_firstlineno
+        where = f"hang at test_data_server_fetches.py:{hang.__code__.co_firstlineno}"
         said = [client.receive()[0] for _ in range(3)]
-        until(lambda: client.receive()[0] == Progress(3, f"hang at test_fetch_server.py:{line}"))
+        until(lambda: client.receive()[0] == Progress(3, where))
         assert all(isinstance(message, Progress) for message in said)
         GATE.set()
         rest = [client.receive()[0]]

@@ -15,9 +15,9 @@ from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerErr
 from penstock.service.host import authentication
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.listener import DataListener
+from penstock.service.host.data_server import DataListener
 from penstock.service.host.sockets import split_address
-from penstock.service.protocol.fetches import Done, Fetch
+from penstock.service.protocol.data_messages import Done, Fetch
 from tests.integration.clusters import until
 from tests.service.host.wire_peers import SECURITY, info_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock import errors
 from penstock.errors import InvalidArgumentError, NotFoundError, OpError, UnknownError
-from penstock.service.host.failures import (
+from penstock.service.protocol.data_messages import (
     fault_of,
     from_failed,
     from_impossible,
