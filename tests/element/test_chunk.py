@@ -68,7 +68,7 @@ def test_one_element_many_times():
 
 def test_frozen_chunks_cannot_be_written_to():
     with pytest.raises(ValueError, match="read-only"):
-        Chunk.of([np.ones(2)]).frozen().columns[0][0] = 0
+        Chunk.of([np.ones(2)]).as_read_only().columns[0][0] = 0
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_repeated_row_equals_the_row_and_is_contiguous_once_it_is_stacked(size
 
 @pytest.mark.parametrize("column", KINDS.values(), ids=KINDS)
 def test_frozen_columns_are_read_only_views(column):
-    frozen = columns.frozen(column)
+    frozen = columns.as_read_only(column)
     assert as_lists(frozen) == as_lists(column)
     memory = {"array": lambda c: c, "ragged": lambda c: c.values, "list": lambda c: c[0]}
     get = next(memory[kind] for kind, value in KINDS.items() if value is column)

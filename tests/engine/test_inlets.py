@@ -90,7 +90,7 @@ class Claiming(Scripted):
     def commit(self, unused: int = 0) -> None:
         self.calls.append(("commit", unused))
 
-    def unused(self, count: int) -> None:
+    def give_back(self, count: int) -> None:
         self.calls.append(("unused", count))
 
 
@@ -118,7 +118,7 @@ def test_an_operator_is_sure_of_one_element_and_used_all_that_it_pulled():
     assert claims is not None
     assert (claims.replays, claims.shared_end, claims.sure(9)) == (False, True, 1)
     claims.commit(3)
-    claims.unused(3)
+    claims.give_back(3)
     assert remote.calls == [("commit", 0)]
 
 

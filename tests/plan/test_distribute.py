@@ -50,11 +50,11 @@ def test_a_dataset_that_only_the_dispatcher_knows():
     assert Dataset(UNKNOWN).batch(2).element_spec == TensorSpec([None, 3], np.int32)
 
 
-# Repetitions
+# Iterations
 
 
 def test_repetitions_are_counted():
-    repetitions = n.Repetitions()
+    repetitions = n.IterationCounter()
     assert [repetitions.begin(), repetitions.begin()] == [0, 1]
     repetitions.resume(6)
     repetitions.resume(2)
@@ -63,7 +63,7 @@ def test_repetitions_are_counted():
 
 
 def test_repetitions_are_counted_once_by_many_threads():
-    repetitions, found = n.Repetitions(), []
+    repetitions, found = n.IterationCounter(), []
     threads = [
         threading.Thread(target=lambda: found.extend(repetitions.begin() for _ in range(200)))
         for _ in range(4)
@@ -80,7 +80,7 @@ def test_repetitions_are_no_part_of_a_plans_identity():
     assert first != second
     assert fingerprint(first) == fingerprint(second)
     assert structure(first) == structure(second)
-    assert distributed(TEN, repetitions=first.repetitions) == first
+    assert distributed(TEN, iterations=first.iterations) == first
 
 
 def test_plans_travel_without_what_was_found_out_about_them():
@@ -137,7 +137,7 @@ def test_seeds_inside_belong_to_the_state():
     assert seeds_of(node) == seeds_of(node.input)
     again = with_seeds(node, [9])
     assert again.input.seed == 9
-    assert again.repetitions is node.repetitions
+    assert again.iterations is node.iterations
 
 
 # The seal

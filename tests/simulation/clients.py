@@ -138,7 +138,7 @@ class Client(Peer):
             if trainer.client is self:
                 trainer.history += used
             if len(used) < len(values):
-                stream.unused(len(values) - len(used))
+                stream.give_back(len(values) - len(used))
                 return LEFT
             if self.world.chance(trainer.saves):
                 self._save(stream, mark, len(values))

@@ -18,7 +18,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TypeSpec
-from penstock.element.values import as_element, as_value
+from penstock.element.values import as_element, as_value, short_repr
 from penstock.errors import InvalidArgumentError, InvalidTypeError, NotADatasetError, OpError
 from penstock.plan import seeds
 from penstock.plan.nodes import Data, Node, Slices
@@ -30,8 +30,7 @@ _INT64 = np.iinfo(np.int64)
 
 def describe(value: Any) -> str:
     """A value and its type, as error messages show them."""
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    return f"{short_repr(value)} ({type(value).__name__})"
 
 
 def integer(where: str, name: str, value: Any, at_least: int | None = None) -> int:
@@ -206,7 +205,7 @@ def element(where: str, value: Any, convert: Callable[[Any], Any] = as_element) 
 
 def single(where: str, value: Any) -> Data:
     """One element, as data of a plan; read-only, because every iteration returns the same one."""
-    return Data(Chunk.of([element(where, value)], where).frozen())
+    return Data(Chunk.of([element(where, value)], where).as_read_only())
 
 
 def rows(where: str, value: Any) -> Data:
@@ -222,7 +221,7 @@ def rows(where: str, value: Any) -> Data:
     (length,) = lengths
     columns = [[None] * length if leaf is None else leaf for leaf in leaves]
     # Elements share memory with the caller's arrays, so they are read-only.
-    return Data(Chunk(tree, columns, length).frozen())
+    return Data(Chunk(tree, columns, length).as_read_only())
 
 
 def _as_columns(value: Any) -> Any:

@@ -83,7 +83,7 @@ class Dataset:
                 "use Dataset.from_tensor_slices, Dataset.range or another source"
             )
         self._plan = plan
-        self._iterations = nodes.Repetitions()
+        self._iterations = nodes.IterationCounter()
 
     # Sources
 
@@ -754,7 +754,7 @@ class Dataset:
 
         @functools.wraps(element_length_func)
         def bucket(*parts: Any) -> int:
-            return buckets.number(length.call(*parts))
+            return buckets.bucket_of(length.call(*parts))
 
         def batches(number: Any, window: Dataset) -> Dataset:
             size = buckets.size_of(number)

@@ -26,7 +26,7 @@ from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan import seeds
-from penstock.plan.nodes import Node, Repetitions, is_shared, options_of
+from penstock.plan.nodes import IterationCounter, Node, is_shared, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.resume import draws_inside, seeds_of, structure, with_seeds
 from penstock.plan.seeds import derive
@@ -64,7 +64,7 @@ class _Shared:
     def _close(self) -> None:
         left, claims = length_hint(self.rows), self._stream.claims
         if left and claims is not None:
-            claims.unused(left)
+            claims.give_back(left)
         self._stream.close()
 
 
@@ -83,11 +83,11 @@ class Iterator:
     """
 
     def __init__(
-        self, plan: Node, environment: Environment, iterations: Repetitions | None = None
+        self, plan: Node, environment: Environment, iterations: IterationCounter | None = None
     ) -> None:
         self._written = plan
         self._environment = environment
-        self._iterations = Repetitions() if iterations is None else iterations
+        self._iterations = IterationCounter() if iterations is None else iterations
         self._iteration = self._iterations.begin()
         self._key = _draw_key(plan)
         self._at: State = None

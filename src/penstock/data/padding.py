@@ -130,7 +130,7 @@ class Buckets:
 
     __leaf__ = True
 
-    def number(self, length: Any) -> int:
+    def bucket_of(self, length: Any) -> int:
         """The bucket of a length."""
         return bisect_right(self.boundaries, int(length))
 

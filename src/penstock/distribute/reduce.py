@@ -19,6 +19,7 @@ from penstock.distribute.values.operators import current_value
 from penstock.distribute.values.per_replica import DistributedValues, PerReplica, check_count
 from penstock.distribute.values.storage import refuse_foreign
 from penstock.element.ragged import Ragged
+from penstock.element.values import short_repr
 from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -68,7 +69,7 @@ def local_values(replicas: Replicas, value: Any, call: str) -> Sequence[Any] | N
 def _reduce_common(replicas: Replicas, op: ReduceOp, value: Any, call: str) -> Any:
     if op is ReduceOp.SUM:
         raise InvalidArgumentError(
-            f"{call}: SUM needs one value per replica, got {_short(value)} for all "
+            f"{call}: SUM needs one value per replica, got {short_repr(value)} for all "
             f"{replicas.total} together; pass what strategy.run returned"
         )
     return value
@@ -119,7 +120,7 @@ def _number_tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any
     if not numeric:
         raise UnfitTypeError(
             f"{call}: needs numbers or tensors of backend {replicas.backend.name!r}, got "
-            f"{_short(value)} ({dtype})"
+            f"{short_repr(value)} ({dtype})"
         )
     return tensor
 
@@ -193,7 +194,7 @@ def _row_tensor(replicas: Replicas, value: Any, index: int, axis: int, call: str
     is_text = isinstance(tensor, np.ndarray) and tensor.dtype.kind == "O"
     if not (replicas.backend.is_tensor(tensor) or is_text):
         raise InvalidTypeError(
-            f"{call}: needs tensors of backend {replicas.backend.name!r}, got {_short(value)} "
+            f"{call}: needs tensors of backend {replicas.backend.name!r}, got {short_repr(value)} "
             f"({type(value).__name__})"
         )
     if is_text and replicas.collectives is not None:
@@ -254,8 +255,3 @@ def _copy_to_replica(replicas: Replicas, tensor: Any, index: int) -> Any:
         return placed
     # Replicas may write into their arguments, and replicas on logical devices share a device.
     return placed.clone() if hasattr(placed, "clone") else placed.copy()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -45,7 +45,7 @@ _INT64 = np.dtype(np.int64)
 _RANKS = frozenset(range(_MAX_RANK + 1))
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """The size of a buffer with its padding."""
     return size + -size % ALIGN
 
@@ -156,24 +156,28 @@ def measure(description: Description) -> int:
     match kind:
         case "array":
             dtype, shape = rest
-            return padded(_number_dtype(dtype).itemsize * _count(shape))
+            return padded_size(_number_dtype(dtype).itemsize * _count(shape))
         case "none":
             (rows,) = rest
-            return padded(_checked(rows))
+            return padded_size(_check_size(rows))
         case "text":
             shape, size = rest
-            return padded(8 * _count(shape)) + padded(_checked(size))
+            return padded_size(8 * _count(shape)) + padded_size(_check_size(size))
         case "ragged":
             dtype, rows, values = rest
             if dtype not in ("int32", "int64"):
                 raise ValueError("row splits are int32 or int64")
-            splits = _number_dtype(dtype).itemsize * (_checked(rows) + 1)
-            return padded(splits) + measure(values)
+            splits = _number_dtype(dtype).itemsize * (_check_size(rows) + 1)
+            return padded_size(splits) + measure(values)
         case "shapes":
             rows, dims, values = rest
             if values[0] not in ("array", "text"):
                 raise ValueError("values with shapes are an array or strings")
-            return padded(8 * _checked(rows)) + padded(8 * _checked(dims)) + measure(values)
+            return (
+                padded_size(8 * _check_size(rows))
+                + padded_size(8 * _check_size(dims))
+                + measure(values)
+            )
         case "leaves":
             (leaves,) = rest
             return sum(map(measure, leaves))
@@ -186,11 +190,11 @@ def _count(shape: Sequence[Any]) -> int:
         raise ValueError(f"a shape is a list of at most {_MAX_RANK} sizes")
     count = 1
     for size in shape:
-        count *= _checked(size)
+        count *= _check_size(size)
     return count
 
 
-def _checked(size: Any) -> int:
+def _check_size(size: Any) -> int:
     if not isinstance(size, int) or not 0 <= size <= _LARGEST:
         raise ValueError("a size is not a number from 0 to 2**48")
     return size
@@ -237,19 +241,19 @@ class _Unpacking:
                 return self._shapes(*rest)
             case "leaves":
                 return [self._leaf(leaf) for leaf in rest[0]]
-        self._at += padded(rest[0])
+        self._at += padded_size(rest[0])
         return [None] * rest[0]
 
     def _array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
         count, at = math.prod(shape), self._at
         if not count:
             return np.empty(shape, dtype)
-        self._at = at + padded(count * dtype.itemsize)
+        self._at = at + padded_size(count * dtype.itemsize)
         return np.frombuffer(self._body, dtype, count, at).reshape(shape)
 
     def _text(self, shape: Sequence[int], size: int) -> Array:
         lengths = self._array(_INT64, (math.prod(shape),))
-        at, self._at = self._at, self._at + padded(size)
+        at, self._at = self._at, self._at + padded_size(size)
         if lengths.size and (lengths.min() < 0 or lengths.max() > size):
             raise ValueError("strings of impossible lengths")
         if lengths.sum() != size:

@@ -97,9 +97,11 @@ class Chunk:
         made = [columns.again(column, count) for column in self.columns]
         return Chunk(self.tree, made, count)
 
-    def frozen(self) -> Chunk:
+    def as_read_only(self) -> Chunk:
         """The same elements, with read-only arrays."""
-        return Chunk(self.tree, [columns.frozen(column) for column in self.columns], self.size)
+        return Chunk(
+            self.tree, [columns.as_read_only(column) for column in self.columns], self.size
+        )
 
     def elements(self) -> list[Any]:
         """The elements as structures of leaves, as users get them."""

@@ -78,12 +78,14 @@ def join(columns: Sequence[Column]) -> Column:
     return [leaf for column in columns for leaf in column]
 
 
-def frozen(column: Column) -> Column:
+def as_read_only(column: Column) -> Column:
     """A read-only view of the column."""
     if isinstance(column, list):
-        return [frozen(leaf) if isinstance(leaf, np.ndarray | Ragged) else leaf for leaf in column]
+        return [
+            as_read_only(leaf) if isinstance(leaf, np.ndarray | Ragged) else leaf for leaf in column
+        ]
     if isinstance(column, Ragged):
-        return Ragged(frozen(column.values), column.row_splits)  # type: ignore[arg-type]
+        return Ragged(as_read_only(column.values), column.row_splits)  # type: ignore[arg-type]
     view = column.view()
     view.flags.writeable = False
     return view

@@ -92,18 +92,19 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
     texts = [issubclass(kind, str | bytes) for kind in kinds]
     if any(texts) and not all(texts):
         raise InvalidArgumentError(
-            f"penstock: {_short(value)} mixes strings and numbers; use a tuple for a structure"
+            f"penstock: {short_repr(value)} mixes strings and numbers; use a tuple for a structure"
         )
     if not any(texts) and not all(_arrayish(kind) for kind in kinds):
         raise InvalidArgumentError(
-            f"penstock: {_short(value)} cannot be made into an array; use a tuple for a structure"
+            f"penstock: {short_repr(value)} cannot be made into an array; "
+            "use a tuple for a structure"
         )
     _check_mixture(value, kinds)
     try:
         array = strings.from_list(value) if any(texts) else np.array(value)
     except ValueError:
         raise InvalidArgumentError(
-            f"penstock: the rows of {_short(value)} differ in length; "
+            f"penstock: the rows of {short_repr(value)} differ in length; "
             "use penstock.Ragged for ragged data, or a tuple for a structure"
         ) from None
     if any(texts):
@@ -120,7 +121,7 @@ def _check_mixture(value: Any, kinds: set[type]) -> None:
     if found and len(found | {_KINDS["f"] for kind in kinds if kind is float}) > 1:
         names = sorted(kind.__name__ for kind in kinds)
         raise InvalidArgumentError(
-            f"penstock: {_short(value)} mixes {' and '.join(names)}, and a list is one array; "
+            f"penstock: {short_repr(value)} mixes {' and '.join(names)}, and a list is one array; "
             "convert them to one dtype, or use a tuple for a structure"
         )
 
@@ -142,7 +143,8 @@ def narrow(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _short(value: Any) -> str:
+def short_repr(value: Any) -> str:
+    """A value as error messages show it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -154,7 +156,7 @@ def convert(leaf: Any, dtype: DType, shown: Any = None) -> Any:
     is_text = isinstance(leaf, bytes) or getattr(leaf, "dtype", np.dtype(int)).kind == "O"
     if is_text != (dtype == string_dtype) or leaf is None or is_opaque(leaf):
         what = leaf if shown is None else shown
-        raise InvalidTypeError(f"penstock: {_short(what)} cannot be converted to {dtype.name}")
+        raise InvalidTypeError(f"penstock: {short_repr(what)} cannot be converted to {dtype.name}")
     return leaf if is_text else leaf.astype(dtype.dtype, copy=False)
 
 

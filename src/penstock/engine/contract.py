@@ -112,7 +112,7 @@ class Claims(Protocol):
         The caller has not used the last `unused` elements of the last pull yet.
         """
 
-    def unused(self, count: int) -> None:
+    def give_back(self, count: int) -> None:
         """Gives the last `count` elements of the last pull back: the caller never used them."""
 
 
@@ -139,7 +139,7 @@ class _ClaimsOfInputs:
         for claims in self._claims:
             claims.commit()
 
-    def unused(self, count: int) -> None:
+    def give_back(self, count: int) -> None:
         """Gives nothing back: the operator has used the elements of its inputs."""
 
 

@@ -64,9 +64,9 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
             "Dataset.shard: SHARD_HINT is filled in when the dataset is distributed with "
             "AutoShardPolicy.HINT; give the number of shards and the index to iterate here"
         )
-    if isinstance(node, nodes.Part):
+    if isinstance(node, nodes.Branch):
         opened = open_plan(node.input, state, context)
-        return merging.PartStream(opened, node.number) if context.numbered else opened
+        return merging.BranchStream(opened, node.number) if context.numbered else opened
     meter = context.meters.of(node)
     if node.blocked is None and not isinstance(state, dict):
         position, first = state or 0, None
@@ -211,7 +211,7 @@ def _repeat(node: nodes.Repeat, own: State, state: State, context: Context) -> S
 def _concatenate(node: nodes.Concatenate, own: State, state: State, context: Context) -> Stream:
     which, *known = own
     sequels, context = _sequels(node.second, known, context)
-    opens = [partial(_open, part, context) for part in (node.first, nodes.Part(node.second, 1))]
+    opens = [partial(_open, part, context) for part in (node.first, nodes.Branch(node.second, 1))]
     return merging.ConcatenateStream(opens, which, state, sequels)
 
 

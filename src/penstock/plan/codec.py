@@ -29,7 +29,7 @@ from penstock.plan.array_references import (
     resolve_none,
 )
 from penstock.plan.functions import Function
-from penstock.plan.nodes import Data, Node, Repetitions, Store
+from penstock.plan.nodes import Data, IterationCounter, Node, Store
 
 VERSION = 1
 _HEADER = b"penstock plan %d\n"
@@ -131,7 +131,7 @@ def _members(value: Any) -> list[Any]:
             return list(value)
         case bytes() | bytearray():
             return [bytes(value)]
-        case Store() | Repetitions():
+        case Store() | IterationCounter():
             return []
         case os.PathLike():
             return [os.fsencode(value)]

@@ -35,7 +35,7 @@ class Function:
     __leaf__ = True
 
     @property
-    def tried(self) -> tuple[int, str] | None:
+    def trial(self) -> tuple[int, str] | None:
         """The value of `returns` after this function is sent to another process."""
         return self.__dict__.get("_tried", self.returns)
 
@@ -54,7 +54,7 @@ class Function:
         self.__dict__["_calls_run"] = (place, reason)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"call": self.call, "returns": self.tried}
+        return {"call": self.call, "returns": self.trial}
 
     @property
     def name(self) -> str:

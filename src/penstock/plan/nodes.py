@@ -258,7 +258,7 @@ class Data:
 
     def __setstate__(self, state: dict[str, Chunk]) -> None:
         """Makes the arrays read-only again: a pickle does not preserve that."""
-        self.chunk = state["chunk"].frozen()
+        self.chunk = state["chunk"].as_read_only()
 
     def __repr__(self) -> str:
         return f"{len(self)} rows"
@@ -1199,18 +1199,18 @@ class OneRepetition(Node):
 
 
 @node
-class Part(Node):
-    """Part `number` of several parts of a plan. Each part draws its own random numbers."""
+class Branch(Node):
+    """Branch `number` of a plan. Each branch draws its own random numbers."""
 
     input: Node
     number: int
 
     traits = Trait.ELEMENTWISE
 
-    reason = "it is one of several parts"
+    reason = "it is one of several branches"
 
 
-class Repetitions:
+class IterationCounter:
     """Counts the iterations of one dataset that begin in this process.
 
     Equal to itself only, and at 0 in every other process.
@@ -1235,7 +1235,7 @@ class Repetitions:
             self._next = max(self._next, number + 1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Repetitions, ()
+        return IterationCounter, ()
 
 
 @node
@@ -1260,7 +1260,7 @@ class Distribute(Node):
     dataset_id: str | None = None
     element: Any = None
     known: int = UNKNOWN
-    repetitions: Repetitions = dataclasses.field(default_factory=Repetitions)
+    iterations: IterationCounter = dataclasses.field(default_factory=IterationCounter)
 
     traits = Trait.NONE
     free_fields = (

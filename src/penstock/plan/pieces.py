@@ -89,7 +89,7 @@ def _saved_shard(node: nodes.Saved, number: int) -> Node:
         return nodes.Take(node, 0)
     if len(node.shards) == 1:
         return node
-    return nodes.Part(replace(node, shards=(node.shards[number],), count=UNKNOWN), number)
+    return nodes.Branch(replace(node, shards=(node.shards[number],), count=UNKNOWN), number)
 
 
 def _concatenate(first: Pieces | None, second: Pieces | None) -> Pieces | None:
@@ -105,7 +105,7 @@ def _concatenate(first: Pieces | None, second: Pieces | None) -> Pieces | None:
     def make(number: int) -> Node:
         if number < before:
             return first.make(number)
-        return nodes.Part(make_second(number - before), 1)
+        return nodes.Branch(make_second(number - before), 1)
 
     return Pieces(streams, make)
 

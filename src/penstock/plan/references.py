@@ -108,7 +108,7 @@ class _PlanEncoder(ValueEncoder):
             case Node():
                 return {"node": [type(value).__name__, self._fields(value)]}
             case Function(call):
-                name, tried = self._function_name(call), value.tried
+                name, tried = self._function_name(call), value.trial
                 return {"function": name} if tried is None else {"tried": [name, *tried]}
             case tuple() if any(isinstance(part, Node) for part in value):
                 return {"nodes": [self.value(part) for part in value]}

@@ -35,7 +35,7 @@ from penstock.plan.array_references import (
     refer_to_none,
     resolve_none,
 )
-from penstock.plan.nodes import Data, Repetitions, Store
+from penstock.plan.nodes import Data, IterationCounter, Store
 from penstock.plan.options import OptionsBase
 
 Json = Any
@@ -87,7 +87,7 @@ class ValueEncoder:
                 return {"tree": structure_to_json(value)}
             case Data():
                 return {"data": self._chunk(value.chunk)}
-            case Store() | Repetitions():
+            case Store() | IterationCounter():
                 return {"new": type(value).__name__}
             case OptionsBase():
                 parts = {name: self.value(getattr(value, name)) for name in value._set()}
@@ -195,10 +195,10 @@ class ValueDecoder:
         found = structure_from_json(tree)
         if len(made) != found.num_leaves or any(len(column) != size for column in made):
             raise ValueError("the columns do not fit the structure or the size")
-        return Data(Chunk(found, made, size).frozen())
+        return Data(Chunk(found, made, size).as_read_only())
 
     def _new(self, body: Json) -> Any:
-        return {"Store": Store, "Repetitions": Repetitions}[body]()
+        return {"Store": Store, "IterationCounter": IterationCounter}[body]()
 
     def _options(self, body: Json) -> Any:
         name, parts = body

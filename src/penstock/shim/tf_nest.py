@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.distribute.values.per_replica import Mirrored, PerReplica
 from penstock.distribute.values.trees import Container, container_of
+from penstock.element.values import short_repr
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 __all__ = ["assert_same_structure", "flatten", "is_nested", "map_structure", "pack_sequence_as"]
@@ -39,7 +40,7 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
     container = _container(structure, expand_composites)
     if container is None:
         return [structure]
-    parts = container.parts(structure)
+    parts = container.children(structure)
     order = _order(structure, len(parts))
     return [leaf for place in order for leaf in flatten(parts[place], expand_composites)]
 
@@ -65,7 +66,7 @@ def _pack(structure: Any, take: Callable[[], Any], expand: bool) -> Any:
     container = _container(structure, expand)
     if container is None:
         return take()
-    parts = list(container.parts(structure))
+    parts = list(container.children(structure))
     for place in _order(structure, len(parts)):
         parts[place] = _pack(parts[place], take, expand)
     return container.rebuild(structure, parts)
@@ -100,19 +101,19 @@ def assert_same_structure(
         return
     if type(nest1) is not type(nest2) and (check_types or isinstance(nest1, dict)):
         raise InvalidTypeError(
-            f"nest: {_short(nest1)} is a {type(nest1).__name__}, "
-            f"but {_short(nest2)} a {type(nest2).__name__}"
+            f"nest: {short_repr(nest1)} is a {type(nest1).__name__}, "
+            f"but {short_repr(nest2)} a {type(nest2).__name__}"
         )
-    others = container.parts_like(nest1, nest2)
+    others = container.children_like(nest1, nest2)
     if others is None:
         raise _different(nest1, nest2)
-    for one, other in zip(container.parts(nest1), others, strict=True):
+    for one, other in zip(container.children(nest1), others, strict=True):
         assert_same_structure(one, other, check_types, expand_composites)
 
 
 def _different(first: Any, second: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"nest: {_short(first)} and {_short(second)} do not have the same structure"
+        f"nest: {short_repr(first)} and {short_repr(second)} do not have the same structure"
     )
 
 
@@ -128,8 +129,3 @@ def _order(structure: Any, count: int) -> Sequence[int]:
         return range(count)
     keys = list(structure)
     return sorted(range(count), key=lambda place: keys[place])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -151,10 +151,10 @@ def test_an_error_comes_after_the_records_before_it_and_once(
     assert before == sample.whole
     with pytest.raises((DataLossError, InvalidArgumentError), match="byte "):
         reader.read(limit)
-    assert reader.ended == (not sample.behind)
+    assert reader.has_ended == (not sample.behind)
     assert reader.read(limit) == sample.behind
     assert reader.read(limit) == []
-    assert reader.ended
+    assert reader.has_ended
 
 
 def test_close_ends_the_reader_and_may_be_called_twice(

@@ -129,7 +129,7 @@ def test_a_stray_quote_takes_one_line_with_it(tmp_path: Path, buffer_size: int, 
     (tmp_path / "file").write_bytes(b'1,2\n3"3,4\n5,"6\n7,"8",9\n"a\nb",c\n"d\n')
     reader = CsvReader(tmp_path / "file", buffer_size=buffer_size)
     found: list[Any] = []
-    while not reader.ended:
+    while not reader.has_ended:
         try:
             found += reader.read(limit)
         except InvalidArgumentError as error:

@@ -92,7 +92,7 @@ def test_elements_of_any_structure_travel(element: Any) -> None:
 
 def test_arrays_that_must_not_be_written_to_stay_so() -> None:
     chunk = Chunk.of([(np.zeros(2), np.ones(2))] * 2)
-    fixed = Chunk(chunk.tree, [chunk.columns[0], chunk.frozen().columns[1]], 2)
+    fixed = Chunk(chunk.tree, [chunk.columns[0], chunk.as_read_only().columns[1]], 2)
     elements, parts = pack_chunk(fixed, Trees())
     there = unpack_chunk(elements, memoryview(bytearray(b"".join(parts))), Trees())
     assert [column.flags.writeable for column in there.columns] == [True, False]

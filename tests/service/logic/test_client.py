@@ -362,7 +362,7 @@ def test_what_was_not_used_is_not_reported(unused: int) -> None:
     read(reading, crew, 2, deaths=False)
     reading._rate = 1e9
     taken = len(reading.take(3, 0.0) or ())
-    reading.unused(min(unused, taken))
+    reading.give_back(min(unused, taken))
     reported, _ = reading.report(everything=True)
     consumed = [i for a in reported for i in range(a.start, a.stop)]
     assert sorted(consumed) == list(range(2 + taken - min(unused, taken)))

@@ -132,7 +132,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
     if not elements:
         raise InvalidArgumentError(f"{where}: needs at least one element")
     converted = [check.element(where, element) for element in elements]
-    return Dataset(Slices(Data(Chunk.of(converted, where).frozen())))
+    return Dataset(Slices(Data(Chunk.of(converted, where).as_read_only())))
 
 
 def Counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802

@@ -20,7 +20,7 @@ from penstock.distribute.replicas import Replicas
 from penstock.element.optional import Optional
 from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
 from penstock.plan import show
-from penstock.plan.nodes import Repetitions
+from penstock.plan.nodes import IterationCounter
 
 _ENDED, _READY, _FAILED = 0, 1, 2
 
@@ -40,7 +40,7 @@ class DistributedDataset:
     def __init__(self, strategy: Any, plan: DeliveryPlan) -> None:
         self._strategy = strategy
         self._plan = plan
-        self._iterations = [Repetitions() for _ in plan.inputs]
+        self._iterations = [IterationCounter() for _ in plan.inputs]
 
     def __iter__(self) -> DistributedIterator:
         replica_context.require_cross_replica(self._strategy, "iter(DistributedDataset)")

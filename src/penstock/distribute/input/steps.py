@@ -35,7 +35,7 @@ from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes
-from penstock.plan.nodes import Node, Repetitions
+from penstock.plan.nodes import IterationCounter, Node
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import derive
 from penstock.plan.traits import Trait
@@ -120,7 +120,9 @@ class StepIterator(Iterator):
     states also name the rule by which batches are cut.
     """
 
-    def __init__(self, delivery_plan: DeliveryPlan, number: int, iterations: Repetitions) -> None:
+    def __init__(
+        self, delivery_plan: DeliveryPlan, number: int, iterations: IterationCounter
+    ) -> None:
         super().__init__(delivery_plan.inputs[number], ENVIRONMENT, iterations)
         self._delivery_plan = delivery_plan
         self._number = number

@@ -124,10 +124,10 @@ def regroup(
     container = container_of(type(first))
     if container is None:
         return _regroup_leaf(trees, always, who)
-    columns = [container.parts(first)]
+    columns = [container.children(first)]
     for index, other in enumerate(trees[1:], 1):
         same_type = type(other) is type(first)
-        parts = container.parts_like(first, other) if same_type else None
+        parts = container.children_like(first, other) if same_type else None
         if parts is None:
             raise _structure_error(who, first, other, index)
         columns.append(parts)
@@ -175,7 +175,7 @@ def _spread(tree: Any, count: int, call: str) -> Sequence[Any] | None:
     container = container_of(type(tree))
     if container is None:
         return _values_of(tree, count, call) if isinstance(tree, PerReplica | Mirrored) else None
-    parts = container.parts(tree)
+    parts = container.children(tree)
     columns = [_spread(part, count, call) for part in parts]
     if all(column is None for column in columns):
         return None

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 class Container(NamedTuple):
     """How to take a type of container apart, and how to build it again."""
 
-    parts: Callable[[Any], Sequence[Any]]
-    parts_like: Callable[[Any, Any], Sequence[Any] | None]
-    """The parts of the second in the order of the first; None if their keys or lengths differ."""
+    children: Callable[[Any], Sequence[Any]]
+    children_like: Callable[[Any, Any], Sequence[Any] | None]
+    """The children of the second in the order of the first; None if keys or lengths differ."""
     rebuild: Callable[[Any, Sequence[Any]], Any]
-    """A container like the first, with other parts."""
+    """A container like the first, with other children."""
 
 
 def _same_length(first: Any, other: Any) -> Any:
@@ -53,7 +53,7 @@ _OTHER_DICT = _DICT._replace(rebuild=_fill_dict)
 def _dataclass(kind: type) -> Container:
     names = [field.name for field in dataclasses.fields(kind)]
 
-    def parts(value: Any) -> list[Any]:
+    def children(value: Any) -> list[Any]:
         return [getattr(value, name) for name in names]
 
     def rebuild(first: Any, parts: Sequence[Any]) -> Any:
@@ -63,7 +63,7 @@ def _dataclass(kind: type) -> Container:
             object.__setattr__(rebuilt, name, part)
         return rebuilt
 
-    return Container(parts, lambda _, other: parts(other), rebuild)
+    return Container(children, lambda _, other: children(other), rebuild)
 
 
 def _container_of(kind: type) -> Container | None:
@@ -93,7 +93,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     container = container_of(type(tree))
     if container is None:
         return function(tree)
-    parts = container.parts(tree)
+    parts = container.children(tree)
     mapped = [map_leaves(function, part) for part in parts]
     same = all(map(operator.is_, mapped, parts))
     return tree if same else container.rebuild(tree, mapped)
@@ -105,7 +105,7 @@ def leaves(tree: Any) -> Iterator[Any]:
     if container is None:
         yield tree
     else:
-        for part in container.parts(tree):
+        for part in container.children(tree):
             yield from leaves(part)
 
 
@@ -118,7 +118,7 @@ def path_of(leaf: Any, tree: Any, path: str = "value") -> str | None:
     container = container_of(type(tree))
     if container is None:
         return path if tree is leaf else None
-    for label, part in zip(_labels(tree), container.parts(tree), strict=True):
+    for label, part in zip(_labels(tree), container.children(tree), strict=True):
         if found := path_of(leaf, part, path + label):
             return found
     return None

@@ -40,7 +40,7 @@ class RecordReader(Protocol[Record]):
         """
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether there is nothing more to read."""
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class BlockReader(ABC, Generic[Record]):
         self._file: BinaryIO | None = None
         self._buffer, self._start = b"", 0
         self._more = True
-        self.ended = False
+        self.has_ended = False
         self._continues = False
         """Whether the reader has moved behind a damaged record, so that the next read continues."""
 
@@ -83,7 +83,7 @@ class BlockReader(ABC, Generic[Record]):
     def read(self, limit: int) -> list[Record]:
         if limit < 1:
             raise InvalidArgumentError(f"{self.call}: limit must be at least 1, got {limit}")
-        if self.ended:
+        if self.has_ended:
             return []
         records: list[Record] = []
         self._continues = False
@@ -141,7 +141,7 @@ class BlockReader(ABC, Generic[Record]):
         return size
 
     def close(self) -> None:
-        self.ended, self._more = True, False
+        self.has_ended, self._more = True, False
         self._buffer, self._start = b"", 0
         if self._file is not None:
             self._file.close()

@@ -163,7 +163,7 @@ def unpack_chunk(elements: Elements, body: memoryview, trees: Trees) -> Chunk:
     """The chunk; its arrays are views of `body`."""
     made = unpack(elements.descriptions, body)
     pairs = zip(made, elements.fixed, strict=True)
-    given = [columns.frozen(column) if fixed else column for column, fixed in pairs]
+    given = [columns.as_read_only(column) if fixed else column for column, fixed in pairs]
     return Chunk(trees.unpack(elements.skeleton), given, elements.size)
 
 

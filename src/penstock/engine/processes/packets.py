@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element.buffers import ALIGN, padded
+from penstock.element.buffers import ALIGN, padded_size
 from penstock.element.columns import Array
 from penstock.engine.processes.chunk_memory import AVAILABLE, Cell, MappedSlabs, SlabPool
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
@@ -88,7 +88,7 @@ class Packets:
     ) -> None:
         extra = pickle.dumps((self._mapped.take_unused(_MOST_RELEASED), slab))
         head = _HEAD.pack(len(extra), segment, size, len(data)) + extra
-        packet = head.ljust(padded(len(head)), b"\0") + body
+        packet = head.ljust(padded_size(len(head)), b"\0") + body
         send_descriptors(self._socket, packet, [descriptor] if descriptor >= 0 else [])
 
     def receive(self) -> tuple[Any, memoryview, int] | None:
@@ -106,7 +106,7 @@ class Packets:
             if not data_size:
                 continue
             if segment == _NO_SEGMENT:
-                body = _copy(memoryview(packet)[padded(_HEAD.size + extra_size) :])
+                body = _copy(memoryview(packet)[padded_size(_HEAD.size + extra_size) :])
             else:
                 body = self._mapped.take(segment, size + data_size)
             return pickle.loads(body[size : size + data_size]), body[:size], descriptor

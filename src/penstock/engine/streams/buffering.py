@@ -126,7 +126,7 @@ class CacheStream(RecordingStream):
 
     def _write(self, recorder: Recorder, chunk: Chunk) -> Chunk:
         # All passes over a memory cache hand out the same arrays, so they must be read-only.
-        return super()._write(recorder, chunk if self._node.filename else chunk.frozen())
+        return super()._write(recorder, chunk if self._node.filename else chunk.as_read_only())
 
     def _note_partial(self) -> None:
         warn_of_partial_passes(self._node.store)

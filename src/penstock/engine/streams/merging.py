@@ -118,8 +118,8 @@ class ConcatenateStream(Stream):
         return [self._which, *self._sequels.logs()]
 
 
-class PartStream(Stream):
-    """One of several parts of a plan: its elements get numbers that no other part gives."""
+class BranchStream(Stream):
+    """One of several branches of a plan: its elements get numbers that no other branch gives."""
 
     def __init__(self, source: Stream, number: int) -> None:
         self.inputs = (source,)
@@ -135,7 +135,7 @@ class PartStream(Stream):
 
 
 @dataclass
-class _Part:
+class _Supply:
     """What one dataset gives for its choices, which are at the indices `at`.
 
     Choices from `cut` on cannot be served yet: the dataset has no more elements ready, has ended,
@@ -164,59 +164,65 @@ class ChooseStream(Stream):
     def pull(self, limit: int) -> Chunk:
         while not self._is_finished:
             choices = self._choices.pull(limit)
-            parts = self._parts(self._valid_choices(choices))
-            used = min((part.cut for part in parts), default=0)
+            supplies = self._supplies(self._valid_choices(choices))
+            used = min((supply.cut for supply in supplies), default=0)
             # A dataset has ended only if all choices before its first one are served.
-            self._done += [part.number for part in parts if part.ended and part.at[0] <= used]
-            self._give_back(choices, parts, used)
-            chosen = [part for part in parts if used and part.chunk is not None]
+            self._done += [
+                supply.number for supply in supplies if supply.ended and supply.at[0] <= used
+            ]
+            self._give_back(choices, supplies, used)
+            chosen = [supply for supply in supplies if used and supply.chunk is not None]
             if chosen:
-                return self._merge_parts(chosen, used)
+                return self._merge_supplies(chosen, used)
         raise StopIteration
 
     @property
     def _is_finished(self) -> bool:
         return bool(self._done) if self._stop else len(self._done) == len(self._feeds)
 
-    def _parts(self, numbers: Array) -> list[_Part]:
+    def _supplies(self, numbers: Array) -> list[_Supply]:
         """What each chosen dataset has for its choices, as far as all of them have something."""
-        parts: list[_Part] = []
+        supplies: list[_Supply] = []
         for number in dict.fromkeys(numbers.tolist()):
             at = np.flatnonzero(numbers == number)
-            parts.append(self._part(number, at, len(numbers)))
-        return parts
+            supplies.append(self._supply(number, at, len(numbers)))
+        return supplies
 
-    def _part(self, number: int, at: Array, total: int) -> _Part:
+    def _supply(self, number: int, at: Array, total: int) -> _Supply:
         if number in self._done:
-            return _Part(number, at, None, total)
+            return _Supply(number, at, None, total)
         try:
             chunk = self._feeds[number].pull(len(at))
         except StopIteration:
             cut = int(at[0]) if self._stop else total
-            return _Part(number, at, None, cut, ended=True)
+            return _Supply(number, at, None, cut, ended=True)
         except Exception as error:
             self._feeds[number].unraise(error)
-            return _Part(number, at, None, int(at[0]), error)
+            return _Supply(number, at, None, int(at[0]), error)
         cut = int(at[len(chunk)]) if len(chunk) < len(at) else total
-        return _Part(number, at, chunk, cut)
+        return _Supply(number, at, chunk, cut)
 
-    def _give_back(self, choices: Chunk, parts: list[_Part], used: int) -> None:
+    def _give_back(self, choices: Chunk, supplies: list[_Supply], used: int) -> None:
         """Takes back what follows the first `used` choices; raises if the first choice failed."""
-        for part in parts:
-            if part.chunk is not None:
-                count = int(np.searchsorted(part.at, used))
-                self._feeds[part.number].unread(part.chunk, count)
-                part.chunk = part.chunk.rows(0, count) if count else None
-        failed = next((p for p in parts if p.error is not None and p.cut == 0), None)
+        for supply in supplies:
+            if supply.chunk is not None:
+                count = int(np.searchsorted(supply.at, used))
+                self._feeds[supply.number].unread(supply.chunk, count)
+                supply.chunk = supply.chunk.rows(0, count) if count else None
+        failed = next(
+            (supply for supply in supplies if supply.error is not None and supply.cut == 0), None
+        )
         if failed is not None:
             used = 1
         self._choices.unread(choices, used)
         if failed is not None:
             self._feeds[failed.number].pull(1)
 
-    def _merge_parts(self, parts: list[_Part], used: int) -> Chunk:
-        chunks = [self._alike.check(part.chunk) for part in parts if part.chunk is not None]
-        order = np.concatenate([part.at[part.at < used] for part in parts])
+    def _merge_supplies(self, supplies: list[_Supply], used: int) -> Chunk:
+        chunks = [
+            self._alike.check(supply.chunk) for supply in supplies if supply.chunk is not None
+        ]
+        order = np.concatenate([supply.at[supply.at < used] for supply in supplies])
         return Chunk.join(chunks).take(np.argsort(order, kind="stable"))
 
     def _valid_choices(self, choices: Chunk) -> Array:

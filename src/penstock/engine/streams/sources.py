@@ -254,7 +254,7 @@ class RecordsStream(Stream):
 
     def _close_ended(self) -> None:
         """After an error: closes the file reader, unless it continues behind the damaged record."""
-        if self._reader is not None and self._reader.ended:
+        if self._reader is not None and self._reader.has_ended:
             self._close_reader()
 
     def _close_reader(self) -> None:

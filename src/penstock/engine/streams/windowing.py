@@ -193,7 +193,7 @@ class GroupByWindowStream(Stream):
 
     def _emit(self, key: int, held: list[Any], state: State) -> None:
         # Read-only: the function may make several datasets of the window.
-        window = self._wrap(Slices(Data(Chunk.of(held).frozen())))
+        window = self._wrap(Slices(Data(Chunk.of(held).as_read_only())))
         made = self._reduce.plain(self._count, np.int64(key), window)
         self._inner = self._open_inner(plan_of(self._reduce.where, made), state, self._windows)
         self._current = (key, held)

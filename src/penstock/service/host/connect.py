@@ -138,7 +138,7 @@ class _Opener:
         if opened.warning:
             _LOG.warning("%s", opened.warning)
         if opened.repetition != request.repetition:
-            node.repetitions.resume(opened.repetition)
+            node.iterations.resume(opened.repetition)
         request = msgspec.structs.replace(request, repetition=opened.repetition, endless=False)
         self._patience = opened.worker_timeout
         opening = Opening(
@@ -244,7 +244,7 @@ class _Opener:
         )
 
     def _repetition(self, state: dict[str, Any] | None) -> int:
-        repetitions = self._node.repetitions
+        repetitions = self._node.iterations
         if state is None or "repetition" not in state:
             return repetitions.begin()
         repetitions.resume(state["repetition"])

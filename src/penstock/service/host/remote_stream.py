@@ -397,8 +397,8 @@ class RemoteStream(Stream):
             # claims what was handed out.
             self._attend()
 
-    def unused(self, count: int) -> None:
-        self._reading.unused(count)
+    def give_back(self, count: int) -> None:
+        self._reading.give_back(count)
 
     def close(self) -> None:
         # The caller has used what it was given; no other reader may get it again.

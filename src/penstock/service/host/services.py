@@ -253,7 +253,9 @@ class SharedService:
 
 _LOCK = threading.Lock()
 #: guarded by _LOCK
-_SHARED: weakref.WeakKeyDictionary[nodes.Repetitions, SharedService] = weakref.WeakKeyDictionary()
+_SHARED: weakref.WeakKeyDictionary[nodes.IterationCounter, SharedService] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def _reset_after_fork() -> None:
@@ -268,9 +270,9 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def borrow(node: nodes.Distribute, home: Session | None) -> SharedService:
     """The service of a dataset, started if necessary; the caller calls `leave` once."""
     with _LOCK:
-        shared = _SHARED.get(node.repetitions)
+        shared = _SHARED.get(node.iterations)
         if shared is None or shared.closed:
-            shared = _SHARED[node.repetitions] = SharedService(_start_service(node.service, home))
+            shared = _SHARED[node.iterations] = SharedService(_start_service(node.service, home))
         shared.users += 1
         return shared
 

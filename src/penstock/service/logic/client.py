@@ -211,7 +211,7 @@ class Reading:
         assert isinstance(self.fetcher.order, InterleaveOrder)
         return self.fetcher.take_turns(self.fetcher.order, count)
 
-    def unused(self, count: int) -> None:
+    def give_back(self, count: int) -> None:
         """The caller has not used the last `count` elements: other readers may get them."""
         self._record.return_last(count)
 
