@@ -14,7 +14,7 @@ import pytest
 
 from scripts.architecture_map import BEGIN, END, PACKAGE, PAGE, ROOT, first_sentence, update
 
-# A room imports from rooms of earlier lines and from itself, and not from others of its own line.
+# A room imports from rooms of earlier lines and from itself, not from other rooms of its line.
 ORDER = (
     ("errors", "version"),
     ("element",),
@@ -235,7 +235,7 @@ def test_map_needs_its_markers() -> None:
 
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-# Pages whose lines this file checks; tests/test_readme.py checks those of the others.
+# Pages whose lines this file checks; tests/test_readme.py checks those of the other pages.
 NARROW_PAGES = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs" / "decisions")]
 FILES = [
     f"/{file.relative_to(ROOT).as_posix()}"

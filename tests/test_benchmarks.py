@@ -30,7 +30,7 @@ def test_steps_of_replicas_are_the_whole_data(workload: Workload) -> None:
     assert (found["items"], found["cells"]) == (workload.quick, 65_536 * 128)
 
 
-def test_a_pass_goes_on_where_the_one_before_stopped() -> None:
+def test_a_pass_continues_where_the_last_pass_stopped() -> None:
     steps = Stretch(itertools.count(), 2)
     assert [list(steps), list(steps)] == [[0, 1], [2, 3]]
 

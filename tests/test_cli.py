@@ -185,7 +185,7 @@ def test_a_child_ends_with_its_parent(
         assert line_of(child) == ""
 
 
-def test_a_child_ends_with_its_parent_even_if_nobody_answers() -> None:
+def test_a_child_ends_with_its_parent_even_if_the_dispatcher_does_not_answer() -> None:
     with socket() as unused:
         unused.bind(("127.0.0.1", 0))
         place = f"localhost:{unused.getsockname()[1]}"
@@ -217,7 +217,7 @@ def test_a_worker_that_waits_says_so_and_ends_with_ctrl_c() -> None:
     assert waiting.returncode == 130
 
 
-def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"penstock {VERSION}\n"
@@ -293,7 +293,7 @@ def test_status_again_and_again_until_ctrl_c(dispatcher: service.DispatchServer)
         assert watch.wait() == 0
 
 
-def test_tables_show_whatever_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_fields_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
     overview.as_tables(
         {
             "dispatcher": "grpc://localhost:5050",

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DECISIONS = ROOT / "docs" / "decisions"
-# tests/test_readme.py checks the links of the others.
+# tests/test_readme.py checks the links of the other pages.
 PAGES = sorted([*ROOT.glob("*.md"), *DECISIONS.glob("*.md")])
 
 

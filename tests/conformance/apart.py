@@ -16,7 +16,7 @@ from tests.conformance.programs import Outcome, run
 
 
 def run_apart(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Case, Outcome]]:
-    """Each case with its outcome; a program hangs after `seconds` (0: it may take for ever)."""
+    """Each case with its outcome; a program hangs after `seconds` (0: it may take any time)."""
     left = list(cases)
     while left:
         done = 0

@@ -113,7 +113,7 @@ def test_a_program_that_breaks_off_fails_unless_that_is_listed() -> None:
     assert faults(case({"a": 1}), broken, [row], pins) == []
 
 
-def test_missing_pins_are_written_and_others_kept(
+def test_missing_pins_are_written_and_existing_ones_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deviations, "PINS", tmp_path / "pins.json")

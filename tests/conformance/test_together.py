@@ -17,7 +17,7 @@ def test_answers_of_workers_are_one_answer() -> None:
     assert not _merged([Outcome(1), Outcome(2)]).failed
 
 
-def test_a_death_is_an_answer_and_the_rest_goes_on() -> None:
+def test_a_crash_is_an_answer_and_the_other_programs_continue() -> None:
     unknown = Case("multiworker/2w/no_such_case", "", None, "exact", workers=2)
     known = next(case for case in load() if case.id == "multiworker/2w/empty_everywhere")
     (first, died), (second, answered) = run_together([unknown, known])

@@ -104,7 +104,7 @@ def _given(strategy: MultiWorkerMirroredStrategy, folder: Path) -> dict[str, Any
 
 
 def _meet(strategy: MultiWorkerMirroredStrategy) -> None:
-    """Waits for the others; one that failed early meets them where they still are first."""
+    """Waits for the other processes; one that failed early joins them at their step."""
     collectives = strategy._replicas.collectives
     assert collectives is not None
     while True:

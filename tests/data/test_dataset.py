@@ -82,7 +82,7 @@ def test_a_dataset_is_true_even_if_it_is_empty() -> None:
     assert len(Dataset.range(0)) == 0
 
 
-def test_more_elements_than_an_int64_can_tell() -> None:
+def test_more_elements_than_an_int64_can_count() -> None:
     endless = TEN.repeat(10**18)
     assert int(endless.cardinality()) == np.iinfo(np.int64).max
     assert ints(endless.take(11)) == [*range(10), 0]
@@ -179,7 +179,7 @@ class TestBuckets:
         ]
         assert repr(ds.element_spec.shape) == "TensorShape([None, None])"
 
-    def test_windows_of_one_length_are_no_limit_for_others(self) -> None:
+    def test_the_length_of_one_window_does_not_limit_other_windows(self) -> None:
         ds = lengths(2, 2, 1, 2).bucket_by_sequence_length(len, [4], [2, 2])
         assert lists(ds) == [[[2, 2], [2, 2]], [[1, 0], [2, 2]]]
 
@@ -233,7 +233,7 @@ class TestPadding:
         (first, second), *_ = pairs.padded_batch(2, padding_values=np.int64(9))
         assert (first.tolist(), second.tolist()) == ([[1, 9], [2, 2]], [[2, 2], [1, 9]])
 
-    def test_none_stands_for_the_defaults_of_all_below_it(self) -> None:
+    def test_none_means_the_defaults_of_all_leaves_below_it(self) -> None:
         ds = lengths(1, 2).map(lambda x: (x, {"s": x, "t": (x, x)}))
         ((first, rest),) = ds.padded_batch(2, padding_values=(np.int64(-1), None))
         zeros = [[1, 0], [2, 2]]

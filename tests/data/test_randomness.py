@@ -22,7 +22,7 @@ def values(ds):
     return [tuple(map(int, element)) for element in ds]
 
 
-def test_a_random_function_gives_the_same_whoever_computes_it():
+def test_a_random_function_returns_the_same_in_every_process():
     expected = values(noisy())
     assert values([noisy()[i] for i in range(20)]) == expected
     threads = Dataset.range(20).map(
@@ -34,7 +34,7 @@ def test_a_random_function_gives_the_same_whoever_computes_it():
     assert values(noisy().shard(3, 1)) == expected[1::3]
 
 
-def test_a_random_function_goes_on_after_a_resume():
+def test_a_random_function_continues_after_a_resume():
     ds = noisy().filter(lambda x, _: True)
     iterator = iter(ds)
     first = values(next(iterator) for _ in range(8))

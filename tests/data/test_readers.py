@@ -130,7 +130,7 @@ def test_csv_batches(table: Path) -> None:
 
 
 @pytest.mark.parametrize("around", [lambda ds: ds, lambda ds: ds.prefetch(2)])
-def test_csv_goes_on_behind_a_row_that_cannot_be_read(tmp_path: Path, around: Any) -> None:
+def test_csv_continues_behind_a_row_that_cannot_be_read(tmp_path: Path, around: Any) -> None:
     files = [tmp_path / name for name in "ab"]
     files[0].write_text('1,2"3,4\ne,f,g\n')
     files[1].write_text('h,i,j\nk,"l\nm,n,o\n')

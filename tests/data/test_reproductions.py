@@ -124,7 +124,7 @@ def test_18_slices_of_datasets() -> None:
     assert ints(ds.interleave(lambda part: part)) == [0, 0, 1, 1, 2]
 
 
-def test_buckets_tell_the_truth() -> None:
+def test_buckets_of_different_lengths_have_an_unknown_length() -> None:
     ds = Dataset.range(1, 7).map(lambda x: np.full(x, x))
     made = ds.bucket_by_sequence_length(len, [3, 6, 9], [2] * 4, pad_to_bucket_boundary=True)
     assert made.element_spec.shape.dims == (None, None)

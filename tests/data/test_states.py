@@ -118,7 +118,7 @@ def test_an_iterator_is_not_pickled_but_its_state(iterator: Any) -> None:
         pickle.dumps(iterator)
 
 
-def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_come():
+def test_the_epoch_after_a_resumed_one_does_not_change():
     def build():
         return Dataset.range(10).shuffle(10, seed=3).batch(2)
 

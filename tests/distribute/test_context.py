@@ -145,7 +145,7 @@ def test_set_strategy_refuses(two: MirroredStrategy) -> None:
         two.run(lambda: experimental_set_strategy(None))
 
 
-def test_contexts_made_by_hand_only_tell(two: MirroredStrategy) -> None:
+def test_contexts_made_by_hand_only_report(two: MirroredStrategy) -> None:
     replica = ReplicaContext(two, 1)
     assert replica.replica_id_in_sync_group == 1
     assert replica.devices == ("/job:localhost/replica:0/task:0/device:CPU:1",)

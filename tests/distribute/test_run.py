@@ -135,7 +135,7 @@ def test_the_default_strategy_runs_inside_of_itself() -> None:
     assert default.run(lambda: default.run(lambda: default.reduce("SUM", 2, None))) == 2
 
 
-def test_replicas_meet_and_go_on_in_order() -> None:
+def test_replicas_meet_and_continue_in_order() -> None:
     log: list[Any] = []
 
     def step() -> None:
@@ -621,7 +621,7 @@ def test_what_the_callers_thread_has_set_holds_for_all_replicas() -> None:
     assert result is False
 
 
-def test_what_one_replica_sets_for_itself_does_not_reach_the_others() -> None:
+def test_what_one_replica_sets_for_itself_does_not_reach_other_replicas() -> None:
     strategy = MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], backend="torch")
 
     def step() -> Any:

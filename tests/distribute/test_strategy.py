@@ -40,7 +40,7 @@ def two() -> MirroredStrategy:
     return MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def test_what_a_strategy_tells(two: MirroredStrategy) -> None:
+def test_what_a_strategy_reports(two: MirroredStrategy) -> None:
     assert isinstance(two, Strategy)
     assert two.num_replicas_in_sync == 2
     assert two.cluster_resolver is None

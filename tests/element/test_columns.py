@@ -113,7 +113,7 @@ def test_single_values_cannot_be_unstacked():
         columns.unstack(np.arange(3))
 
 
-def test_a_missing_component_has_the_rows_of_the_others():
+def test_a_missing_component_has_the_rows_of_the_other_components():
     (rows, counts), (nones, same) = columns.unstack_all([ARRAY, [None] * 3])
     assert (len(rows), nones) == (6, [None] * 6)
     assert counts is same or counts.tolist() == same.tolist()

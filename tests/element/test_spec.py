@@ -36,8 +36,7 @@ RAGGED = RaggedTensorSpec([2, None], "int32", 1)
 def test_relaxed_shapes_fit_both(a, b, both):
     relaxed = TensorShape(a).relax(TensorShape(b))
     assert relaxed == TensorShape(b).relax(TensorShape(a)) == TensorShape(both)
-    for dims in (a, b):
-        assert dims is None or relaxed.fits(tuple(dims))
+    assert all(relaxed.fits(tuple(dims)) for dims in (a, b) if dims is not None)
 
 
 def test_shapes_behave_like_sequences_of_dimensions():

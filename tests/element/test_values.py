@@ -94,7 +94,7 @@ def test_floats_of_a_list_are_not_rounded_on_their_way_to_float64() -> None:
         (1, (1, 2), "same structure and dtypes$"),
     ],
 )
-def test_a_change_of_width_is_told_with_its_remedy(first: Any, then: Any, remedy: str) -> None:
+def test_a_change_of_width_raises_with_its_remedy(first: Any, then: Any, remedy: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"map returned .* for element 4; .*{remedy}"):
         Chunk.of([first, then], "map", 3)
 

@@ -1,6 +1,6 @@
 """Elements in the list model: how they are stacked, padded and cut, written naively.
 
-A leaf is a NumPy value or bytes; a Python list is a ragged value. `FAULT` stands for an element
+A leaf is a NumPy value or bytes; a Python list is a ragged value. `FAULT` represents an element
 that could not be made, and everything that needs it is a `FAULT` too.
 """
 

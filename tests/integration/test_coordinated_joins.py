@@ -28,7 +28,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 def pairs() -> Dataset:
-    """First (0, 1), then pairs (2n, 2n + 1) without end, of which each worker draws others."""
+    """First (0, 1), then pairs (2n, 2n + 1) without end; each worker draws different pairs."""
     numbers = Dataset.from_tensors(np.int64(0)).concatenate(Dataset.random())
     return numbers.flat_map(lambda x: Dataset.range((x % 2**32) * 2, (x % 2**32 + 1) * 2))
 

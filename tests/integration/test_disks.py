@@ -24,7 +24,7 @@ def fill(journal, monkeypatch) -> threading.Semaphore:
 
 
 @pytest.mark.parametrize("name", ["shared", None])
-def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
+def test_readers_wait_for_a_full_disk_and_continue(name, tmp_path, monkeypatch):
     with Cluster(1, work_dir=str(tmp_path)) as cluster:
         dataset = Dataset.range(200).apply(
             cluster.distribute(job_name=name, max_outstanding_requests=1)
@@ -49,7 +49,7 @@ def test_readers_wait_for_a_full_disk_and_go_on(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("way", ["goes on", "has read everything", "closes"])
 def test_a_reader_settles_what_its_dispatcher_has_lost(way, tmp_path, caplog):
-    """The journal is put back to an earlier moment: what was leased and told since is gone."""
+    """The journal is put back to an earlier moment: what was leased and reported since is gone."""
     work, copy = tmp_path / "work", tmp_path / "copy"
     with Cluster(1, work_dir=str(work)) as cluster:
         sharing = cluster.distribute(job_name="shared", max_outstanding_requests=1)

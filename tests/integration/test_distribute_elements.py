@@ -94,7 +94,7 @@ def test_an_element_may_be_larger_than_all_that_is_asked_for_ahead(cluster, tran
         assert element[0] == element[-1] == number
 
 
-def test_infinite_datasets_are_read_as_far_as_somebody_takes(cluster):
+def test_infinite_datasets_are_read_as_far_as_the_caller_takes(cluster):
     made = Dataset.range(5).repeat().apply(cluster.distribute())
     assert made.cardinality() == tf.data.INFINITE_CARDINALITY
     assert [int(x) for x in made.take(12)] == [0, 1, 2, 3, 4] * 2 + [0, 1]

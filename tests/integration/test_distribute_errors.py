@@ -1,4 +1,4 @@
-"""What goes wrong on the way reaches the user in words, in its place, and the rest goes on."""
+"""What goes wrong on the way reaches the user in words, in its place; other elements follow."""
 
 import functools
 import itertools
@@ -193,7 +193,7 @@ def test_errors_can_be_ignored_behind_distribute(cluster, kind, mode):
     assert sorted(map(int, made)) == expected
 
 
-def test_a_state_behind_a_failed_element_goes_on_behind_it(cluster):
+def test_a_state_behind_a_failed_element_continues_behind_it(cluster):
     made = Dataset.range(20).map(without_7).apply(cluster.distribute())
     iterator = iter(made)
     for _ in range(7):
@@ -205,7 +205,7 @@ def test_a_state_behind_a_failed_element_goes_on_behind_it(cluster):
     assert [int(x) for x in again] == list(range(8, 20))
 
 
-def test_jobs_with_a_name_go_on_behind_a_failed_element(cluster):
+def test_named_jobs_continue_behind_a_failed_element(cluster):
     made = Dataset.range(20).map(without_7).apply(cluster.distribute(job_name="failing"))
     found = all_of(iter(made))
     assert [x for x in found if isinstance(x, int)] == [*range(7), *range(8, 20)]
@@ -225,7 +225,7 @@ def test_a_worker_that_lacks_a_module_says_which(tmp_path, monkeypatch):
             made = Dataset.range(3).map(only_here.f).apply(cluster.distribute())
             with pytest.raises(OpError, match="only_here"):
                 list(made)
-            # Others go on.
+            # Other readers continue.
             assert [int(x) for x in Dataset.range(3).apply(cluster.distribute())] == [0, 1, 2]
         finally:
             worker.stdin.close()
@@ -325,7 +325,7 @@ def test_windows_stay_here_where_the_workers_make_what_they_are_made_of(cluster)
     assert [[int(x) for x in window] for window in made] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
 
-def test_schemes_that_nobody_serves():
+def test_schemes_that_are_not_registered():
     with pytest.raises(
         NotFoundError, match="service.distribute: the scheme ftp:// is not registered; there are"
     ):

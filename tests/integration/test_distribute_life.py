@@ -129,7 +129,7 @@ class Interrupting:
         return x
 
 
-def test_an_interrupted_reader_goes_on_where_it_was(cluster):
+def test_an_interrupted_reader_continues_where_it_was(cluster):
     iterator = iter(Dataset.range(20).map(Interrupting()).apply(cluster.distribute()))
     found, interrupts = [], 0
     while len(found) < 20:

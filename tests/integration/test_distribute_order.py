@@ -1,4 +1,4 @@
-"""The order of a distributed dataset is that of the local one, whatever the workers read."""
+"""The order of a distributed dataset is that of the local one, however the workers divide it."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Saved anywhere, restored anywhere: what is left comes, exactly, whoever makes it."""
+"""Saved anywhere, restored anywhere: exactly the rest comes, from any worker."""
 
 import collections
 import itertools
@@ -180,7 +180,7 @@ def test_one_reader_of_a_job_dies_and_comes_back(clusters, name, count, tmp_path
 @pytest.mark.parametrize("name", ["random access", "split", "generator", "files"])
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_job_goes_on_with_another_number_of_readers(clusters, name, before, after, tmp_path):
+def test_a_job_continues_with_another_number_of_readers(clusters, name, before, after, tmp_path):
     dataset = PLANS[name](tmp_path)
     readers = of_a_job(clusters[1], dataset, before)
     found = [x for count, reader in enumerate(readers) for x in numbers(reader, count + 1)]
@@ -228,7 +228,7 @@ def test_states_of_different_jobs_are_not_merged(clusters):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_coordinated_reads_go_on_at_the_same_round(clusters, stream):
+def test_coordinated_reads_continue_at_the_same_round(clusters, stream):
     dataset = Dataset.range(30).filter(lambda x: True) if stream else Dataset.range(30)
 
     def consumers(cluster):

@@ -53,7 +53,7 @@ def test_readers_of_a_job_share_its_elements(cluster):
     made = [Dataset.range(500).apply(cluster.distribute(job_name=name)) for _ in range(4)]
     found = in_threads(*map(reading, made))
     assert sorted(x for part in found for x in part) == list(range(500))
-    # The job is over: whoever comes late gets nothing, and its next iteration is the next one.
+    # The job is over: a late reader gets nothing, and its next iteration is the next one.
     late = Dataset.range(500).apply(cluster.distribute(job_name=name))
     assert list(late) == []
     assert sorted(map(int, late)) == list(range(500))
@@ -63,7 +63,9 @@ def test_readers_of_a_job_share_its_elements(cluster):
 @pytest.mark.parametrize("count", [5, 333])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("saves", [False, True])
-def test_who_stops_early_leaves_the_rest_to_others(cluster, way, count, stream, saves):
+def test_a_reader_that_stops_early_leaves_the_rest_to_other_readers(
+    cluster, way, count, stream, saves
+):
     name = next(NAMES)
     numbers = Dataset.range(500).filter(lambda x: True) if stream else Dataset.range(500)
     first, second, third = (numbers.apply(cluster.distribute(job_name=name)) for _ in range(3))
@@ -131,7 +133,7 @@ def test_a_worker_that_joins_later_is_used():
         reader.start()
         stuck = settled(lambda: calls.count)
         cluster.workers.append(cluster.join())
-        # The first worker is in a call that does not end; whoever calls now is another one.
+        # The first worker is in a call that does not end; a caller now is another worker.
         until(lambda: calls.count > stuck)
         calls.open()
         reader.join()
@@ -156,7 +158,7 @@ def test_a_worker_that_leaves_loses_nothing(stream, how, job):
         assert (sorted(found) if job else found) == list(range(600))
 
 
-def test_all_workers_may_go_and_others_come():
+def test_all_workers_may_be_replaced():
     with Cluster(1) as cluster:
         iterator = iter(Dataset.range(300).map(lambda x: x).apply(cluster.distribute()))
         found = [int(next(iterator)) for _ in range(10)]
@@ -249,8 +251,8 @@ def test_a_late_trainer_of_a_repeated_job_joins_the_repetition_that_is_read(clus
     late.close()
 
 
-def test_readers_that_find_all_elements_with_others_repeat_on(cluster):
-    """Of two elements each reader may hold all, while others open the same repetition."""
+def test_a_reader_that_finds_all_elements_leased_starts_the_next_repetition(cluster):
+    """Of two elements each reader may hold both, while other readers open the same repetition."""
     made = Dataset.range(2).apply
     readers = [iter(made(cluster.distribute(job_name="two elements")).repeat()) for _ in range(4)]
     for turn in range(40):
@@ -264,7 +266,7 @@ def test_an_empty_job_is_not_repeated_for_ever(cluster):
     assert list(made.repeat()) == []
 
 
-def test_a_program_that_runs_again_is_told(cluster, monkeypatch, caplog):
+def test_a_program_that_runs_again_raises(cluster, monkeypatch, caplog):
     def job():
         return Dataset.range(10).apply(cluster.distribute(job_name="run again"))
 
@@ -284,7 +286,7 @@ def test_datasets_with_ids_of_their_own_are_jobs_of_their_own(cluster):
         assert len(list(made)) == 8
 
 
-def test_a_listed_host_stands_for_any_port_of_it():
+def test_a_listed_host_means_any_port_of_it():
     with Cluster(2, worker_addresses=["localhost", "localhost"]) as cluster:
         made = Dataset.range(10).apply(cluster.distribute(service.ShardingPolicy.DATA))
         assert sorted(map(int, made)) == list(range(10))

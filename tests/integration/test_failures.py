@@ -1,7 +1,7 @@
 """What breaks TensorFlow's data service, row by row: here nothing is lost, nothing comes twice, and
 every epoch ends.
 
-Readers may have only a few elements outstanding, so that whatever breaks is in the middle of work.
+Readers may have only a few elements outstanding, so that each fault comes in the middle of work.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_worker_stops(stage: Stage) -> None:
     assert found + numbers(iterator) == list(range(300))
 
 
-def test_a_worker_stands_still_for_longer_than_its_timeout(stage: Stage) -> None:
+def test_a_worker_is_stopped_for_longer_than_its_timeout(stage: Stage) -> None:
     stage.dispatcher(worker_timeout_ms=1000)
     frozen, _ = stage.own_worker(), stage.worker()
     iterator = iter(Dataset.range(300).apply(stage.distribute()))
@@ -145,7 +145,7 @@ def test_a_killed_workers_copy_is_made_by_the_other(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("same_port", [True, False])
-def test_a_worker_that_replaces_another_goes_on_with_its_copy(
+def test_a_worker_that_replaces_another_continues_with_its_copy(
     stage: Stage, same_port: bool
 ) -> None:
     stage.dispatcher()
@@ -277,7 +277,7 @@ for _ in range(30):
 """
 
 
-def test_what_a_killed_client_had_not_consumed_goes_to_the_others(stage: Stage) -> None:
+def test_what_a_killed_client_had_not_consumed_goes_to_other_clients(stage: Stage) -> None:
     stage.dispatcher()
     stage.worker()
     command = [sys.executable, "-c", READER, stage.url]
@@ -304,7 +304,7 @@ def test_what_a_killed_client_had_not_consumed_goes_to_the_others(stage: Stage) 
 # Others
 
 
-def test_rounds_of_coordinated_reads_go_on_without_a_worker(stage: Stage) -> None:
+def test_rounds_of_coordinated_reads_continue_without_a_worker(stage: Stage) -> None:
     stage.dispatcher()
     victim, _ = stage.own_worker(), stage.worker()
     dataset = Dataset.range(1200)
@@ -331,7 +331,7 @@ def test_only_workers_of_this_host_are_wanted_and_there_are_none(stage: Stage) -
         next(iter(dataset))
 
 
-def test_a_worker_without_a_dispatcher_gives_up_and_holds_nobody(stage: Stage) -> None:
+def test_a_worker_without_a_dispatcher_gives_up_and_blocks_no_client(stage: Stage) -> None:
     config = service.WorkerConfig(
         dispatcher_address=f"localhost:{stage.port}", dispatcher_timeout_ms=500
     )

@@ -1,4 +1,4 @@
-"""Isolation: a function that ends its process costs that process, and nobody else's elements.
+"""Isolation: a function that ends its process costs that process, and no elements of other plans.
 
 All tests but the last ones share one worker: that it survives them is what they show.
 """
@@ -131,7 +131,7 @@ def test_a_plan_that_ends_processes_before_they_begin(stage: Stage) -> None:
 
 
 def test_a_process_that_leaves_another_one_behind(stage: Stage, tmp_path: Path) -> None:
-    """The one that is left has all its sockets, so that they do not end with the first one."""
+    """The process that is left has all its sockets, so that they do not end with the first one."""
     left = tmp_path / "left"
 
     def fork_and_exit() -> None:
@@ -201,7 +201,7 @@ def is_there(process: int) -> bool:
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[tuple[Program, set[int]]]:
-    """A worker of which somebody reads, and the processes that it has started."""
+    """A worker with a reader, and the processes that it has started."""
     with staged(tmp_path) as stage:
         stage.dispatcher()
         worker = stage.own_worker()

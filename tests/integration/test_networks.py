@@ -1,4 +1,4 @@
-"""Networks that damage what they carry, or carry nothing: readers go on, and say what is wrong."""
+"""Networks that damage what they carry, or carry nothing: readers continue and report it."""
 
 import logging
 import threading

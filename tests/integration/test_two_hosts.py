@@ -136,7 +136,7 @@ print("all there")
 
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
-    """All reach the dispatcher, so that nobody else notices: the system of the client does."""
+    """All reach the dispatcher, so that only the system of the client notices."""
     token, service = uuid.uuid4().hex, "10.77.0.2:5050"
     with ExitStack() as stack:
         here, there = stack.enter_context(hosts())
@@ -159,7 +159,7 @@ def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
         stack.callback(client.kill)
         assert client.stdout is not None
         assert client.stdout.readline() == "reading\n"
-        # What the client sends to this address reaches nobody from now on.
+        # What the client sends to this address reaches no worker from now on.
         nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent", "dev", here)
         ip("-n", here, "neighbour", "replace", "10.77.0.3", *nobody)
         found, said = client.communicate("go\n")

@@ -58,7 +58,7 @@ def plans() -> list[Dataset]:
     ]
 
 
-def test_fingerprints_tell_plans_apart() -> None:
+def test_fingerprints_of_different_plans_differ() -> None:
     first = [int(ds.fingerprint()) for ds in plans()]
     assert first == [int(ds.fingerprint()) for ds in plans()]
     assert len(set(first)) == len(first)

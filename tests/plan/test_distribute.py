@@ -237,7 +237,7 @@ def test_explain_says_how_the_work_is_shared(node, lines):
         assert words in line
 
 
-def test_explain_tells_what_each_worker_does_to_its_share():
+def test_explain_says_what_each_worker_does_to_its_share():
     options = Options()
     options.service.stateful = "per_worker"
     text = explain(distributed(TEN.filter(bool).batch(2).with_options(options)))

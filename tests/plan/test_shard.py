@@ -316,7 +316,7 @@ def test_a_hint_below_a_cache():
     assert parts(dataset, HINT, 2) == [[0, 2], [1, 3]]
 
 
-def test_hint_without_a_hint_gives_everybody_everything():
+def test_hint_without_a_hint_gives_every_worker_everything():
     found = sharding(Dataset.range(4).shard(2, 0), HINT)
     assert found.plan.input == Dataset.range(4).shard(2, 0).__plan__
     assert found.reason == (

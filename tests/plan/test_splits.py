@@ -539,7 +539,7 @@ def test_bounded_random_plans(plan, start, count):
     ],
 )
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (5, 9), (40, 55), (90, 101), (99, 200)])
-def test_bounded_plans_call_no_function_for_others(make, calls, start, stop):
+def test_bounded_plans_call_no_function_for_later_elements(make, calls, start, stop):
     called = []
 
     def seen(x):
@@ -680,7 +680,7 @@ def test_where_plans_are_cut(make, local, remote, words):
     assert [list(labels(part)) for part in found] == remote
     assert list(labels(made, found)) == local
     assert (said is None) == (words is None)
-    assert said is None or re.match(words, said)
+    assert re.match(words or "", said or "")
 
 
 def labels(node, without=()):

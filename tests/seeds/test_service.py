@@ -19,7 +19,7 @@ from tests.integration.clusters import until
 
 SNIPPETS = Path(__file__).parent / "snippets"
 PORT = 5000
-"""The one that the page uses."""
+"""The port that the page uses."""
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_two_processes_share_a_job(tmp_path: Path) -> None:
 
 
 def dispatcher_of_the_page() -> Any:
-    """On the page's port, or on a free one if somebody has that."""
+    """On the page's port, or on a free one if that is in use."""
     service = tf.data.experimental.service
     try:
         return service.DispatchServer(service.DispatcherConfig(port=PORT))

@@ -58,7 +58,7 @@ def _again(seed: int, joining: bool) -> int:
 
 
 def _many(options: argparse.Namespace) -> int:
-    """Every history that fails is told as soon as it has; Ctrl-C tells how far it came."""
+    """Every failed history is printed at once; Ctrl-C prints how many there were."""
     done = failed = answered = 0
     started, count = time.monotonic(), options.histories
     live = partial(run_many, joining=options.joining)

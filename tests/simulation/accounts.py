@@ -136,7 +136,7 @@ def _together(
         _require(where, not (opened and told), "is not known to the dispatcher")
         return
     base = {v for t in members if t.merged is not None for v in t.merged.history}
-    # What lost readers had got that others were given, too, is in their merged states all the same.
+    # What lost readers had got, and other readers got as well, is in their merged states, too.
     lost = [_doubtful(t, dispatcher.late) for t in members if t.status == MERGED]
     delivered = Counter(base.difference(*lost))
     for trainer in members:
@@ -220,7 +220,7 @@ def _complete(
     _require(where, not beyond, f"delivered what does not exist: {beyond}")
     streams = leases.begun
     if all(trainer.status in (ENDED, MERGED) for trainer in members):
-        # The copy of a worker that came at the last moment may be nobody's.
+        # The copy of a worker that came at the last moment may have no reader.
         streams = leases.begun if record.elastic else record.total
         whole = not leases.tracks if record.elastic else record.complete(leases)
         _require(where, whole, "has ended, and not everything is consumed")

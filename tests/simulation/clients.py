@@ -109,7 +109,7 @@ class Client(Peer):
     def _refused(self, state: dict[str, Any] | None, error: OpError) -> str:
         """What becomes of a reader that is refused, if that is right."""
         if state is None and "was read to its end" in error.message:
-            return ENDED  # Started anew, when all others have read everything and left.
+            return ENDED  # Started anew, when all other readers have read everything and left.
         if self.trainer.outlived and "begun anew, with other random numbers" in error.message:
             return DEAD  # Others came first when the dispatcher had lost all that this one read.
         raise Violation(f"{self.name} fails with {error!r}") from error
@@ -146,7 +146,7 @@ class Client(Peer):
         return LEFT
 
     def _pulled(self, stream: CheckedStream, limit: int) -> list[int]:
-        """The next elements, or the one that fails; none at the end."""
+        """The next elements, or the element that fails; none at the end."""
         while True:
             try:
                 return values_of(stream.pull(limit))
@@ -218,7 +218,7 @@ class Client(Peer):
         self.trainer.clients.append(name)
 
     def _repeats(self, addresses: tuple[Address, ...]) -> None:
-        """The dispatcher says what of this one's elements others have got, too."""
+        """The dispatcher says which elements of this reader other readers have got as well."""
         for at in addresses:
             values = {element(at.stream, ordinal) for ordinal in range(at.start, at.stop)}
             self.trainer.doubtful |= values

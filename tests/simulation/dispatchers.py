@@ -50,7 +50,7 @@ class Dispatcher:
         self.lives = 0
         self.answered = 0
         self.late: dict[str, set[int]] = {}
-        """What readers said when they left that had been lost: others may have got it by then."""
+        """What readers reported when they left, and was lost: other readers may have got it."""
         network.answer = self._arrive
         self.process = Process(self.world, "dispatcher")
         self.process.alive = False
@@ -88,7 +88,7 @@ class Dispatcher:
         self.process.kill()
 
     def lose_facts(self) -> None:
-        """Its disk was told to keep facts, and has not: the last ones are gone, any number."""
+        """Its disk did not keep facts that it had confirmed: some of the last ones are gone."""
         self.crash()
         kept = len(self.journal) - self.world.random.randint(1, 12)
         self.journal = self.journal[: max(1, kept)]
@@ -166,7 +166,7 @@ class Dispatcher:
         return client is not None and client.standing == LOST
 
     def _left_late(self, request: Leave) -> None:
-        """What it used is its own, unless somebody else has it."""
+        """What it used is its own, unless another reader has it."""
         group = self.state.group(self.state.clients[request.client])
         said = self.late.setdefault(request.client, set())
         for stream, start, stop in ((at.stream, at.start, at.stop) for at in request.consumed):
@@ -192,7 +192,7 @@ class Dispatcher:
             self.commit(facts)
 
     def _clock(self) -> float:
-        """The time as somebody counts it who does not notice that he slept."""
+        """A clock that stops while the process is suspended."""
         gap = self.world.now - self._last
         self._slept += max(0.0, gap - _PAUSE)
         self._last = self.world.now

@@ -42,7 +42,7 @@ class Peer(Process):
         raise AssertionError(f"{self.name} listens, and does not say what it does with {end}")
 
     def kill(self, silently: bool = False) -> None:
-        """`silently`: its host goes with it, so that nobody is told."""
+        """`silently`: its host goes with it, so that its peers get no signal."""
         super().kill()
         for end in self.connections:
             end.vanish() if silently else end.close()
@@ -79,7 +79,7 @@ class Endpoint:
             self._send(message)
 
     def _send(self, message: Any, body: bytes = b"") -> None:
-        """Raises UnavailableError if it is known that nobody is there."""
+        """Raises UnavailableError if it is known that no process listens."""
         if self.broken or self._world.over:
             raise UnavailableError("the connection is broken")
         network, world = self._network, self._world
@@ -181,7 +181,7 @@ class Endpoint:
             self._world.at(self._network.delay(), end._break)
 
     def vanish(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Nothing passes any more, and both ends get no signal."""
         self._deaf = self.peer._deaf = True
 
     def abort(self) -> None:

@@ -31,7 +31,7 @@ from tests.simulation.trouble import TROUBLE, Trouble
 from tests.simulation.workers import Worker
 
 PATIENCE = 900.0
-"""Seconds in which everybody must come to an end."""
+"""Seconds in which all clients must end."""
 
 ENOUGH = 60.0
 """Seconds of work after which a history will never end; few need one."""
@@ -73,7 +73,7 @@ def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
 
 @contextmanager
 def _tuned() -> Iterator[None]:
-    """Short streams have marks, too; and nobody reads what clients say while they wait."""
+    """Short streams have marks, too; and the reports of waiting clients are not read."""
     log = logging.getLogger("penstock.service")
     frames, disabled, log.disabled = worker_streams._MARK_FRAMES, log.disabled, True
     worker_streams._MARK_FRAMES = 3
@@ -85,14 +85,14 @@ def _tuned() -> Iterator[None]:
 
 @contextmanager
 def _bounded(world: World) -> Iterator[None]:
-    """Ends a history in which somebody works on and on, and says who."""
+    """Ends a history in which a thread works without end, and names it."""
 
     def enough(_: int, frame: object) -> None:
         where = "".join(traceback.format_stack(frame, limit=10))  # type: ignore[arg-type]
         world.violated(f"it has not ended after {ENOUGH:g} s of work:\n{where}")
 
     before = signal.signal(signal.SIGVTALRM, enough)
-    # Again and again: whoever works may take no exceptions.
+    # Again and again: the thread may ignore exceptions.
     signal.setitimer(signal.ITIMER_VIRTUAL, ENOUGH, 1.0)
     try:
         yield
@@ -130,7 +130,7 @@ class History(Trouble):
     """One service, from its start to its end."""
 
     option = ""
-    """How `scripts/simulate` is told to make one like it."""
+    """The arguments with which `scripts/simulate` makes one like it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -244,12 +244,12 @@ class History(Trouble):
         self.world.at(seconds, partial(self._begin, trainer, host, trainer.starts))
 
     def _begin(self, trainer: Trainer, host: str, number: int) -> None:
-        """Whoever is to be started twice begins once: two of them would take turns for ever."""
+        """A client that is to be started twice begins once: two would take turns without end."""
         if trainer.status == READING and number == trainer.starts:
             self.clients.append(Client(self.network, trainer, host, self._failed))
 
     def _failed(self, trainer: Trainer) -> None:
-        """A client came to a bad end, and somebody starts it again, or nobody does."""
+        """A client failed, and is started again, or not."""
         if trainer.returns:
             self._start(trainer, self.world.random.choice((0.1, 1.0, 12.0, 25.0)))
         else:

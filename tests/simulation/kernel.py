@@ -1,7 +1,7 @@
 """A virtual clock, and threads on it: greenlets that run until they wait.
 
-Only `World.wait` lets others go on, and only the world decides who is next. All chance comes from
-the one `random` of the world, so that a seed is a history.
+Only `World.wait` lets other threads run, and only the world decides which is next. All chance comes
+from the one `random` of the world, so that a seed is a history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from random import Random
 from greenlet import GreenletExit, getcurrent, greenlet
 
 STORY = 400
-"""How many of the last events are told when something goes wrong."""
+"""How many of the last events are printed when a history fails."""
 
 MOST_STEPS = 200_000
 """A history that needs more goes round in circles."""
@@ -25,7 +25,7 @@ LOOKS = 8
 """After so many steps it is looked whether all is over."""
 
 INSTANT = 1e-6
-"""Who waits for less than this would wait for ever: the clock does not move by itself."""
+"""A shorter wait would never end: the clock does not move by itself."""
 
 
 class Violation(AssertionError):
@@ -42,7 +42,7 @@ class Process:
         self.paused_until = 0.0
 
     def kill(self) -> None:
-        """None of its threads goes on."""
+        """None of its threads runs."""
         self.alive = False
 
     def pause(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class World:
         self.running: Thread | None = None
         self.threads: dict[Thread, None] = {}
         self.locks = 0
-        """How many locks the one that runs holds."""
+        """How many locks the running thread holds."""
         self.violation: Violation | None = None
         self.over = False
         self.shaky = 0.0
@@ -138,7 +138,7 @@ class World:
         self._events.clear()
 
     def wait(self, seconds: float | None = None, bell: Bell | None = None) -> bool:
-        """Lets others go on, for a time or until a bell rings; whether it was the bell."""
+        """Lets other threads run, for a time or until a bell rings; returns whether it rang."""
         thread = self.running
         if self.over:
             raise GreenletExit
@@ -158,12 +158,12 @@ class World:
         return thread.rung
 
     def stumble(self) -> None:
-        """The one that runs may lose its turn for a moment."""
+        """The running thread may lose its turn for a moment."""
         if self.running is not None and self.random.random() < self.shaky:
             self.wait(self.random.choice((INSTANT, 0.001, 0.02)))
 
     def violated(self, what: str) -> None:
-        """Ends the history, also where whoever called takes no exceptions."""
+        """Ends the history, also where the caller ignores exceptions."""
         self.violation = Violation(what)
         raise self.violation
 
@@ -198,7 +198,7 @@ class World:
             act()
 
     def tell(self, *what: object) -> None:
-        """Notes what happens; it becomes words when somebody asks for them."""
+        """Notes what happens; it becomes words when they are printed."""
         self._story.append((self.now, what))
 
     @property

@@ -14,7 +14,7 @@ from tests.simulation.kernel import Bell, Process, Thread, World
 
 
 class Machine(Runtime):
-    """As one process sees it. `named` is told of every name that it is given."""
+    """As one process sees it. `named` is called with every name that it is given."""
 
     def __init__(self, process: Process, named: Callable[[str], None] | None = None) -> None:
         self._process = process
@@ -57,7 +57,7 @@ class Machine(Runtime):
 
 
 class Lock:
-    """Nobody may wait who holds one; before and after it, others may come first."""
+    """No thread may wait while it holds one; before and after it, other threads may run."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -128,7 +128,7 @@ class Event:
 
 
 class Chime:
-    """What wakes whoever waits at a selector."""
+    """What wakes a thread that waits at a selector."""
 
     def __init__(self) -> None:
         self.readable = False

@@ -186,7 +186,7 @@ class Inputs(Numbers):
         return self._ends[self._index - 1] if self._index else 0
 
     def _place(self, at: int) -> int:
-        """Twice the number of elements before one that do not fail, behind those of the others."""
+        """Twice the number of earlier elements without a failure, behind the other streams."""
         number = self._all[self._index]
         before = (element(number, ordinal) for ordinal in range(at - self._begin()))
         failing = self._making.plan.failing
@@ -237,7 +237,7 @@ class NumberTasks(Tasks):
         return Making(self, self._get_plan(work.digest), work)  # type: ignore[arg-type]
 
     def check_idle(self) -> None:
-        """When nobody reads any more, nothing is left."""
+        """Without readers, nothing is left."""
         left = (len(self), len(self.pool.streams), self.pool.nbytes, self.opened)
         if any(left):
             self.world.violated(

@@ -32,7 +32,7 @@ ATTEMPT = 5.0
 """Seconds after which a call is made again."""
 
 Answer = Callable[[bytes, Callable[[bytes | None], None]], None]
-"""Takes a request, and what to do with the answer; None: nobody listens there."""
+"""Takes a request, and what to do with the answer; None: no process listens there."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Weather:
 
 
 class Network:
-    """Between everybody and the dispatcher, and between clients and workers."""
+    """Between the dispatcher and all processes, and between clients and workers."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self.world = world
@@ -124,7 +124,7 @@ class Network:
         return reply
 
     def _lose(self, attempt: _Attempt) -> None:
-        """Mostly, who sent it is told that the connection broke."""
+        """Mostly, its sender learns that the connection broke."""
         if self.world.chance(0.8):
             self.world.at(self.delay(), partial(attempt.arrive, None))
 

@@ -49,7 +49,7 @@ class Dataset:
     wrong: frozenset[int] | None = None
     """Streams that begin at a wrong place if they guess; None if no stream has to guess."""
     inputs: tuple[int, ...] = ()
-    """How many inputs streams have, taken in turns, if nobody knows it beforehand."""
+    """How many inputs streams have, taken in turns, if it is not known beforehand."""
     unmade: frozenset[int] = field(default_factory=frozenset)
     """Inputs that cannot be opened: each of them is one failure."""
 
@@ -110,7 +110,7 @@ def dataset(random: Random, name: str, kind: str, large: int = 120) -> Dataset:
 
 
 def _in_turns(random: Random, plan: Dataset) -> Dataset:
-    """With inputs that cannot be opened, or of which nobody knows how many there are."""
+    """With inputs that cannot be opened, or whose number is not known."""
     unmade = frozenset(i for i in range(20) if random.random() < 0.1)
     inputs = tuple(random.choice((0, 1, 2, 5)) for _ in range(3))
     if random.random() < 0.5 or not any(inputs):

@@ -11,11 +11,11 @@ from tests.simulation.kernel import World
 
 
 class CheckedStream(RemoteStream):
-    """Asks for no more than it may; `world` is told if it does."""
+    """Asks for no more than it may; otherwise it reports that to `world`."""
 
     world: World
     repeats: Callable[[tuple[Address, ...]], None]
-    """Is told what the dispatcher says that others have got, too."""
+    """Called with what other readers have got as well, as the dispatcher says."""
 
     def _open_again(self) -> tuple[OpenIteration, OpenIterationReply]:
         request, opened = super()._open_again()
@@ -35,7 +35,7 @@ class CheckedStream(RemoteStream):
             turns = self._opening.shape.turns
             most = limits.elements + max(DEPTH, turns[0] if turns else 0)
         else:
-            # Before the first one is there, nobody knows how large they are.
+            # Before the first one is there, their size is not known.
             most = (
                 limits.nbytes // 8
                 + KEPT_BLOCK * reader._in_blocks
@@ -48,5 +48,5 @@ class CheckedStream(RemoteStream):
             )
 
     def abandon(self) -> None:
-        """Its process is dead, and nobody is left to close it."""
+        """Its process is dead, so that it is never closed."""
         self._end.forget()

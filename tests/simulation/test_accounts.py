@@ -40,7 +40,7 @@ def lives(name: str, status: str, history: list[int], **more: Any) -> Trainer:
 
 
 def readings(doubtful: set[int]) -> tuple[Any, list[Trainer]]:
-    """One is taken for dead, another gets what it had got; then a third goes on from its state."""
+    """One is taken for dead, another gets what it had got; then a third resumes from its state."""
     first = lives("first", MERGED, [0, 1], doubtful=doubtful)
     other = lives("other", LEFT, [1, 2])
     third = lives("third", LEFT, [3], merged=Saved({}, (0, 1)))
@@ -57,7 +57,7 @@ def test_nothing_else_is_in_a_merged_state_and_elsewhere() -> None:
         settle(*readings(set()))
 
 
-def test_who_outlived_lost_facts_may_be_refused_and_nobody_else() -> None:
+def test_only_readers_that_outlived_lost_facts_may_be_refused() -> None:
     error = FailedPreconditionError("repetition 0 was begun anew, with other random numbers")
     reader: Any = SimpleNamespace(
         name="first#0", trainer=lives("first", READING, [], outlived=True)

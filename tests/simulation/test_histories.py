@@ -19,7 +19,7 @@ def test_every_element_once(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", range(times(2)))
 def test_all_consumers_of_a_round_get_elements_of_one_stream(batch: int) -> None:
-    """Also where workers join, and whoever is killed meanwhile."""
+    """Also where workers join and processes are killed meanwhile."""
     for seed in range(batch * 10, (batch + 1) * 10):
         run(seed, joining=True)
 
@@ -34,7 +34,7 @@ def test_a_seed_is_a_history() -> None:
     assert stories[0] == stories[1]
 
 
-def test_a_failure_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_prints_its_history(monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(dispatcher: object, trainers: object) -> None:
         raise Violation("lost element (0, 7)")
 
@@ -43,7 +43,7 @@ def test_a_failure_tells_its_story(monkeypatch: pytest.MonkeyPatch) -> None:
         run(6)
 
 
-def test_one_without_an_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_without_an_end_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def work_on(*_: object) -> None:
         while True:
             pass

@@ -1,4 +1,4 @@
-"""Threads on the virtual clock: who goes on when, and who never does."""
+"""Threads on the virtual clock: which thread runs when, and which never runs."""
 
 import gc
 import weakref
@@ -75,7 +75,7 @@ def test_a_dead_process_does_nothing_more(world):
     assert seen == [True]
 
 
-def test_a_stopped_process_goes_on_later(world):
+def test_a_stopped_process_continues_later(world):
     seen = []
     process = Process(world, "p")
     process.spawn(lambda: (world.wait(2.0), seen.append(world.now)))
@@ -114,7 +114,7 @@ def test_conditions_events_and_threads_are_waited_for(world):
     assert seen == [5.0, 7.0, "joined"]
 
 
-def test_nobody_waits_with_a_lock_in_hand(world):
+def test_no_thread_waits_while_it_holds_a_lock(world):
     process = Process(world, "p")
     lock = Machine(process).lock()
 

@@ -1,4 +1,4 @@
-"""Partial partitions: a reader and one of two workers do not reach each other; all others do."""
+"""Partial partitions: a reader and one of two workers cannot connect; all other processes can."""
 
 import logging
 
@@ -59,7 +59,7 @@ class Scene:
         return max(b - a for a, b in zip([0.0, *self.times], self.times, strict=False))
 
     def busy(self) -> Worker:
-        """The one that owes what is read next."""
+        """The worker that owes what is read next."""
         stream = self.client.stream
         assert stream is not None
         owed = stream._reading.fetcher.owed_next()

@@ -48,30 +48,30 @@ class Trainer:
     saves: float = 0.1
     """How often it saves its state, per pull."""
     returns: bool = True
-    """Whether somebody starts it again when it dies."""
+    """Whether it is started again when it dies."""
     stubborn: bool = False
-    """Whether it goes on reading after an error."""
+    """Whether it continues to read after an error."""
     status: str = READING
     history: list[int] = field(default_factory=list)
     saved: Saved | None = None
     merged: Saved | None = None
-    """What several began with, each of them: what others had got before them all."""
+    """What several trainers each began with: what other trainers had got before them."""
     then: Trainer | None = None
     """Begins when this one has come to the end."""
     client: Client | None = None
     starts: int = 0
-    """How often somebody decided to start it."""
+    """How often it was to be started."""
     lives: int = 0
     clients: list[str] = field(default_factory=list)
     """The lives of which each went on from a state of the one before."""
     past: list[tuple[list[str], list[int]]] = field(default_factory=list)
-    """Lives of which nobody went on from a state, and what those got."""
+    """Lives from whose states none resumed, and what those lives got."""
     streams: int = 0
     form: str = ""
     doubtful: set[int] = field(default_factory=set)
-    """What it got, and could not report before others were given it."""
+    """What it got, and could not report before other readers got it."""
     untold: bool = False
-    """Whether it was gone when the dispatcher lost facts, so that nobody tells what it got."""
+    """Whether it was gone when the dispatcher lost facts, so that nothing reports what it got."""
     outlived: bool = False
     """Whether it was there when the dispatcher lost facts, perhaps all of what it reads."""
     known: bool = True

@@ -20,7 +20,7 @@ TROUBLE = 15.0
 HEALED = 45.0
 
 LYING = 0.1
-"""In so many histories the disk of the dispatcher loses what it was told to keep."""
+"""In so many histories the disk of the dispatcher loses what it confirmed."""
 
 
 class Trouble:
@@ -158,8 +158,8 @@ class Trouble:
         self.dispatcher.full_until = self.world.now + self.world.random.choice((1.0, 5.0, 20.0))
 
     def _lose_facts(self) -> None:
-        """The disk of the dispatcher lied; what readers got that are gone, nobody can tell it."""
-        # Consumers wait, and say so, for one that has come to its end and is not known any more.
+        """The disk of the dispatcher lost facts; nothing reports what readers got that are gone."""
+        # Consumers wait, and say so, for a consumer that has ended and is not known any more.
         coordinated = any(trainer.job.options.consumers for trainer in self.trainers)
         if coordinated or not self.dispatcher.process.alive or not self.dispatcher.keeps:
             return
@@ -205,7 +205,7 @@ class Trouble:
             self._start(client.trainer, 1.0)
 
     def _merge(self) -> None:
-        """All readers of a group are stopped; others, more or fewer, go on from their states."""
+        """All readers of a group stop; more or fewer new readers resume from their states."""
         random = self.world.random
         groups: dict[tuple[str, int, str], list[Trainer]] = {}
         for trainer in self.trainers:
@@ -223,7 +223,7 @@ class Trouble:
         history = {value for one in saved for value in one.history}
         merged = Saved(merge_states([one.state for one in saved]), tuple(history))
         self.world.tell("merged:", [trainer.name for trainer in old])
-        # Until all are there: nobody can tell one that comes late from one that comes again.
+        # Until all are there: a late reader looks like a reader that returns.
         self.weather.clear()
         self._calm = self.world.now + 6.0
         for trainer in old:
@@ -237,7 +237,7 @@ class Trouble:
             self._start(more, random.random() * 2)
 
     def _crowd_port(self) -> None:
-        """Strangers come to a port, and make it hard to connect; who is connected goes on."""
+        """Strangers come to a port, and make it hard to connect; existing connections continue."""
         where = self.world.random.choice((DISPATCHER, *self.network.listeners))
         seconds = self.world.random.choice((1.0, 5.0, 20.0))
         self.world.tell(f"strangers crowd the port of {where} for {seconds:g} s")

@@ -63,14 +63,14 @@ class Worker(Peer):
         self.running.start_heartbeats()
 
     def crash(self, silently: bool = False) -> None:
-        """Dies. `silently`: its host goes with it, so that nobody is told."""
+        """Dies. `silently`: its host goes with it, so that its peers get no signal."""
         self.world.tell(f"{self.name} dies{' silently' * silently}")
         self.kill(silently)
         if self.network.listeners.get(self.info.address) is self:
             del self.network.listeners[self.info.address]
 
     def check_idle(self) -> None:
-        """When nobody reads any more, nothing is left."""
+        """Without readers, nothing is left."""
         self.tasks.check_idle()
         if inside := self.running._gate._inside:
             self.world.violated(f"{self.name} thinks that it has {inside} fetches to answer")

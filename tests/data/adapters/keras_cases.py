@@ -142,7 +142,7 @@ def test_an_unknown_number_of_batches_is_one_pass_per_epoch(keras: Any, built: b
 
 
 @ran_out
-def test_it_is_told_when_keras_cuts_an_epoch_short(keras: Any) -> None:
+def test_keras_calls_the_adapter_when_it_cuts_an_epoch_short(keras: Any) -> None:
     lengths = iter(
         [1, 4, 10, 4, 2]
     )  # The first for Keras, which looks at a batch before it begins.
@@ -165,7 +165,7 @@ def test_steps_make_epochs_of_an_infinite_dataset(keras: Any) -> None:
     assert len(counting.batches) == 20
 
 
-def test_steps_go_on_where_the_last_epoch_ended_and_begin_anew(keras: Any) -> None:
+def test_steps_continue_where_the_last_epoch_ended_and_then_restart(keras: Any) -> None:
     counting = Counting(keras)
     adapted = PAIRS.filter(lambda x, y: True).batch(2).as_keras(steps_per_epoch=2)
     assert counting.fit(adapted) == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]

@@ -64,7 +64,7 @@ def test_as_many_are_sent_ahead_as_the_transfer_says(ahead: int) -> None:
     assert list(iterator) == []
 
 
-def test_nobody_waits_for_the_elements_ahead() -> None:
+def test_an_element_does_not_wait_for_the_elements_ahead() -> None:
     """A generator may wait for what its consumer does with the last element."""
     taken = threading.Semaphore(1)
 
@@ -155,7 +155,7 @@ def flags(element: Any) -> Any:
     return convert("here", element, lambda array, alone: alone)
 
 
-def test_memory_that_others_see_is_told_apart() -> None:
+def test_leaves_that_share_memory_are_recognized() -> None:
     fresh, other = np.zeros(4), np.zeros(4)
     fixed = np.zeros(4)
     fixed.flags.writeable = False

@@ -50,7 +50,7 @@ def test_what_is_loaded_is_what_was_saved(name: str, target: str, tmp_path: Path
     assert loaded.cardinality() == len(list(dataset))
 
 
-def test_files_are_written_by_whoever_reads_them(target: str, tmp_path: Path) -> None:
+def test_the_process_that_reads_a_shard_writes_its_file(target: str, tmp_path: Path) -> None:
     lines = Dataset.list_files(files_of(list("abcde"), tmp_path)).interleave(read_lines)
     distributed_save(lines, tmp_path / "saved", target)
     assert sorted(Dataset.load(tmp_path / "saved")) == sorted(lines)

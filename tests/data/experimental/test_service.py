@@ -304,7 +304,7 @@ def test_a_server_starts_once_and_stops_once() -> None:
         server.start()
 
 
-def test_a_worker_starts_when_it_is_told_to(dispatcher: service.DispatchServer) -> None:
+def test_a_worker_starts_at_start(dispatcher: service.DispatchServer) -> None:
     address = dispatcher.target.removeprefix("grpc://")
     server = service.WorkerServer(service.WorkerConfig(address), start=False)
     assert dispatcher._num_workers() == 0
@@ -321,6 +321,8 @@ def test_a_drained_worker_has_stopped(worker: service.WorkerServer) -> None:
     worker.drain()
     worker.join()
     worker.drain()
+    with pytest.raises(FailedPreconditionError, match="WorkerServer.start: .* was stopped; make"):
+        worker.start()
 
 
 def test_a_port_that_is_in_use_is_refused(dispatcher: service.DispatchServer) -> None:

@@ -67,7 +67,7 @@ def test_there_is_a_cpu_and_no_unknown_kind(backend):
     assert not backend.handles("FPGA")
 
 
-def test_its_own_devices_have_kinds_and_numbers_others_have_not(backend):
+def test_only_devices_of_the_backend_have_kinds_and_numbers(backend):
     if backend.name != "numpy":
         for kind in ("CPU", "GPU"):
             named = [backend.identify(handle) for handle in backend.handles(kind)]

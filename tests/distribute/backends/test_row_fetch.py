@@ -325,7 +325,7 @@ def test_berths_and_buffers_are_used_again_even_if_what_was_received_is_gone(lib
     delivery.close()
 
 
-def test_steps_that_nobody_has_received_keep_their_berths(library, devices):
+def test_steps_that_were_not_received_keep_their_berths(library, devices):
     delivery = jax_cuda.JaxCudaDelivery(devices[:1], [0], 2, Driver(library))
     sent = [delivery.send(Chunk(nest.LEAF, [np.full((1, 50), i, np.int32)], 1)) for i in range(10)]
     for i, chunk in enumerate(sent):

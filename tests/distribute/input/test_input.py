@@ -130,7 +130,8 @@ def test_portions_are_the_dataset(
 ) -> None:
     delivered = Delivered(count, batch, replicas, mode, policy)
     assert delivered.rows == list(itertools.chain(*delivered.batches))
-    assert mode == "short" or len(delivered.shapes) <= 1
+    if mode == "pad":
+        assert len(delivered.shapes) <= 1
 
 
 @given(counts, sizes, st.integers(1, 5), policies)
@@ -212,7 +213,7 @@ def test_a_state_fits_other_numbers_of_replicas(policy: str, streamed: bool, bat
         assert seen == rows
 
 
-def test_one_replica_goes_on_where_two_were() -> None:
+def test_one_replica_continues_where_two_were() -> None:
     dataset = tf.data.Dataset.range(12).batch(4)
     iterator = iter(mirrored(2).experimental_distribute_dataset(dataset))
     next(iterator)
@@ -264,7 +265,7 @@ def test_states_of_something_else_are_refused(state: Any) -> None:
     assert portions(mirrored(2), next(iterator)) == [[0], [1]]
 
 
-def test_the_epoch_after_a_resumed_one_is_the_one_that_would_have_come() -> None:
+def test_the_epoch_after_a_resumed_one_does_not_change() -> None:
     def build() -> Any:
         dataset = tf.data.Dataset.range(12).shuffle(12, seed=3).batch(4)
         return mirrored(2).experimental_distribute_dataset(dataset)

@@ -118,7 +118,7 @@ def test_initial_values() -> None:
         tf.Variable()
 
 
-def test_nobody_changes_a_variable_by_accident() -> None:
+def test_a_variable_cannot_be_changed_by_accident() -> None:
     start = np.zeros(2)
     v = tf.Variable(start)
     start[0] = 5
@@ -248,7 +248,7 @@ def test_the_shape_is_that_of_the_initial_value(two: MirroredStrategy) -> None:
                 make([1.0, 2.0], shape=shape)
 
 
-def test_what_is_kept_for_others(two: MirroredStrategy) -> None:
+def test_what_is_kept_for_training_code(two: MirroredStrategy) -> None:
     for make in (tf.Variable, lambda *a, **k: made(two, *a, **k)):
         assert make(1.0, constraint=abs).constraint is abs
         assert make(1.0).constraint is None

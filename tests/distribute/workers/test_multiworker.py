@@ -107,7 +107,7 @@ def test_arrays_arrive_as_they_were(team: list[Said]) -> None:
         }
 
 
-def test_workers_that_disagree_are_told(team: list[Said]) -> None:
+def test_workers_that_disagree_raise(team: list[Said]) -> None:
     for worker, found in enumerate(one["disagreements"] for one in team):
         kind, message = found["shapes"]
         assert kind == "DisagreementError"
@@ -403,7 +403,7 @@ except Exception as error:
 """
 
 
-def test_when_one_worker_fails_the_others_are_told_soon():
+def test_when_one_worker_fails_the_other_workers_raise_soon():
     where = addresses(2)
     commands = [["-c", FAILING, json.dumps([index, where])] for index in range(2)]
     waiting, failing = run_processes(commands)

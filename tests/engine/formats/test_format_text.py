@@ -95,7 +95,7 @@ def test_one_read_gives_a_block_and_not_a_line(tmp_path: Path) -> None:
 
 
 def parts(path: Path, count: int, limit: int, **options: int) -> list[bytes]:
-    """The lines of all parts, each reader replaced by a new one that starts at its position."""
+    """The lines of all parts, each reader replaced by a new reader at its position."""
     found: list[bytes] = []
     size = max(1, path.stat().st_size // count)
     for index in range(count):

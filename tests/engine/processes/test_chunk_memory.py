@@ -34,7 +34,7 @@ def test_segments_are_used_again_once_no_array_shows_them() -> None:
         assert (other == 2).all()
 
 
-def test_a_client_that_keeps_everything_stops_nobody() -> None:
+def test_a_worker_can_send_to_a_client_that_keeps_all_memory() -> None:
     with linked("shm") as (client, worker):
         kept = [rows_in(worker, client, 30_000_000, fill) for fill in range(12)]
         segments = [segment for _, segment in kept]
@@ -43,7 +43,7 @@ def test_a_client_that_keeps_everything_stops_nobody() -> None:
         assert all((array == fill).all() for fill, (array, _) in enumerate(kept))
 
 
-def test_releases_are_told_without_a_fetch() -> None:
+def test_releases_are_reported_without_a_fetch() -> None:
     with linked("shm") as (client, worker):
         used = set()
         for fill in range(200):

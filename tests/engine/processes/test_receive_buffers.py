@@ -46,7 +46,7 @@ def test_no_more_is_kept_than_the_limit() -> None:
     assert buffers._idle <= 1 << 20
 
 
-def test_nobody_waits_for_the_lock() -> None:
+def test_no_thread_waits_for_the_lock() -> None:
     buffers = ReceiveBuffers()
     view = buffers.take(200_000)
     with buffers._lock:

@@ -79,7 +79,7 @@ def test_packing_takes_what_it_needs_from_a_generator_and_no_more() -> None:
         [np.arange(3), np.arange(3), "no array", np.arange(9), np.arange(2)],
         [ValueError("lost"), np.arange(9)],
     ],
-    ids=["all", "ends in a failure", "goes on behind a failure", "fails at once"],
+    ids=["all", "ends in a failure", "continues behind a failure", "fails at once"],
 )
 def test_packing_a_generator_resumes_exactly_from_every_state(
     values: list[Any], drop_remainder: bool

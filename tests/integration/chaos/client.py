@@ -1,8 +1,8 @@
 """A reader in a process of its own: prints what it gets and saves its state now and then.
 
-It reads an element when it gets a byte on its standard input, so that whoever counts the elements
-decides when the next one is read, however long the counting takes. Started again with the same
-state file, it goes on from there; what it printed after that state was saved is what a trainer
+It reads an element when it gets a byte on its standard input, so the program that counts the
+elements decides when the next one is read, however long the counting takes. Started again with the
+same state file, it resumes from there; what it printed after that state was saved is what a trainer
 would lose with its last checkpoint, and does not count.
 """
 

@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 class Program:
-    """A process that can be killed and started again as often as anybody likes."""
+    """A process that can be killed and started again any number of times."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command, self._log = command, log

@@ -12,7 +12,7 @@ import threading
 
 _PIECE = 1 << 16
 _RESET = struct.pack("ii", 1, 0)
-"""Lingers for no time: whoever is at the other end sees a reset."""
+"""Does not linger: the peer sees a reset."""
 
 
 class Proxy:

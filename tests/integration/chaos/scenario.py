@@ -1,6 +1,6 @@
 """One run: readers read, events happen as they come along, and at the end all is counted.
 
-Whatever broke is mended after so many elements, or when nobody gets any further without it.
+A fault is mended after so many elements, or when no reader can continue without it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ DAMAGED = 5_000
 """One bit flips in about so many bytes."""
 
 FROZEN = WORKER_TIMEOUT + 1.0
-"""Seconds that a worker stands still at least."""
+"""The least number of seconds that a worker is stopped."""
 
 ASLEEP = Settings.lease_seconds + 4.0
-"""Seconds that a client stands still at least."""
+"""The least number of seconds that a client is stopped."""
 
 UNREPORTED = 16
 """Numbers that a client may have handed out and not reported when it is taken for dead."""
@@ -55,7 +55,7 @@ class Outcome:
     late: int = 0
     """How many elements too late an event happened, at most."""
     slept: int = 0
-    """How many clients were asleep for so long that others got what they had not reported."""
+    """How many clients slept for so long that other clients got what they had not reported."""
 
     @property
     def once(self) -> bool:
@@ -123,7 +123,7 @@ class Scenario:
         return "a crash that was due did not happen" if self._crash.exists() else ""
 
     def _allow(self) -> None:
-        """Readers go on, unless what is broken has been so for long enough, but must stay so."""
+        """Readers continue, unless a fault has lasted long enough but must stay."""
         now = time.monotonic()
         if any(self._read >= each.at and now < each.earliest for each in self._mendings):
             return

@@ -34,7 +34,7 @@ WORKER = WorkerInfo("w", "localhost:1", "host")
 
 
 class Dispatcher:
-    """Stands for a session: notes all that is said, and answers as it is told to."""
+    """Takes the place of a session: records all requests, and answers as the test says."""
 
     def __init__(self) -> None:
         self.said = []
@@ -104,7 +104,7 @@ def test_news_become_events_and_wake_the_reader(dispatcher, make):
 
 
 @pytest.mark.parametrize("kind", [ClientHeartbeat, Lease])
-def test_what_nobody_has_thought_of_reaches_the_reader_again_and_again(dispatcher, make, kind):
+def test_unexpected_errors_reach_the_reader_every_time(dispatcher, make, kind):
     dispatcher.answers[kind] = lambda _: ZeroDivisionError("odd")
     agent = make()
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_a_reader_that_was_forgotten_opens_again(dispatcher, make):
     assert agent.events.popleft() == opened
 
 
-def test_one_that_cannot_be_opened_again_is_an_error(dispatcher, make):
+def test_an_iteration_that_cannot_be_opened_again_is_an_error(dispatcher, make):
     def reopen(begins):
         raise NotFoundError("the dataset is forgotten")
 
@@ -194,7 +194,7 @@ def test_a_consumer_promises_a_limit_and_keeps_it_until_its_reader_knows_more(di
     assert agent.may_end()
 
 
-def test_a_consumer_that_was_forgotten_tells_the_laps_of_its_streams(dispatcher, make):
+def test_a_consumer_that_was_forgotten_reports_the_laps_of_its_streams(dispatcher, make):
     told = []
 
     def reopen(begins):
@@ -211,7 +211,7 @@ def test_a_consumer_that_was_forgotten_tells_the_laps_of_its_streams(dispatcher,
     assert told[0] == (0, 7)
 
 
-def test_leases_that_were_given_to_others_are_gone(dispatcher, make):
+def test_leases_that_were_given_to_other_readers_are_gone(dispatcher, make):
     dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError("who?")
     agent = make()
     until(lambda: agent.events)
@@ -234,7 +234,7 @@ def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkey
     assert dispatcher.of(ClientHeartbeat)[-1].consumed == (Address(0, 3, 5),)
 
 
-def test_the_end_tells_what_was_left_to_tell(dispatcher, make, monkeypatch):
+def test_the_last_report_has_what_was_not_reported_yet(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
     agent.report([Address(0, 0, 3)], {0: 3}, 3, 0.0)
@@ -274,7 +274,7 @@ def test_a_consumer_that_came_and_went_was_there(dispatcher, make):
     agent.stop()
 
 
-def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
+def test_reports_without_an_answer_are_sent_again_at_the_end(dispatcher, make):
     begun, answered = threading.Event(), threading.Event()
 
     def late(lease):
@@ -292,7 +292,7 @@ def test_what_is_on_its_way_is_told_again_at_the_end(dispatcher, make):
     assert dispatcher.of(Leave)[0].consumed == (Address(0, 0, 4),)
 
 
-def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
+def test_reports_that_may_not_have_arrived_are_sent_again(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = dispatcher.answers[ClientHeartbeat] = lambda _: NotFoundError(
         "who?"
@@ -308,7 +308,7 @@ def test_what_may_not_have_arrived_is_told_again(dispatcher, make, monkeypatch):
     assert dispatcher.of(Leave) == [Leave("me", both, ((0, 9),))]
 
 
-def test_what_was_refused_is_not_told_again(dispatcher, make, monkeypatch):
+def test_reports_that_were_refused_are_not_sent_again(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
     agent = make()
@@ -330,7 +330,7 @@ def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, m
     assert [lease.number for lease in dispatcher.of(Lease)] == [1, 1, 2]
 
 
-def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatch):
+def test_a_reader_that_learns_of_a_wait_acknowledges_it_at_once(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[ClientHeartbeat] = lambda beat: ClientHeartbeatReply(2)
     agent = make()
@@ -340,7 +340,7 @@ def test_who_hears_that_others_wait_says_so_at_once(dispatcher, make, monkeypatc
     assert not agent.events
 
 
-def test_who_begins_to_wait_for_others_shows_that_it_lives(dispatcher, make, monkeypatch):
+def test_a_reader_that_begins_to_wait_sends_a_heartbeat(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     answers = iter(
         [LeaseReply(retry=0.2), LeaseReply(retry=0.2), LeaseReply((Grant(Address(0, 0, 1)),))]
@@ -368,7 +368,7 @@ def test_leases_are_relied_on_only_while_the_dispatcher_answers(make, dispatcher
 # What answers rest on
 
 
-def test_a_reader_says_the_last_fact_that_it_was_told_of(dispatcher, make):
+def test_a_reader_reports_the_last_fact_that_it_knows_of(dispatcher, make):
     facts = iter([5, 9, 7])
     dispatcher.answers[ClientHeartbeat] = lambda _: ClientHeartbeatReply(
         1, last=LastFact("d", next(facts, 8))
@@ -401,7 +401,7 @@ def test_a_reader_that_decides_by_itself_need_not_say_it(dispatcher, make):
     assert {beat.last for beat in dispatcher.of(ClientHeartbeat)} == {None}
 
 
-def test_leaving_tells_whether_the_dispatcher_knew(dispatcher, make):
+def test_leaving_returns_whether_the_dispatcher_knew_the_reader(dispatcher, make):
     dispatcher.answers[Leave] = lambda _: NotFoundError("lost facts")
     agent = make()
     assert not agent.stop()

@@ -118,7 +118,7 @@ def test_an_error_is_raised_as_what_it_was(client):
         client.call(GetDataset("missing"))
 
 
-def test_a_fault_of_the_server_is_told_and_survived(client):
+def test_an_error_of_the_server_is_reported_and_survived(client):
     with pytest.raises(InternalError, match="the dispatcher failed with KeyError: 'oh'"):
         client.call(GetDataset("fault"))
     assert client.call(GetStatus()) == Ok()
@@ -248,7 +248,7 @@ def test_a_plan_that_gets_no_turn_is_asked_for_again(monkeypatch):
 # No server
 
 
-def test_nobody_there():
+def test_no_server_there():
     port = free_port()
     client = ControlClient(f"localhost:{port}", SECURITY)
     with pytest.raises(

@@ -82,7 +82,7 @@ def test_a_worker_without_tcp() -> None:
         connect_data(info_of({}), SECURITY, "tcp", host_id(), None)
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"localhost:{taken.getsockname()[1]}"
@@ -119,7 +119,7 @@ def test_here_is_the_same_in_another_process() -> None:
         assert host_id() == chunk_memory.host_id.__wrapped__()
 
 
-def test_here_is_nobody_elses_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_id_is_unique_where_it_cannot_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "stat", lambda path: (_ for _ in ()).throw(OSError()))
     assert chunk_memory.host_id.__wrapped__() != chunk_memory.host_id.__wrapped__()
 

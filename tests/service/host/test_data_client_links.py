@@ -1,4 +1,4 @@
-"""Links: connections that are made in threads, waited for together, and closed by somebody."""
+"""Links: connections that are made in threads, waited for together, and always closed."""
 
 import socket
 import threading
@@ -45,7 +45,7 @@ class Line:
 
 
 class Exchange:
-    """Connects to whoever is there."""
+    """Connects to every worker that exists."""
 
     def __init__(self):
         self.lines = {}
@@ -102,7 +102,7 @@ def test_the_ones_with_something_to_read_are_found(links, exchange):
     assert [link.worker for link in links.ready(60)] == ["a"]
 
 
-def test_a_bell_wakes_whoever_waits(exchange):
+def test_a_bell_wakes_every_waiting_thread(exchange):
     bell = Bell()
     links = Links(exchange, bell)
     bell.ring()
@@ -129,7 +129,7 @@ def test_workers_that_cannot_be_reached_are_tried_again(links, exchange):
     assert links.unreachable == {}
 
 
-def test_workers_that_are_gone_are_told(links, exchange):
+def test_workers_that_are_gone_are_reported(links, exchange):
     connected(links, "a", "b")
     links.unreachable["c"] = UnavailableError("c")
     assert links.want([info("b")]) == ["a"]
@@ -140,7 +140,7 @@ def test_workers_that_are_gone_are_told(links, exchange):
     assert len(links) == 1
 
 
-def test_one_that_comes_when_nobody_wants_it_is_closed(links, exchange):
+def test_a_connection_that_is_not_wanted_any_more_is_closed(links, exchange):
     exchange.gate.clear()
     links.want([info("a")])
     links.dial()
@@ -154,7 +154,7 @@ def test_one_that_comes_when_nobody_wants_it_is_closed(links, exchange):
     assert len(links) == 0
 
 
-def test_one_that_comes_after_the_end_is_closed(exchange):
+def test_a_connection_that_comes_after_the_end_is_closed(exchange):
     exchange.gate.clear()
     bell = Bell()
     links = Links(exchange, bell)
@@ -183,14 +183,14 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
     assert sent[4].task != first.task
 
 
-def test_connections_to_others_are_aborted(links, exchange):
+def test_connections_to_unwanted_workers_are_aborted(links, exchange):
     connected(links, "a", "b")
     links.abort_others([info("b")])
     assert exchange.lines["a"].aborted
     assert not exchange.lines["b"].aborted
 
 
-def test_those_who_owe_something_and_say_nothing_are_found(links, exchange):
+def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
     connected(links, "a", "b")
     until(lambda: not links.ready(0))
     links["a"].fetch(1, WORK, 0, 5, None)
@@ -228,14 +228,14 @@ def test_why_workers_are_missing(links, exchange):
 
 
 class Still(Runtime):
-    """A machine whose clock stands still."""
+    """A machine whose clock does not move."""
 
     @staticmethod
     def now():
         return 100.0
 
 
-def test_one_that_is_cut_again_and_again_is_tried_less_often(exchange):
+def test_a_connection_that_breaks_repeatedly_is_tried_less_often(exchange):
     bell = Bell()
     links = Links(exchange, bell, Still())
 
@@ -255,7 +255,7 @@ def test_one_that_is_cut_again_and_again_is_tried_less_often(exchange):
     bell.close()
 
 
-def test_whoever_waits_knows_when_to_connect_again(exchange):
+def test_a_waiting_thread_knows_when_to_connect_again(exchange):
     bell = Bell()
     links = Links(exchange, bell, Still())
     connected(links, "a")

@@ -246,7 +246,7 @@ def test_abort_ends_a_wait(pair: tuple[Connection, Connection]) -> None:
     client.close()
 
 
-def test_abort_ends_a_send_that_nobody_reads(pair: tuple[Connection, Connection]) -> None:
+def test_abort_ends_a_send_that_the_peer_does_not_read(pair: tuple[Connection, Connection]) -> None:
     _, worker = pair
     failures: list[BaseException] = []
     many = chunk(*[np.zeros((1, INLINE - 4096), np.uint8)])

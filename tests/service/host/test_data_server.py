@@ -89,7 +89,7 @@ def test_a_silent_stranger_is_dropped() -> None:
         assert hung_up(raw)
 
 
-def test_many_silent_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_silent_strangers_do_not_block_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authentication, "STRANGERS", 3)
     with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
         silent = [stranger(listener, "tcp") for _ in range(10)]
@@ -229,7 +229,7 @@ def test_too_many_open_files_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
         assert works(listener, "tcp")
 
 
-def test_whatever_happens_the_next_ones_are_accepted(
+def test_after_any_error_the_next_connections_are_accepted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.service.protocol.timing.EXHAUSTED", 0.001)

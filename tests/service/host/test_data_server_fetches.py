@@ -1,4 +1,4 @@
-"""Progress: clients are told of long work while it goes on, and of nothing while elements flow."""
+"""Progress: clients get reports during long work, and none while elements flow."""
 
 import threading
 from typing import Any
@@ -35,7 +35,7 @@ def tasks_of(dataset: Any) -> Tasks:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "shm"])
-def test_a_client_is_told_where_its_request_is(protocol: str) -> None:
+def test_a_client_learns_where_its_request_is(protocol: str) -> None:
     tasks = tasks_of(Dataset.range(9).map(hang))
     work = Work("digest", "job", "random", 0, 1, 7, (0,))
     with linked(protocol) as (client, worker):
@@ -53,7 +53,7 @@ def test_a_client_is_told_where_its_request_is(protocol: str) -> None:
     assert sum(message.count for message in rest if isinstance(message, Rows)) == 2
 
 
-def test_nobody_reports_when_nobody_is_served() -> None:
+def test_reports_stop_when_no_connection_is_served() -> None:
     class Silent:
         reports = 0
 
@@ -69,7 +69,7 @@ def test_nobody_reports_when_nobody_is_served() -> None:
         until(lambda: not reporter._runs)
 
 
-def test_a_client_that_reads_nothing_holds_up_nobody() -> None:
+def test_a_client_that_reads_nothing_blocks_no_other_client() -> None:
     with linked("tcp") as (client, worker):
         for number in range(200_000):
             if not worker._channel.has_room():

@@ -134,7 +134,7 @@ def test_its_threads_end(made):
     assert not [thread for thread in left if thread.name == "penstock-dispatcher"]
 
 
-def test_its_clock_goes_on_whatever_happens(made, monkeypatch, caplog):
+def test_its_clock_continues_after_errors(made, monkeypatch, caplog):
     ticks, gone_on = iter([KeyError("odd")]), threading.Event()
 
     def tick(ledger):
@@ -254,7 +254,7 @@ def test_not_for_other_machines_without_a_token(made, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o770, 0o701, 0o1777])
-def test_a_work_dir_that_others_can_see_is_refused(made, tmp_path, mode):
+def test_a_work_dir_that_other_users_can_see_is_refused(made, tmp_path, mode):
     tmp_path.chmod(mode)
     with pytest.raises(
         PermissionDeniedError,
@@ -267,7 +267,7 @@ def test_a_work_dir_that_others_can_see_is_refused(made, tmp_path, mode):
     assert (tmp_path / "inside").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_work_dir_that_is_made_is_private_whatever_the_umask(made, tmp_path):
+def test_a_work_dir_that_is_made_is_private_with_any_umask(made, tmp_path):
     before = os.umask(0)
     try:
         made(work_dir=str(tmp_path / "a" / "b"))
@@ -276,7 +276,7 @@ def test_a_work_dir_that_is_made_is_private_whatever_the_umask(made, tmp_path):
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_the_token_of_the_user_is_found_by_everybody(made, monkeypatch, tmp_path):
+def test_the_token_of_the_user_is_found_by_all_processes(made, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("PENSTOCK_TOKEN", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CERTIFICATES"):
         monkeypatch.delenv(name, raising=False)
@@ -366,7 +366,7 @@ def killed(process: subprocess.Popen) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def test_everything_goes_on_after_kill(tmp_path):
+def test_everything_continues_after_kill(tmp_path):
     first, port = started(tmp_path)
     with client_of(f"localhost:{port}") as client:
         welcome = client.call(HELLO)

@@ -57,7 +57,7 @@ def test_an_answer_is_out_when_its_facts_are_on_disk(ledger, monkeypatch):
     assert events == [1], "a beat without facts waits for nothing"
 
 
-def test_requests_are_decided_while_others_wait_for_the_disk(ledger, monkeypatch):
+def test_requests_are_decided_while_other_requests_wait_for_the_disk(ledger, monkeypatch):
     waiting, go_on, answers, calls = threading.Semaphore(0), threading.Event(), {}, []
 
     def sync(descriptor: int) -> None:

@@ -56,7 +56,7 @@ class Ward:
         self.deaths.put(ProcessExit(number, code))
 
     def told(self, number: int) -> Any:
-        """What a process is told next."""
+        """The next message to a process."""
         return self.given(number)[0]
 
     def given(self, number: int) -> tuple[Any, int]:
@@ -193,7 +193,7 @@ def test_after_many_losses_there_is_a_pause(
     assert len(house.ward.ends) == 4
 
 
-def test_nobody_is_served_after_the_end(house: House) -> None:
+def test_no_client_is_served_after_the_end(house: House) -> None:
     house.close()
     assert house.visit().recv(9) == b""
 

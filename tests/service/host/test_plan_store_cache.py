@@ -161,6 +161,6 @@ def test_by_reference_only_functions_of_given_modules_are_run():
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", ""])
-def test_modules_that_do_not_exist_are_told_at_once(name: str) -> None:
+def test_modules_that_do_not_exist_raise_at_once(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="worker: there is no module"):
         make_decoder("by_reference", (name,))

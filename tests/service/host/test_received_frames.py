@@ -213,7 +213,7 @@ def test_a_bit_that_flips_before_the_body_ends_the_connection() -> None:
         refused(flipped(whole, bit), "arrived damaged|not the head of a frame")
 
 
-def test_a_damaged_head_behind_a_message_is_told_by_receive_alone() -> None:
+def test_only_receive_reports_a_damaged_head_behind_a_message() -> None:
     """Both arrive at once, so the head is there when a reader asks whether more has come."""
     raw, connection = raw_pair(client=True)
     with raw, connection:

@@ -1,4 +1,4 @@
-"""The stream of a reader: waiting, giving up, and going on with others, on real connections."""
+"""The stream of a reader: waiting, giving up, continuing with other workers."""
 
 import contextlib
 import itertools
@@ -60,7 +60,7 @@ def test_it_gives_as_many_as_are_asked_for_at_most(cluster):
     remote.close()
 
 
-def test_one_that_waits_can_be_interrupted(cluster):
+def test_a_waiting_stream_can_be_interrupted(cluster):
     calls = Calls()
     remote = opened(Dataset.range(9).map(calls).apply(cluster.distribute()))
     calls.shut()
@@ -188,9 +188,7 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
 
 
 @pytest.mark.parametrize("reachable", [True, False])
-def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
-    cluster, monkeypatch, reachable
-):
+def test_a_worker_is_reported_lost_only_if_it_cannot_be_reached(cluster, monkeypatch, reachable):
     remote = opened(Dataset.range(9).apply(cluster.distribute(max_outstanding_requests=1)))
     found = [int(x) for x in remote.pull(1).elements()]
     [worker], told = remote._reading.fetcher.workers, []
@@ -211,8 +209,8 @@ def test_a_worker_counts_as_lost_for_others_only_if_it_cannot_be_reached(
     remote.close()
 
 
-def test_a_reader_that_was_taken_for_dead_goes_on(monkeypatch):
-    """A named job: what it held was given to others, and what it gave out stays its own."""
+def test_a_reader_that_was_taken_for_dead_continues(monkeypatch):
+    """A named job: other readers got what it held, and what it handed out stays its own."""
     monkeypatch.setattr("penstock.service.protocol.timing.CLIENT_HEARTBEAT", 0.02)
     with Cluster(1) as cluster:
         iterator = iter(Dataset.range(300).apply(cluster.distribute(job_name="taken for dead")))

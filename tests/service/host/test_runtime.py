@@ -6,7 +6,7 @@ import threading
 from penstock.service.host.runtime import MACHINE
 
 
-def test_a_bell_is_heard_by_whoever_waits_for_sockets():
+def test_a_bell_wakes_a_thread_that_waits_for_sockets():
     bell, selector = MACHINE.bell(), MACHINE.selector()
     selector.register(bell, selectors.EVENT_READ, "bell")
     assert selector.select(0) == []
@@ -35,7 +35,7 @@ def test_work_is_done_elsewhere():
     assert (thread.name, thread.daemon) == ("penstock-work", True)
 
 
-def test_nobody_else_has_a_name():
+def test_every_name_is_unique():
     assert MACHINE.name() != MACHINE.name()
 
 

@@ -51,7 +51,7 @@ def mode(path) -> int:
 # The user's own token
 
 
-def test_server_and_client_of_one_user_agree_without_being_told(state):
+def test_server_and_client_of_one_user_find_the_same_token(state):
     server = Security.of_server("localhost", 5050)
     client = Security.of_client("localhost:5050")
     assert server.token == client.token
@@ -107,7 +107,7 @@ def test_nowhere_to_keep_a_token(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("open_to_others", [0o640, 0o604, 0o620])
-def test_a_token_that_others_could_read_or_write(state, open_to_others):
+def test_a_token_that_other_users_could_read_or_write(state, open_to_others):
     find_token()
     state.chmod(open_to_others)
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_a_token_that_others_could_read_or_write(state, open_to_others):
         find_token()
 
 
-def test_a_folder_that_others_could_write_to(state):
+def test_a_folder_that_other_users_could_write_to(state):
     find_token()
     state.parent.chmod(0o777)
     with pytest.raises(PermissionDeniedError, match="is open to other users .mode 777.*remove it"):
@@ -147,7 +147,7 @@ def test_a_folder_instead_of_the_token(state):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
-def test_a_token_of_somebody_else(state):
+def test_a_token_of_another_user(state):
     find_token()
     os.chown(state, 12345, 12345)
     with pytest.raises(PermissionDeniedError, match="belongs to user 12345"):
@@ -218,7 +218,7 @@ def given(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("open_to_others", [0o640, 0o604, 0o620, 0o602, 0o644, 0o777])
-def test_a_given_file_that_others_can_read_or_write(given, open_to_others):
+def test_a_given_file_that_other_users_can_read_or_write(given, open_to_others):
     given.chmod(open_to_others)
     cure = f"is open to other users .mode {open_to_others:o}.; chmod 600 {given}$"
     with pytest.raises(PermissionDeniedError, match=f"PENSTOCK_TOKEN_FILE: .*{cure}"):
@@ -285,7 +285,7 @@ def test_a_folder_of_root_is_not_this_users(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_what_is_made_here_is_private_whatever_the_umask(state, tmp_path, umask):
+def test_what_is_made_here_is_private_with_any_umask(state, tmp_path, umask):
     before = os.umask(umask)
     try:
         find_token()
@@ -298,7 +298,7 @@ def test_what_is_made_here_is_private_whatever_the_umask(state, tmp_path, umask)
 
 
 @pytest.mark.parametrize("name", ["server-key.pem", "token", "ca.pem", "server.pem"])
-def test_certificates_that_others_can_write(tmp_path, name):
+def test_certificates_that_other_users_can_write(tmp_path, name):
     make_certificates(str(tmp_path / "set"))
     path = tmp_path / "set" / name
     path.chmod(0o666)
@@ -306,7 +306,7 @@ def test_certificates_that_others_can_write(tmp_path, name):
         Security.of_server("localhost", 0, certificates=str(tmp_path / "set")).server_context()
 
 
-def test_a_key_that_others_can_read_and_certificates_that_they_may(tmp_path):
+def test_other_users_may_read_certificates_but_not_keys(tmp_path):
     make_certificates(str(tmp_path / "set"))
     for name in ("ca.pem", "server.pem"):
         (tmp_path / "set" / name).chmod(0o644)

@@ -43,7 +43,7 @@ def test_two_schemes_are_too_many():
         services.parse("a://b://c")
 
 
-def test_unknown_schemes_are_refused_with_those_that_are_known():
+def test_the_error_for_an_unknown_scheme_lists_the_known_ones():
     with pytest.raises(NotFoundError, match="x:// is not registered; there are grpc://, local://"):
         services.parse("x://y")
 
@@ -90,7 +90,7 @@ def test_large_plans_travel_in_parts(cluster):
     assert sum(len(batch) for batch in made.batch(100_000)) == 2_000_000
 
 
-def test_a_dispatcher_without_a_memory_is_told_again():
+def test_a_dataset_is_registered_again_with_a_dispatcher_that_lost_its_state():
     dataset = Dataset.range(9)
     with Cluster(1) as first:
         made = dataset.apply(first.distribute())
@@ -100,7 +100,7 @@ def test_a_dispatcher_without_a_memory_is_told_again():
         assert [int(x) for x in made] == list(range(9))
 
 
-def test_an_iterator_goes_on_with_a_dispatcher_that_forgot_everything():
+def test_an_iterator_continues_with_a_dispatcher_that_forgot_everything():
     """A reader of its own job needs nothing of the dispatcher but the plan and the workers."""
     calls = Calls()
     with Cluster(1) as first:

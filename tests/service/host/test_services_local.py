@@ -36,7 +36,7 @@ def test_processes_of_a_dataset_are_used_again_and_gone_soon_after():
     assert 1 <= len(seen) <= 2
     assert os.getpid() not in seen
     until(lambda: not any(map(alive, seen)))
-    # Another iteration has others.
+    # Another iteration has other workers.
     again = {int(x) for x in made}
     assert not seen & again
     until(lambda: not any(map(alive, again)))
@@ -77,7 +77,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, str
     made = made.apply(service.distribute("distributed_epoch", f"local://{workers}"))
     assert [int(x) for x in made] == list(range(60))
     assert (tmp_path / "died").exists()
-    if workers == 1:  # Else the other one may have done it all before anybody noticed.
+    if workers == 1:  # Else the other one may have computed everything before the loss was noticed.
         assert "was killed by signal 9 (killed) and was replaced" in caplog.text
 
 

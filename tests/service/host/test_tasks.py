@@ -1,4 +1,4 @@
-"""Streams behind fetches: the same elements, whoever asks for them, how often and in what order."""
+"""Streams behind fetches: the same elements for every client, in any order, any number of times."""
 
 import itertools
 import random
@@ -66,7 +66,7 @@ def stream(source: Node) -> Node:
 
 
 class Calls:
-    """Counts the calls of a function, by argument; may be told to wait."""
+    """Counts the calls of a function, by argument; a test may make it wait."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -112,7 +112,7 @@ def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan, kept, monkeyp
 
 
 @every_stream
-def test_another_worker_goes_on_from_every_mark(plan, monkeypatch):
+def test_another_worker_continues_from_every_mark(plan, monkeypatch):
     """A mark travels as bytes; a fresh worker that has it begins there."""
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
@@ -182,7 +182,7 @@ def test_only_what_was_asked_for_is_made():
     tasks.close()
 
 
-def test_a_fetch_that_others_follow_works_ahead_for_them():
+def test_a_fetch_that_other_fetches_follow_works_ahead_for_them():
     calls = Calls()
     tasks = tasks_of(n.Map(numbers(1000), Function(calls), parallel=4))
     task = tasks.open(work_of("random"))
@@ -312,7 +312,7 @@ def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
         tasks.close()
 
 
-def test_a_consumer_that_is_ahead_waits_for_the_others(monkeypatch):
+def test_a_consumer_that_is_ahead_waits_for_the_other_consumers(monkeypatch):
     monkeypatch.setattr(worker_streams, "TAIL", 200_000)
     monkeypatch.setattr(worker_streams, "_CHUNK", 1_000_000)
     monkeypatch.setattr("penstock.service.logic.production.TAIL", 200_000)
@@ -392,7 +392,7 @@ def test_says_what_was_done_since_the_last_time():
     tasks.close()
 
 
-def test_streams_that_nobody_reads_are_closed():
+def test_streams_without_readers_are_closed():
     now = [0.0]
 
     class Watched(Runtime):
@@ -462,7 +462,7 @@ def test_an_exit_in_a_function_ends_its_fetch_alone():
     tasks.close()
 
 
-def test_a_failure_is_told_with_the_worker_and_its_traceback():
+def test_a_failure_names_the_worker_and_its_traceback():
     def fails(x: Any) -> Any:
         raise ValueError("not this one")
 
@@ -475,7 +475,7 @@ def test_a_failure_is_told_with_the_worker_and_its_traceback():
     tasks.close()
 
 
-def test_who_fetches_from_a_worker_that_stops_is_told():
+def test_a_fetch_from_a_worker_that_stops_raises():
     calls = Calls()
     calls.goes_on.clear()
     tasks = tasks_of(stream(mapped(numbers(10), calls)))

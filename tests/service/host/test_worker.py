@@ -164,7 +164,7 @@ def test_large_elements_arrive_whole(service, protocol):
         assert last == Done(9)
 
 
-def test_a_failure_takes_one_ordinal_and_tells_where_it_was(service):
+def test_a_failure_takes_one_ordinal_and_names_its_place(service):
     def fails(x: Any) -> Any:
         if x == 2:
             raise ValueError("not this one")
@@ -209,7 +209,7 @@ def test_several_connections_share_a_stream(service):
     [Fetch(1, 7, 0, 1), Fetch(1, 1, -1, 1), Fetch(1, 1, 3, 2)],
     ids=["task", "start", "stop"],
 )
-def test_what_makes_no_sense_is_refused_and_the_rest_goes_on(service, fetch):
+def test_invalid_fetches_are_refused_and_valid_ones_served(service, fetch):
     with service.connect() as connection:
         connection.send(OpenTask(1, service.work(numbers(3), "random")))
         connection.send(fetch)
@@ -242,7 +242,7 @@ def test_elements_that_cannot_travel_are_refused_in_words(service):
         assert fetched(connection, service.work(numbers(1), "random"), 0, 3)[1] == Done(9, 1)
 
 
-def test_a_plan_that_cannot_be_read_is_told_to_every_fetch(service):
+def test_every_fetch_of_an_unreadable_plan_is_refused(service):
     with service.connect() as connection:
         for data in (b"garbage", b"penstock plan 1\ngarbage"):
             _, last = fetched(connection, service.work_of_bytes(data), 0, 1)
@@ -501,7 +501,7 @@ def test_a_worker_sends_heartbeats_after_one_failed(monkeypatch, caplog):
     assert "a heartbeat failed; it retries" in caplog.text
 
 
-def test_one_that_is_dropped_stops(service):
+def test_a_worker_without_references_stops(service):
     worker = worker_of(service.dispatcher.address)
     worker.start()
     info = worker._require_running("info").info

@@ -128,7 +128,7 @@ def read(
 
 
 class Parts(Crew):
-    """Streams are parts of files. Some of them begin at a wrong place, unless they are told."""
+    """Streams are parts of files. Some begin at a wrong place, unless the fetch names it."""
 
     SIZE = 1000
 
@@ -305,7 +305,7 @@ def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
     assert 16 < refused < 40
 
 
-def test_what_is_asked_of_others_is_asked_before_an_error() -> None:
+def test_requests_to_other_workers_are_sent_before_an_error_is_raised() -> None:
     reader = Fetcher(SequentialOrder(3), Limits(), bound=True)
     reader.join("a")
     first, second, _ = reader.asks()
@@ -481,7 +481,7 @@ def test_a_restored_client_reads_what_it_was_given_again() -> None:
 
 
 def test_silence_is_borne_longer_each_time_the_same_elements_are_asked_for() -> None:
-    """Otherwise a function that keeps the interpreter to itself would be moved for ever."""
+    """Otherwise a function that keeps the interpreter to itself would be moved again and again."""
     reading = reading_of("random", [100], most=1)
     reader = reading.fetcher
     assert reader.patience("a", 10.0) == 10.0

@@ -61,7 +61,7 @@ def test_only_losses_with_the_same_elements_in_hand_count() -> None:
     assert not blame.is_certain
 
 
-def test_a_verdict_tells_how_a_process_was_lost() -> None:
+def test_a_verdict_says_how_a_process_was_lost() -> None:
     blame = Blame()
     for _ in range(3):
         blame.add("w:1/abc", 0, 5, 9)

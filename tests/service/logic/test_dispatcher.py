@@ -1,6 +1,6 @@
-"""Random histories: readers that follow the rules get every element once, whatever happens.
+"""Random histories: readers that follow the rules get every element once, after any faults.
 
-Elements count as read when the dispatcher was told; a reader that dies goes on from a state that
+Elements count as read once they are reported; a reader that dies resumes from a state that
 it saved, or not at all, and what it read since it saved is read again.
 """
 
@@ -62,7 +62,7 @@ class SavedState:
 
 @dataclass
 class SimulatedReader:
-    """Asks, reads a bit, tells, saves its state now and then."""
+    """Asks, reads a bit, reports, saves its state now and then."""
 
     name: str
     plan: Plan
@@ -72,7 +72,7 @@ class SimulatedReader:
     """What counts as read by this reader, with what the states said that it went on from."""
     ends: dict[int, int] = field(default_factory=dict)
     saved: SavedState | None = None
-    """Its own latest one, or the one that it went on from."""
+    """Its own latest state, or the state that it resumed from."""
     finished: bool = False
     last: Lease | None = None
 
@@ -107,7 +107,7 @@ class SimulatedReader:
         world.ask(ClientHeartbeat(self.name, 0, lost, **report))
 
     def save(self, world: World) -> None:
-        """What was told is in the state, and nothing else."""
+        """What was reported is in the state, and nothing else."""
         self.beat(world, 0)
         self.saved = SavedState(self.name, addresses(self.read), tuple(self.ends.items()))
 
@@ -187,13 +187,13 @@ class History:
             self.dead.append(self.readers.pop(reader.name))
 
     def resume(self, number: int) -> None:
-        """A reader that died goes on from its state under another name."""
+        """A reader that died resumes from its state under another name."""
         saved = [reader for reader in self.dead if reader.saved is not None]
         if saved:
             self.go_on([saved[number % len(saved)]], 1)
 
     def resume_together(self, number: int) -> None:
-        """Some readers go on from the states of several that died."""
+        """Some readers resume from the states of several that died."""
         saved = [reader for reader in self.dead if reader.saved is not None]
         if len({reader.saved.name for reader in saved}) == len(saved) > 1:
             self.go_on(saved, 1 + number % 3)
@@ -260,7 +260,7 @@ class History:
         self.world.compact()
 
     def finish(self) -> None:
-        """The dead are missed at last, and one more reader gets what nobody has."""
+        """The dead are missed at last, and one more reader gets what no reader has."""
         self.add_worker(0)
         for _ in range(3):
             for reader in self.readers.values():
@@ -329,6 +329,6 @@ def test_workers_and_readers_that_fall_silent_together() -> None:
     world.wait(5.0)
     world.ask(WorkerHeartbeat("w"))
     world.wait(6.0)
-    # The iteration went with its reader, and nobody makes its streams.
+    # The iteration went with its reader, and no worker makes its streams.
     assert not world.state.iterations
     assert snapshot(world.replayed()) == snapshot(world.state)

@@ -48,7 +48,7 @@ def test_every_registration_gets_an_id_of_its_own() -> None:
     assert world.ask(GetDataset("1001")).digest == "a"
 
 
-def test_a_running_number_that_somebody_chose_is_left_out() -> None:
+def test_a_running_number_that_a_client_chose_is_left_out() -> None:
     world = World()
     world.ask(registration(dataset_id="1000"))
     ids = [world.ask(registration()).dataset_id for _ in range(2)]
@@ -164,7 +164,7 @@ def test_a_worker_may_leave_twice() -> None:
     assert not world.state.roster.workers
 
 
-def test_workers_learn_what_goes_on() -> None:
+def test_workers_learn_which_jobs_are_read() -> None:
     world = World()
     world.worker("w")
     jobs = [world.open(name, world.dataset(), job=name).work.job for name in "ab"]
@@ -173,7 +173,7 @@ def test_workers_learn_what_goes_on() -> None:
     assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, ())
 
 
-def test_a_dispatcher_that_has_just_come_up_does_not_know_what_goes_on() -> None:
+def test_a_dispatcher_that_has_just_started_does_not_know_which_jobs_are_read() -> None:
     world = World(Settings(started=95.0, worker_timeout=60.0))
     world.worker("w")
     assert world.ask(WorkerHeartbeat("w")) == WorkerHeartbeatReply(True, None)
@@ -236,7 +236,7 @@ def test_a_plan_goes_with_its_last_dataset() -> None:
     assert one in world.state.datasets
 
 
-def test_a_dataset_that_nobody_began_to_read_goes_after_a_while() -> None:
+def test_a_dataset_that_was_never_read_expires() -> None:
     world = World()
     data = registered(world)
     world.wait(timing.UNREAD_DATASET - 1)
@@ -316,7 +316,7 @@ def test_a_reader_that_was_away_for_very_long_does_not_begin_anew() -> None:
     )
     with pytest.raises(FailedPreconditionError, match="job 'job' has been forgotten meanwhile"):
         world.ask(back)
-    # A dispatcher that has lost what it told the reader learns of the job again.
+    # A dispatcher that has lost what it answered the reader learns of the job again.
     lost = msgspec.structs.replace(back, last=LastFact(life, world.state.facts + 1))
     assert world.ask(lost).work.job
 

@@ -1,4 +1,4 @@
-"""What people are told about a dispatcher."""
+"""What the status of a dispatcher contains."""
 
 import json
 

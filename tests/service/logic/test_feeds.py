@@ -63,7 +63,7 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 1), (0, 3), (0, 5)]
 
 
-def test_what_nobody_here_can_make_waits_for_those_who_come() -> None:
+def test_what_no_worker_can_make_waits_for_new_workers() -> None:
     reader = Fetcher(SequentialOrder(-1), Limits(elements=1), bound=True)
     reader.join("w")
     [asked] = reader.asks()
@@ -139,7 +139,7 @@ def test_a_pledge_is_forgotten_with_its_order() -> None:
     assert reader.over
 
 
-def test_what_nobody_can_make_is_an_error() -> None:
+def test_what_no_worker_can_make_is_an_error() -> None:
     reader = Fetcher(SequentialOrder(1), Limits(), bound=True)
     for worker in ("v", "w"):
         reader.join(worker)
@@ -151,7 +151,7 @@ def test_what_nobody_can_make_is_an_error() -> None:
         reader.asks()
 
 
-def test_what_nobody_can_make_is_the_failure_of_one_element() -> None:
+def test_what_no_worker_can_make_is_the_failure_of_one_element() -> None:
     reader = Fetcher(SequentialOrder(1, 2), Limits(elements=1), bound=False)
     reader.join("w")
     [ask] = reader.asks()

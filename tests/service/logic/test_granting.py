@@ -97,7 +97,7 @@ def test_one_reader_is_finished_with_all_in_its_hands() -> None:
     assert not world.record("a").finished
 
 
-def test_others_may_yet_give_back() -> None:
+def test_other_readers_may_yet_give_elements_back() -> None:
     world = reading(Shape("random", length=10), "a", "b")
     world.lease("a")
     world.now += 0.1
@@ -131,7 +131,7 @@ def test_a_late_message_of_a_dead_reader_is_no_sign_of_life() -> None:
     assert world.leases("b") == [(0, 10, 20)]
     assert not world.lease("b").finished
     world.now += 0.1
-    # All of these could have been said before anybody waited.
+    # All of these could have been sent before any reader waited.
     world.beat("a", version, consumed=(Address(0, 0, 3),))
     world.ask(Lease("a", 1, 10))
     world.ask(Lease("a", 2, 10))
@@ -140,7 +140,7 @@ def test_a_late_message_of_a_dead_reader_is_no_sign_of_life() -> None:
     assert world.lease("b").finished
 
 
-def test_who_is_told_that_somebody_waits_is_not_told_the_lists_again() -> None:
+def test_a_reader_that_knows_of_a_wait_does_not_get_the_lists_again() -> None:
     world = reading(Shape("random", length=10), "a", "b")
     world.lease("a")
     version = world.beat("a").version
@@ -166,7 +166,7 @@ def test_signs_of_life_of_before_a_restart_do_not_count() -> None:
     assert world.lease("b").finished
 
 
-def test_a_request_that_comes_again_may_tell_more() -> None:
+def test_a_repeated_request_may_report_more() -> None:
     world = reading(Shape("random", length=20), "a")
     world.lease("a")
     first = world.ask(Lease("a", 2, 10))
@@ -191,7 +191,7 @@ def test_what_a_lost_reader_used_is_its_own_when_it_leaves() -> None:
         world.beat("a")
 
 
-def test_one_that_was_overtaken_and_leaves_has_nothing() -> None:
+def test_a_reader_that_was_superseded_and_leaves_has_nothing() -> None:
     world = reading(Shape("random", length=20), "a")
     world.lease("a")
     world.wait(11.0)
@@ -238,7 +238,7 @@ def test_what_is_consumed_behind_the_end_never_was() -> None:
     assert world.record("a").finished
 
 
-def test_nobody_consumes_what_others_hold() -> None:
+def test_no_reader_consumes_what_other_readers_hold() -> None:
     world = reading(Shape("random", length=20), "a", "b")
     world.lease("a")
     world.beat("b", consumed=(Address(0, 0, 10), Address(5, 0, 10)))
@@ -257,7 +257,7 @@ def test_pieces_are_leased_one_after_the_other() -> None:
     assert world.record("a").finished
 
 
-def test_a_lease_goes_on_behind_streams_that_end() -> None:
+def test_a_lease_continues_behind_streams_that_end() -> None:
     world = reading(SPLIT, "a")
     world.lease("a", 1)
     assert world.leases("a", 9, ended=((0, 3), (1, 2))) == [(0, 1, 3), (1, 1, 2), (2, 1, 7)]

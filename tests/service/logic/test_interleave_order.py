@@ -1,4 +1,4 @@
-"""Elements of several inputs come in the turns of `interleave`, whichever worker sent them."""
+"""Elements of several inputs come in the turns of `interleave`, from any worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None
-"""What became of each place of an input; None for one that cannot be opened."""
+"""What became of each place of an input; None for an input that cannot be opened."""
 
 
 class Rows(list[str]):

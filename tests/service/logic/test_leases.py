@@ -65,7 +65,7 @@ CONSUMED = st.lists(
 @examples(200)
 @given(CONSUMED)
 def test_what_was_consumed_is_what_was_added(steps) -> None:
-    """Each step tells the length of a stream, or of consumed elements of one."""
+    """Each step reports the length of a stream, or of consumed elements of one."""
     lengths, consumed, known, model = Lengths(), None, {}, {}
     consumed = Consumed(lengths)
     for stream, start, stop in steps:

@@ -200,7 +200,7 @@ def job_read_by(*programs: str, elements: int = 100) -> tuple[World, str]:
     return world, data
 
 
-def test_a_program_that_runs_again_is_told_that_the_job_was_read() -> None:
+def test_a_program_that_runs_again_learns_that_the_job_was_read() -> None:
     world, data = job_read_by("a", "b")
     with pytest.raises(
         FailedPreconditionError,
@@ -212,13 +212,13 @@ def test_a_program_that_runs_again_is_told_that_the_job_was_read() -> None:
         world.open("again", data, program="again")
 
 
-def test_one_that_reads_a_finished_job_again_in_its_process_gets_nothing_with_a_warning() -> None:
+def test_a_second_read_of_a_finished_job_in_one_process_gets_nothing_with_a_warning() -> None:
     world, data = job_read_by("a", "b")
     assert "by others, so this reader gets nothing" in world.open("c", data, program="b").warning
     assert world.lease("c").finished
 
 
-def test_one_that_comes_late_while_others_read_gets_nothing_with_a_warning() -> None:
+def test_a_reader_that_comes_late_while_other_readers_read_gets_nothing_with_a_warning() -> None:
     world, data = job_read_by("a", "b")
     world.open("a2", data, repetition=1, program="a")
     assert "gets nothing of it" in world.open("late", data, program="late").warning
@@ -235,7 +235,7 @@ def test_a_saved_state_of_a_finished_job_is_no_reason_to_complain() -> None:
     assert world.leases("b", 100) == [(0, 90, 100)]
 
 
-def test_a_program_that_runs_again_is_told_that_it_gets_the_rest() -> None:
+def test_a_program_that_runs_again_learns_that_it_gets_the_rest() -> None:
     world, data = job_read_by("a", elements=60)
     opened = world.open("again", data, program="again")
     assert "have left read 60 elements of this job, and this reader gets the rest" in opened.warning
@@ -254,7 +254,7 @@ def test_jobs_of_datasets_that_are_named_by_id_belong_to_the_id() -> None:
     assert world.record("b") is not world.record("a")
 
 
-def test_one_that_repeats_for_ever_joins_the_repetition_that_is_read() -> None:
+def test_a_reader_that_repeats_without_end_joins_the_current_repetition() -> None:
     world, data = job_read_by("a")
     world.open("a2", data, repetition=1, program="a")
     world.read("a2", 100)
@@ -344,7 +344,7 @@ def test_what_the_host_answers_never_comes_here() -> None:
         World().ask(Hello(1, "3.11", "0"))
 
 
-def test_beats_tell_only_what_is_new() -> None:
+def test_heartbeat_replies_have_only_what_is_new() -> None:
     world = two_workers()
     opened = world.open("a", world.dataset(), mode=OFF)
     beaten = world.beat("a", opened.version)
@@ -356,7 +356,7 @@ def test_beats_tell_only_what_is_new() -> None:
     assert [(info.stream, info.worker) for info in news.streams] == [(0, "v"), (1, "w"), (2, "x")]
 
 
-def test_after_a_restart_everybody_is_told_again() -> None:
+def test_after_a_restart_all_readers_get_the_lists_again() -> None:
     world = two_workers()
     world.open("a", world.dataset(), mode=OFF)
     version = world.beat("a").version

@@ -1,4 +1,4 @@
-"""Saved states: whoever goes on from one gets what was read since it was saved, once."""
+"""Saved states: a reader that resumes from one gets what was read since it was saved, once."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_what_was_read_since_is_read_again() -> None:
         world.beat("a")
 
 
-def test_what_is_finished_goes_on() -> None:
+def test_a_finished_iteration_continues_from_a_state() -> None:
     world = world_of("a")
     assert rest(world, "a") == list(range(50))
     assert world.record("a").finished
@@ -53,7 +53,7 @@ def test_what_is_finished_goes_on() -> None:
         assert rest(world, client) == list(range(10, 50))
 
 
-def test_what_others_read_stays_theirs() -> None:
+def test_what_other_readers_read_stays_theirs() -> None:
     world = world_of("a", "b")
     world.read("a", 10)
     world.read("b", 10)
@@ -126,7 +126,7 @@ def test_a_repeated_request_rewinds_nothing() -> None:
     assert rest(world, "c") == list(range(20, 50))
 
 
-def test_a_lost_reader_goes_on_from_its_own_state() -> None:
+def test_a_lost_reader_continues_from_its_own_state() -> None:
     world = world_of("a")
     world.read("a", 20)
     world.wait(11.0)
@@ -156,14 +156,14 @@ def test_a_lost_reader_does_not_return_once_another_reader_continues_from_its_st
     assert rest(world, "b") == list(range(10, 50))
 
 
-def test_what_was_set_aside_and_is_still_free_is_told() -> None:
+def test_what_was_set_aside_and_is_still_free_is_reported() -> None:
     world = world_of("a", "b")
     state = {"consumed": (Address(0, 0, 4),), "held": (Address(0, 4, 12),)}
     world.lease("a", 10)
     world.wait(5.0)
     world.beat("b")
     world.wait(6.0)
-    # Meanwhile, others get some of what the lost one held.
+    # Meanwhile, other readers get some of what the lost one held.
     (grant,) = world.lease("b", 6).grants
     opened = world.open("c", "1000", resumes=("a",), **state)
     given = {n for at in opened.held for n in range(at.start, at.stop)}

@@ -72,7 +72,7 @@ class TestAgreement:
         promise(world, a=9, b=9)
         assert laps_of(world) == [0, 3, 3, 9]
 
-    def test_streams_that_belong_to_nobody_come_first(self) -> None:
+    def test_streams_without_an_owner_come_first(self) -> None:
         world = World()
         data = world.dataset()
         world.open("a", data, mode=OFF, consumer=0, consumers=1)
@@ -151,7 +151,7 @@ class TestAgreement:
         assert world.places("a") == {0: "v", 1: "x"}
         assert laps_of(world) == [0, 5]
 
-    def test_a_dispatcher_without_memory_is_told(self) -> None:
+    def test_a_dispatcher_that_lost_its_state_gets_the_laps_again(self) -> None:
         """The consumer that comes first has not heard of the last stream."""
         world = World()
         world.worker("v")
@@ -224,14 +224,14 @@ class TestLaps:
         laps.hear(ClientHeartbeatReply(2, joining=True))
         assert laps.limit == 30 + 1 + 2 * 20
 
-    def test_one_that_promised_does_not_end(self) -> None:
+    def test_a_consumer_that_promised_does_not_end(self) -> None:
         laps = Laps(opened(0, joining=True), 3)
         assert not laps.end()
         laps.hear(ClientHeartbeatReply(2))
         laps.release()
         assert laps.end()
 
-    def test_one_that_ended_promises_nothing(self) -> None:
+    def test_a_consumer_that_ended_promises_nothing(self) -> None:
         laps = Laps(opened(0), 3)
         assert laps.end()
         laps.hear(ClientHeartbeatReply(2, joining=True))

@@ -52,7 +52,7 @@ class Member:
         self.world.now += 0.01
 
     def save(self) -> Any:
-        """A state that tells what comes next."""
+        """A state that says what comes next."""
         while not self.reading.over and not self.reading.sure():
             self.wait()
         return self.reading.state()
@@ -142,14 +142,14 @@ def answer(reading: Reading, stream: int, count: int, length: int | None = None)
         reading.fetcher.done(ask.request, length if ask.feed.stream == stream else None)
 
 
-def test_what_stands_behind_a_lease_is_made_but_not_handed_out() -> None:
+def test_what_follows_a_lease_is_made_but_not_handed_out() -> None:
     reading = leased_reading()
     lease(reading, (0, 0, 1), (1, 0, 1))
     answer(reading, 0, 1)
     assert len(reading.take(9, 0.0) or ()) == 1
     answer(reading, 0, 2)
     assert reading.take(9, 0.0) is None
-    # It may not go on with stream 1: of stream 0 there may be more.
+    # It may not continue with stream 1: stream 0 may have more elements.
     answer(reading, 1, 1, 1)
     assert reading.take(9, 0.0) is None
     assert reading.state()["held"] == [[1, 0, 1]]

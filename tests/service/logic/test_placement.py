@@ -27,7 +27,7 @@ def test_workers_that_join_add_one() -> None:
 
 
 def hosts(*listed: str, **workers: str) -> World:
-    """Workers by their addresses, where those of `listed` may be; somebody reads a part of each."""
+    """Workers by their addresses, where those of `listed` may be; a reader reads a part of each."""
     world = World(Settings(worker_addresses=listed, worker_timeout=5.0))
     for worker, address in workers.items():
         world.worker(worker, address)
@@ -35,7 +35,7 @@ def hosts(*listed: str, **workers: str) -> World:
     return world
 
 
-def test_a_host_without_a_port_stands_for_any_worker_there() -> None:
+def test_a_host_without_a_port_means_any_worker_there() -> None:
     world = hosts("h", "g", "h:%port%", "h:7", u="h:1", v="h:2", w="g:5", x="h:7")
     assert world.places("c") == {0: "u", 1: "w", 2: "v", 3: "x"}
 
@@ -68,7 +68,7 @@ def test_a_worker_that_leaves_hands_over() -> None:
     world = parallel("u", "v", "w")
     world.ask(LeaveWorker("u"))
     assert world.places("c") == {0: "v", 1: "v", 2: "w"}
-    # Streams of nobody are adopted, and not one added.
+    # Streams without an owner are adopted, and none is added.
     world.worker("x")
     assert world.places("c") == {0: "x", 1: "v", 2: "w"}
     world.worker("y")
@@ -89,7 +89,7 @@ def test_a_worker_that_replaces_another_makes_all_that_it_made() -> None:
     assert world.places("c") == {0: "v2", 1: "v2"}
 
 
-def test_streams_wait_when_nobody_is_left() -> None:
+def test_streams_wait_when_no_worker_is_left() -> None:
     world = parallel("u", "v")
     world.wait(6.0)
     world.beat("c")
@@ -136,7 +136,7 @@ def test_a_draining_worker_hands_over_and_is_offered_no_more() -> None:
     assert world.places("c") == {0: "v", 1: "v"}
     assert [info.worker for info in world.beat("c").workers] == ["v"]
     world.ask(LeaveWorker("v"))
-    # Better one that will leave than none.
+    # A worker that will leave is better than none.
     assert [info.worker for info in world.beat("c").workers] == ["u"]
 
 
@@ -156,7 +156,7 @@ def test_leased_streams_move_with_their_workers() -> None:
     assert world.lease("a").grants[0].worker == "x"
 
 
-def test_an_iteration_that_nobody_reads_is_no_load() -> None:
+def test_an_iteration_without_readers_is_no_load() -> None:
     world = parallel("u", "v", job="job")
     world.ask(Leave("c"))
     assert not world.state.roster.workers["u"].streams

@@ -131,7 +131,7 @@ class TestConsumerPace:
         assert pace.must_wait(2, 0.0, 1.0)
         assert not pace.must_wait(1, 0.0, 1.0)
 
-    def test_nobody_waits_for_ever(self):
+    def test_no_consumer_waits_without_end(self):
         pace = ConsumerPace(2, patience=5.0)
         pace.record(0, 10, 100.0)
         assert pace.must_wait(0, 100.0, 105.0)
@@ -194,7 +194,7 @@ class TestProduction:
         assert isinstance(step, Make)
         assert (step.cursor.at, step.cursor.state, step.most) == (0, None, 110)
 
-    def test_others_wait_for_who_is_making_it(self):
+    def test_other_fetches_wait_for_the_cursor_that_makes_the_element(self):
         production = Production(random=False)
         making = production.step(Want(0, 10), 0.0)
         assert isinstance(making, Make)
@@ -202,7 +202,7 @@ class TestProduction:
         production.add_block(making.cursor, 10, 10, "item")
         assert isinstance(production.step(Want(5, 10), 0.0), Serve)
 
-    def test_goes_back_to_the_best_mark_and_keeps_the_others_place(self):
+    def test_goes_back_to_the_best_mark_and_keeps_the_other_cursor(self):
         production = Production(random=False)
         self.make(production, Want(0, 100), 100)
         production.marks.add(DecodedMark(40, "forty"))
@@ -233,7 +233,7 @@ class TestProduction:
         assert production.step(Want(12, 64), 0.0) == Wait()
         assert isinstance(production.step(Want(200, 300), 0.0), Make)
 
-    def test_few_cursors_wait_for_others(self):
+    def test_few_cursors_wait_for_other_cursors(self):
         production = Production(random=True, kept=True)
         for start in range(0, 1000, 100):
             self.make(production, Want(start, start + 100), 1)
@@ -262,7 +262,7 @@ class TestProduction:
         assert production.step(Want(90, 99), 0.0) == End()
         assert isinstance(production.step(Want(6, 10), 0.0), Serve)
 
-    def test_of_what_everybody_has_a_tail_is_kept(self):
+    def test_a_tail_of_what_all_consumers_have_is_kept(self):
         production = Production(random=False)
         production.blocks.add(block(0, 1, TAIL))
         assert production.droppable() == []
@@ -282,7 +282,7 @@ class TestProduction:
         assert production.step(Want(11, 100, consumer=1), 3.5, 50) == Wait()
         assert isinstance(production.step(ahead, 4.0, 50), Make)
 
-    def test_consumers_do_not_wait_for_one_that_never_comes(self):
+    def test_consumers_do_not_wait_for_a_consumer_that_never_comes(self):
         production = Production(random=False, kept=True, pace=ConsumerPace(2, patience=5.0))
         production.blocks.add(block(0, 10, 60))
         ahead = Want(10, 100, consumer=0)

@@ -102,7 +102,7 @@ def test_an_older_copy_of_the_journal_does_not_know_later_starts(world):
         world.beat("a", last=last)
 
 
-def test_a_reader_that_comes_back_is_told_what_others_have_got_too(world):
+def test_a_reader_that_returns_learns_what_other_readers_got_as_well(world):
     kept = len(world.journal)
     assert world.leases("a") == [(0, 0, 10)]
     world.journal = world.journal[:kept]

@@ -88,12 +88,12 @@ class OfAUser(NotFoundError):
     """A class that only the worker knows."""
 
 
-def test_a_class_of_somebody_else_becomes_the_nearest_of_ours():
+def test_a_foreign_class_becomes_the_nearest_of_ours():
     assert type(travelled(OfAUser("x"))) is NotFoundError
 
 
 @pytest.mark.parametrize("kind", ["NoSuchError", "kind_of", "_KINDS", "__builtins__", ""])
-def test_a_class_that_nobody_knows_is_an_unknown_error(kind):
+def test_an_unknown_class_is_an_unknown_error(kind):
     failed = to_failed(1, 2, fault_of(ValueError("x"), "host:1"))
     renamed = type(failed)(1, 2, kind, failed.message)
     assert type(from_failed(renamed)) is UnknownError
