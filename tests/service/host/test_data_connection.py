@@ -40,10 +40,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Security:
     return Security(b"token", str(folder))
 
 
-@pytest.fixture(params=["tcp", "shm", "tls"])
+@pytest.fixture(params=["tcp", "checked", "shm", "tls"])
 def pair(request: pytest.FixtureRequest) -> Any:
     if request.param == "tls":
         with linked("tcp", security=request.getfixturevalue("certificates")) as ends:
+            yield ends
+    elif request.param == "checked":
+        with linked("tcp") as ends:
+            ends[1]._checks = True  # As on a connection that leaves this machine.
             yield ends
     else:
         with linked(request.param) as ends:

@@ -32,16 +32,19 @@ from penstock.service.protocol.frames import MESSAGE, SLAB, pack_columns
 from tests.effort import examples
 from tests.service.host.wire_peers import (
     chunk,
+    in_thread,
     receive_all,
     rows_of,
 )
 
 
-def raw_pair(client: bool, mapped: MappedSlabs | None = None) -> tuple[socket.socket, Connection]:
+def raw_pair(
+    client: bool, mapped: MappedSlabs | None = None, checks: bool = False
+) -> tuple[socket.socket, Connection]:
     """A socket to write anything into, and the connection that reads it."""
     raw, other = socket.socketpair()
     channel = DescriptorChannel(other) if mapped is not None else Channel(other)
-    return raw, Connection(channel, "the test", client=client, mapped=mapped)
+    return raw, Connection(channel, "the test", client=client, mapped=mapped, checks=checks)
 
 
 def frame(message: Any, body: bytes = b"", kind: int = MESSAGE) -> bytes:
@@ -192,6 +195,36 @@ def test_a_bit_that_flips_in_a_body_costs_one_frame() -> None:
             assert connection.receive() == (Done(1), None)
         raw.sendall(whole)
         assert connection.receive()[1] is not None
+
+
+def frame_from_a_worker(size: int) -> bytes:
+    raw, worker = raw_pair(client=False, checks=True)
+
+    def send() -> None:
+        with worker:
+            worker.send_rows(1, 0, rows_of(size, 7))
+
+    with raw:
+        sender = in_thread(send)
+        whole = b"".join(iter(lambda: raw.recv(1 << 20), b""))
+        sender.join()
+    return whole
+
+
+@pytest.mark.parametrize("size", [100, (512 << 10) + 100, (1 << 20) + 1])
+def test_a_worker_sends_the_checksum_of_every_byte(size: int) -> None:
+    whole = frame_from_a_worker(size)
+    raw, client = raw_pair(client=True)
+    with raw, client:
+        for bit in [-1, -40, -8 * size // 2, -8 * size]:
+            sender = in_thread(raw.sendall, flipped(whole, bit) + whole)
+            rows, columns = client.receive()
+            assert isinstance(rows, Rows)
+            assert columns is None
+            _, columns = client.receive()
+            assert columns is not None
+            assert (columns[0] == 7).all()
+            sender.join()
 
 
 def test_damaged_bytes_are_not_uncompressed() -> None:
