@@ -20,6 +20,7 @@ from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
 from penstock.engine.permute import shuffle_index
+from penstock.engine.processes.shared_arrays import LazyRows
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import (
@@ -65,7 +66,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     read = [access(part, specs, take) for part in node.inputs]
     match node:
         case Slices(data):
-            return partial(_slices, data.chunk, Mapped(data.chunk), take)
+            rows = data.chunk
+            return partial(_slices, rows, Mapped(rows), LazyRows(rows), take)
         case Range(start, _, step, dtype):
             if not (dtype.is_integer or dtype.is_floating):
                 raise InvalidArgumentError(
@@ -125,7 +127,10 @@ def leaf(column: Any) -> Chunk:
     return Chunk(nest.LEAF, [column], len(column))
 
 
-def _slices(rows: Chunk, mapped: Mapped, take: TakeRows, index: Index, epoch: Epoch) -> Chunk:
+def _slices(
+    rows: Chunk, mapped: Mapped, lazy: LazyRows, take: TakeRows, index: Index, epoch: Epoch
+) -> Chunk:
+    lazy.require(index)
     if isinstance(index, range):
         part = slice_of(index)
         return Chunk(rows.tree, [column[part] for column in rows.columns], len(index))

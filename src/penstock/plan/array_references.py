@@ -5,6 +5,7 @@ A reference is plain data. The engine makes references of arrays and arrays of r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,20 @@ class FileArray:
     strides: tuple[int, ...]
 
 
-ArrayReference = FileArray
+@dataclass(frozen=True)
+class SharedArray:
+    """An array of which every machine has one copy, in C order, that its processes share."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+ArrayReference = FileArray | SharedArray
 
 Refer = Callable[[Array], ArrayReference | None]
 """Returns the reference to an array; None if its bytes must be sent."""

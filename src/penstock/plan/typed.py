@@ -31,6 +31,7 @@ from penstock.plan.array_references import (
     FileArray,
     Refer,
     Resolve,
+    SharedArray,
     is_large,
     refer_to_none,
     resolve_none,
@@ -132,6 +133,8 @@ class ValueEncoder:
         return {"array": [value.dtype.name, list(value.shape), self._blob(raw)]}
 
     def _reference(self, found: ArrayReference) -> Json:
+        if isinstance(found, SharedArray):
+            return {"shared": [found.name, found.dtype.name, list(found.shape)]}
         where = [found.path, found.file_size, found.offset]
         return {"file": [*where, found.dtype.name, list(found.shape), list(found.strides)]}
 
@@ -235,6 +238,10 @@ class ValueDecoder:
         dtype = as_dtype(name).dtype
         return self._resolve(FileArray(path, size, offset, dtype, tuple(shape), tuple(strides)))
 
+    def _shared(self, body: Json) -> Any:
+        name, dtype, shape = body
+        return self._resolve(SharedArray(str(name), as_dtype(dtype).dtype, tuple(shape)))
+
     def _blob(self, where: Json) -> memoryview:
         start, length = where
         if not 0 <= start <= start + length <= len(self._blobs):
@@ -244,5 +251,5 @@ class ValueDecoder:
 
 _KINDS = frozenset(
     "enum bytes dtype shape spec tree data new options list in ragged scalar strings array"
-    " file".split()
+    " file shared".split()
 )

@@ -17,12 +17,16 @@ from typing import Any
 import msgspec
 
 from penstock.element import nest
+from penstock.element.columns import Array
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.lower import open_plan
+from penstock.engine.mapped_files import refer_to_file
+from penstock.engine.processes.shared_arrays import refer_to_shared
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
+from penstock.plan.array_references import ArrayReference
 from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
@@ -104,6 +108,7 @@ class _Opener:
         self._context = context
         self._shared = borrow(node, home)
         self._session = self._shared.service.session
+        self._arrays = self._shared.arrays.lease()
         self._spec = context.environment.spec(node)
         leaves, self._tree = nest.flatten(self._spec)
         if any(isinstance(leaf, DatasetSpec) for leaf in leaves):
@@ -118,8 +123,17 @@ class _Opener:
         try:
             return self._open(state)
         except BaseException:
-            self._shared.leave()
+            self._leave()
             raise
+
+    def _leave(self) -> None:
+        self._arrays.close()
+        self._shared.leave()
+
+    def _refer(self, array: Array) -> ArrayReference | None:
+        if self._session.local:
+            return self._arrays.refer(array)
+        return refer_to_file(array) or refer_to_shared(array)
 
     def _open(self, state: dict[str, Any] | None) -> Stream:
         node = self._node
@@ -153,7 +167,7 @@ class _Opener:
             connect=partial(self._connect, bytes.fromhex(opened.work.digest)),
             extra=self._extra(request, opened),
         )
-        return RemoteStream(opening, state, self._shared.leave)
+        return RemoteStream(opening, state, self._leave)
 
     def _check_state(self, state: dict[str, Any] | None) -> None:
         if state is None:
@@ -186,7 +200,9 @@ class _Opener:
             self._input = with_seeds(self._input, list(seeds))
 
     def _register(self) -> DatasetInfo:
-        registered = self._session.register(self._plan(), self._spec, again=False)
+        registered = self._session.register(
+            self._plan(), self._spec, again=False, refer=self._refer
+        )
         return self._session.dataset(registered)
 
     def _plan(self) -> Node:

@@ -21,11 +21,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from penstock.engine.formats.files import translate_errors
-from penstock.engine.mapped_files import open_file_array
+from penstock.engine.processes.array_holder import ReadBytes
+from penstock.engine.processes.shared_arrays import OpenArrays
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -35,6 +35,7 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from penstock.plan.array_references import Resolve
 from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
@@ -353,7 +354,7 @@ _MOST_PLANS = 64
 _MOST_BYTES = 4 << 30
 """Longer plans are not fetched."""
 
-Decode = Callable[[bytes], Node]
+Decode = Callable[[bytes, Resolve], Node]
 
 
 def make_decoder(functions: str, modules: tuple[str, ...]) -> Decode:
@@ -361,8 +362,8 @@ def make_decoder(functions: str, modules: tuple[str, ...]) -> Decode:
     if functions == "by_reference":
         for name in modules:
             _check_module(name)
-        return partial(decode_by_reference, modules=modules, resolve=open_file_array)
-    return partial(decode, resolve=open_file_array)
+        return lambda data, resolve: decode_by_reference(data, modules, resolve)
+    return decode
 
 
 def _check_module(name: str) -> None:
@@ -435,13 +436,24 @@ class PlanCache:
         return bytes(data)
 
     def _decode_bytes(self, data: bytes) -> Node:
+        arrays = OpenArrays(self._fetch_array)
         try:
-            return self._decode(data)
+            plan = self._decode(data, arrays.open)
+            arrays.fill_hidden(plan)
+            return plan
         except OpError as error:
             cause = error.__cause__
             if not isinstance(cause, ImportError | AttributeError):
                 raise
             raise FailedPreconditionError(self._explain_import_error(cause)) from cause
+
+    def _fetch_array(self, name: str) -> ReadBytes:
+        def fetch(start: int, stop: int) -> bytes:
+            raise UnavailableError(
+                "distribute: the process that shares an array of this dataset has ended"
+            )
+
+        return fetch
 
     def _explain_import_error(self, cause: ImportError | AttributeError) -> str:
         if isinstance(cause, ModuleNotFoundError):

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from penstock.engine.processes.array_shares import ArrayShares
 from penstock.errors import (
     FailedPreconditionError,
     InternalError,
@@ -81,7 +82,10 @@ class LocalService:
         self._dispatcher = dispatcher = Dispatcher(DispatcherConfig(token=token))
         dispatcher.start()
         self.session = Session(
-            dispatcher.address, dispatcher.security, lambda request, _=0: dispatcher.handle(request)
+            dispatcher.address,
+            dispatcher.security,
+            lambda request, _=0: dispatcher.handle(request),
+            local=True,
         )
         self._workers = [
             _WorkerProcess(dispatcher.address, token, self.session) for _ in range(count)
@@ -230,6 +234,7 @@ class SharedService:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.arrays = ArrayShares()
         self.users = 0  #: guarded by _LOCK
         self.closed = False  #: guarded by _LOCK
 
@@ -249,6 +254,7 @@ class SharedService:
                 return
             self.closed = True
         self.service.close()
+        self.arrays.close()
 
 
 _LOCK = threading.Lock()

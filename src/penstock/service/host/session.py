@@ -15,6 +15,7 @@ from penstock.engine.endings import Ending
 from penstock.engine.mapped_files import refer_to_file
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
+from penstock.plan.array_references import Refer
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.parts import with_parts
@@ -63,10 +64,14 @@ class Session:
     `security` is what data connections to the workers of that dispatcher need.
     """
 
-    def __init__(self, address: str, security: Security, call: Callable[..., Reply]) -> None:
+    def __init__(
+        self, address: str, security: Security, call: Callable[..., Reply], *, local: bool = False
+    ) -> None:
         self.address = address
         self.security = security
         self.here = host_id()
+        self.local = local
+        """Whether the dispatcher is in this process, and all workers are on this machine."""
         self.failure: OpError | None = None
         """Set once the dispatcher is known to have ended; readers raise it."""
         self._call = call
@@ -98,15 +103,17 @@ class Session:
         dataset_id: str | None = None,
         again: bool = True,
         lasting: bool = False,
+        refer: Refer = refer_to_file,
     ) -> str:
         """Registers a plan; returns the id of the dataset, a new one unless `again` is False.
 
         Unless it is `lasting`, the dispatcher may forget the dataset while it has no readers.
+        `refer` returns what is sent instead of a large array.
         """
         divided = with_parts(plan)
         by_reference = self.functions == "by_reference"
         encoded = (
-            encode_by_reference(divided, refer_to_file) if by_reference else _encode_plan(divided)
+            encode_by_reference(divided, refer) if by_reference else _encode_plan(divided, refer)
         )
         digest = hashlib.sha256(encoded).hexdigest()
         request = RegisterDataset(
@@ -151,24 +158,24 @@ class Session:
         return status.status
 
 
-def _encode_plan(plan: Node) -> bytes:
+def _encode_plan(plan: Node, refer: Refer) -> bytes:
     try:
-        return encode(plan, refer_to_file)
+        return encode(plan, refer)
     except Exception as error:
         raise InvalidArgumentError(
-            f"service.distribute: {_find_unsendable(plan)} cannot be sent to workers "
+            f"service.distribute: {_find_unsendable(plan, refer)} cannot be sent to workers "
             f"({type(error).__name__}: {error}); have the function make or import what it needs "
             "when it is called"
         ) from error
 
 
-def _find_unsendable(plan: Node) -> str:
+def _find_unsendable(plan: Node, refer: Refer) -> str:
     """The operator that cannot be sent, although its inputs can be."""
     for part in plan.inputs:
         try:
-            encode(part, refer_to_file)
+            encode(part, refer)
         except Exception:
-            return _find_unsendable(part)
+            return _find_unsendable(part, refer)
     return f"{plan.label}({', '.join(map(str, plan.functions))})"
 
 

@@ -1,0 +1,223 @@
+"""Shared arrays in the processes that read them: mapped at once, filled as rows are needed.
+
+Every reader of an array's rows calls `LazyRows.require` before it reads them. An array that other
+code may read (a variable of a function) is filled as a whole before that code gets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
+from penstock.element.index import Index
+from penstock.engine.endings import Ending
+from penstock.engine.mapped_files import open_file_array
+from penstock.engine.processes.array_holder import (
+    ArrayHolder,
+    HolderConnection,
+    NoHolderError,
+    ReadBytes,
+)
+from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
+from penstock.plan.array_references import ArrayReference, FileArray, SharedArray
+from penstock.plan.nodes import Node, Slices, Snapshot
+
+_ATTEMPTS, _PAUSE = 100, 0.01
+"""How often a process looks for the holder, and seconds between two attempts: the name of a holder
+that ends is free a little later."""
+
+_AHEAD = (4 << 20) // BLOCK
+"""Blocks that are requested together when rows are read in order."""
+
+
+class HolderLink:
+    """This process's link to the holder of an array, or the holder itself. Not thread-safe.
+
+    Where a machine has no holder, the process that needs one becomes it, and gets the bytes by
+    `fetch`. When the holder ends, one of the processes that have the memory becomes it.
+    """
+
+    def __init__(self, reference: SharedArray, fetch: ReadBytes, unit: int) -> None:
+        self._reference, self._fetch, self._unit = reference, fetch, unit
+        self._holder: ArrayHolder | HolderConnection = self._find_holder(None)
+        self.memory = self._holder.memory
+
+    def _find_holder(self, memory: ArrayMemory | None) -> ArrayHolder | HolderConnection:
+        name, size = self._reference.name, self._reference.nbytes
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(NoHolderError):
+                return HolderConnection(name, size)
+            memory = memory or ArrayMemory(size)
+            with contextlib.suppress(OSError):  # Another process has the name.
+                return ArrayHolder(name, memory, self._fetch, self._unit)
+            time.sleep(_PAUSE)
+        # Another user's process has taken the name.
+        return ArrayHolder(None, memory or ArrayMemory(size), self._fetch, self._unit)
+
+    def provide(self, runs: list[tuple[int, int]]) -> None:
+        """Blocks until some blocks of `memory` are filled."""
+        while True:
+            try:
+                self._holder.provide(runs)
+                return self._copy(runs)
+            except NoHolderError:
+                self._holder.close()
+                self._holder = self._find_holder(self.memory)
+
+    def _copy(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Copies blocks of a holder that came later, and therefore has memory of its own."""
+        theirs = self._holder.memory
+        if theirs is self.memory or theirs.identity == self.memory.identity:
+            return
+        for first, stop in runs:
+            end = min(stop * BLOCK, self.memory.size)
+            self.memory.write(first, theirs.bytes[first * BLOCK : end].data)
+
+    def close(self) -> None:
+        self._holder.close()
+
+
+class ArrayReader:
+    """One shared array in this process. Thread-safe."""
+
+    def __init__(self, reference: SharedArray, fetch: ReadBytes, unit: int) -> None:
+        self.reference = reference
+        self._lock = threading.Lock()
+        self._link = HolderLink(reference, fetch, unit)  #: guarded by _lock
+        self.memory = self._link.memory
+        self._complete = False
+        Ending(self, self._link.close, atexit=False)
+        _READERS.add(self)
+
+    def require(self, blocks: slice | Array = slice(None)) -> None:
+        """Blocks until some blocks are filled, or all."""
+        if self._complete:
+            return
+        filled = self.memory.flags[blocks].all()
+        with self._lock:  # Also a barrier: no byte is read before the flags were.
+            if not filled:
+                self._fill(blocks)
+                self._complete = bool(self.memory.flags.all())
+
+    def _fill(self, blocks: slice | Array) -> None:
+        wanted = np.zeros(self.memory.blocks, np.bool_)
+        wanted[blocks] = True
+        self._link.provide(runs_of(np.flatnonzero(wanted & ~self.memory.flags)))
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the next request finds a closed link, and looks for the holder."""
+        self._lock = threading.Lock()
+        self._link.close()
+
+
+_READERS: weakref.WeakSet[ArrayReader] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for reader in list(_READERS):
+        reader.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+class _SharedMemory(np.ndarray[Any, Any]):
+    """The base of arrays in shared memory; it leads from a column to its reader."""
+
+    reader: ArrayReader
+
+
+def find_reader(array: Any) -> ArrayReader | None:
+    """The reader of the shared memory that an array lies in; None for other arrays."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, _SharedMemory):
+            return array.reader
+        array = array.base
+    return None
+
+
+def refer_to_shared(array: Array) -> SharedArray | None:
+    """The reference that an array was opened by, if it is the whole array."""
+    reader = find_reader(array)
+    if reader is None:
+        return None
+    found = reader.reference
+    here = reader.memory.bytes.ctypes.data == array.ctypes.data and array.flags.c_contiguous
+    if here and (array.shape, array.dtype) == (found.shape, found.dtype):
+        return found
+    reader.require()
+    return None
+
+
+class OpenArrays:
+    """Opens the references of one plan.
+
+    `fetch(name)` reads an array that no process of this machine holds, `unit` bytes at a time.
+    """
+
+    def __init__(self, fetch: Callable[[str], ReadBytes], unit: int = BLOCK) -> None:
+        self._fetch, self._unit = fetch, unit
+        self._opened: list[ArrayReader] = []
+
+    def open(self, reference: ArrayReference) -> Array:
+        if isinstance(reference, FileArray):
+            return open_file_array(reference)
+        reader = ArrayReader(reference, self._fetch(reference.name), self._unit)
+        self._opened.append(reader)
+        # Over the map itself: NumPy replaces a base that is a view of an array by that array.
+        memory = _SharedMemory(reference.shape, reference.dtype, reader.memory.map)
+        memory.reader = reader
+        return memory.view(np.ndarray)
+
+    def fill_hidden(self, plan: Node) -> None:
+        """Fills the arrays that are not rows of the plan's own sources: anything may read them."""
+        lazy = {find_reader(column) for column in _row_columns(plan)}
+        for reader in self._opened:
+            if reader not in lazy:
+                reader.require()
+
+
+def _row_columns(plan: Node) -> Iterator[Any]:
+    """The columns that are read through `LazyRows` only. A snapshot also computes digests."""
+    if isinstance(plan, Slices):
+        yield from plan.data.chunk.columns
+    if not isinstance(plan, Snapshot):
+        for part in plan.inputs:
+            yield from _row_columns(part)
+
+
+class LazyRows:
+    """The columns of rows whose bytes may not have arrived; does nothing where there are none."""
+
+    def __init__(self, rows: Chunk) -> None:
+        self._columns: list[tuple[ArrayReader, int]] = []
+        for column in rows.columns:
+            reader = find_reader(column)
+            if reader is not None and refer_to_shared(np.asarray(column)) is not None:
+                self._columns.append((reader, reader.reference.nbytes // len(column)))
+
+    def require(self, index: Index) -> None:
+        """Blocks until the rows at an index have arrived."""
+        for reader, size in self._columns:
+            if len(index):
+                reader.require(_blocks_of(index, size))
+
+
+def _blocks_of(index: Index, size: int) -> slice | Array:
+    """The blocks that hold the rows at an index, where a row has `size` bytes."""
+    if isinstance(index, range):
+        low, high = min(index[0], index[-1]), max(index[0], index[-1])
+        first, stop = low * size // BLOCK, -(-(high + 1) * size // BLOCK)
+        return slice(first, max(stop, first + _AHEAD) if index.step == 1 else stop)
+    firsts, lasts = index * size // BLOCK, (index * size + max(size, 1) - 1) // BLOCK
+    spans = np.arange(size // BLOCK + 2)
+    return np.unique(np.minimum(firsts[:, None] + spans, lasts[:, None]))
