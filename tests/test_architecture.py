@@ -24,6 +24,7 @@ ORDER = (
     ("service.logic",),
     ("service.host",),
     ("service",),
+    ("delivery",),
     ("data",),
     ("distribute",),
     ("shim", "config", "random", "io", "experimental", "cli"),
@@ -149,7 +150,7 @@ def test_the_page_shows_the_order() -> None:
     page = PAGE.read_text(encoding="utf-8")
     lines = re.findall(r"^    (?: *service: +)?(\w+ < .+)$", page, re.MULTILINE)
     shown = [re.findall(r"\w+", line) for line in lines]
-    assert shown[0][:-3] == "errors element plan engine service data distribute".split()
+    assert shown[0][:-3] == "errors element plan engine service delivery data distribute".split()
     assert shown[1] == "protocol logic host".split()
     ranks = [RANK[room] for room in shown[0]]
     assert ranks == sorted(ranks)

@@ -20,8 +20,8 @@ import numpy as np
 
 from penstock.data import adapters, element_specs, padding, sampling, tracing
 from penstock.data import arguments as check
-from penstock.data.adapters.adapted import AdaptedIterator
 from penstock.data.arguments import AUTOTUNE
+from penstock.data.delivered import DeliveredIterator
 from penstock.data.iterator import Iterator, NumpyIterator
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -1329,7 +1329,7 @@ class Dataset:
         """
         return adapters.load("Dataset.as_torch", "torch").adapt(self, device, pin_memory)
 
-    def as_jax(self, sharding: Any = None) -> AdaptedIterator:
+    def as_jax(self, sharding: Any = None) -> DeliveredIterator:
         """An iterator over the elements as JAX arrays, two of them copied ahead.
 
         JAX narrows int64 and float64 unless `jax_enable_x64` is set. Strings stay bytes, ragged
@@ -1345,7 +1345,7 @@ class Dataset:
         >>> [batch for batch in Dataset.range(4).batch(2).as_jax()]
         [Array([0, 1], dtype=int32), Array([2, 3], dtype=int32)]
         """
-        made: AdaptedIterator = adapters.load("Dataset.as_jax", "jax").adapt(self, sharding)
+        made: DeliveredIterator = adapters.load("Dataset.as_jax", "jax").adapt(self, sharding)
         return made
 
     def as_keras(self, steps_per_epoch: int | None = None) -> Any:

@@ -267,7 +267,7 @@ class Iterator:
         )
 
     def __repr__(self) -> str:
-        return f"<Iterator over {self._written.label}>"
+        return f"<{type(self).__name__} over {self._written.label}>"
 
 
 class NumpyIterator:

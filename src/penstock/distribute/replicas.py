@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.distribute.backends import Backend, Tensor
+from penstock.delivery import Tensor
+from penstock.distribute.backends import Backend
 from penstock.distribute.devices import Device
 
 

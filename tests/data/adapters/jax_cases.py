@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from penstock.data import Dataset
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from tests.data.test_delivered import wait_for_the_thread
 
 ROWS = np.arange(64, dtype=np.float32).reshape(32, 2)
 
@@ -49,6 +50,19 @@ def test_strings_ragged_values_and_none_stay() -> None:
     assert rows == Ragged.from_rows([[1], [2, 3]])
     assert none is None
     assert isinstance(number, jax.Array)
+
+
+def test_without_a_sharding_jax_may_move_the_arrays() -> None:
+    (array,) = Dataset.from_tensor_slices(ROWS).batch(32).as_jax()
+    assert array.devices() == {jax.devices()[0]}
+    elsewhere = jax.device_put(np.float32(1), jax.devices()[3])
+    assert (array + elsewhere).devices() == {jax.devices()[3]}
+
+
+def test_without_a_sharding_they_go_to_the_default_device_of_the_caller() -> None:
+    with jax.default_device(jax.devices()[5]):
+        iterator = Dataset.from_tensor_slices(ROWS).batch(32).as_jax()
+    assert next(iterator).devices() == {jax.devices()[5]}
 
 
 @pytest.mark.parametrize("device", range(8))
@@ -104,7 +118,7 @@ def test_it_works_two_elements_ahead_and_the_state_does_not() -> None:
     dataset = Dataset.range(8).map(lambda x: made.append(int(x)) or x)
     iterator = dataset.as_jax()
     assert int(next(iterator)) == 0
-    iterator._sending.result()
+    wait_for_the_thread(iterator)
     assert made == [0, 1, 2]
     state = json.loads(json.dumps(iterator.state_dict()))
     other = dataset.as_jax()

@@ -124,6 +124,42 @@ def test_one_array_twice_is_two_tensors() -> None:
         assert (first.tolist(), second.tolist(), third.tolist()) == ([-1, -1], [-2, value], [value])
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_tensors_can_be_written_to_with_gradients(plan: str) -> None:
+    weight = torch.ones((), requires_grad=True)
+    for tensor in PLANS[plan]().map(lambda row: row.astype(np.float32)).as_torch():
+        tensor.add_(weight)
+        assert tensor.is_contiguous()
+        assert tensor.requires_grad
+
+
+def address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def test_what_the_engine_made_is_not_copied() -> None:
+    made: list[int] = []
+
+    def note(leaf: Any) -> Any:
+        made.append(leaf.__array_interface__["data"][0])
+        return leaf
+
+    for size in (lambda x: 2000, lambda x: 2000 + int(x)):
+        rows = Dataset.range(6).map(lambda x, size=size: np.full(size(x), x))
+        iterator = iter(rows.as_torch())
+        original = iterator._streams
+
+        def noting(context: Any, original: Any = original) -> Any:
+            stream = original(context)
+            send = stream._send
+            stream._send = lambda chunk: [note(leaf) for leaf in chunk.columns[0]] and send(chunk)
+            return stream
+
+        iterator._streams = noting
+        made.clear()
+        assert [address(tensor) for tensor in iterator] == made
+
+
 def test_changing_the_source_changes_no_tensor() -> None:
     source = np.zeros((4, 2))
     tensors = list(Dataset.from_tensor_slices(source).batch(2).as_torch())

@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.distribute.backends import NAMES, Backend, Delivery, load
-from penstock.distribute.backends.moving import find_overlapping
+from penstock.delivery import Delivery
+from penstock.delivery.moving import find_overlapping
+from penstock.distribute.backends import NAMES, Backend, load
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
@@ -126,6 +127,26 @@ def test_arrays_that_no_tensor_can_live_in_are_copied(backend):
     for column in (rows[::-1], rows.astype(">i4"), rows[:, ::-1]):
         got = [backend.numpy(step[0]) for step in steps(backend, chunk_of(column), [0])]
         np.testing.assert_array_equal(got, column)
+
+
+def test_torch_can_write_to_what_arrives_with_gradients():
+    backend = load("torch")
+    weight = backend.put(np.ones((), np.float32), places(backend)[0]).requires_grad_()
+    made = np.zeros((3, 4, 2), np.float32)
+    for (tensor,) in steps(backend, chunk_of(made), [0]):
+        tensor.add_(weight)
+        assert tensor.requires_grad
+
+
+def test_leaves_of_lists_are_copied_only_if_others_share_their_memory():
+    backend = load("torch")
+    alone, twice = np.arange(5, dtype=np.float32), np.arange(6, dtype=np.float32)
+    rows = np.zeros((4, 7), np.float32)
+    column = [alone, twice, twice[1:], rows[0, :3]]
+    got = steps(backend, chunk_of(column, rows), [0, 0], backend.handles("CPU"))
+    kept = [address(one) == address(leaf) for (one, _), leaf in zip(got, column, strict=True)]
+    assert kept == [True, False, False, False]
+    assert address(got[0][1]) != address(rows)
 
 
 def test_portions_of_one_batch_do_not_overlap_but_nested_parts_do():

@@ -9,9 +9,9 @@ import pytest
 
 import penstock as tf
 from penstock.data import Dataset, Options
+from penstock.delivery.row_fetch import fetch_rows, owners_of_row_numbers
+from penstock.delivery.row_numbers import replace_by_row_numbers
 from penstock.distribute.backends import numpy_backend
-from penstock.distribute.backends.row_fetch import fetch_rows, owners_of_row_numbers
-from penstock.distribute.input.steps import replace_by_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.plan.optimize import prepare
 

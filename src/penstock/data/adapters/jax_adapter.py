@@ -1,28 +1,30 @@
-"""Datasets as JAX arrays on its devices; a sharding may split their leading axis.
-
-Transfers run in the background. JAX on the CPU uses NumPy's memory without a copy, and other
-devices read it after the call has returned: so arrays must be owned before they are passed to JAX.
-"""
+"""Datasets as JAX arrays on its devices; a sharding may split their axes between them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 from jax.sharding import Sharding
 
 from penstock.data import element_specs
-from penstock.data.adapters.adapted import AdaptedIterator
-from penstock.data.adapters.leaves import Array, convert, own_array
 from penstock.data.arguments import describe
-from penstock.data.dataset import Dataset
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
+from penstock.delivery import Delivery
+from penstock.delivery.jax_cuda import Handle
+from penstock.delivery.jax_delivery import find_default_device, open_delivery
+from penstock.delivery.jax_sharded import open_sharded
 from penstock.engine.specs import known_spec
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidTypeError
 
 WHERE = "Dataset.as_jax"
+_AHEAD = 2
 
 
-def adapt(dataset: Dataset, sharding: Any) -> AdaptedIterator:
+def adapt(dataset: Dataset, sharding: Any) -> DeliveredIterator:
     """Implements `Dataset.as_jax`."""
     if not isinstance(sharding, Sharding | jax.Device | None):
         raise InvalidTypeError(
@@ -30,40 +32,34 @@ def adapt(dataset: Dataset, sharding: Any) -> AdaptedIterator:
             f"got {describe(sharding)}"
         )
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
-    return AdaptedIterator(iter(dataset), JaxTransfer(sharding))
+    return _deliver(dataset, _choose_delivery(sharding), _AHEAD, partial(refuse_datasets, WHERE))
 
 
-class JaxTransfer:
-    """Passes arrays to JAX, which copies them in the background."""
-
-    ahead = 2
-
-    def __init__(self, sharding: Sharding | jax.Device | None) -> None:
-        self._sharding = sharding
-
-    def send(self, element: Any) -> Any:
-        return convert(WHERE, element, self._place_array)
-
-    def _place_array(self, array: Array, alone: bool) -> jax.Array:
-        local = own_array(array, alone)
-        if isinstance(self._sharding, Sharding):
-            return _split(local, self._sharding)
-        whole: jax.Array = jax.device_put(local, self._sharding)
-        return whole
-
-    def receive(self, sent: Any) -> Any:
-        return sent
+def deliver_to_default(dataset: Dataset, check: Check) -> DeliveredIterator:
+    """Iterates over a dataset on JAX's default device; works ahead unless that is the CPU."""
+    ahead = 0 if find_default_device().platform == "cpu" else _AHEAD
+    return _deliver(dataset, _choose_delivery(None), ahead, check)
 
 
-def _split(local: Array, sharding: Sharding) -> jax.Array:
-    """Makes the global array; every process contributes its own rows."""
-    try:
-        make: Any = jax.make_array_from_process_local_data
-        result: jax.Array = make(sharding, local)
-    except (ValueError, AssertionError) as error:  # AssertionError: the array has too few axes.
-        raise InvalidArgumentError(
-            f"{WHERE}: an array of shape {local.shape} cannot be split as {sharding} says; make "
-            "batches that all devices get an equal part of, batch(..., drop_remainder=True), or "
-            "let a strategy fill up the last one, InputOptions(last_batch='pad')"
-        ) from error
-    return result
+def _choose_delivery(sharding: Sharding | jax.Device | None) -> Callable[[], Delivery]:
+    """Opens deliveries to what `sharding` names; to JAX's default device if it is None."""
+    if isinstance(sharding, Sharding):
+        return partial(open_sharded, WHERE, sharding, _AHEAD)
+    if sharding is None:
+        handle = Handle(find_default_device(), is_committed=False)
+    else:
+        handle = Handle(sharding)
+    return partial(open_delivery, [handle], None, _AHEAD)
+
+
+def _deliver(
+    dataset: Dataset, open_delivery: Callable[[], Delivery], ahead: int, check: Check
+) -> DeliveredIterator:
+    return DeliveredIterator(
+        dataset.__plan__,
+        ENVIRONMENT,
+        dataset._iterations,
+        open_delivery=open_delivery,
+        ahead=ahead,
+        check=check,
+    )

@@ -10,16 +10,18 @@ import contextlib
 import functools
 import itertools
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from typing import Any
 
 from penstock.data import element_specs
-from penstock.data.adapters import missing_framework
-from penstock.data.adapters.leaves import Make, convert, own_array
+from penstock.data.adapters import load, missing_framework
 from penstock.data.arguments import integer
-from penstock.data.dataset import Dataset
-from penstock.data.iterator import Iterator
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.delivered import Check, DeliveredIterator
+from penstock.delivery.moving import ColumnDelivery, own_rows
 from penstock.element import nest
+from penstock.element.chunk import Chunk
 from penstock.element.dtypes import string
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
@@ -33,6 +35,9 @@ from penstock.errors import (
 from penstock.plan.nodes import INFINITE, UNKNOWN
 
 WHERE = "Dataset.as_keras"
+
+Deliver = Callable[[Dataset], DeliveredIterator]
+"""Begins an iteration over a dataset whose batches arrive where Keras uses them."""
 
 
 def adapt(dataset: Dataset, steps_per_epoch: int | None) -> KerasBatches:
@@ -100,7 +105,7 @@ class KerasBatches:
     def __init__(self, dataset: Dataset, steps_per_epoch: int | None) -> None:
         self._dataset = dataset
         self._steps = steps_per_epoch
-        self._going: Iterator | None = None
+        self._going: DeliveredIterator | None = None
         self._seen: list[Any] = []
         self._given = 0
         self._complete = True
@@ -126,16 +131,17 @@ class KerasBatches:
         return None
 
     def get_numpy_iterator(self) -> PythonIterator[Any]:
-        return self._epoch(own_array)
+        return self._epoch(_on_host)
 
     def get_jax_iterator(self) -> PythonIterator[Any]:
-        return self._epoch(own_array)
-
-    def get_torch_dataloader(self) -> PythonIterator[Any]:
         import keras
 
-        # Always a copy, on the device that Keras uses.
-        return self._epoch(lambda array, alone: keras.ops.convert_to_tensor(array))
+        # A distribution of Keras splits arrays of the host between its devices by itself.
+        is_split = keras.distribution.distribution() is not None
+        return self._epoch(_on_host if is_split else _on_jax_device)
+
+    def get_torch_dataloader(self) -> PythonIterator[Any]:
+        return map(_convert_types, self._epoch(_on_torch_device))
 
     def get_tf_dataset(self) -> Any:
         raise UnimplementedError(f"{WHERE}: there is no form for Keras' tensorflow backend")
@@ -156,20 +162,18 @@ class KerasBatches:
 
     # Epochs
 
-    def _epoch(self, make: Make) -> PythonIterator[Any]:
-        batches = self._pass() if self._steps is None else self._next(self._steps)
-        checked = False
+    def _epoch(self, deliver: Deliver) -> PythonIterator[Any]:
+        batches = self._pass(deliver) if self._steps is None else self._next(deliver, self._steps)
+        is_empty = True
         for batch in batches:
-            if not checked:
-                _check_spec(spec_of(batch))
-                checked = True
-            yield convert(WHERE, batch, make)
-        if not checked:
+            is_empty = False
+            yield batch
+        if is_empty:
             raise _empty()
 
-    def _pass(self) -> PythonIterator[Any]:
+    def _pass(self, deliver: Deliver) -> PythonIterator[Any]:
         self._given, self._complete = 0, False
-        with contextlib.closing(iter(self._dataset)) as batches:
+        with contextlib.closing(deliver(self._dataset)) as batches:
             for batch in batches:
                 self._given += 1
                 if self._given == self.num_batches:
@@ -180,19 +184,80 @@ class KerasBatches:
         if self._first is None:
             self._first = self._given
 
-    def _next(self, count: int) -> PythonIterator[Any]:
+    def _next(self, deliver: Deliver, count: int) -> PythonIterator[Any]:
         """The next batches of one iteration that spans all epochs.
 
         Keras may take one or two batches to inspect, drop its iterator and train with another one:
         these batches are yielded again.
         """
         if self._going is None:
-            self._going = iter(self._dataset.repeat())
+            self._going = deliver(self._dataset.repeat())
         batches = itertools.chain(self._seen, self._going)
         self._seen = []
         for number, batch in enumerate(itertools.islice(batches, count), 1):
             self._seen = [*self._seen, batch] if number <= min(2, count - 1) else []
             yield batch
+
+
+def _on_host(dataset: Dataset) -> DeliveredIterator:
+    """Iterates over the batches as arrays that share no memory."""
+    return DeliveredIterator(
+        dataset.__plan__,
+        ENVIRONMENT,
+        dataset._iterations,
+        open_delivery=lambda: ColumnDelivery([None], None, own_rows),
+        ahead=0,
+        check=_choose_check(dataset),
+    )
+
+
+def _on_jax_device(dataset: Dataset) -> DeliveredIterator:
+    """Iterates over the batches as arrays on JAX's default device."""
+    adapter = load(WHERE, "jax")
+    made: DeliveredIterator = adapter.deliver_to_default(dataset, _choose_check(dataset))
+    return made
+
+
+def _on_torch_device(dataset: Dataset) -> DeliveredIterator:
+    """Iterates over the batches as tensors on the device that Keras uses."""
+    import keras
+
+    device = keras.ops.convert_to_tensor(0).device
+    adapter = load(WHERE, "torch")
+    made: DeliveredIterator = adapter.deliver_to_device(dataset, device, _choose_check(dataset))
+    return made
+
+
+def _convert_types(batch: Any) -> Any:
+    """The batch with types that Keras uses on torch: it has no unsigned ones but uint8."""
+    import keras
+    import torch
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return keras.ops.convert_to_tensor(leaf, dtype=str(leaf.dtype).removeprefix("torch."))
+
+    return nest.map_structure(convert, batch)
+
+
+def _choose_check(dataset: Dataset) -> Check:
+    """Checks the first batch, unless the spec of all batches was checked before."""
+    if known_spec(dataset.__plan__) is not None:
+        return lambda chunk: None
+    return _check_first()
+
+
+def _check_first() -> Check:
+    is_checked = False
+
+    def check(chunk: Chunk) -> None:
+        nonlocal is_checked
+        if not is_checked:
+            _check_spec(spec_of(chunk.rows(0, 1).elements()[0]))
+            is_checked = True
+
+    return check
 
 
 def _empty() -> InvalidArgumentError:

@@ -11,38 +11,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from penstock.element.chunk import Chunk
+from penstock.delivery import Delivery, Tensor
 from penstock.errors import InvalidArgumentError, UnavailableError
 
 NAMES = ("numpy", "torch", "jax")
 
 Handle = Any
 """A framework's own device (`torch.device`, `jax.Device`); None with numpy."""
-
-Tensor = Any
-"""A value of the framework, or a NumPy value of a kind that it does not have (strings)."""
-
-
-class Delivery(Protocol):
-    """Moves chunks of steps to the replicas' devices, ahead of their use."""
-
-    def of_rows(self, rows: Chunk) -> Delivery | None:
-        """A delivery to the same devices for chunks of row numbers; None if it would not be faster.
-
-        Each replica has one column of numbers, and receives the leaves of the rows they mean.
-        """
-
-    def send(self, chunk: Chunk) -> Chunk:
-        """The same chunk, each column on the device of its replica.
-
-        Called by the thread that prefetches; may return before the copies are done.
-        """
-
-    def receive(self, values: list[Tensor]) -> list[Tensor]:
-        """One step's leaves, ready for use by the calling thread and its CUDA stream."""
-
-    def close(self) -> None:
-        """Frees buffers and threads; calling it again does nothing."""
 
 
 class Backend(Protocol):

@@ -1,8 +1,6 @@
 """The jax backend: arrays on JAX's devices.
 
 Without `jax_enable_x64`, JAX has no 64-bit numbers and narrows them to 32 bits, without a warning.
-On the CPU JAX uses NumPy's memory where it can, so it gets only arrays that the engine made for one
-step, or copies.
 """
 
 from __future__ import annotations
@@ -15,22 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from penstock.delivery import Delivery
+from penstock.delivery.jax_cuda import Handle
+from penstock.delivery.jax_delivery import open_delivery
+from penstock.delivery.moving import array_of, to_native
 from penstock.distribute.backends import jax_global
-from penstock.distribute.backends.cuda import driver
 from penstock.distribute.backends.jax_compiled import run_compiled
-from penstock.distribute.backends.jax_cuda import JaxCudaDelivery
-from penstock.distribute.backends.moving import (
-    Array,
-    ColumnDelivery,
-    array_of,
-    may_keep_memory,
-    to_native,
-)
 from penstock.distribute.values.per_replica import PerReplica
 
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
-
-_NVIDIA = ("gpu", "cuda")
 
 _THREADS_OWN = (
     "enable_x64 disable_jit default_device default_matmul_precision debug_nans debug_infs "
@@ -61,11 +52,8 @@ class JaxBackend:
 
     def delivery(
         self, handles: Sequence[jax.Device], columns: Sequence[int], ahead: int
-    ) -> ColumnDelivery:
-        cuda = driver() if all(handle.platform in _NVIDIA for handle in handles) else None
-        if cuda is not None:
-            return JaxCudaDelivery(handles, columns, ahead=ahead, cuda=cuda)
-        return ColumnDelivery(handles, columns, _move_rows)
+    ) -> Delivery:
+        return open_delivery(list(map(Handle, handles)), columns, ahead)
 
     def numpy(self, tensor: Any) -> Any:
         return np.asarray(tensor)[()] if isinstance(tensor, jax.Array) else tensor
@@ -113,13 +101,6 @@ class JaxBackend:
 
     def thread_settings(self) -> AbstractContextManager[Any]:
         return _JaxSettings()
-
-
-def _move_rows(array: Array, alone: bool, handle: jax.Device) -> Sequence[jax.Array]:
-    if not may_keep_memory(array, alone) and handle.platform == "cpu":
-        array = to_native(array).copy()
-    rows: list[jax.Array] = jax.device_put(list(to_native(array)), handle)
-    return rows
 
 
 class _JaxSettings:

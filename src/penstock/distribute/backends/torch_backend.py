@@ -1,210 +1,17 @@
-"""The torch backend: tensors on torch's devices.
-
-A tensor uses the memory of an array that the engine made for one step; all other arrays are copied.
-
-Batches for GPUs are copied ahead of their use, on CUDA streams of their own, so that neither the
-host nor the stream that computes waits for a copy that it does not need yet. Memory that a GPU
-still reads is not written to: torch tracks its own locked memory, and the user must not change the
-rows of a dataset while it is prefetched.
-"""
+"""The torch backend: tensors on torch's devices."""
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
-from penstock.distribute.backends.cuda import Driver, driver
-from penstock.distribute.backends.moving import (
-    Array,
-    ColumnDelivery,
-    array_of,
-    may_keep_memory,
-    to_native,
-)
-from penstock.distribute.backends.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
-from penstock.element.chunk import Chunk
+from penstock.delivery import Delivery
+from penstock.delivery.moving import array_of
+from penstock.delivery.torch_delivery import open_delivery, tensor_of
 from penstock.element.dtypes import as_dtype
-from penstock.engine.gather import Gather
-from penstock.engine.tuning import cores
-
-
-def tensor_of(array: Array, alone: bool) -> torch.Tensor:
-    """An array as a tensor on the CPU; uses the array's memory if `alone` and that is allowed."""
-    array = to_native(array) if may_keep_memory(array, alone) else to_native(array).copy()
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
-    return tensor_of(np.empty(0, dtype), True).dtype
-
-
-def allocate_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[torch.Tensor, Array]:
-    """Locked memory from torch's cache, as a tensor and as an array."""
-    tensor = torch.empty(shape, dtype=dtype_of(dtype), pin_memory=True)
-    raw = tensor.view(torch.int16) if dtype.name == "bfloat16" else tensor
-    return tensor, raw.numpy().view(dtype.newbyteorder("="))
-
-
-_COPYING_THREADS = 12
-"""Measured on 16 cores: more threads copy no faster."""
-
-_UNFINISHED = 2
-"""How many received steps may be uncomputed, beside the prefetched ones, before `send` blocks."""
-
-
-class TensorInTransit(NamedTuple):
-    """A tensor that is being copied to a GPU, and the event after that copy."""
-
-    tensor: torch.Tensor
-    copied: torch.cuda.Event
-
-
-class CudaDelivery(ColumnDelivery):
-    """Copies columns to GPUs through locked memory, on streams of its own.
-
-    `_used` is shared by the thread that prefetches (`send`) and the caller (`receive`); a deque's
-    `append` and `popleft` are atomic.
-    """
-
-    def __init__(self, handles: Sequence[torch.device], columns: Sequence[int], ahead: int) -> None:
-        super().__init__(handles, columns, self._copy_steps)
-        self._ahead = ahead
-        gpus = {handle for handle in handles if handle.type == "cuda"}
-        self._streams: dict[torch.device, torch.cuda.Stream] = {
-            gpu: torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
-            for gpu in gpus
-        }
-        self._gather = Gather(min(cores(), _COPYING_THREADS))
-        self._used: deque[torch.cuda.Event] = deque()
-        self._drained = weakref.finalize(self, _drain, list(self._streams.values()), self._gather)
-
-    def of_rows(self, rows: Chunk) -> CudaRows | None:
-        """A delivery for chunks of row numbers; None if the driver cannot copy rows."""
-        cuda = driver()
-        if cuda is None or not cuda.copies_rows:
-            return None
-        owners = owners_of_row_numbers(self._columns, len(rows.columns))
-        return CudaRows(self._handles, owners, ahead=self._ahead, rows=rows, cuda=cuda)
-
-    def send(self, chunk: Chunk) -> Chunk:
-        # Otherwise a program that computes slower than it reads would fill the GPU with batches.
-        while len(self._used) > self._ahead + _UNFINISHED:
-            self._used.popleft().synchronize()
-        sent = self._send_columns(chunk)
-        events = {gpu: _record_event(stream) for gpu, stream in self._streams.items()}
-        return Chunk(
-            sent.tree, [_attach_events(column, events) for column in sent.columns], len(sent)
-        )
-
-    def _send_columns(self, chunk: Chunk) -> Chunk:
-        return super().send(chunk)
-
-    def _copy_steps(
-        self, array: Array, alone: bool, handle: torch.device
-    ) -> Sequence[torch.Tensor]:
-        if handle.type != "cuda":
-            return tensor_of(array, alone).to(handle).unbind()
-        tensor, memory = allocate_locked(array.shape, array.dtype)
-        self._gather.copy(memory, array)
-        return self._upload(tensor, handle).unbind()
-
-    def _upload(self, tensor: torch.Tensor, handle: torch.device) -> torch.Tensor:
-        with torch.cuda.stream(self._streams[handle]):
-            return tensor.to(handle, non_blocking=True)
-
-    def receive(self, values: list[Any]) -> list[Any]:
-        """Makes the caller's CUDA stream wait for the copies; does not block the caller."""
-        waited = set()
-        for value in values:
-            if isinstance(value, TensorInTransit):
-                stream = torch.cuda.current_stream(value.tensor.device)
-                if value.copied not in waited:
-                    waited.add(value.copied)
-                    self._used.append(_record_event(stream))
-                    stream.wait_event(value.copied)
-                value.tensor.record_stream(stream)
-        return [value.tensor if isinstance(value, TensorInTransit) else value for value in values]
-
-    def close(self) -> None:
-        self._drained()
-
-
-class CudaRows(CudaDelivery):
-    """Fetches rows by their numbers; the GPU reads large rows out of the user's arrays."""
-
-    def __init__(
-        self,
-        handles: Sequence[torch.device],
-        columns: Sequence[int],
-        ahead: int,
-        rows: Chunk,
-        cuda: Driver,
-    ) -> None:
-        super().__init__(handles, columns, ahead)
-        self._fetch = RowFetch(rows, cuda)
-
-    def _send_columns(self, chunk: Chunk) -> Chunk:
-        return fetch_rows(chunk, self._fetch.rows, self._columns, self._fetch_steps)
-
-    def _fetch_steps(self, leaf: int, owner: int, numbers: Array) -> Sequence[torch.Tensor]:
-        handle = self._handles[owner]
-        on_gpu = handle.type == "cuda"
-        tensor = self._read_by_gpu(leaf, numbers, handle) if on_gpu else None
-        if tensor is not None:
-            return tensor.unbind()
-        gathered = self._gather_rows(leaf, numbers)
-        return (self._upload(gathered, handle) if on_gpu else gathered).unbind()
-
-    def _read_by_gpu(self, leaf: int, numbers: Array, handle: torch.device) -> torch.Tensor | None:
-        column: Any = self._fetch.rows.columns[leaf]
-        stream = self._streams[handle]
-        with torch.cuda.stream(stream), self._fetch.cuda.on(handle.index):
-            copies = self._fetch.copies(leaf, numbers)
-            if copies is None:
-                return None
-            shape = (*numbers.shape, *column.shape[1:])
-            tensor = torch.empty(shape, dtype=dtype_of(column.dtype), device=handle)
-            return tensor if copies.begin(tensor.data_ptr(), stream.cuda_stream) else None
-
-    def _gather_rows(self, leaf: int, numbers: Array) -> torch.Tensor:
-        column: Any = self._fetch.rows.columns[leaf]
-        tensor, memory = allocate_locked((*numbers.shape, *column.shape[1:]), column.dtype)
-        flat = memory.reshape(numbers.size, *column.shape[1:])
-        self._gather.into(flat, column, numbers.ravel())
-        return tensor
-
-
-def _record_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record(stream)
-    return event
-
-
-def _attach_events(column: Any, events: dict[torch.device, torch.cuda.Event]) -> Any:
-    if not isinstance(column, list):
-        return column
-    return [
-        TensorInTransit(leaf, events[leaf.device])
-        if isinstance(leaf, torch.Tensor) and leaf.device in events
-        else leaf
-        for leaf in column
-    ]
-
-
-def _drain(streams: list[torch.cuda.Stream], gather: Gather) -> None:
-    """Blocks until all copies are done: their sources may be freed afterwards."""
-    for stream in streams:
-        stream.synchronize()
-    gather.stop()
-
 
 _CPU = torch.device("cpu")
 
@@ -237,10 +44,8 @@ class TorchBackend:
 
     def delivery(
         self, handles: Sequence[torch.device], columns: Sequence[int], ahead: int
-    ) -> ColumnDelivery:
-        if any(handle.type == "cuda" for handle in handles):
-            return CudaDelivery(handles, columns, ahead)
-        return ColumnDelivery(handles, columns, _move_rows)
+    ) -> Delivery:
+        return open_delivery(handles, columns, ahead)
 
     def numpy(self, tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):
@@ -283,10 +88,6 @@ class TorchBackend:
 
     def thread_settings(self) -> AbstractContextManager[Any]:
         return _TorchSettings()
-
-
-def _move_rows(array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
-    return tensor_of(array, alone).to(handle).unbind()
 
 
 @contextmanager

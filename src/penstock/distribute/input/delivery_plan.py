@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from penstock.distribute.backends import Delivery
+from penstock.delivery import Delivery
 from penstock.distribute.input import batches
 from penstock.distribute.input.portions import (
     EvenPortions,

@@ -2,10 +2,6 @@
 
 A thread reads the input ahead, cuts it into portions and moves them to the devices. A state counts
 the steps that the caller has received, not the steps that were prepared ahead.
-
-If the input is rows in memory, and every operator works by position and none reads the rows, the
-thread may read row numbers instead. The backend then fetches each replica's rows directly from the
-user's array to the device.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator as PythonIterator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,90 +16,49 @@ import numpy as np
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
-from penstock.distribute.backends import Delivery
+from penstock.delivery import Delivery
+from penstock.delivery.delivery_stream import DeliveryStream, run_ahead
+from penstock.delivery.row_numbers import ROW_NUMBERS, deliver_by_row_numbers
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.portions import Position
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
-from penstock.element.spec import TensorShape, TensorSpec
+from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Place, discard
 from penstock.engine.lower import open_plan
-from penstock.engine.prefetch import PrefetchStream
-from penstock.engine.tuning import Budget, Depth
 from penstock.errors import InvalidArgumentError
-from penstock.plan import nodes
 from penstock.plan.nodes import IterationCounter, Node
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.seeds import derive
-from penstock.plan.traits import Trait
 
 _CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step", "told", "odd"}
-"""The keys of a saved `DeliveryStream`; `told` holds `Position.failures`, `odd` `is_surprised`."""
-
-ROW_NUMBERS = TensorSpec([None], "int64")
-"""The spec of a batch of row numbers, and of a portion of it."""
+"""The keys of a saved `StepStream`; `told` holds `Position.failures`, `odd` `is_surprised`."""
 
 
-@dataclass(frozen=True)
-class RowNumberPlan:
-    """A plan that delivers row numbers, and the rows that they refer to."""
-
-    plan: Node
-    rows: Chunk
-
-
-def replace_by_row_numbers(plan: Node) -> RowNumberPlan | None:
-    """The same plan for row numbers; None unless it makes batches of rows in memory."""
-    found, batches = _replace_rows(plan)
-    return found if batches == 1 else None
-
-
-def _replace_rows(plan: Node) -> tuple[RowNumberPlan | None, int]:
-    """The plan for row numbers, and how many `batch` operators it has."""
-    if isinstance(plan, nodes.Slices):
-        rows = plan.data.chunk
-        if not all(isinstance(c, np.ndarray) and c.dtype.isnative for c in rows.columns):
-            return None, 0
-        return RowNumberPlan(nodes.Range(0, len(rows), 1, ROW_NUMBERS.dtype), rows), 0
-    if Trait.BY_POSITION not in plan.traits:
-        return None, 0
-    inner, batches = _replace_rows(plan.inputs[0])
-    if inner is None:
-        return None, 0
-    moved = RowNumberPlan(plan.with_inputs((inner.plan,)), inner.rows)
-    return moved, batches + isinstance(plan, nodes.Batch)
-
-
-class DeliveryStream(Stream):
+class StepStream(DeliveryStream):
     """Chunks of steps on their way to the devices."""
 
     def __init__(
         self, source: Stream, delivery: Delivery, shapes: Sequence[Any], is_surprised: bool
     ) -> None:
-        self.inputs = (source,)
-        self._source = source
-        self._delivery = delivery
+        super().__init__(source, delivery)
         self._shapes = shapes
         self.is_surprised = is_surprised
         """Whether a leaf had another shape than all samples."""
 
-    def pull(self, limit: int) -> Chunk:
-        chunk = self._source.pull(limit)
+    def _send(self, chunk: Chunk) -> Chunk:
         if self._shapes and not self.is_surprised:
             present, *leaves = chunk.columns
             there = leaves[: int(present[0]) * len(self._shapes)]
             self.is_surprised = not all(map(_has_shape, there, itertools.cycle(self._shapes)))
-        return self._delivery.send(chunk)
+        return super()._send(chunk)
 
     def save(self) -> State:
-        return {**self._source.save(), "odd": self.is_surprised}
-
-    def close(self) -> None:
-        super().close()
-        self._delivery.close()
+        saved, skipped = _split_place(super().save())
+        return Place({**saved, "odd": self.is_surprised}, skipped).state
 
 
 def _has_shape(column: Column, shape: TensorShape | None) -> bool:
@@ -135,32 +89,22 @@ class StepIterator(Iterator):
         plan, portion, self._delivery = self._choose_delivery()
         source = open_plan(plan, position.at, context)
         portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
-        stream = self._delivered = DeliveryStream(
+        stream = self._delivered = StepStream(
             portions,
             self._delivery,
             shapes=self._delivery_plan.sampled_shapes,
             is_surprised=saved.get("odd", False),
         )
         discard(stream, skipped)
-        ahead = self._delivery_plan.options.ahead
-        if not ahead or context.inline:
-            return stream
-        return PrefetchStream(stream, Depth(ahead, Budget.of(context.options)))
+        return run_ahead(stream, self._delivery_plan.options.ahead, context)
 
     def _choose_delivery(self) -> tuple[Node, Any, Delivery]:
-        """The plan to read, the spec of its portions, and the delivery that moves them.
-
-        A plan of rows in memory is read as row numbers if the backend can fetch rows by number.
-        """
+        """The plan to read, the spec of its portions, and the delivery that moves them."""
         delivery = self._delivery_plan.open_delivery(self._number)
-        if (
-            self._delivery_plan.allows_row_numbers
-            and (late := replace_by_row_numbers(self._plan)) is not None
-        ):
-            by_number = delivery.of_rows(late.rows)
-            if by_number is not None:
-                delivery.close()
-                return late.plan, ROW_NUMBERS, by_number
+        if self._delivery_plan.allows_row_numbers:
+            found = deliver_by_row_numbers(self._plan, delivery)
+            if found is not None:
+                return found[0], ROW_NUMBERS, found[1]
         return self._plan, self._delivery_plan.portion, delivery
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:

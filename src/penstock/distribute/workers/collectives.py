@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.distribute.backends import Tensor
+from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
 from penstock.element.dtypes import as_dtype
 from penstock.errors import (

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax as jax_module
 import numpy as np
 
-from penstock.distribute.backends import Tensor
+from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
 from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
 from penstock.errors import DisagreementError, FailedPreconditionError, InvalidArgumentError

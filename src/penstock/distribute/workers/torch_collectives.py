@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed
 
-from penstock.distribute.backends import Tensor
+from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
 from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
 from penstock.errors import (

@@ -28,6 +28,7 @@ import numpy as np
 
 from penstock.element.buffers import ALIGN
 from penstock.element.columns import Array
+from penstock.element.reused import ReusedMemory
 from penstock.errors import DataLossError
 
 _SMALL = 96 << 10  # For smaller sizes, the allocator reuses memory.
@@ -58,7 +59,7 @@ class BufferRef(weakref.ref[Array]):
     """Calls back when the last array over a buffer is freed; lighter than `weakref.finalize`."""
 
     __slots__ = ("memory", "room")
-    memory: mmap.mmap
+    memory: ReusedMemory
     room: int
     __hash__ = object.__hash__  # Arrays are not hashable.
     __eq__ = object.__eq__
@@ -70,7 +71,7 @@ class ReceiveBuffers:
     def __init__(self, limit: int = 128 << 20) -> None:
         self._limit = limit
         self._idle = 0  #: guarded by _lock; bytes in `_free`
-        self._free: dict[int, list[mmap.mmap]] = {}  #: guarded by _lock; by size class
+        self._free: dict[int, list[ReusedMemory]] = {}  #: guarded by _lock; by size class
         self._referenced: set[BufferRef] = set()
         self._lock = threading.Lock()
 
@@ -81,14 +82,16 @@ class ReceiveBuffers:
             start = -raw.__array_interface__["data"][0] % ALIGN
             return raw[start : start + size].data
         room = size_class(size)
-        memory = self._reuse(room) or _map_memory(room)
-        buffer: Array = np.frombuffer(memory, np.uint8, size)
+        memory = self._reuse(room)
+        if memory is None:
+            memory = _map_memory(room)
+        buffer = memory[:size]
         reference = BufferRef(buffer, self._take_back)
         reference.memory, reference.room = memory, room
         self._referenced.add(reference)
         return buffer.data
 
-    def _reuse(self, room: int) -> mmap.mmap | None:
+    def _reuse(self, room: int) -> ReusedMemory | None:
         # Neither this method nor `_take_back` waits for the lock: the garbage collector may call
         # `_take_back` in the thread that holds it.
         if not self._lock.acquire(blocking=False):
@@ -117,12 +120,12 @@ class ReceiveBuffers:
             self._lock.release()
 
 
-def _map_memory(room: int) -> mmap.mmap:
+def _map_memory(room: int) -> ReusedMemory:
     memory = mmap.mmap(-1, room)
     if room >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return ReusedMemory.over(memory)
 
 
 BUFFERS = ReceiveBuffers()
@@ -290,7 +293,7 @@ class MappedSlabs:
     def __init__(self, limit: int | None = 2 * LIMIT, writable: bool = False) -> None:
         self._limit = limit
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._slabs: dict[int, tuple[Slab, mmap.mmap]] = {}
+        self._slabs: dict[int, tuple[Slab, ReusedMemory]] = {}
         self._referenced: dict[int, SegmentRef] = {}
         # Without a lock: arrays may be freed in any thread, even in one that would hold it.
         self._unused: collections.deque[int] = collections.deque()
@@ -306,7 +309,7 @@ class MappedSlabs:
             raise DataLossError(f"data connection: unusable shared memory ({error})") from None
         finally:
             os.close(descriptor)
-        self._slabs[slab.number] = slab, memory
+        self._slabs[slab.number] = slab, ReusedMemory.over(memory)
 
     def _check(self, slab: Slab, descriptor: int) -> None:
         size = slab.cell * slab.cells
@@ -326,7 +329,8 @@ class MappedSlabs:
         slab, memory = self._slabs.get(number, (None, None))
         if slab is None or memory is None or cell >= slab.cells or size > slab.cell:
             raise DataLossError(f"data connection: no segment {segment} of {size} bytes")
-        array: Array = np.frombuffer(memory, np.uint8, size, slab.cell * cell)
+        start = slab.cell * cell
+        array = memory[start : start + size]
         reference = SegmentRef(array, self._mark_unused)
         reference.segment = segment
         self._referenced[segment] = reference

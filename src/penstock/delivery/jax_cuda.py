@@ -2,30 +2,62 @@
 
 JAX itself copies from memory that is not locked, which is nine times slower and blocks the caller.
 Small arrays are left to it. A large array is copied into a *berth*, an array of JAX on the GPU that
-no caller ever sees. When a step is received, JAX copies the berth on the GPU and returns that copy.
-A berth is written to again only when that copy is done: nothing else shows when the berth is free,
-because the caller may have deleted the copy.
+no caller ever sees. When an element is received, JAX copies the berth on the GPU and returns that
+copy. A berth is written to again only when that copy is done: nothing else shows when the berth is
+free, because the caller may have deleted the copy.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax as jax_module
 import numpy as np
 
-from penstock.distribute.backends.cuda import Buffers, Driver, EventMark
-from penstock.distribute.backends.moving import Array, ColumnDelivery
-from penstock.distribute.backends.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
+from penstock.delivery.cuda import LOCKED, Buffers, Driver, EventMark, is_reused
+from penstock.delivery.moving import Array, ColumnDelivery
+from penstock.delivery.row_fetch import RowFetch, fetch_rows, owners_of_row_numbers
 from penstock.element.chunk import Chunk
 from penstock.engine.gather import Gather
 from penstock.engine.tuning import cores
 
 # Its own annotations are incomplete.
 jax: Any = jax_module
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A device of JAX, and whether arrays are *committed* to it.
+
+    JAX moves uncommitted arrays to the devices of the arrays that they are used with; for
+    committed ones it raises.
+    """
+
+    device: Any
+    is_committed: bool = True
+
+    def as_default(self) -> AbstractContextManager[Any]:
+        """A context manager inside which uncommitted arrays are on this device."""
+        if self.is_committed:
+            return nullcontext()
+        entered: AbstractContextManager[Any] = jax.default_device(self.device)
+        return entered
+
+    def put(self, values: Any) -> Any:
+        """An array, or a list of arrays, on the device."""
+        with self.as_default():
+            return jax.device_put(values, self.device if self.is_committed else None)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        with self.as_default():
+            return jax.numpy.zeros(shape, dtype, device=self.device if self.is_committed else None)
+
 
 _LEFT = 2
 """How many berths of one kind the GPU may still copy from before `_take_berth` blocks."""
@@ -35,10 +67,10 @@ Begin = Callable[[int, int], bool]
 
 
 class Berth:
-    """Memory of a GPU that receives one leaf of a step."""
+    """Memory of a GPU that receives one leaf of an element."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> None:
-        self.array = jax.block_until_ready(jax.numpy.zeros(shape, dtype, device=device))
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], handle: Handle) -> None:
+        self.array = jax.block_until_ready(handle.zeros(shape, dtype))
         self.address: int = self.array.unsafe_buffer_pointer()
         self.kind = shape, dtype
         self.occupied = False
@@ -50,12 +82,13 @@ class Berth:
 class Arrival:
     """The leaves sent to one GPU by one call of `send`; `mark` is set when the call returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
         self.mark: EventMark | None = None
 
 
 class LandedLeaf(NamedTuple):
-    """A leaf of a step, in a berth or being copied there."""
+    """A leaf of an element, in a berth or being copied there."""
 
     arrival: Arrival
     berth: Berth
@@ -64,11 +97,15 @@ class LandedLeaf(NamedTuple):
 class Landing:
     """The berths of one GPU, and the stream that copies leaves into them."""
 
-    def __init__(self, cuda: Driver, device: Any) -> None:
-        self._cuda, self._device = cuda, device
-        self.gpu: int = device.local_hardware_id
+    def __init__(self, cuda: Driver, handle: Handle) -> None:
+        self._cuda, self._handle = cuda, handle
+        self.gpu: int = handle.device.local_hardware_id
         self._berths: list[Berth] = []
-        self._arrival = Arrival()
+        self._arrival = Arrival(handle)
+        self._reading: list[Array] = []
+        """The arrays that the GPU reads in place, of the current arrival."""
+        self._held: deque[tuple[EventMark, list[Array]]] = deque()
+        """The arrays that the GPU reads in place, until the marks after their copies."""
         with cuda.on(self.gpu):
             self._stream = cuda.stream()
         self._closed = weakref.finalize(self, _free_berths, cuda, self._berths)
@@ -82,10 +119,19 @@ class Landing:
             berth.occupied = begin(berth.address, self._stream)
         return LandedLeaf(self._arrival, berth) if berth.occupied else None
 
+    def begin_in_place(self, array: Array) -> LandedLeaf | None:
+        """Starts the copy of an array out of its own memory; None if that is not worth locking."""
+        if not is_reused(array):
+            return None
+        landed = self.begin(partial(LOCKED.copy, array, self._cuda), array.shape, array.dtype)
+        if landed is not None:
+            self._reading.append(array)
+        return landed
+
     def _take_berth(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Berth:
         left = [one for one in self._berths if one.kind == (shape, dtype) and not one.occupied]
         if len(left) <= _LEFT:
-            self._berths.append(Berth(shape, dtype, self._device))
+            self._berths.append(Berth(shape, dtype, self._handle))
             return self._berths[-1]
         oldest = left[0]
         self._berths.remove(oldest)
@@ -99,11 +145,17 @@ class Landing:
 
     def finish_arrival(self) -> None:
         """Ends the current arrival; later leaves belong to the next one."""
-        self._arrival.mark = self.mark()
-        self._arrival = Arrival()
+        mark = self._arrival.mark = self.mark()
+        self._arrival = Arrival(self._handle)
+        while self._held and self._held[0][0].is_over():
+            self._held.popleft()
+        if self._reading:
+            self._held.append((mark, self._reading))
+            self._reading = []
 
     def close(self) -> None:
         self._closed()
+        self._held.clear()
 
 
 def _free_berths(cuda: Driver, berths: list[Berth]) -> None:
@@ -112,7 +164,7 @@ def _free_berths(cuda: Driver, berths: list[Berth]) -> None:
 
 
 def receive_landed(values: Sequence[Any]) -> list[Any]:
-    """The leaves of a step, with each `LandedLeaf` replaced by an array of JAX."""
+    """The leaves of an element, with each `LandedLeaf` replaced by an array of JAX."""
     groups: dict[Arrival, list[int]] = {}
     for i, value in enumerate(values):
         if isinstance(value, LandedLeaf):
@@ -129,7 +181,8 @@ def _copy_from_berths(arrival: Arrival, berths: list[Berth]) -> Sequence[Any]:
     assert arrival.mark is not None
     arrival.mark.wait()
     arrays: Sequence[Any]
-    arrays, left = _copy_program()([berth.array for berth in berths])
+    with arrival.handle.as_default():
+        arrays, left = _copy_program()([berth.array for berth in berths])
     for berth in berths:
         berth.left = left
         berth.occupied = False
@@ -146,16 +199,16 @@ _COPYING_THREADS = 12
 """Measured on 16 cores: more threads copy no faster."""
 
 _LARGE = 1 << 20
-"""Bytes from which on a leaf of a step is copied through a berth."""
+"""Bytes from which on a leaf of an element is copied through a berth."""
 
 
 class JaxCudaDelivery(ColumnDelivery):
     """Copies columns to GPUs through locked memory; used by the thread that prefetches."""
 
     def __init__(
-        self, handles: Sequence[Any], columns: Sequence[int], ahead: int, cuda: Driver
+        self, handles: Sequence[Handle], columns: Sequence[int] | None, ahead: int, cuda: Driver
     ) -> None:
-        super().__init__(handles, columns, self._move_steps)
+        super().__init__(handles, columns, self._move_rows)
         self._ahead = ahead
         self._cuda = cuda
         self._buffers = Buffers(cuda)
@@ -178,15 +231,21 @@ class JaxCudaDelivery(ColumnDelivery):
     def _send_columns(self, chunk: Chunk) -> Chunk:
         return super().send(chunk)
 
-    def _move_steps(self, array: Array, alone: bool, handle: Any) -> list[Any]:
-        fill = self._gather.copy
-        return [self._move_step(row.shape, row.dtype, handle, fill, row) for row in array]
+    def _move_rows(self, array: Array, alone: bool, handle: Handle) -> list[Any]:
+        return [self._move_row(array[i, ...], handle) for i in range(len(array))]
 
-    def _move_step(
+    def _move_row(self, row: Array, handle: Handle) -> Any:
+        if row.nbytes >= _LARGE and jax.dtypes.canonicalize_dtype(row.dtype) == row.dtype:
+            landed = self._landings[handle].begin_in_place(row)
+            if landed is not None:
+                return landed
+        return self._move_leaf(row.shape, row.dtype, handle, self._gather.copy, row)
+
+    def _move_leaf(
         self,
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
-        handle: Any,
+        handle: Handle,
         fill: Callable[..., None],
         *source: Any,
     ) -> Any:
@@ -196,7 +255,7 @@ class JaxCudaDelivery(ColumnDelivery):
         if nbytes < _LARGE:
             memory = np.empty(shape, dtype)
             fill(memory, *source)
-            return jax.device_put(memory, handle)
+            return handle.put(memory)
         landing = self._landings[handle]
         with self._cuda.on(landing.gpu):
             buffer = self._buffers.take_free(nbytes)
@@ -205,7 +264,7 @@ class JaxCudaDelivery(ColumnDelivery):
         begin = partial(self._cuda.copy, memory.__array_interface__["data"][0], nbytes)
         landed = landing.begin(begin, shape, dtype)
         buffer.reader = landing.mark()
-        return jax.device_put(memory.copy(), handle) if landed is None else landed
+        return handle.put(memory.copy()) if landed is None else landed
 
     def receive(self, values: list[Any]) -> list[Any]:
         return receive_landed(values)
@@ -222,8 +281,8 @@ class JaxCudaRows(JaxCudaDelivery):
 
     def __init__(
         self,
-        handles: Sequence[Any],
-        columns: Sequence[int],
+        handles: Sequence[Handle],
+        columns: Sequence[int] | None,
         ahead: int,
         cuda: Driver,
         rows: Chunk,
@@ -232,21 +291,23 @@ class JaxCudaRows(JaxCudaDelivery):
         self._fetch = RowFetch(rows, cuda)
 
     def _send_columns(self, chunk: Chunk) -> Chunk:
-        return fetch_rows(chunk, self._fetch.rows, self._columns, self._fetch_steps)
+        return fetch_rows(chunk, self._fetch.rows, self._owners(chunk), self._fetch_leaf)
 
-    def _fetch_steps(self, leaf: int, owner: int, numbers: Array) -> list[Any]:
+    def _fetch_leaf(self, leaf: int, owner: int, numbers: Array) -> list[Any]:
         handle = self._handles[owner]
-        return [self._fetch_step(leaf, handle, step) for step in numbers]
+        return [self._fetch_batch(leaf, handle, batch) for batch in numbers]
 
-    def _fetch_step(self, leaf: int, handle: Any, numbers: Array) -> Any:
+    def _fetch_batch(self, leaf: int, handle: Handle, numbers: Array) -> Any:
         column: Any = self._fetch.rows.columns[leaf]
         shape = (*numbers.shape, *column.shape[1:])
         landed = self._fetch_by_gpu(leaf, handle, numbers, shape)
         if landed is not None:
             return landed
-        return self._move_step(shape, column.dtype, handle, self._gather_rows, column, numbers)
+        return self._move_leaf(shape, column.dtype, handle, self._gather_rows, column, numbers)
 
-    def _fetch_by_gpu(self, leaf: int, handle: Any, numbers: Array, shape: tuple[int, ...]) -> Any:
+    def _fetch_by_gpu(
+        self, leaf: int, handle: Handle, numbers: Array, shape: tuple[int, ...]
+    ) -> Any:
         column: Any = self._fetch.rows.columns[leaf]
         large = int(np.prod(shape, dtype=np.int64)) * column.itemsize >= _LARGE
         if not large or jax.dtypes.canonicalize_dtype(column.dtype) != column.dtype:

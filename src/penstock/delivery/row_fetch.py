@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.backends.cuda import LOCKED, Driver
-from penstock.distribute.backends.moving import Array
+from penstock.delivery.cuda import LOCKED, Driver
+from penstock.delivery.moving import Array
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
@@ -24,7 +24,7 @@ _WORTH_FETCHING = 32 << 10
 of any size; the GPU reads 4 GB/s in copies of 16 KB, 35 in copies of 32 KB, 54 of 64 KB."""
 
 FetchLeaf = Callable[[int, int, Array], Sequence[Any]]
-"""Called with a leaf, an owner and row numbers; returns the rows, one tensor for each step."""
+"""Called with a leaf, an owner and row numbers; returns the rows, one tensor for each element."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,10 @@ class RowFetch:
         )
 
 
-def owners_of_row_numbers(owners: Sequence[int], leaves: int) -> list[int]:
+def owners_of_row_numbers(owners: Sequence[int] | None, leaves: int) -> list[int] | None:
     """The owners of columns of row numbers, each of which replaces `leaves` columns of rows."""
+    if owners is None:
+        return None
     hosts = [owner for owner in owners if owner < 0]
     return hosts + [owner for owner in owners if owner >= 0][::leaves]
 

@@ -1,8 +1,9 @@
 """CUDA's driver, and host memory locked for it, so that a GPU reads that memory by itself.
 
 A GPU can read only locked memory. A large array of the user is locked when it is first read and
-stays locked as long as it exists, because locking it again in every epoch would take seconds.
-Smaller arrays are copied into locked buffers, which are reused as soon as the GPU has read them.
+stays locked as long as it exists, because locking it again in every epoch would take seconds. The
+same holds for memory that receives chunks of worker processes. All other arrays are copied into
+locked buffers, which are reused as soon as the GPU has read them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.backends.moving import Array
+from penstock.element.columns import Array
+from penstock.element.reused import ReusedMemory, find_origin
 
 _PORTABLE = 1
+_READ_ONLY = 8
 _IN_STREAM_ORDER = 1
 _NON_BLOCKING = 1
 _WITHOUT_SPINNING = 1 | 2  # Nor recording times.
@@ -96,7 +99,11 @@ class Driver:
     def lock(self, address: int, nbytes: int) -> bool:
         """Locks host memory so that all GPUs can read it; returns whether it could."""
         call = self._library.cuMemHostRegister_v2
-        return bool(call(c_void_p(address), c_size_t(nbytes), c_uint(_PORTABLE)) == 0)
+        # Memory that this process may only read needs the second flag, which not all GPUs have.
+        return any(
+            call(c_void_p(address), c_size_t(nbytes), c_uint(flags)) == 0
+            for flags in (_PORTABLE, _PORTABLE | _READ_ONLY)
+        )
 
     def unlock(self, address: int) -> None:
         self._library.cuMemHostUnregister(c_void_p(address))
@@ -188,6 +195,15 @@ class LockedArrays:
             weakref.finalize(owner, self._unlock, address).atexit = False
             return True
 
+    def copy(self, array: Array, driver: Driver, to: int, stream: int) -> bool:
+        """Locks a contiguous array and starts its copy to a GPU; returns whether it could."""
+        with self.mutex:
+            return (
+                array.flags.c_contiguous
+                and self.lock(array, driver)
+                and driver.copy(_address(array), array.nbytes, to, stream)
+            )
+
     def _unlock(self, address: int) -> None:
         with self.mutex:
             if address in self._locked:
@@ -222,14 +238,22 @@ def _origin(array: Array) -> tuple[Array, Any]:
 
     The owner is None for memory-mapped files, and for objects without weak references.
     """
-    while isinstance(array.base, np.ndarray) and not isinstance(array, np.memmap):
-        array = array.base
-    owner = array if array.base is None else array.base
+    array = find_origin(array)
+    if isinstance(array, np.memmap):
+        return array, None
+    # Reused memory itself: it is freed before the map that it belongs to, not after it.
+    is_owner = array.base is None or isinstance(array, ReusedMemory)
+    owner = array if is_owner else array.base
     try:
         weakref.ref(owner)
     except TypeError:
         return array, None
-    return array, None if isinstance(array, np.memmap) else owner
+    return array, owner
+
+
+def is_reused(array: Array) -> bool:
+    """Whether an array is in memory that will receive other chunks, so that locking it pays off."""
+    return array.nbytes >= _SMALL and isinstance(find_origin(array), ReusedMemory)
 
 
 def _memory() -> int:
@@ -240,7 +264,7 @@ _BUFFERS = 3
 """How many buffers of one size the GPU may still read before `take_free` blocks."""
 
 _SMALL = 1 << 20
-"""Bytes below which the number of buffers is not limited."""
+"""Bytes below which the number of buffers is not limited, and no memory is locked in place."""
 
 
 class Buffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
 from typing import Any
@@ -11,81 +10,12 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.distribute.backends import cuda, jax_cuda, row_fetch
-from penstock.distribute.backends.cuda import Buffers, Driver, LockedArrays
-from penstock.distribute.backends.row_fetch import RowFetch, owners_of_row_numbers
+from penstock.delivery import cuda, jax_cuda, row_fetch
+from penstock.delivery.cuda import Buffers, Driver, LockedArrays
+from penstock.delivery.row_fetch import RowFetch, owners_of_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
-
-
-class Library:
-    """libcuda, as far as it is called: copies at once, and keeps account of what is locked."""
-
-    def __init__(self, **statuses: int) -> None:
-        self.locked: dict[int, int] = {}
-        self.entered: list[int] = []
-        self.copies = 0
-        self._statuses = statuses
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu") or name == "cuMemcpyBatchAsync":
-            raise AttributeError(name)
-        return lambda *_: self._statuses.get(name, 0)
-
-    def cuDevicePrimaryCtxRetain(self, context: Any, gpu: Any) -> int:
-        context._obj.value = 100 + gpu.value
-        return 0
-
-    def cuCtxPushCurrent_v2(self, context: Any) -> int:
-        self.entered.append(context.value)
-        return 0
-
-    def cuCtxPopCurrent_v2(self, _: Any) -> int:
-        self.entered.pop()
-        return 0
-
-    def cuMemHostRegister_v2(self, address: Any, nbytes: Any, flags: Any) -> int:
-        if status := self._statuses.get("cuMemHostRegister_v2", 0):
-            return status
-        assert address.value not in self.locked
-        self.locked[address.value] = nbytes.value
-        return 0
-
-    def cuMemHostUnregister(self, address: Any) -> int:
-        del self.locked[address.value]
-        return 0
-
-    def cuMemcpyHtoDAsync_v2(self, to: Any, source: Any, nbytes: Any, stream: Any) -> int:
-        if status := self._statuses.get("cuMemcpyHtoDAsync_v2", 0):
-            return status
-        ctypes.memmove(to.value, source.value, nbytes.value)
-        return 0
-
-    def cuMemcpyBatchAsync_v2(self, to: Any, sources: Any, sizes: Any, count: Any, *_: Any) -> int:
-        if status := self._statuses.get("cuMemcpyBatchAsync_v2", 0):
-            return status
-        kind = ctypes.POINTER(ctypes.c_uint64 * count.value)
-        for one in zip(*(ctypes.cast(part, kind)[0] for part in (to, sources, sizes)), strict=True):
-            ctypes.memmove(*one)
-            self.copies += 1
-        return 0
-
-
-class OlderLibrary(Library):
-    """A driver before `cuMemcpyBatchAsync_v2`, whose function also returns which copy failed."""
-
-    cuMemcpyBatchAsync_v2 = None  # type: ignore[assignment]
-
-    def cuMemcpyBatchAsync(self, *arguments: Any) -> int:
-        assert len(arguments) == 9
-        return Library.cuMemcpyBatchAsync_v2(self, *arguments)
-
-
-@pytest.fixture
-def library(monkeypatch) -> Library:
-    monkeypatch.setattr(row_fetch, "LOCKED", LockedArrays())
-    monkeypatch.setattr(row_fetch, "_WORTH_FETCHING", 16)
-    return Library()
+from tests.delivery.simulated_cuda import Library, OlderLibrary, delivered
 
 
 def fetch(library: Library, *columns: Any) -> RowFetch:
@@ -282,18 +212,6 @@ def test_a_mark_is_passed_or_waited_for_and_forgotten():
     assert library.entered == []
 
 
-@pytest.fixture
-def devices(monkeypatch) -> list[Any]:
-    """Two of JAX's devices whose memory the driver here can write to, and small berths."""
-    monkeypatch.setattr(jax_cuda, "_LARGE", 64)
-    return list(jax.devices("cpu")[:2])
-
-
-def delivered(delivery: Any, chunk: Chunk) -> list[list[Any]]:
-    sent = delivery.send(chunk)
-    return [delivery.receive(list(leaves)) for leaves in zip(*sent.columns, strict=True)]
-
-
 def test_jax_gets_what_cuda_copied(library, devices):
     delivery = jax_cuda.JaxCudaDelivery(devices, [-1, 0, 1, 0], 2, Driver(library))
     rows = np.arange(2 * 8 * 4, dtype=np.float32).reshape(2, 8, 4)
@@ -302,8 +220,8 @@ def test_jax_gets_what_cuda_copied(library, devices):
     for i, (present, large, small, other) in enumerate(delivered(delivery, chunk)):
         assert present == 2
         np.testing.assert_array_equal(large, rows[i])
-        assert large.devices() == {devices[0]}
-        assert (int(small), small.devices()) == (i, {devices[1]})
+        assert large.devices() == {devices[0].device}
+        assert (int(small), small.devices()) == (i, {devices[1].device})
         assert other == b"word" if i else other.tolist() == list(range(100))
     delivery.close()
     delivery.close()

@@ -1,0 +1,220 @@
+"""Elements sent ahead: in order, failures too, and states that count what the caller got."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import length_hint
+from typing import Any
+
+import pytest
+
+from penstock import TensorSpec, int64
+from penstock.data import Dataset
+from penstock.data.dataset import ENVIRONMENT
+from penstock.data.delivered import DeliveredIterator, refuse_datasets
+from penstock.delivery import Delivery
+from penstock.delivery.moving import ColumnDelivery, own_rows
+from penstock.element.chunk import Chunk
+from penstock.engine.prefetch import PrefetchStream
+from penstock.errors import InvalidTypeError, UnknownError
+
+STREAM = Dataset.range(20).filter(lambda x: x % 2 == 0)
+DATASETS = [
+    Dataset.range(10),
+    Dataset.range(10).shuffle(10, seed=1),
+    Dataset.range(20).shuffle(4, seed=1).repeat(2).batch(3),
+    STREAM,
+    STREAM.shuffle(4, seed=1).prefetch(2),
+]
+
+
+class Noting(ColumnDelivery):
+    """A delivery that notes what it is asked to move."""
+
+    def __init__(self) -> None:
+        super().__init__([None], None, own_rows)
+        self.sent: list[Any] = []
+        self.received: list[Any] = []
+        self.closed = 0
+
+    def send(self, chunk: Chunk) -> Chunk:
+        self.sent += chunk.elements()
+        return super().send(chunk)
+
+    def receive(self, values: list[Any]) -> list[Any]:
+        self.received += values
+        return values
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def delivered(
+    dataset: Dataset, ahead: int = 2, open_delivery: Callable[[], Delivery] = Noting
+) -> DeliveredIterator:
+    return DeliveredIterator(
+        dataset.__plan__,
+        ENVIRONMENT,
+        dataset._iterations,
+        open_delivery=open_delivery,
+        ahead=ahead,
+        check=partial(refuse_datasets, "here"),
+    )
+
+
+def wait_for_the_thread(iterator: DeliveredIterator) -> None:
+    """Returns when the thread that prefetches has as many elements ready as it may."""
+    assert isinstance(iterator._stream, PrefetchStream)
+    ahead = iterator._stream._ahead
+    with ahead.changed:
+        ahead.changed.wait_for(lambda: ahead.elements >= ahead.depth.elements and not ahead.pulling)
+
+
+def texts(elements: Any) -> list[str]:
+    return [str(element) for element in elements]
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_as_many_are_sent_ahead_as_it_was_told(ahead: int) -> None:
+    delivery = Noting()
+    iterator = delivered(Dataset.range(16), ahead, lambda: delivery)
+    for number in range(4):
+        assert next(iterator) == number
+        wait_for_the_thread(iterator)
+        # Of small elements the iterator may take the next ones from the thread at once.
+        taken = number + 1 + length_hint(iterator._rows)
+        assert delivery.sent == list(range(taken + ahead))
+        assert taken <= number + 1 + ahead
+        assert delivery.received == list(range(number + 1))
+    assert list(iterator) == list(range(4, 16))
+    assert list(iterator) == []
+    assert delivery.closed
+
+
+def test_without_a_thread_elements_are_sent_when_they_are_asked_for() -> None:
+    delivery = Noting()
+    iterator = delivered(Dataset.range(10), 0, lambda: delivery)
+    assert delivery.sent == []
+    assert next(iterator) == 0
+    assert delivery.sent == delivery.received == [0]
+    assert list(iterator) == list(range(1, 10))
+
+
+def test_an_element_does_not_wait_for_the_elements_ahead() -> None:
+    """A generator may wait for what its consumer does with the last element."""
+    taken = threading.Semaphore(1)
+
+    def one_at_a_time() -> Iterator[int]:
+        for number in range(4):
+            taken.acquire()
+            yield number
+
+    signature = TensorSpec([], int64)
+    iterator = delivered(Dataset.from_generator(one_at_a_time, output_signature=signature))
+    for number in range(4):
+        assert next(iterator) == number
+        taken.release()
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_every_state_gives_exactly_the_rest(dataset: Dataset, ahead: int) -> None:
+    iterator = delivered(dataset, ahead)
+    states, elements = [iterator.state_dict()], []
+    for element in iterator:
+        elements.append(element)
+        states.append(iterator.state_dict())
+    for number, state in enumerate(states):
+        other = delivered(dataset, ahead)
+        other.load_state_dict(state)
+        assert texts(other) == texts(elements[number:])
+
+
+def test_a_state_is_that_of_the_iterator_without_the_elements_ahead() -> None:
+    dataset = Dataset.range(10).shuffle(10, seed=1)
+    iterator, plain = delivered(dataset), iter(dataset)
+    for _ in range(4):
+        next(iterator), next(plain)
+    assert json.loads(json.dumps(iterator.state_dict()))["at"] == plain.state_dict()["at"] == 4
+
+
+def test_a_loaded_state_forgets_what_was_ahead() -> None:
+    iterator = delivered(Dataset.range(10))
+    beginning = iterator.state_dict()
+    assert list(iterator) == list(range(10))
+    iterator.load_state_dict(beginning)
+    assert list(iterator) == list(range(10))
+
+
+def test_closing_keeps_the_place() -> None:
+    iterator = delivered(STREAM)
+    with iterator:
+        next(iterator), next(iterator)
+    assert list(iterator) == []
+    iterator.close()
+    other = delivered(STREAM)
+    other.load_state_dict(iterator.state_dict())
+    assert list(other) == [4, 6, 8, 10, 12, 14, 16, 18]
+
+
+def without_3(x: Any) -> Any:
+    if x == 3:
+        raise KeyError("3")
+    return x
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_failure_comes_in_its_turn_and_the_rest_after_it(ahead: int) -> None:
+    iterator = delivered(Dataset.range(6).map(without_3), ahead)
+    assert [next(iterator) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(UnknownError, match="map: without_3 at .* element 3"):
+        next(iterator)
+    assert list(iterator) == [4, 5]
+
+
+class Dividing(Noting):
+    """A delivery that cannot move zeros."""
+
+    def send(self, chunk: Chunk) -> Chunk:
+        (column,) = chunk.columns
+        assert all(column), "zero"
+        return super().send(chunk)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_an_element_that_cannot_be_sent_fails_in_its_turn(ahead: int) -> None:
+    zeros = {4, 5, 9}
+    dataset = Dataset.range(12).map(lambda x: x * 0 if int(x) in zeros else x + 1)
+    iterator, found = delivered(dataset, ahead, Dividing), []
+    states = []
+    for number in range(12):
+        states.append(iterator.state_dict())
+        if number in zeros:
+            with pytest.raises(AssertionError, match="zero"):
+                next(iterator)
+        else:
+            found.append(int(next(iterator)))
+    assert found == [1, 2, 3, 4, 7, 8, 9, 11, 12]
+    for number, state in enumerate(states):
+        other = delivered(dataset, ahead, Dividing)
+        other.load_state_dict(state)
+        if number in zeros:
+            with pytest.raises(AssertionError, match="zero"):
+                next(other)
+        else:
+            assert next(other) == number + 1
+
+
+def test_it_says_what_it_iterates_over() -> None:
+    assert repr(delivered(Dataset.range(3))) == "<DeliveredIterator over range>"
+
+
+def test_an_element_that_is_a_dataset_is_refused() -> None:
+    iterator = delivered(Dataset.range(4).window(2))
+    with pytest.raises(InvalidTypeError, match="^here: an element is a dataset; flatten it with"):
+        next(iterator)
+
+
+def test_elements_without_leaves_are_delivered() -> None:
+    assert list(delivered(Dataset.range(3).map(lambda x: ()))) == [(), (), ()]

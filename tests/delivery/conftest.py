@@ -1,0 +1,28 @@
+"""What the tests of deliveries share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from penstock.delivery import jax_cuda, row_fetch
+from penstock.delivery.cuda import LockedArrays
+from tests.delivery.simulated_cuda import Library
+
+
+@pytest.fixture
+def library(monkeypatch) -> Library:
+    locked = LockedArrays()
+    monkeypatch.setattr(row_fetch, "LOCKED", locked)
+    monkeypatch.setattr(jax_cuda, "LOCKED", locked)
+    monkeypatch.setattr(row_fetch, "_WORTH_FETCHING", 16)
+    return Library()
+
+
+@pytest.fixture
+def devices(monkeypatch) -> list[Any]:
+    """Two of JAX's devices whose memory the driver here can write to, and small berths."""
+    monkeypatch.setattr(jax_cuda, "_LARGE", 64)
+    return list(map(jax_cuda.Handle, jax.devices("cpu")[:2]))
