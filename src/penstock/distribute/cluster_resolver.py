@@ -32,7 +32,16 @@ Environment = Mapping[str, str]
 SLURM_PORTS = range(61000, 65000)
 
 
-class SimpleClusterResolver(ClusterResolver):
+class _KnownCluster(ClusterResolver):
+    """A resolver whose constructor finds the whole cluster."""
+
+    _spec: ClusterSpec
+
+    def cluster_spec(self) -> ClusterSpec:
+        return self._spec
+
+
+class SimpleClusterResolver(_KnownCluster):
     """Explicit arguments: a cluster, or only the workers' addresses, and the task of this process.
 
     >>> SimpleClusterResolver(["a:1", "b:1"], task_id=1).master()
@@ -52,9 +61,6 @@ class SimpleClusterResolver(ClusterResolver):
         self.task_type = "worker" if listed and task_type is None else task_type
         self.task_id = task_id
 
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
-
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
@@ -63,7 +69,7 @@ class SimpleClusterResolver(ClusterResolver):
         return super().master(task_type, task_id, rpc_layer)
 
 
-class TFConfigClusterResolver(ClusterResolver):
+class TFConfigClusterResolver(_KnownCluster):
     """`TF_CONFIG`: JSON with `cluster` (addresses by job) and `task` (type and index).
 
     >>> config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
@@ -90,9 +96,6 @@ class TFConfigClusterResolver(ClusterResolver):
         index = task_id if task_id is not None else task.get("index")
         self.task_id = None if index is None else _number(str(index), "TF_CONFIG: task.index")
 
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
-
 
 def _tf_config(environ: Environment) -> dict[str, Any]:
     text = environ.get("TF_CONFIG") or "{}"
@@ -105,7 +108,7 @@ def _tf_config(environ: Environment) -> dict[str, Any]:
     return config
 
 
-class TorchrunClusterResolver(ClusterResolver):
+class TorchrunClusterResolver(_KnownCluster):
     """torchrun's variables: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; perhaps LOCAL_RANK.
 
     torchrun gives only the address of worker 0; the other addresses of `cluster_spec()` are empty.
@@ -126,11 +129,8 @@ class TorchrunClusterResolver(ClusterResolver):
         self._spec = ClusterSpec({"worker": [f"{host}:{port}"] + [""] * (workers - 1)})
         self.local = _local(given, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
 
-
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(_KnownCluster):
     """Slurm's variables of a step that srun started: every task of it is a worker.
 
     Ports follow from the job's number, so that two jobs on one machine use different ports, unless
@@ -157,9 +157,6 @@ class SlurmClusterResolver(ClusterResolver):
         tasks = [f"{host}:{port + task}" for host, many in pairs for task in range(many)]
         self._spec = ClusterSpec({"worker": tasks})
         self.local = self._local(given, counts)
-
-    def cluster_spec(self) -> ClusterSpec:
-        return self._spec
 
     @staticmethod
     def _local(environ: Environment, counts: Sequence[int]) -> tuple[int, int] | None:

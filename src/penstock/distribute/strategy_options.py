@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -112,6 +113,7 @@ class RunOptions(NamedTuple):
     experimental_xla_options: Any = None
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class InputContext:
     """The argument of a dataset function: which of how many input pipelines it builds.
 
@@ -120,61 +122,36 @@ class InputContext:
     8
     """
 
-    def __init__(
-        self,
-        num_input_pipelines: int = 1,
-        input_pipeline_id: int = 0,
-        num_replicas_in_sync: int = 1,
-    ) -> None:
-        self._pipelines = num_input_pipelines
-        self._pipeline = input_pipeline_id
-        self._replicas = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        return self._pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        return self._pipeline
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        return self._replicas
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """The batch size of one replica; raises unless the global batch divides evenly."""
-        if global_batch_size % self._replicas:
+        replicas = self.num_replicas_in_sync
+        if global_batch_size % replicas:
             raise InvalidArgumentError(
                 f"InputContext.get_per_replica_batch_size: {global_batch_size} does not divide "
-                f"evenly among {self._replicas} replicas; use a multiple of {self._replicas}"
+                f"evenly among {replicas} replicas; use a multiple of {replicas}"
             )
-        return global_batch_size // self._replicas
+        return global_batch_size // replicas
 
     def __str__(self) -> str:
         return (
-            f"tf.distribute.InputContext(input pipeline id {self._pipeline}, "
-            f"total: {self._pipelines})"
+            f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, "
+            f"total: {self.num_input_pipelines})"
         )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ValueContext:
     """The argument of functions given to `experimental_distribute_values_from_function`."""
 
-    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1) -> None:
-        self._replica = replica_id_in_sync_group
-        self._replicas = num_replicas_in_sync
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        return self._replica
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        return self._replicas
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
 
     def __str__(self) -> str:
         return (
-            f"tf.distribute.ValueContext(replica id {self._replica},  "
-            f"total replicas in sync: {self._replicas})"
+            f"tf.distribute.ValueContext(replica id {self.replica_id_in_sync_group},  "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
         )

@@ -15,6 +15,9 @@ from penstock.engine.contract import State, Stream, must_settle
 BUDGET = 0.001
 """Seconds of work that may go into a chunk before it is handed on."""
 
+_MOST_ROWS = 8192
+"""The most elements to ask for at once."""
+
 
 class Source(Protocol):
     """A stream, an inlet, or any other object with `pull`."""
@@ -181,14 +184,13 @@ class Inlet:
 class Demand:
     """How much to ask for: little at first, more while it costs little time and memory."""
 
-    def __init__(self, rows: int = 8192, nbytes: int = 1 << 20, limit: int = 1) -> None:
-        self.rows = rows
+    def __init__(self, nbytes: int = 1 << 20) -> None:
         self.nbytes = nbytes
-        self.limit = limit
+        self.limit = 1
 
     def record(self, chunk: Chunk, seconds: float) -> None:
         fits = min(
-            self.rows,
+            _MOST_ROWS,
             len(chunk) * self.nbytes // max(chunk.nbytes, 1),
             int(self.limit * BUDGET / max(seconds, 1e-7)),
         )
