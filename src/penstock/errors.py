@@ -51,6 +51,10 @@ __all__ = [
 class OpError(Exception):
     """The root of the tree."""
 
+    takes_element = True
+    """Whether the error takes the place of an element, so that `ignore_errors` drops both. Else
+    the stream itself has failed, and `ignore_errors` raises the error."""
+
     def __init__(self, *args: object, message: str | None = None) -> None:
         # torch's worker processes raise an error again with `message` as a keyword.
         super().__init__(*(args if message is None else (message,)))

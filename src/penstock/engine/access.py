@@ -16,6 +16,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of, groups, scale, slice_of
 from penstock.element.values import as_value
+from penstock.engine.call_watch import refuse_many
 from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
@@ -177,6 +178,7 @@ def _check_signature(chunk: Chunk, calls: Calls) -> Chunk:
 
 def call_vectorized(calls: Calls, rows: Chunk, ordinal: int) -> Chunk:
     """Calls a function with whole columns; it must return as many rows as it was given."""
+    refuse_many(len(rows))
     result = calls.one(nest.unflatten(rows.tree, rows.columns), ordinal)
     return _check_signature(columns_of(result, len(rows), calls.where), calls)
 

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.element.chunk import Chunk
 from penstock.element.strict import holds_strings, plain, strict
+from penstock.engine.call_watch import watch_calls
 from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.engine.inlets import BUDGET
 from penstock.errors import OpError, kind_of
@@ -88,8 +89,8 @@ class Calls:
         self.signature = signature
         """The `output_signature` that the results must fit, if there is one."""
         self.function = function
-        self.call = function.call if call is None else call
         self.where = f"Dataset.{operator}: {function}"
+        self.call = watch_calls(self.where, function.call if call is None else call)
         self._block = 1
         self._fixed: bool | None = None
         self._made = _trial_count(function)
@@ -217,10 +218,10 @@ class Seeded:
 
     def __init__(self, call: Callable[..., Any], seed: int, epoch: tuple[int, ...]) -> None:
         self._call = call
-        self._key = (seed, *epoch)
+        self.key = (seed, *epoch)
 
     def __call__(self, number: Any, element: Any) -> Any:
-        random = generator(*self._key, int(number))
+        random = generator(*self.key, int(number))
         if type(element) is tuple:
             return self._call(*element, random)
         return self._call(element, random)

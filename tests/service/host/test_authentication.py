@@ -65,12 +65,12 @@ def test_a_client_learns_how_the_process_of_its_plan_was_lost(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     client, worker = ends
-    losses = {bytes(range(32)): ProcessLoss(7, -11)}
+    losses = {bytes(range(32)): ProcessLoss(7, -11, 0.5, True, b"f at x.py:2" * 20)}
     admitted = beside(
         lambda: server_handshake(worker, TOKEN, deadline(), last_loss=losses.__getitem__)
     )
     accepted = client_handshake(client, TOKEN, Terms(plan=bytes(range(32))), deadline())
-    assert accepted.process_loss == ProcessLoss(7, -11)
+    assert accepted.process_loss == ProcessLoss(7, -11, 0.5, True, (b"f at x.py:2" * 20)[:95])
     assert admitted.get() == ServerHandshake(Terms(plan=bytes(range(32))), accepted.key)
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
         said = worker.recv(200)
         worker.sendall(said[:48])
         worker.recv(32)
-        worker.sendall(b"\x01" + bytes(40))
+        worker.sendall(b"\x01" + ProcessLoss().pack() + bytes(32))
 
     beside(pretend)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
@@ -147,7 +147,7 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
     def mirror() -> None:
         said = worker.recv(200)
         worker.sendall(said[:48])
-        worker.sendall(b"\x01" + bytes(8) + worker.recv(32))
+        worker.sendall(b"\x01" + ProcessLoss().pack() + worker.recv(32))
 
     beside(mirror)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):

@@ -1,6 +1,7 @@
 """Plan processes, as a worker sees them; real ones are in `tests/integration/test_isolation.py`."""
 
 import contextlib
+import functools
 import os
 import queue
 import socket
@@ -11,8 +12,10 @@ import pytest
 
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.engine.processes.fork_server import ProcessExit
+from penstock.errors import AbortedError
 from penstock.service.host import plan_processes
 from penstock.service.host.authentication import ProcessLoss
+from penstock.service.host.call_records import open_watch
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -156,7 +159,7 @@ def test_clients_of_a_lost_process_learn_of_it_once_it_is_known_how(house: House
     other.setblocking(False)
     house.ward.die(1, -11)
     assert client.recv(9) == b""
-    assert house.last_loss(PLAN) == ProcessLoss(1, -11)
+    assert house.last_loss(PLAN) == ProcessLoss(1, -11, is_traced=True)
     assert house.last_loss(OTHER) == ProcessLoss()
     assert house.restarts == 1
     house.hurried.get()
@@ -175,22 +178,50 @@ def test_a_client_that_comes_between_a_death_and_its_news_waits_for_them(house: 
     house.ward.deaths.put(ProcessExit(1, 3))
     visiting.get()
     assert first.recv(9) == b""
-    assert house.last_loss(PLAN) == ProcessLoss(1, 3)
-    assert house.ward.told(2) == Begin("w:1")
+    assert house.last_loss(PLAN) == ProcessLoss(1, 3, is_traced=True)
+    assert house.ward.told(2) == Begin("w:1", watched=True)
     assert house.ward.told(2) == TakeClient(3, "shm", "a client", 0, True)
 
 
 def test_after_many_losses_there_is_a_pause(
     house: House, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         client = house.visit()
         house.ward.die(number, 71)
         assert client.recv(9) == b""
-    assert "another one in 0.5 s, because 3 of them ended soon after their start" in caplog.text
+    assert "another one in 0.5 s, because 4 of them ended soon after their start" in caplog.text
+    assert house.last_loss(PLAN) == ProcessLoss(4, 71, pause=0.5)
     time.now += 0.5
+    assert house.last_loss(PLAN) == ProcessLoss(4, 71)
     house.visit()
-    assert len(house.ward.ends) == 4
+    assert len(house.ward.ends) == 5
+
+
+def test_the_call_that_crashes_every_process_is_refused(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(number: int, client: socket.socket) -> None:
+        house.ward.die(number, -11)
+        assert client.recv(9) == b""  # By then the worker has read which calls were running.
+
+    client = house.visit()
+    assert house.ward.told(1) == Begin("w:1")
+    crash(1, client)
+    for number in (2, 3):
+        client = house.visit()
+        begin, descriptor = house.ward.given(number)
+        assert begin == Begin("w:1", watched=True)
+        dying = functools.partial(crash, number, client)
+        open_watch(os.dup(descriptor)).run("Dataset.map: f", lambda _, die=dying: die(), (1,), True)
+        loss = ProcessLoss(number, -11, is_traced=True, function=b"Dataset.map: f")
+        assert house.last_loss(PLAN) == loss
+    assert "signal 11 (segmentation fault) in Dataset.map: f; they get another" in caplog.text
+    house.visit()
+    watch = open_watch(os.dup(house.ward.given(4)[1]))
+    assert watch.run("Dataset.map: f", abs, (-2,), True) == 2
+    with pytest.raises(AbortedError, match="crashed in this call each time; the last one was kill"):
+        watch.run("Dataset.map: f", abs, (1,), True)
 
 
 def test_no_client_is_served_after_the_end(house: House) -> None:

@@ -180,10 +180,16 @@ def test_workers_that_are_lost_again_and_again_are_an_error_of_the_next_pull(clu
     remote._deliveries.lose(worker)
     for _ in range(3):
         remote._reading.fetcher.blame.add(worker, 0, 1, 2)
-    with pytest.raises(AbortedError, match="3 workers were lost .* elements 1 to 1 of stream 0"):
+    with pytest.raises(AbortedError, match="3 workers were lost .* can continue there") as raised:
         rest_of(remote)
+    assert not raised.value.takes_element
     assert worker in remote._reading.fetcher.workers
-    assert found + rest_of(remote) == list(range(9))
+    for _ in range(3):
+        remote._reading.fetcher.blame.add(worker, 0, 1, 2)
+    with pytest.raises(AbortedError, match="3 workers were lost .* reading ends here"):
+        rest_of(remote)
+    assert found == [0]
+    assert rest_of(remote) == []
     remote.close()
 
 

@@ -81,7 +81,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(tmp_path, workers, str
         assert "was killed by signal 9 (killed) and was replaced" in caplog.text
 
 
-def test_elements_that_end_every_process_are_an_error():
+def test_an_element_that_ends_every_process_is_an_error():
     here = os.getpid()
 
     def crash(x):
@@ -91,8 +91,9 @@ def test_elements_that_end_every_process_are_an_error():
 
     made = Dataset.range(60).map(crash)
     made = made.apply(service.distribute("distributed_epoch", "local://2"))
-    with pytest.raises(AbortedError, match=r"elements \d+ to \d+ .*11 \(segmentation fault\)"):
+    with pytest.raises(AbortedError, match=r"crash at .* element 20: .*11 \(segmentation fault\)"):
         list(made)
+    assert [int(x) for x in made.ignore_errors()] == [x for x in range(60) if x != 20]
 
 
 FROZEN = """

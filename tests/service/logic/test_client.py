@@ -439,9 +439,28 @@ def test_elements_that_end_every_worker_are_an_error() -> None:
     reader.join("w3")
     assert reader.blame.is_certain
     assert reader.asks() == []
-    with pytest.raises(AbortedError, match="3 workers were lost one after the other .* elements 0"):
+    with pytest.raises(
+        AbortedError, match="3 workers were lost one after the other .* elements 0 "
+    ):
         raise reader.blame.verdict()
     assert reader.asks()[0].start == ask.start == 0
+
+
+def test_elements_that_crashed_a_worker_are_asked_of_it_again_if_it_returns() -> None:
+    """It has begun to search for the cause; other workers would have to crash for that, too."""
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=False)
+    reader.join("w0")
+    reader.join("w1")
+    [first] = [ask for ask in reader.asks() if ask.start == 0]
+    other = {"w0": "w1", "w1": "w0"}[first.worker]
+    reader.returning = {first.worker}
+    reader.lose(first.worker, broken=True)
+    assert all(ask.start for ask in reader.asks())
+    reader.returning = set()
+    reader.join(first.worker)
+    assert [ask.worker for ask in reader.asks() if ask.start == 0] == [first.worker]
+    reader.lose(first.worker, broken=True)
+    assert [ask.worker for ask in reader.asks() if ask.start == 0] == [other]
 
 
 def test_a_reader_leases_no_more_than_it_has_shown_to_need() -> None:

@@ -34,6 +34,7 @@ def test_every_inequality_holds() -> None:
         ({"PLAN_PROCESS_CLOSE": 0.5}, "a plan process closes before it is killed"),
         ({"WORKER_CLOSE": 1.5}, "a local worker stops before it is killed"),
         ({"CRASH_MEMORY": 35.0}, "a crashed process is remembered for longer than the pauses"),
+        ({"CALL_WATCH": 2.0}, "a plan process records its calls for longer than an early crash"),
         ({"HANDSHAKE": 15.0}, "a handshake ends before its worker counts as unreachable"),
     ],
 )

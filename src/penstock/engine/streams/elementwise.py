@@ -270,5 +270,7 @@ class IgnoreErrorsStream(Stream):
             except StopIteration:
                 raise
             except Exception as error:
+                if isinstance(error, OpError) and not error.takes_element:
+                    raise
                 if self._log:
                     log.warning("Dataset.ignore_errors: dropped an element: %s", error)

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import Access, Epoch, leaf
+from penstock.engine.call_watch import watch_steps
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader
@@ -82,13 +83,17 @@ class GeneratorStream(Stream):
         self._running: Iterator[Any] | None = None
         self._error: Exception | None = None
         """The failure of the next element."""
+        self._next: Callable[[Iterator[Any]], Any] = next
         self._convert = converter(node.signature)
         self._replay(count or 0)
 
     def _replay(self, count: int) -> None:
         while self._count < count:
             try:
-                next(self._iterator(), None)
+                iterator = self._iterator()
+                self._next(iterator)
+            except StopIteration:
+                pass
             except Exception:  # The caller got it before the state was saved.
                 self._running = iter(())
             self._count += 1
@@ -97,6 +102,7 @@ class GeneratorStream(Stream):
         if self._running is None:
             made = Calls("from_generator", self._node.function).plain(0, *self._node.arguments)
             self._running = iter(made)
+            self._next = watch_steps(f"Dataset.from_generator: {self._node.function}")
         return self._running
 
     def pull(self, limit: int) -> Chunk:
@@ -126,7 +132,8 @@ class GeneratorStream(Stream):
 
     def _next_value(self, ordinal: int) -> Any:
         try:
-            value = next(self._iterator())
+            iterator = self._iterator()
+            value = self._next(iterator)
         except StopIteration:
             raise
         except BaseException as cause:

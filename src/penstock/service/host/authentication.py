@@ -38,7 +38,7 @@ from penstock.service.host.security import Security
 from penstock.service.host.sockets import keep_alive
 from penstock.service.protocol import timing
 
-DATA, CONTROL = b"penstock data 4\n", b"penstock ctrl 2\n"
+DATA, CONTROL = b"penstock data 5\n", b"penstock ctrl 2\n"
 """Marks: the purpose of a connection. Both sides send theirs first."""
 
 _TLS_ONLY = b"penstock by TLS\n"
@@ -46,7 +46,7 @@ _TLS_ONLY = b"penstock by TLS\n"
 
 _NONCE = 32
 _TERMS = struct.Struct("<BxHH2x32s")
-_LOSS = struct.Struct("<Ii")
+_LOSS = struct.Struct("<Iif?95s")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _REJECTED, _ACCEPTED, _FULL = b"\x00", b"\x01", b"\x02"
 _DISCONNECTED = (ConnectionResetError, BrokenPipeError)
@@ -80,6 +80,22 @@ class ProcessLoss(NamedTuple):
     """Counts the processes that the worker has lost, which distinguishes two losses."""
     code: int = 0
     """The exit code of the process, negative for a signal."""
+    pause: float = 0.0
+    """Seconds that the worker waits before it starts the next process."""
+    is_traced: bool = False
+    """Whether the worker has found the call that crashed it, or may find it next time."""
+    function: bytes = b""
+    """The user's function that was running, if it is known: its first bytes in UTF-8."""
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ProcessLoss:
+        """Returns what `pack` has packed."""
+        number, code, pause, is_traced, function = _LOSS.unpack(data)
+        return cls(number, code, pause, is_traced, function.rstrip(b"\0"))
+
+    def pack(self) -> bytes:
+        """Returns a text of fixed size; a long name of a function is cut."""
+        return _LOSS.pack(*self)
 
 
 class ServerHandshake(NamedTuple):
@@ -125,7 +141,7 @@ def server_handshake(
         _send(connected, _REJECTED + bytes(_LOSS.size + PROOF_SIZE), deadline)
         raise UnauthenticatedError("the client does not know the token")
     terms = Terms(*_TERMS.unpack(asked[-_TERMS.size :]))
-    verdict = (_ACCEPTED if has_room() else _FULL) + _LOSS.pack(*last_loss(terms.plan))
+    verdict = (_ACCEPTED if has_room() else _FULL) + last_loss(terms.plan).pack()
     _send(connected, verdict + make_proof(token, _SERVER, verdict, asked, answered), deadline)
     if verdict.startswith(_FULL):
         raise UnavailableError("there are too many connections")
@@ -152,7 +168,7 @@ def client_handshake(
         raise UnauthenticatedError("does not know the token")
     if verdict.startswith(_FULL):
         raise UnavailableError("it has too many connections")
-    process_loss = ProcessLoss(*_LOSS.unpack(verdict[1:]))
+    process_loss = ProcessLoss.unpack(verdict[1:])
     return ClientHandshake(make_proof(token, _SESSION, asked, answered), process_loss)
 
 

@@ -24,6 +24,7 @@ from penstock.errors import (
 from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
+from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
@@ -119,16 +120,26 @@ class Deliveries:
         self._losses[worker] = loss.number
         if before is None or loss.number == before:
             return
-        how = describe_exit(loss.code)
-        _LOG.warning("distribute: a process of worker %s %s and was replaced", worker, how)
-        self._fetcher.blame.explain(worker, how)
+        how, function = describe_exit(loss.code), loss.function.decode(errors="ignore")
+        _LOG.warning(
+            "distribute: a process of worker %s %s%s and %s",
+            worker,
+            how,
+            f" in {function}" if function else "",
+            f"is replaced in {loss.pause:.1f} s" if loss.pause else "was replaced",
+        )
+        if loss.is_traced:
+            self._fetcher.blame.acquit(worker)
+        else:
+            self._fetcher.blame.explain(worker, how, function)
 
-    def raise_blame(self) -> None:
-        """Raises AbortedError if the same elements were in work at each of the last losses."""
+    def find_blame(self) -> Blame | None:
+        """Returns the blame for elements with which processes crashed again and again."""
         blame = self._fetcher.blame
         # Workers that reconnect report how they lost their processes; the error includes it.
         if blame.is_certain and not any(map(self._links.awaits, blame.workers)):
-            raise blame.verdict()
+            return blame
+        return None
 
     def connect(self) -> None:
         """Connects to workers, and asks workers again that refused work a while ago."""
@@ -137,6 +148,7 @@ class Deliveries:
                 self._fetcher.join(worker)
         self._links.dial()
         self._fetcher.expects = self._links.expects
+        self._fetcher.returning = self._broken.keys()
 
     def lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
         """Closes the connection to a worker and requests what it owes from other workers.

@@ -19,8 +19,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine.call_watch import start_watch
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
+from penstock.service.host.call_records import open_watch
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
@@ -37,9 +39,13 @@ _PART = 256
 
 
 class Begin(Message, frozen=True):
-    """The first message. `address` is the worker's, for error messages."""
+    """The first message. `address` is the worker's, for error messages.
+
+    `watched`: the process records its calls, in the memory whose descriptor comes with the message.
+    """
 
     address: str
+    watched: bool = False
 
 
 class TakeClient(Message, frozen=True):
@@ -118,7 +124,9 @@ class PlanProcessMain:
 
     def _handle(self, message: Any, descriptor: int) -> None:
         match message:
-            case Begin(address):
+            case Begin(address, watched):
+                if watched:
+                    start_watch(open_watch(descriptor))
                 self._tasks = self._make_tasks(address)
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)

@@ -24,6 +24,7 @@ from typing import Any
 from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.service.host.authentication import ProcessLoss
+from penstock.service.host.call_records import CallRecord
 from penstock.service.host.channels import relay
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
@@ -77,6 +78,8 @@ class PlanProcess:
     channel: socket.socket
     started: float
     idle_since: float
+    record: CallRecord | None = None
+    """The calls that it makes, if its predecessor crashed."""
     clients: dict[int, ClientSocket] = field(default_factory=dict)
     drained: bool = False
     _done: dict[str, WorkStatus] = field(default_factory=dict)
@@ -165,7 +168,15 @@ class PlanProcesses:
         """Returns how the last process of a plan crashed, if one did."""
         with self._changed:
             crash = self._crashes.last(plan)
-            return ProcessLoss() if crash is None else ProcessLoss(crash.number, crash.code)
+            if crash is None:
+                return ProcessLoss()
+            return ProcessLoss(
+                number=crash.number,
+                code=crash.code,
+                pause=self._crashes.pause(plan, time.monotonic()),
+                is_traced=crash.is_traced,
+                function=crash.function.encode(),
+            )
 
     def serve(self, client: AcceptedClient) -> None:
         """Hands a client to the process of its plan; returns when the connection has ended."""
@@ -237,11 +248,23 @@ class PlanProcesses:
         )
         self._by_plan[plan] = self._by_number[process.number] = process
         with contextlib.suppress(OSError):  # The next message finds out that it has ended.
-            process.send(Begin(self.address))
+            self._send_begin(process)
             if self._draining:
                 process.send(Drain())
         _start_thread(partial(self._receive, process))
         return process
+
+    def _send_begin(self, process: PlanProcess) -> None:
+        """Sends the first message, with the memory for its calls if its predecessor crashed."""
+        crash = self._crashes.last(process.plan)
+        if crash is None:
+            process.send(Begin(self.address))
+            return
+        record = process.record = CallRecord(crash, self._crashes.search(process.plan))
+        try:
+            process.send(Begin(self.address, watched=True), (record.descriptor,))
+        finally:
+            record.release_descriptor()
 
     # Messages of processes
 
@@ -280,13 +303,15 @@ class PlanProcesses:
         self._hurry()
 
     def _record_crash(self, process: PlanProcess, code: int) -> None:
-        crash = self._crashes.add(process.plan, code, process.started, time.monotonic())
+        calls = None if process.record is None else process.record.read()
+        crash = self._crashes.add(process.plan, code, process.started, time.monotonic(), calls)
         later = f" in {crash.pause:g} s, because {crash.early} of them ended soon after their start"
         _LOG.warning(
-            "worker %s: a process with %d clients %s; they get another one%s",
+            "worker %s: a process with %d clients %s%s; they get another one%s",
             self.address,
             len(process.clients),
             describe_exit(code),
+            f" in {crash.function}" if crash.function else "",
             later if crash.pause else "",
         )
 

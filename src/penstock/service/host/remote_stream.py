@@ -110,6 +110,8 @@ class RemoteStream(Stream):
         """The client ids under which this reader has read."""
         self._failure: OpError | None = None
         """Raised by the next call that waits."""
+        self._ended = False
+        """Whether elements that cannot be computed have ended the stream."""
         self._interrupted = False
         """Set by any thread, read and cleared by the thread that pulls."""
         self._waited = 0.0
@@ -136,7 +138,9 @@ class RemoteStream(Stream):
         return self._deliveries.work
 
     def pull(self, limit: int) -> Chunk:
-        piece = self._take_arrived(limit) if self._failure is None else None
+        piece = None
+        if self._failure is None and not self._ended:
+            piece = self._take_arrived(limit)
         if piece is None:
             piece = self._wait_for_elements(limit)
         self._prepare_next(len(piece))
@@ -175,6 +179,15 @@ class RemoteStream(Stream):
 
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Sends and receives until `what` returns a value; returns None at the end of the data."""
+        if self._ended and self._failure is None:
+            return None
+        try:
+            return self._wait_until(what)
+        except OpError as error:
+            error.takes_element = False
+            raise
+
+    def _wait_until(self, what: Callable[[], Any]) -> Any:
         started, due = self._now(), timing.WAIT_WARNING
         while True:
             # Read before `_attend`, so that a retry that it finds too early is due within the wait.
@@ -231,7 +244,9 @@ class RemoteStream(Stream):
         if (failure := self._failure or self._opening.session.failure) is not None:
             self._failure = None
             raise failure
-        self._deliveries.raise_blame()
+        if (blame := self._deliveries.find_blame()) is not None:
+            self._ended = blame.is_final
+            raise blame.verdict()
 
     def _process(
         self, event: ClientHeartbeatReply | LeaseReply | OpenIterationReply | LeasesLost | OpError

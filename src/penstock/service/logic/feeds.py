@@ -82,6 +82,8 @@ class Feed:
         """How many elements the stream has, once its end was seen."""
         self.refused: dict[str, Exception] = {}
         """Workers that cannot compute this stream, and why."""
+        self.crashed_at: dict[int, str] = {}
+        """Ordinals that must be requested again, and the worker that crashed with each."""
         self.ahead: dict[int, int] = {}
         """Ranges beyond `next` that were handed out: start to stop."""
         self.pledged: tuple[int, int] | None = None

@@ -7,7 +7,7 @@ number of elements or of bytes. When a worker is lost, what it still owed is req
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -65,6 +65,8 @@ class Fetcher:
         """Workers that refuse all work: they are about to stop, or cannot work now."""
         self.expects = False
         """Whether other workers may join soon."""
+        self.returning: Collection[str] = ()
+        """Workers whose connection broke and may be opened again."""
         self._asks: dict[int, Ask] = {}
         self._requests = 0
         self.hungry = True
@@ -108,6 +110,8 @@ class Fetcher:
             ask.feed.lose(ask.at, ask.stop)
         if broken and owed:
             self.blame.add(worker, owed[0].feed.stream, owed[0].at, owed[0].stop)
+            # Other workers would crash there, too. This one has begun to search for the cause.
+            owed[0].feed.crashed_at[owed[0].at] = worker
 
     def patience(self, worker: str, seconds: float) -> float:
         """How long a worker may be silent.
@@ -214,6 +218,7 @@ class Fetcher:
             return None
         if (span := feed.ask(self._count(feed))) is None:
             return None
+        feed.crashed_at.pop(span[0], None)
         feed.worker = worker
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
@@ -294,6 +299,9 @@ class Fetcher:
             if self.expects:
                 return None
             raise next(iter(feed.refused.values()))
+        crashed = feed.crashed_at.get(feed.asking)
+        if crashed is not None and (crashed in able or crashed in self.returning):
+            return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
             keeper = _keeper(able, feed.asking)
             return keeper if able[keeper] < DEPTH else None

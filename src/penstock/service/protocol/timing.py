@@ -103,6 +103,9 @@ EARLY_CRASH = 5.0
 CRASH_FIRST_PAUSE, CRASH_LONGEST_PAUSE = 0.5, 30.0
 """The pauses before a worker restarts a process whose predecessors crashed early."""
 
+CALL_WATCH = 60.0
+"""A plan process records its calls for this time, if its predecessor crashed: that costs time."""
+
 CRASH_MEMORY = 600.0
 """A worker remembers for this time how the last process of a plan crashed."""
 
@@ -240,6 +243,9 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         "a crashed process is remembered for longer than the pauses": (
             t["CRASH_LONGEST_PAUSE"] + t["EARLY_CRASH"] < t["CRASH_MEMORY"]
+        ),
+        "a plan process records its calls for longer than an early crash takes": (
+            t["EARLY_CRASH"] < t["CALL_WATCH"] < t["CRASH_MEMORY"]
         ),
         "a handshake ends before its worker counts as unreachable": (
             t["HANDSHAKE"] < t["UNREACHABLE"]
