@@ -70,7 +70,7 @@ class Results:
                 raise self._drop_misfit() from None
             chunk = self._chunk(self._front(count))
         self._waiting = self._waiting[count:] if count < len(self._waiting) else []
-        return self._numbered(chunk)
+        return self._add_numbers(chunk)
 
     def _hand_on_made(self, made: Chunk, limit: int) -> Chunk:
         chunk = made.rows(0, limit)
@@ -80,10 +80,10 @@ class Results:
             self._made, self._waiting = None, made.elements()
             return self.hand_on(limit)
         self._made = made.rows(len(chunk), len(made)) if len(chunk) < len(made) else None
-        return self._numbered(chunk)
+        return self._add_numbers(chunk)
 
-    def _numbered(self, chunk: Chunk) -> Chunk:
-        """The chunk that is handed on next, with its numbers."""
+    def _add_numbers(self, chunk: Chunk) -> Chunk:
+        """Adds the numbers of its elements to the chunk that is handed on next."""
         if self._numbers is not None:
             first, numbers = self._numbers
             chunk = chunk.with_numbers(numbers[self.ordinal - first :][: len(chunk)])
