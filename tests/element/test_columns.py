@@ -117,3 +117,16 @@ def test_a_missing_component_has_the_rows_of_the_other_components():
     (rows, counts), (nones, same) = columns.unstack_all([ARRAY, [None] * 3])
     assert (len(rows), nones) == (6, [None] * 6)
     assert counts is same or counts.tolist() == same.tolist()
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_columns_are_woven_by_blocks(block):
+    arrays = [np.arange(4) + 10 * i for i in range(3)]
+    want = {
+        1: [0, 10, 20, 1, 11, 21, 2, 12, 22, 3, 13, 23],
+        2: [0, 1, 10, 11, 20, 21, 2, 3, 12, 13, 22, 23],
+    }[block]
+    assert columns.weave(arrays, block).tolist() == want
+    assert columns.weave([list(array) for array in arrays], block) == want
+    ragged = [Ragged.from_rows([[x] * (x % 3) for x in array]) for array in arrays]
+    assert [len(row) for row in columns.weave(ragged, block)] == [x % 3 for x in want]

@@ -108,3 +108,21 @@ def test_the_budget_is_what_the_options_say():
     options.threading.private_threadpool_size = 7
     options.autotune.enabled = False
     assert Budget.of(options) == Budget(7, 1000, False)
+
+
+def test_a_depth_that_nobody_asked_for_is_larger_if_elements_cost_next_to_nothing():
+    depth = Depth(16, PLENTY, guess=True)
+    depth.note_cost(1e-6, 1000)
+    assert depth.elements == 256
+    for seconds, nbytes, most in [
+        (1e-3, 8, 16),
+        (1e-5, 8, 100),
+        (1e-6, MB, 16),
+        (1e-6, MB / 50, 50),
+    ]:
+        depth = Depth(16, PLENTY, guess=True)
+        depth.note_cost(seconds, nbytes)
+        assert depth.elements == most
+    asked = Depth(16, PLENTY)
+    asked.note_cost(1e-6, 8)
+    assert asked.elements == 16

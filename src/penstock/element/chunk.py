@@ -73,6 +73,16 @@ class Chunk:
         all_numbers = np.concatenate(numbers) if len(numbers) == len(chunks) else None
         return cls(chunks[0].tree, [columns.join(part) for part in parts], size, all_numbers)
 
+    @classmethod
+    def weave(cls, chunks: Sequence[Chunk], block: int) -> Chunk:
+        """A block of elements of each chunk in turn; all chunks have the same number of blocks."""
+        parts = zip(*(chunk.columns for chunk in chunks), strict=True)
+        size = sum(chunk.size for chunk in chunks)
+        numbers = [chunk.numbers for chunk in chunks if chunk.numbers is not None]
+        all_numbers: Any = columns.weave(numbers, block) if len(numbers) == len(chunks) else None
+        woven = [columns.weave(part, block) for part in parts]
+        return cls(chunks[0].tree, woven, size, all_numbers)
+
     def with_numbers(self, numbers: Array | None) -> Chunk:
         """The same elements, with these numbers."""
         return Chunk(self.tree, self.columns, self.size, numbers)

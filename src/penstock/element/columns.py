@@ -78,6 +78,16 @@ def join(columns: Sequence[Column]) -> Column:
     return [leaf for column in columns for leaf in column]
 
 
+def weave(columns: Sequence[Column], block: int) -> Column:
+    """A block of rows of each column in turn; all columns have the same number of blocks."""
+    first, size = columns[0], sum(map(len, columns))
+    if all(type(c) is np.ndarray and c.shape[1:] == first.shape[1:] for c in columns):  # type: ignore[union-attr]
+        blocks = [c.reshape(len(c) // block, block, *c.shape[1:]) for c in columns]  # type: ignore[union-attr]
+        return np.stack(blocks, axis=1).reshape(size, *first.shape[1:])  # type: ignore[union-attr]
+    order = np.arange(size).reshape(len(columns), len(first) // block, block)
+    return take(join(columns), order.swapaxes(0, 1).ravel())
+
+
 def as_read_only(column: Column) -> Column:
     """A read-only view of the column."""
     if isinstance(column, list):

@@ -43,7 +43,9 @@ from penstock.plan.nodes import Node
 from penstock.plan.pieces import pieces_of
 
 _INNER_AHEAD = 16
-"""How many elements each inner dataset is read ahead, if they are read in parallel."""
+"""How many elements each inner dataset is read ahead, if they are read in parallel.
+
+More of them, if they cost next to nothing."""
 
 
 _GATHER_THREADS = 16
@@ -307,4 +309,6 @@ def _inner(context: Context, ahead: bool, plan: Node, state: State, number: int)
     """The stream of a dataset that a function made of outer element `number`."""
     inside = context.inside(number)
     stream = open_plan(plan, state, inside)
-    return _prefetch(stream, _INNER_AHEAD, inside) if ahead else stream
+    if not ahead or inside.inline:
+        return stream
+    return PrefetchStream(stream, Depth(_INNER_AHEAD, Budget.of(inside.options), guess=True))

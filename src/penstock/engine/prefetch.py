@@ -72,6 +72,7 @@ class _Ahead:
                 self.ready.append((place, result))
                 if isinstance(result, Chunk):
                     self.elements += len(result)
+                    self.depth.note_cost(self.seconds_each, self.nbytes_each)
                     self.at = place.after(len(result))
                 self.changed.notify_all()
             self.notify()

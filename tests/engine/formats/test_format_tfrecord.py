@@ -113,6 +113,26 @@ def test_every_flipped_bit_is_found_at_its_record(tmp_path: Path, buffer_size: i
             assert f"at byte {index // 18 * 18}: the checksum of {part}" in str(error)
 
 
+@pytest.mark.parametrize("limit", [1, 7, 16, 100])
+@pytest.mark.parametrize("bad", [0, 1, 15, 16, 39])
+def test_many_records_are_checked_at_once_and_each_is_found(
+    tmp_path: Path, bad: int, limit: int
+) -> None:
+    path = tmp_path / "file"
+    records = [bytes([i]) * i for i in range(40)]
+    content = bytearray(write(path, records))
+    start = sum(len(record) + FRAME for record in records[:bad])
+    content[start + len(records[bad]) + FRAME - 1] ^= 1
+    path.write_bytes(content)
+    with closing(TFRecordReader(path)) as reader:
+        found: list[bytes] = []
+        while len(found) < bad:
+            found += reader.read(limit)
+        assert (found, reader.position) == (records[:bad], start)
+        with pytest.raises(DataLossError, match=f"at byte {start}: the checksum of its data"):
+            reader.read(limit)
+
+
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_compressed_and_truncated_at_every_byte(tmp_path: Path, compression: str) -> None:
     path = tmp_path / "file"

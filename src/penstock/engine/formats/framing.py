@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 HEADER, FOOTER = 12, 4
-MASK = 0xA282EAD8
+_MASK = 0xA282EAD8
 
 _WINDOW, _BLOCK = 1 << 14, 1 << 18
 _POLYNOMIAL = 0x82F63B78
@@ -35,7 +35,12 @@ def masked_crc(data: bytes) -> bytes:
 
 
 def _mask_crc(crc: int) -> int:
-    return ((crc >> 15 | crc << 17) + MASK) & 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+
+
+def mask_crcs(crcs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Many checksums (uint32) as they are in files."""
+    return ((crcs >> 15 | crcs << 17) + np.uint32(_MASK)).astype("<u4", copy=False)
 
 
 def find_record(file: BinaryIO, start: int, stop: int, size: int) -> int:
@@ -74,17 +79,16 @@ def _headers(block: bytes, most: int) -> list[tuple[int, int]]:
     headers = np.lib.stride_tricks.sliding_window_view(data, HEADER)[offsets]
     lengths = headers[:, :8].copy().view("<u8").ravel()
     stored = headers[:, 8:].copy().view("<u4").ravel()
-    right = np.flatnonzero((_mask_crcs(headers[:, :8]) == stored) & (lengths <= most))
+    right = np.flatnonzero((_crcs_of_rows(headers[:, :8]) == stored) & (lengths <= most))
     return list(zip(offsets[right].tolist(), lengths[right].tolist(), strict=True))
 
 
-def _mask_crcs(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
+def _crcs_of_rows(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, Any]:
     """The masked checksum of each row of bytes."""
     crcs = np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crcs = _table()[(crcs ^ column) & 0xFF] ^ (crcs >> 8)
-    crcs ^= np.uint32(0xFFFFFFFF)
-    return (crcs >> 15 | crcs << 17) + np.uint32(MASK)
+    return mask_crcs(crcs ^ np.uint32(0xFFFFFFFF))
 
 
 @cache

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Demand, Inlet, Place
+from penstock.engine.inlets import BUDGET, Demand, Inlet, Place
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
@@ -37,6 +37,8 @@ from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 
 OpenInner = Callable[[Node, State, int], Stream]
 
+_ALL = 1 << 62
+
 
 @dataclass
 class Slot:
@@ -53,6 +55,9 @@ class Slot:
     demand: Demand = field(default_factory=Demand)
 
     def pull(self, least: int) -> Chunk:
+        """What was taken back, or else as many elements as are made in a short time."""
+        if self.feed.holds:
+            return self.feed.pull(_ALL)
         started = time.perf_counter()
         chunk = self.feed.pull(max(least, self.demand.limit))
         self.demand.record(chunk, time.perf_counter() - started)
@@ -60,7 +65,11 @@ class Slot:
 
 
 class InterleaveStream(Stream):
-    """Takes a block of elements from each slot in turn; refills exhausted slots at their turn."""
+    """Takes a block of elements from each slot in turn; refills exhausted slots at their turn.
+
+    Whole rounds are woven of the chunks that the slots give; where a slot is exhausted or fails,
+    each block is taken on its own.
+    """
 
     def __init__(
         self,
@@ -93,7 +102,18 @@ class InterleaveStream(Stream):
         parts: list[Chunk] = []
         count = 0
         self._look_ahead(self._ahead - sum(slot is not None for slot in self._slots))
+        until = time.perf_counter() + BUDGET
+        weaves = self._node.cycle > 1
         while count < limit:
+            if weaves and not self._taken:
+                woven = self._weave(limit - count)
+                weaves = woven is not None and time.perf_counter() < until
+                if woven is not None:
+                    parts.append(woven)
+                    count += len(woven)
+                    if not weaves:
+                        break
+                    continue
             slot = self._slots[self._turn]
             if slot is None:
                 if parts and not (self._ended and not self._next):
@@ -111,7 +131,9 @@ class InterleaveStream(Stream):
                     raise
                 slot.feed.unraise(error)
                 break
-            if chunk is not None:
+            if chunk is None:
+                weaves = self._node.cycle > 1  # The slot that has kept rounds from being whole.
+            else:
                 parts.append(self._alike.check(chunk))
                 count += len(chunk)
             if self._node.cycle == 1 and parts:
@@ -119,6 +141,55 @@ class InterleaveStream(Stream):
         if not parts:
             raise StopIteration
         return Chunk.join(parts)
+
+    def _weave(self, limit: int) -> Chunk | None:
+        """Whole rounds, with a block of every slot; None if the next round has fewer elements."""
+        block, turns = self._node.block, self._turns()
+        slots = [slot for turn in turns if (slot := self._slots[turn]) is not None]
+        if not slots or limit < len(slots) * block:
+            return None
+        chunks, rounds = self._pull_round(slots), limit // (len(slots) * block)
+        if len(chunks) < len(slots) or not all(map(self._alike.is_known, chunks)):
+            rounds = 0
+        rounds = min([rounds, *(len(chunk) // block for chunk in chunks)])
+        pieces = [self._use(*pulled, rounds * block) for pulled in zip(slots, chunks, strict=False)]
+        if not rounds:
+            return None
+        self._turn = (turns[-1] + 1) % self._node.cycle
+        return Chunk.weave(pieces, block)
+
+    def _turns(self) -> list[int]:
+        """The numbers of the open slots in their order; none if an empty slot is filled first."""
+        if None in self._slots and not (self._ended and not self._next):
+            return []
+        cycle = self._node.cycle
+        order = ((self._turn + step) % cycle for step in range(cycle))
+        return [turn for turn in order if self._slots[turn] is not None]
+
+    def _pull_round(self, slots: list[Slot]) -> list[Chunk]:
+        """Elements of every slot, up to one that is exhausted, fails or has no whole block."""
+        chunks: list[Chunk] = []
+        for slot in slots:
+            try:
+                chunks.append(slot.pull(self._node.block))
+            except StopIteration:
+                break
+            except Exception as error:
+                slot.feed.unraise(error)
+                break
+            if len(chunks[-1]) < self._node.block:
+                break
+        return chunks
+
+    def _use(self, slot: Slot, chunk: Chunk, count: int) -> Chunk:
+        """The first `count` elements of what a slot gave; takes back what follows."""
+        if count < len(chunk):
+            slot.feed.unread(chunk, count)
+        used = chunk.rows(0, count)
+        if self._numbered:
+            used = used.with_numbers(self._numbers(slot, count))
+        slot.given += count
+        return used
 
     def _from(self, slot: Slot, limit: int) -> Chunk | None:
         """The next elements of a slot's block; None if it is exhausted."""

@@ -71,8 +71,12 @@ class Alike:
         self._kind: Any = None
         self._structure = structure
 
+    def is_known(self, chunk: Chunk) -> bool:
+        """Whether `check` has seen elements like these, so that it will not raise."""
+        return self._kind is not None and bool(chunk.kind == self._kind)
+
     def check(self, chunk: Chunk) -> Chunk:
-        if self._kind is None or chunk.kind != self._kind:
+        if not self.is_known(chunk):
             structure = describe(chunk.rows(0, 1).elements()[0])
             if self._structure is None:
                 self._structure = structure

@@ -1,0 +1,94 @@
+"""Interleaving in whole rounds: the same elements, states and failures as one block at a time."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.data.dataset import Dataset
+from penstock.element.chunk import Chunk
+from penstock.element.ragged import Ragged
+from tests.engine.driving import drained, model, opened, pulls, saves
+
+LENGTHS = [9, 3, 12, 0, 7, 1]
+
+
+def numbers(first: int, length: int) -> Dataset:
+    return Dataset.range(100 * first, 100 * first + length)
+
+
+def interleaved(lengths: list[int], cycle: int, block: int) -> Dataset:
+    source = Dataset.from_tensor_slices((np.arange(len(lengths)), np.array(lengths)))
+    return source.interleave(
+        lambda first, length: numbers(int(first), int(length)), cycle, block_length=block
+    )
+
+
+def fails_at(bad: int) -> Any:
+    def check(x: Any) -> Any:
+        if x == bad:
+            raise ValueError(f"{bad} is lost")
+        return x
+
+    return check
+
+
+def test_whole_rounds_are_woven(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = opened(interleaved([2000] * 4, cycle=4, block=1)._plan)
+    drained_first = [stream.pull(1).elements()[0] for _ in range(8)]
+    assert drained_first == [0, 100, 200, 300, 1, 101, 201, 301]
+    join, longest = Chunk.join, [0]
+
+    def counting(chunks: list[Chunk]) -> Chunk:
+        longest[0] = max(longest[0], len(chunks))
+        return join(chunks)
+
+    monkeypatch.setattr(Chunk, "join", counting)
+    count = sum(len(elements) for elements in pulls(stream, 1000))
+    assert count == 4 * 2000 - 8
+    assert longest[0] < 100
+
+
+@pytest.mark.parametrize("block", [1, 2])
+@pytest.mark.parametrize("cycle", [2, 3, 20])
+def test_rounds_equal_the_list_model_and_resume_from_every_state(cycle: int, block: int) -> None:
+    plan = interleaved(LENGTHS, cycle, block)._plan
+    whole = model(plan)
+    for limit in (4, 9, 100):
+        assert drained(opened(plan), limit) == whole
+        for count, state in saves(plan, limit):
+            assert drained(opened(plan, state), 100) == whole[count:]
+
+
+@pytest.mark.parametrize("bad", [0, 102, 211, 406])
+def test_a_failure_keeps_its_turn(bad: int) -> None:
+    source = Dataset.from_tensor_slices((np.arange(len(LENGTHS)), np.array(LENGTHS)))
+    plan = source.interleave(
+        lambda first, length: numbers(int(first), int(length)).map(fails_at(bad)), 3
+    )._plan
+    single = drained(opened(plan), 1)
+    assert len(single) == sum(LENGTHS)
+    for limit in (7, 100):
+        assert drained(opened(plan), limit) == single
+        for count, state in saves(plan, limit):
+            assert drained(opened(plan, state), limit) == single[count:]
+
+
+def test_rounds_of_ragged_rows_and_of_unequal_arrays() -> None:
+    rows = Ragged.from_rows([[1], [2, 3], [], [4, 5, 6], [7], [8]])
+    ragged = Dataset.from_tensor_slices(rows)
+    unequal = Dataset.range(6).map(lambda i: np.full(i % 3, i))
+    for inner in (ragged, unequal):
+        plan = Dataset.range(3).interleave(lambda _, inner=inner: inner, 3, 2)._plan
+        whole = drained(opened(plan), 1)
+        assert len(whole) == 18
+        assert drained(opened(plan), 100) == whole
+
+
+def test_other_dtypes_are_refused_at_their_turn() -> None:
+    inner = [Dataset.range(50), Dataset.from_tensor_slices(np.zeros(50, np.float32))]
+    stream = opened(Dataset.range(2).interleave(lambda i: inner[int(i)], 2)._plan)
+    assert stream.pull(1).elements() == [0]
+    with pytest.raises(TypeError, match="got int64 and float32"):
+        list(itertools.islice(iter(lambda: stream.pull(1), None), 9))
