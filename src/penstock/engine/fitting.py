@@ -14,7 +14,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk, leaf_kind
 from penstock.element.columns import Column
 from penstock.element.descriptions import same_structure
-from penstock.element.dtypes import of_numpy
+from penstock.element.dtypes import DType, of_numpy
 from penstock.element.ragged import Ragged
 from penstock.element.spec import RaggedTensorSpec, TensorSpec, TypeSpec, relax
 from penstock.element.values import as_value, spec_of_leaf
@@ -68,7 +68,7 @@ def _spec_of_column(column: Column) -> TypeSpec:
 
 Convert = Callable[[Any], Any]
 
-_NUMBERS = (int, float, bool, np.number, np.bool_)
+_NUMBERS = (int, float, bool, np.integer, np.floating, np.bool_)
 
 
 def converter(signature: Any) -> Convert:
@@ -122,18 +122,59 @@ def _leaf(spec: Any) -> Convert:
 
 
 def _scalar(spec: TensorSpec) -> Convert:
-    if spec.dtype.dtype.kind in "OV":
-        return _array(spec)
-    make = spec.dtype.dtype.type
+    dtype = spec.dtype.dtype
     slow = _array(spec)
+    if dtype.kind not in "iubf":
+        return slow
+    make, exact = dtype.type, dtype.kind != "f"
+    low, high = _limits(dtype)
 
     def convert(value: Any) -> Any:
         kind = type(value)
         if kind is make:
             return value
-        return make(value) if issubclass(kind, _NUMBERS) else slow(value)
+        if not issubclass(kind, _NUMBERS) or not low <= value <= high:
+            return slow(value)
+        made = make(value)
+        if exact and made != value:
+            _refuse_loss(value, made)
+        return made
 
     return convert
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """The smallest and the largest number of a dtype."""
+    if dtype.kind == "b":
+        return 0, 1
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return dtype.type(limits.min).item(), dtype.type(limits.max).item()
+
+
+def _convert_array(value: Any, dtype: DType) -> Any:
+    if dtype.dtype.kind == "O":
+        return as_value(value, dtype)
+    given = np.asarray(value)
+    if given.dtype.kind == "c" and dtype.dtype.kind != "c":
+        raise ValueError("a complex number is not a real one")
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = as_value(value, dtype)
+        if isinstance(made, np.ndarray | np.generic):
+            _refuse_loss(given, made)
+    return made
+
+
+def _refuse_loss(given: Any, made: Any) -> None:
+    """Raises ValueError if a number was cut, or is too large; it may be rounded to a float."""
+    if made.dtype.kind in "iub":
+        lost = np.asarray(made != given)
+    else:
+        lost = np.asarray(~np.isfinite(made))
+        if lost.any():
+            lost &= np.isfinite(given)
+    if lost.any():
+        first = np.asarray(given)[lost].flat[0]
+        raise ValueError(f"{first} cannot be stored as {made.dtype.name} without loss")
 
 
 def _array(spec: TensorSpec) -> Convert:
@@ -144,7 +185,7 @@ def _array(spec: TensorSpec) -> Convert:
         if isinstance(value, (list, tuple)) and not value:
             value = np.zeros(0, dtype.dtype)
         if type(value) is not np.ndarray or value.dtype != dtype.dtype or not value.ndim:
-            value = as_value(value, dtype)
+            value = _convert_array(value, dtype)
         if not shape.fits(np.shape(value)):
             raise ValueError("another shape")
         return copy_unowned(value) if hasattr(given, "__array__") else value

@@ -148,8 +148,9 @@ class GeneratorStream(Stream):
             return self._convert(value)
         except (ValueError, TypeError, OverflowError) as cause:
             raise InvalidArgumentError(
-                f"Dataset.from_generator: {self._node.function} yielded {value!r:.80} as element "
-                f"{ordinal}, which does not fit the output_signature {self._node.signature}"
+                f"Dataset.from_generator: {self._node.function} yielded {value!r:.80} as "
+                f"element {ordinal}, which does not fit the output_signature "
+                f"{self._node.signature}: {cause}"
             ) from cause
 
     def state(self) -> State:
