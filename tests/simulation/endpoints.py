@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.protocol.data_messages import Closing, Mark, Rows
-from penstock.service.protocol.frames import (
+from penstock.service.protocol.data_messages import (
     HEAD_SIZE,
+    Closing,
+    Mark,
+    Rows,
     checksum,
     decode_message,
     decoder_of_worker,

@@ -320,7 +320,7 @@ def test_an_interrupted_connection_is_over(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_too_large_a_message_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.service.protocol.frames.MAX_BODY", 1000)
+    monkeypatch.setattr("penstock.service.protocol.data_messages.MAX_BODY", 1000)
     with linked("tcp") as (client, worker):
         with pytest.raises(InvalidArgumentError, match="cannot be sent at once"):
             worker.send_rows(1, 0, rows_of(2000))

@@ -25,12 +25,19 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss, Terms, client_handshake
-from penstock.service.host.channels import Channel, DescriptorChannel, TlsChannel
 from penstock.service.host.compression import mode_of
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import connect_tcp, connect_unix, limit_silence, split_address
+from penstock.service.host.sockets import (
+    Channel,
+    DescriptorChannel,
+    TlsChannel,
+    connect_tcp,
+    connect_unix,
+    limit_silence,
+    split_address,
+)
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo

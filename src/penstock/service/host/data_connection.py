@@ -36,12 +36,17 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.channels import Channel, Part
 from penstock.service.host.compression import Compressor, decompress
-from penstock.service.protocol.data_messages import Closing, Mark, Release, Rows, ToClient, ToWorker
-from penstock.service.protocol.frames import (
+from penstock.service.host.sockets import Channel, Part
+from penstock.service.protocol.data_messages import (
     HEAD_SIZE,
     SLAB,
+    Closing,
+    Mark,
+    Release,
+    Rows,
+    ToClient,
+    ToWorker,
     body_size,
     checksum,
     decode_message,

@@ -34,12 +34,13 @@ from penstock.service.host.authentication import (
     ServerHandshake,
     no_process_loss,
 )
-from penstock.service.host.channels import Channel, TlsChannel
 from penstock.service.host.compression import AUTO, NONE, Compressor
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import (
+    Channel,
+    TlsChannel,
     is_loopback,
     join_address,
     listen_tcp,

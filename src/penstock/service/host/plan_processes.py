@@ -25,7 +25,6 @@ from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.host.call_records import CallRecord
-from penstock.service.host.channels import relay
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -40,7 +39,7 @@ from penstock.service.host.plan_process_main import (
     decoder_of_worker,
     encode,
 )
-from penstock.service.host.sockets import tune_for_data
+from penstock.service.host.sockets import relay, tune_for_data
 from penstock.service.logic.crashes import Crashes
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus

@@ -1,20 +1,37 @@
-"""Sockets and addresses: how they are made, tuned, written and read.
+"""Sockets and addresses, and channels, which move many parts of bytes through a socket at once.
 
 `localhost` is 127.0.0.1 for servers and clients alike, so that both mean the same address even
 where the name has an IPv6 address as well. A Unix socket has an abstract name, which is gone when
 its process ends.
+
+Channels are plain, encrypted or receive descriptors. One thread may send while another receives.
+Errors of the socket are raised as they are (OSError).
 """
 
 from __future__ import annotations
 
+import array
+import collections
 import contextlib
 import errno
 import ipaddress
+import os
 import secrets
+import select
 import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from penstock.errors import AlreadyExistsError, InvalidArgumentError, UnfitServerError
+from penstock.errors import (
+    AlreadyExistsError,
+    DataLossError,
+    InvalidArgumentError,
+    UnfitServerError,
+)
 from penstock.service.protocol import timing
 
 _BACKLOG = 1024
@@ -180,3 +197,256 @@ def split_address(address: str) -> tuple[str, int]:
             f"address {address!r} must be host:port with a port of 1 to 65535, as in localhost:5050"
         )
     return host.strip("[]"), int(port)
+
+
+Part = bytes | memoryview
+
+_MOST_PARTS = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16
+_MOST_DESCRIPTORS = 16
+_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+_RELAY_BUFFER = 256 << 10
+
+
+class Channel:
+    """A connected stream socket."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(None)
+        self._socket = connected
+        self._ending = threading.Lock()
+        """Held while the socket is shut or closed: a descriptor is not used after `close`."""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
+        """Sends all parts; the peer receives the descriptors with the first byte."""
+        rights = _ancillary_data(descriptors) if descriptors else []
+        if len(parts) <= _MOST_PARTS:
+            self._send(parts, rights)
+            return
+        for start in range(0, len(parts), _MOST_PARTS):
+            self._send(parts[start : start + _MOST_PARTS], rights)
+            rights = []
+
+    def _send(self, parts: Sequence[Part], rights: list[tuple[int, int, array.array[int]]]) -> None:
+        left = sum(map(len, parts))
+        while left:
+            sent = self._socket.sendmsg(parts, rights)
+            left, rights = left - sent, []
+            if left:
+                parts = _drop_sent(parts, sent)
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        """Makes receiving raise BlockingIOError when nothing arrives for `seconds`.
+
+        For a side that receives only after a message has begun to arrive.
+        """
+        whole = int(seconds)
+        patience = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+
+    def receive(self, view: memoryview) -> int:
+        """Blocks until bytes arrive, and returns how many; 0 at the end."""
+        return self._socket.recv_into(view)
+
+    def receive_all(self, view: memoryview) -> int:
+        """Fills `view` and returns its size; returns less only at the end."""
+        done = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+        while done < len(view) and (count := self.receive(view[done:])):
+            done += count
+        return done
+
+    def receive_now(self, view: memoryview) -> int:
+        """Receives bytes without blocking, and returns how many; raises EOFError at the end."""
+        try:
+            count = self._receive_now(view)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return 0
+        if not count:
+            raise EOFError
+        return count
+
+    def _receive_now(self, view: memoryview) -> int:
+        return self._socket.recv_into(view, len(view), socket.MSG_DONTWAIT)
+
+    def pending(self) -> bool:
+        """Whether bytes were read ahead, which a select on the socket does not report."""
+        return False
+
+    def has_room(self) -> bool:
+        """Whether a small message can be sent without blocking."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return any(events & select.POLLOUT for _, events in poll.poll(0))
+
+    def descriptor(self) -> int:
+        """The next descriptor that was received."""
+        raise DataLossError("data connection: shared memory was announced, but none came")
+
+    def shut(self) -> None:
+        """Ends all sending and receiving, also in threads that are blocked in it."""
+        with self._ending, contextlib.suppress(OSError):
+            # Not the method of `SSLSocket`, after which the socket would send plain text.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._ending:
+            self._socket.close()
+
+
+class DescriptorChannel(Channel):
+    """The side of a Unix socket that receives descriptors, always with the head of a frame."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
+        self._descriptors: collections.deque[int] = collections.deque()
+
+    def receive(self, view: memoryview) -> int:
+        return self._receive_both(view, _CLOSED_ON_EXEC)
+
+    def _receive_now(self, view: memoryview) -> int:
+        return self._receive_both(view, _CLOSED_ON_EXEC | socket.MSG_DONTWAIT)
+
+    def _receive_both(self, view: memoryview, mode: int) -> int:
+        count, ancillary, flags, _ = self._socket.recvmsg_into([view], _ROOM, mode)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self._keep_descriptors(data)
+        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise DataLossError("data connection: descriptors arrived that were not announced")
+        return count
+
+    def _keep_descriptors(self, data: bytes) -> None:
+        received = array.array("i")
+        received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        self._descriptors.extend(received)
+
+    def descriptor(self) -> int:
+        return self._descriptors.popleft() if self._descriptors else super().descriptor()
+
+    def close(self) -> None:
+        super().close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+class TlsChannel(Channel):
+    """An encrypted socket, after its handshake.
+
+    OpenSSL lets one thread at a time use a connection. So its socket never blocks: a thread that
+    must wait for the network does so without `_using`, and another thread can send meanwhile.
+    """
+
+    def __init__(self, connected: ssl.SSLSocket) -> None:
+        super().__init__(connected)
+        connected.setblocking(False)
+        self._tls_socket = connected
+        self._using = threading.Lock()
+        """Held during each call into OpenSSL."""
+        self._receive_timeout: float | None = None
+
+    def set_receive_timeout(self, seconds: float) -> None:
+        self._receive_timeout = seconds
+
+    def send(self, parts: Sequence[Part], descriptors: Sequence[int] = ()) -> None:
+        for part in _merge_small(parts):
+            view, done = memoryview(part), 0
+            while done < len(view):
+                done += self._use(self._tls_socket.send, view[done:])
+
+    def receive(self, view: memoryview) -> int:
+        return self._use(self._tls_socket.recv_into, view)
+
+    def receive_all(self, view: memoryview) -> int:
+        done = 0
+        while done < len(view) and (count := self.receive(view[done:])):
+            done += count
+        return done
+
+    def _receive_now(self, view: memoryview) -> int:
+        with self._using:
+            return self._tls_socket.recv_into(view)
+
+    def pending(self) -> bool:
+        with self._using:
+            return self._tls_socket.pending() > 0
+
+    def _use(self, call: Callable[[memoryview], int], view: memoryview) -> int:
+        while True:
+            try:
+                with self._using:
+                    return call(view)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, self._receive_timeout)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, None)
+
+    def _wait(self, events: int, seconds: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._tls_socket, events)
+        if not poll.poll(None if seconds is None else 1000 * seconds):
+            raise BlockingIOError
+
+
+def _ancillary_data(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+
+
+def _drop_sent(parts: Sequence[Part], sent: int) -> list[Part]:
+    """The parts that are left after the first `sent` bytes of them."""
+    for index, part in enumerate(parts):
+        if sent < len(part):
+            return [memoryview(part)[sent:], *parts[index + 1 :]]
+        sent -= len(part)
+    return []
+
+
+def _merge_small(parts: Sequence[Part], small: int = 16 << 10) -> list[Part]:
+    """The same bytes in fewer parts: small neighbours are concatenated."""
+    joined: list[Part] = []
+    waiting: list[Part] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= small:
+            joined += waiting if len(part) >= small else [b"".join(waiting)]
+            waiting = []
+    return [*joined, b"".join(waiting)] if waiting else joined
+
+
+def relay(encrypted: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Copies bytes between an encrypted and a plain socket until either ends; then shuts both.
+
+    TLS state cannot be sent to another process. So the worker decrypts what a client sends to a
+    plan process, and encrypts the answers, in two threads for each connection.
+    """
+    channel = TlsChannel(encrypted)
+    end = partial(_shut_both, channel, plain)
+    decrypt = partial(_copy_bytes, channel.receive, plain.sendall, end)
+    other = threading.Thread(target=decrypt, name="penstock relay", daemon=True)
+    other.start()
+    _copy_bytes(plain.recv_into, lambda piece: channel.send([piece]), end)
+    other.join()
+
+
+def _copy_bytes(
+    receive: Callable[[memoryview], int],
+    send: Callable[[memoryview], None],
+    end: Callable[[], None],
+) -> None:
+    piece = memoryview(bytearray(_RELAY_BUFFER))
+    try:
+        while count := receive(piece):
+            send(piece[:count])
+    except OSError:
+        pass  # One side has closed the connection.
+    finally:
+        end()
+
+
+def _shut_both(channel: TlsChannel, plain: socket.socket) -> None:
+    channel.shut()
+    with contextlib.suppress(OSError):
+        plain.shutdown(socket.SHUT_RDWR)

@@ -12,6 +12,11 @@ from penstock.engine.formats.blocks import crc32c
 from penstock.engine.processes.chunk_memory import Slab
 from penstock.errors import DataLossError, InvalidArgumentError
 from penstock.service.protocol.data_messages import (
+    HEAD_SIZE,
+    MAX_BODY,
+    MAX_MESSAGE,
+    MESSAGE,
+    SLAB,
     CloseTask,
     Closing,
     Done,
@@ -22,13 +27,6 @@ from penstock.service.protocol.data_messages import (
     OpenTask,
     Release,
     Rows,
-)
-from penstock.service.protocol.frames import (
-    HEAD_SIZE,
-    MAX_BODY,
-    MAX_MESSAGE,
-    MESSAGE,
-    SLAB,
     checksum,
     decode_message,
     decoder_of_client,

@@ -16,10 +16,12 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import compression
-from penstock.service.host.channels import Channel, DescriptorChannel
 from penstock.service.host.data_connection import Connection
-from penstock.service.protocol import frames
+from penstock.service.host.sockets import Channel, DescriptorChannel
+from penstock.service.protocol import data_messages
 from penstock.service.protocol.data_messages import (
+    MESSAGE,
+    SLAB,
     Closing,
     Done,
     Failed,
@@ -27,8 +29,8 @@ from penstock.service.protocol.data_messages import (
     Mark,
     Release,
     Rows,
+    pack_columns,
 )
-from penstock.service.protocol.frames import MESSAGE, SLAB, pack_columns
 from tests.effort import examples
 from tests.service.host.wire_peers import (
     chunk,
@@ -48,7 +50,7 @@ def raw_pair(
 
 
 def frame(message: Any, body: bytes = b"", kind: int = MESSAGE) -> bytes:
-    return b"".join([*frames.frame(message, len(body), kind), body])
+    return b"".join([*data_messages.frame(message, len(body), kind), body])
 
 
 def refused(
@@ -176,7 +178,7 @@ def test_half_a_frame_is_an_end() -> None:
                 connection.receive()
 
 
-CHECKED = Rows(1, 0, 1, COLUMNS, nbytes=128, check=frames.checksum([BODY]))
+CHECKED = Rows(1, 0, 1, COLUMNS, nbytes=128, check=data_messages.checksum([BODY]))
 
 
 def flipped(whole: bytes, bit: int) -> bytes:
@@ -231,7 +233,7 @@ def test_damaged_bytes_are_not_uncompressed() -> None:
     squeezed = compression.Compressor(compression.ALWAYS).compress([memoryview(bytes(6016))], 6016)
     body = bytes(squeezed[1][0])
     columns, _ = pack_columns(rows_of(6000))
-    check = frames.checksum([body])
+    check = data_messages.checksum([body])
     rows = Rows(1, 0, 1, columns, nbytes=6016, packed=squeezed[0], check=check)
     raw, connection = raw_pair(client=True)
     with raw, connection:
@@ -260,12 +262,14 @@ def test_only_receive_reports_a_damaged_head_behind_a_message() -> None:
 def test_a_worker_says_why_it_ends_a_connection() -> None:
     raw, connection = raw_pair(client=False)
     with raw, connection:
-        raw.sendall(flipped(frame(Fetch(1, 2, 3, 4)), 8 * frames.HEAD_SIZE))
+        raw.sendall(flipped(frame(Fetch(1, 2, 3, 4)), 8 * data_messages.HEAD_SIZE))
         with pytest.raises(DataLossError, match="a message of .* bytes arrived damaged"):
             connection.receive()
         said = raw.recv(1000)
         assert raw.recv(1000) == b""
-    closing = frames.decode_message(frames.decoder_of_client, said[frames.HEAD_SIZE :])
+    closing = data_messages.decode_message(
+        data_messages.decoder_of_client, said[data_messages.HEAD_SIZE :]
+    )
     assert isinstance(closing, Closing)
     assert "arrived damaged" in closing.reason
 

@@ -17,7 +17,7 @@ from penstock.element.buffers import ALIGN
 from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.errors import DataLossError, InvalidArgumentError
-from penstock.service.protocol.frames import body_size, pack_columns, unpack_columns
+from penstock.service.protocol.data_messages import body_size, pack_columns, unpack_columns
 
 DTYPES = (
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.channels import relay
 from penstock.service.host.security import Security
+from penstock.service.host.sockets import relay
 
 LARGE = bytes(range(256)) * 8192
 
