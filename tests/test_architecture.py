@@ -182,6 +182,26 @@ def test_no_two_files_of_the_service_share_a_name() -> None:
     )
 
 
+SERVICE_TESTS = sorted((ROOT / "tests" / "service").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", SERVICE_TESTS, ids=lambda file: file.stem)
+def test_a_test_of_the_service_has_the_name_of_its_module(file: Path) -> None:
+    words = file.stem.removeprefix("test_").split("_")
+    names = {"_".join(words[:length]) for length in range(1, len(words) + 1)}
+    room = f"service.{file.parent.name}"
+    assert any(f"{room}.{name}" in TREES for name in names)
+
+
+CATALOGUES = {"plan.nodes", "data.dataset"}
+MOST_LINES = 550
+
+
+@pytest.mark.parametrize("module", sorted(SOURCES.keys() - CATALOGUES))
+def test_a_file_has_at_most_about_500_lines(module: str) -> None:
+    assert len(SOURCES[module].splitlines()) <= MOST_LINES
+
+
 def is_door(module: str) -> bool:
     return any(other.startswith(f"{module}.") for other in TREES) or module == "__init__"
 

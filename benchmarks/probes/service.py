@@ -134,7 +134,7 @@ def _lessee(address: str, url: str, number: int) -> Callable[[int], Any]:
     from penstock.service.host.control_client import ControlClient
     from penstock.service.host.security import Security
     from penstock.service.host.session import session
-    from penstock.service.protocol.messages import Address, JobOptions, Lease, OpenIteration
+    from penstock.service.protocol.messages import JobOptions, Lease, OpenIteration, StreamRange
 
     register = service.register_dataset(url, Dataset.range(1 << 40), dataset_id="numbers")
     talk = session(address)
@@ -144,11 +144,11 @@ def _lessee(address: str, url: str, number: int) -> Callable[[int], Any]:
         OpenIteration(client, "leases", 0, register.decode(), JobOptions(mode), 1, (0,), talk.here)
     )
     control = ControlClient(address, Security.of_client(address))
-    held: list[Address] = []
+    held: list[StreamRange] = []
 
     def ask(count: int) -> None:
         answer: Any = control.call(Lease(client, count, 100, tuple(held)))
-        held[:] = [grant.address for grant in answer.grants]
+        held[:] = [grant.range for grant in answer.grants]
 
     return ask
 

@@ -15,13 +15,13 @@ from penstock.plan.shape import Shape
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
     PROTOCOL,
-    Address,
     ClientHeartbeat,
     JobOptions,
     Lease,
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
+    StreamRange,
     WorkerHeartbeat,
     WorkerInfo,
     WorkStatus,
@@ -127,7 +127,7 @@ def _client(network: Network, name: str, job: int, figures: Figures) -> None:
         network.world.wait(1 / LEASES)
         number += 1
         leased = network.call(Lease(name, number, 64, consumed))
-        consumed = tuple(grant.address for grant in leased.grants)
+        consumed = tuple(grant.range for grant in leased.grants)
         figures.leased += bool(consumed)
         figures.elements += sum(_size(at) for at in consumed)
         if network.world.now - beaten >= CLIENT_BEAT:
@@ -135,5 +135,5 @@ def _client(network: Network, name: str, job: int, figures: Figures) -> None:
             version = network.call(ClientHeartbeat(name, version)).version
 
 
-def _size(at: Address) -> int:
+def _size(at: StreamRange) -> int:
     return at.stop - at.start

@@ -25,11 +25,11 @@ from penstock.service.host.remote_stream import Opening
 from penstock.service.host.session import Session
 from penstock.service.logic.client_states import claims_of, known_streams
 from penstock.service.protocol.messages import (
-    Address,
     Leave,
     OpenIteration,
     OpenIterationReply,
     RegisterDataset,
+    StreamRange,
     WorkerInfo,
 )
 from tests.simulation.elements import TREE, failed_value, values_of
@@ -217,9 +217,9 @@ class Client(Peer):
     def _rename(self, name: str) -> None:
         self.trainer.clients.append(name)
 
-    def _repeats(self, addresses: tuple[Address, ...]) -> None:
+    def _repeats(self, ranges: tuple[StreamRange, ...]) -> None:
         """The dispatcher says which elements of this reader other readers have got as well."""
-        for at in addresses:
+        for at in ranges:
             values = {element(at.stream, ordinal) for ordinal in range(at.start, at.stop)}
             self.trainer.doubtful |= values
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.service.host.remote_stream import RemoteStream
 from penstock.service.logic.request_sizes import DEPTH, KEPT_BLOCK
-from penstock.service.protocol.messages import Address, OpenIteration, OpenIterationReply
+from penstock.service.protocol.messages import OpenIteration, OpenIterationReply, StreamRange
 from tests.simulation.kernel import World
 
 
@@ -14,7 +14,7 @@ class CheckedStream(RemoteStream):
     """Asks for no more than it may; otherwise it reports that to `world`."""
 
     world: World
-    repeats: Callable[[tuple[Address, ...]], None]
+    repeats: Callable[[tuple[StreamRange, ...]], None]
     """Called with what other readers have got as well, as the dispatcher says."""
 
     def _open_again(self) -> tuple[OpenIteration, OpenIterationReply]:

@@ -10,7 +10,6 @@ from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, 
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     ClientHeartbeatReply,
     Grant,
@@ -23,6 +22,7 @@ from penstock.service.protocol.messages import (
     OpenIteration,
     OpenIterationReply,
     StreamInfo,
+    StreamRange,
     Work,
     WorkerInfo,
 )
@@ -80,11 +80,11 @@ def make(dispatcher):
 
 
 def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
-    make().report([Address(0, 0, 4)], {0: 4}, 4, 0.5)
+    make().report([StreamRange(0, 0, 4)], {0: 4}, 4, 0.5)
     until(lambda: any(beat.consumed for beat in dispatcher.of(ClientHeartbeat)[:-3]))
     beats = dispatcher.of(ClientHeartbeat)
     told = [beat for beat in beats if beat.consumed]
-    assert [(beat.consumed, beat.ended) for beat in told] == [((Address(0, 0, 4),), ((0, 4),))]
+    assert [(beat.consumed, beat.ended) for beat in told] == [((StreamRange(0, 0, 4),), ((0, 4),))]
     assert sum(beat.elements for beat in beats) == 4
     assert sum(beat.waited for beat in beats) == 0.5
 
@@ -117,16 +117,16 @@ def test_unexpected_errors_reach_the_reader_every_time(dispatcher, make, kind):
 
 def test_leases_are_asked_for_at_once_with_what_was_consumed(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
-    granted = LeaseReply((Grant(Address(0, 0, 8)),))
+    granted = LeaseReply((Grant(StreamRange(0, 0, 8)),))
     dispatcher.answers[Lease] = lambda _: granted
     agent = make()
-    agent.report([Address(0, 0, 2)], {}, 2, 0.0, want=8)
+    agent.report([StreamRange(0, 0, 2)], {}, 2, 0.0, want=8)
     until(lambda: agent.events)
     assert agent.events.popleft() == granted
     agent.report([], {}, 0, 0.0, want=8)
     until(lambda: len(dispatcher.of(Lease)) == 2)
     assert dispatcher.of(Lease) == [
-        Lease("me", 1, 8, (Address(0, 0, 2),)),
+        Lease("me", 1, 8, (StreamRange(0, 0, 2),)),
         Lease("me", 2, 8),
     ]
 
@@ -229,18 +229,18 @@ def test_leases_of_another_dispatcher_are_an_error(dispatcher, make):
 def test_a_saved_state_waits_until_the_dispatcher_knows(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
-    agent.report([Address(0, 3, 5)], {}, 2, 0.0)
+    agent.report([StreamRange(0, 3, 5)], {}, 2, 0.0)
     agent.commit()
-    assert dispatcher.of(ClientHeartbeat)[-1].consumed == (Address(0, 3, 5),)
+    assert dispatcher.of(ClientHeartbeat)[-1].consumed == (StreamRange(0, 3, 5),)
 
 
 def test_the_last_report_has_what_was_not_reported_yet(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     agent = make()
-    agent.report([Address(0, 0, 3)], {0: 3}, 3, 0.0)
+    agent.report([StreamRange(0, 0, 3)], {0: 3}, 3, 0.0)
     agent.stop()
     agent.stop()
-    assert dispatcher.of(Leave) == [Leave("me", (Address(0, 0, 3),), ((0, 3),))]
+    assert dispatcher.of(Leave) == [Leave("me", (StreamRange(0, 0, 3),), ((0, 3),))]
     until(lambda: not agent._thread.is_alive())
 
 
@@ -285,11 +285,11 @@ def test_reports_without_an_answer_are_sent_again_at_the_end(dispatcher, make):
     dispatcher.answers[Lease] = late
     dispatcher.answers[Leave] = lambda _: Ok()
     agent = make()
-    agent.report([Address(0, 0, 4)], {}, 4, 0.0, want=5)
+    agent.report([StreamRange(0, 0, 4)], {}, 4, 0.0, want=5)
     assert begun.wait(60)
     agent.stop()
     answered.set()
-    assert dispatcher.of(Leave)[0].consumed == (Address(0, 0, 4),)
+    assert dispatcher.of(Leave)[0].consumed == (StreamRange(0, 0, 4),)
 
 
 def test_reports_that_may_not_have_arrived_are_sent_again(dispatcher, make, monkeypatch):
@@ -298,12 +298,12 @@ def test_reports_that_may_not_have_arrived_are_sent_again(dispatcher, make, monk
         "who?"
     )
     agent = make()
-    agent.report([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    agent.report([StreamRange(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
-    agent.report([Address(0, 4, 6)], {}, 2, 0.0)
+    agent.report([StreamRange(0, 4, 6)], {}, 2, 0.0)
     agent.commit()
     agent.stop()
-    both = (Address(0, 0, 4), Address(0, 4, 6))
+    both = (StreamRange(0, 0, 4), StreamRange(0, 4, 6))
     assert dispatcher.of(ClientHeartbeat)[-1].consumed == both
     assert dispatcher.of(Leave) == [Leave("me", both, ((0, 9),))]
 
@@ -312,7 +312,7 @@ def test_reports_that_were_refused_are_not_sent_again(dispatcher, make, monkeypa
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     dispatcher.answers[Lease] = lambda _: InvalidArgumentError("no")
     agent = make()
-    agent.report([Address(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
+    agent.report([StreamRange(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
     agent.stop()
     assert dispatcher.of(Leave) == [Leave("me")]
@@ -343,7 +343,7 @@ def test_a_reader_that_learns_of_a_wait_acknowledges_it_at_once(dispatcher, make
 def test_a_reader_that_begins_to_wait_sends_a_heartbeat(dispatcher, make, monkeypatch):
     monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
     answers = iter(
-        [LeaseReply(retry=0.2), LeaseReply(retry=0.2), LeaseReply((Grant(Address(0, 0, 1)),))]
+        [LeaseReply(retry=0.2), LeaseReply(retry=0.2), LeaseReply((Grant(StreamRange(0, 0, 1)),))]
     )
     dispatcher.answers[Lease] = lambda _: next(answers, LeaseReply(finished=True))
     agent = make()

@@ -13,12 +13,12 @@ from penstock.service.host.journal import Ledger
 from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     JobOptions,
     Lease,
     OpenIteration,
     RegisterDataset,
+    StreamRange,
 )
 from tests.integration.clusters import until
 
@@ -40,19 +40,19 @@ def ledger(tmp_path):
     ledger.close()
 
 
-def addresses(leased) -> list[Address]:
-    return [grant.address for grant in leased.grants]
+def ranges(leased) -> list[StreamRange]:
+    return [grant.range for grant in leased.grants]
 
 
 def test_an_answer_is_out_when_its_facts_are_on_disk(ledger, monkeypatch):
     events = []
 
     def sync(descriptor: int) -> None:
-        events.append(len(snapshot(ledger._state)[-2].addresses))
+        events.append(len(snapshot(ledger._state)[-2].ranges))
 
     monkeypatch.setattr(journals, "_sync", sync)
     leased = ledger.answer(Lease("c", 1, 10))
-    assert addresses(leased) == [Address(0, 0, 10)]
+    assert ranges(leased) == [StreamRange(0, 0, 10)]
     ledger.answer(ClientHeartbeat("c", 1))
     assert events == [1], "a beat without facts waits for nothing"
 
@@ -83,7 +83,7 @@ def test_requests_are_decided_while_other_requests_wait_for_the_disk(ledger, mon
     for thread in threads:
         thread.join()
     assert len(calls) == 2
-    given = sorted(address.start for leased in answers.values() for address in addresses(leased))
+    given = sorted(at.start for leased in answers.values() for at in ranges(leased))
     assert given == list(range(0, 80, 10))
 
 
@@ -93,7 +93,7 @@ def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monk
     before = snapshot(ledger._state)
     (pages,) = file.execute("PRAGMA page_count").fetchone()
     file.execute(f"PRAGMA max_page_count = {pages}").fetchall()
-    consumed = tuple(Address(0, at, at + 1) for at in range(0, 40_000, 2))
+    consumed = tuple(StreamRange(0, at, at + 1) for at in range(0, 40_000, 2))
     now = ledger._clock.now()
     for seconds in range(0, 60, 5):
         monkeypatch.setattr(ledger._clock, "now", lambda at=now + seconds: at)
@@ -103,8 +103,8 @@ def test_a_full_disk_changes_nothing_but_who_was_heard_of(ledger, tmp_path, monk
     assert snapshot(ledger._state) == before
     file.execute("PRAGMA max_page_count = 1000000").fetchall()
     ledger.tick()
-    assert addresses(ledger.answer(Lease("c", 2, 10, consumed))) == [Address(0, 10, 20)]
-    assert addresses(first) == [Address(0, 0, 10)]
+    assert ranges(ledger.answer(Lease("c", 2, 10, consumed))) == [StreamRange(0, 10, 20)]
+    assert ranges(first) == [StreamRange(0, 0, 10)]
     after = snapshot(ledger._state)
     ledger.close()
     again = made(tmp_path)
@@ -125,7 +125,7 @@ def test_a_disk_that_failed_is_written_anew_before_anything_is_answered(
     with pytest.raises(UnavailableError, match="does not store the journal"):
         ledger.answer(Lease("c", 1, 10))
     ledger.tick()
-    assert addresses(ledger.answer(Lease("c", 1, 10))) == [Address(0, 0, 10)]
+    assert ranges(ledger.answer(Lease("c", 1, 10))) == [StreamRange(0, 0, 10)]
 
 
 def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, caplog):

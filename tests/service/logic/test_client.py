@@ -24,11 +24,11 @@ from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
-    Address,
     Grant,
     LeaseReply,
     OpenIterationReply,
     StreamInfo,
+    StreamRange,
     Work,
 )
 from tests.effort import examples
@@ -325,7 +325,7 @@ def leased_reading(state: Any = None) -> Reading:
 
 def lease(reading: Reading, *spans: tuple[int, int, int], finished: bool = False) -> None:
     assert reading.want(0.0) > 0
-    grants = tuple(Grant(Address(*span)) for span in spans)
+    grants = tuple(Grant(StreamRange(*span)) for span in spans)
     reading.add_grants(LeaseReply(grants, finished), 0.0)
 
 
@@ -345,8 +345,8 @@ def test_leases_are_read_reported_and_kept_in_the_state() -> None:
     state = reading.state()
     assert state == {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 4], [0, 10, 12]], "ended": {}}
     assert claims_of(state) == {
-        "consumed": (Address(0, 0, 3),),
-        "held": (Address(0, 3, 4), Address(0, 10, 12)),
+        "consumed": (StreamRange(0, 0, 3),),
+        "held": (StreamRange(0, 3, 4), StreamRange(0, 10, 12)),
         "merged": False,
         "finished": (),
     }
@@ -493,7 +493,7 @@ def test_what_is_needed_first_is_asked_for_first() -> None:
 def test_a_restored_client_reads_what_it_was_given_again() -> None:
     state = {"consumed": {"0": [[0, 3]]}, "held": [[0, 3, 9]], "ended": {}}
     work = Work("digest", "job", "random", 0, 1, 1, (0,))
-    given = (Address(0, 3, 5), Address(0, 7, 9))
+    given = (StreamRange(0, 3, 5), StreamRange(0, 7, 9))
     opened = OpenIterationReply(work, True, 1, (), (), held=given)
     reading = Reading(opened, Shape("random", length=50), Limits(), state=state)
     assert reading.state()["held"] == [[0, 3, 5], [0, 7, 9]]

@@ -18,11 +18,11 @@ from penstock.service.logic.leases import Ranges
 from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     Lease,
     Leave,
     LeaveWorker,
+    StreamRange,
     WorkerHeartbeat,
 )
 from tests.service.logic.world import DYNAMIC, OFF, World
@@ -56,7 +56,7 @@ class SavedState:
     """Whose it is, what was consumed, and the ends that were known."""
 
     name: str
-    consumed: tuple[Address, ...]
+    consumed: tuple[StreamRange, ...]
     ended: tuple[tuple[int, int], ...]
 
 
@@ -76,7 +76,7 @@ class SimulatedReader:
     finished: bool = False
     last: Lease | None = None
 
-    def take(self, count: int) -> tuple[Address, ...]:
+    def take(self, count: int) -> tuple[StreamRange, ...]:
         """Reads up to `count` elements of what it holds."""
         taken = []
         while self.holds and count:
@@ -86,7 +86,7 @@ class SimulatedReader:
                 self.ends[stream] = end
             upto = min(start + count, stop, end)
             if start < upto:
-                taken.append(Address(stream, start, upto))
+                taken.append(StreamRange(stream, start, upto))
                 self.read.setdefault(stream, Ranges()).add(start, upto)
                 count -= upto - start
             self.holds[0][1] = upto
@@ -100,7 +100,7 @@ class SimulatedReader:
         self.last = Lease(self.name, self.number, want, *report)
         leased = world.ask(self.last)
         self.finished = leased.finished
-        self.holds += [[g.address.stream, g.address.start, g.address.stop] for g in leased.grants]
+        self.holds += [[g.range.stream, g.range.start, g.range.stop] for g in leased.grants]
 
     def beat(self, world: World, count: int, lost: tuple[str, ...] = ()) -> None:
         report = {"consumed": self.take(count), "ended": tuple(self.ends.items())}
@@ -109,11 +109,13 @@ class SimulatedReader:
     def save(self, world: World) -> None:
         """What was reported is in the state, and nothing else."""
         self.beat(world, 0)
-        self.saved = SavedState(self.name, addresses(self.read), tuple(self.ends.items()))
+        self.saved = SavedState(self.name, ranges(self.read), tuple(self.ends.items()))
 
 
-def addresses(read: dict[int, Ranges]) -> tuple[Address, ...]:
-    return tuple(Address(s, start, stop) for s, ranges in read.items() for start, stop in ranges)
+def ranges(read: dict[int, Ranges]) -> tuple[StreamRange, ...]:
+    return tuple(
+        StreamRange(s, start, stop) for s, ranges in read.items() for start, stop in ranges
+    )
 
 
 class History:
@@ -209,7 +211,7 @@ class History:
                 consumed.setdefault(at.stream, Ranges()).add(at.start, at.stop)
         options = {
             "resumes": tuple(old.saved.name for old in saved),
-            "consumed": addresses(consumed),
+            "consumed": ranges(consumed),
             "finished": tuple(ends.items()),
         }
         for number in range(readers):

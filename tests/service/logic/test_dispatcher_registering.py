@@ -11,7 +11,6 @@ from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
-    Address,
     ForgetJobs,
     ForgetJobsReply,
     GetDataset,
@@ -23,6 +22,7 @@ from penstock.service.protocol.messages import (
     OpenIteration,
     RegisterDataset,
     RegisterWorker,
+    StreamRange,
     WorkerHeartbeat,
     WorkerHeartbeatReply,
     WorkerInfo,
@@ -295,8 +295,8 @@ def test_a_repetition_that_was_forgotten_is_not_read_again() -> None:
 def test_a_state_of_a_repetition_that_was_forgotten_is_refused() -> None:
     world, data = many_repetitions()
     with pytest.raises(FailedPreconditionError, match="restore the state under another job_name"):
-        world.open("b", data, repetition=2, resumes=("a2",), consumed=(Address(0, 0, 10),))
-    opened = world.open("b", data, "other", resumes=("a2",), consumed=(Address(0, 0, 10),))
+        world.open("b", data, repetition=2, resumes=("a2",), consumed=(StreamRange(0, 0, 10),))
+    opened = world.open("b", data, "other", resumes=("a2",), consumed=(StreamRange(0, 0, 10),))
     assert opened.repetition == 0
     assert world.leases("b", 100) == [(0, 10, 100)]
 

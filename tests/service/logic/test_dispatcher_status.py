@@ -6,9 +6,9 @@ import pytest
 
 from penstock.service.logic.dispatcher import status
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     GetStatus,
+    StreamRange,
     WorkerHeartbeat,
     WorkStatus,
 )
@@ -21,7 +21,9 @@ def test_a_status_is_plain_data() -> None:
     world.open("a", world.dataset(SPLIT))
     world.lease("a", 10)
     world.ask(
-        ClientHeartbeat("a", 0, consumed=(Address(0, 0, 4),), elements=4, waited=0.5, seconds=2.0)
+        ClientHeartbeat(
+            "a", 0, consumed=(StreamRange(0, 0, 4),), elements=4, waited=0.5, seconds=2.0
+        )
     )
     world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),), restarts=3))
     world.now += 3.0

@@ -7,11 +7,11 @@ from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.granting import MOST_GRANTS
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeatReply,
     Lease,
     LeaseReply,
     Leave,
+    StreamRange,
 )
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World
 
@@ -59,7 +59,7 @@ def test_at_least_one_element() -> None:
 def test_what_was_given_back_goes_first() -> None:
     world = reading(Shape("random", length=100), "a", "b")
     world.lease("a")
-    world.ask(Leave("a", consumed=(Address(0, 2, 4),)))
+    world.ask(Leave("a", consumed=(StreamRange(0, 2, 4),)))
     assert world.leases("b", 5) == [(0, 0, 2), (0, 4, 7)]
     assert world.leases("b", 5) == [(0, 7, 10), (0, 10, 12)]
 
@@ -67,7 +67,7 @@ def test_what_was_given_back_goes_first() -> None:
 def test_not_too_many_pieces_at_once() -> None:
     world = reading(Shape("random", length=100), "a", "b")
     world.lease("a", 50)
-    even = tuple(Address(0, at, at + 1) for at in range(0, 50, 2))
+    even = tuple(StreamRange(0, at, at + 1) for at in range(0, 50, 2))
     world.ask(Leave("a", consumed=even))
     assert world.leases("b", 50) == [(0, at, at + 1) for at in range(1, 2 * MOST_GRANTS, 2)]
 
@@ -132,7 +132,7 @@ def test_a_late_message_of_a_dead_reader_is_no_sign_of_life() -> None:
     assert not world.lease("b").finished
     world.now += 0.1
     # All of these could have been sent before any reader waited.
-    world.beat("a", version, consumed=(Address(0, 0, 3),))
+    world.beat("a", version, consumed=(StreamRange(0, 0, 3),))
     world.ask(Lease("a", 1, 10))
     world.ask(Lease("a", 2, 10))
     assert not world.lease("b").finished
@@ -170,19 +170,19 @@ def test_a_repeated_request_may_report_more() -> None:
     world = reading(Shape("random", length=20), "a")
     world.lease("a")
     first = world.ask(Lease("a", 2, 10))
-    assert world.ask(Lease("a", 2, 10, (Address(0, 0, 10),))) == first
+    assert world.ask(Lease("a", 2, 10, (StreamRange(0, 0, 10),))) == first
     assert world.state.group(world.state.clients["a"]).holders == {"a": 10}
 
 
 def test_what_a_lost_reader_used_is_its_own_when_it_leaves() -> None:
     world = reading(Shape("random", length=20), "a", "b")
     world.lease("a")
-    world.beat("a", consumed=(Address(0, 0, 2),))
+    world.beat("a", consumed=(StreamRange(0, 0, 2),))
     world.wait(11.0)
     world.open("c", "1000")
     assert world.leases("c", 3) == [(0, 2, 5)]
     for _ in range(2):
-        world.ask(Leave("a", consumed=(Address(0, 0, 7),)))
+        world.ask(Leave("a", consumed=(StreamRange(0, 0, 7),)))
         assert [list(ranges) for ranges in world.record("a").members["a"].consumed.values()] == [
             [(0, 2), (5, 7)]
         ]
@@ -196,7 +196,7 @@ def test_a_reader_that_was_superseded_and_leaves_has_nothing() -> None:
     world.lease("a")
     world.wait(11.0)
     world.open("b", "1000", resumes=("a",))
-    world.ask(Leave("a", consumed=(Address(0, 0, 7),)))
+    world.ask(Leave("a", consumed=(StreamRange(0, 0, 7),)))
     assert world.leases("b", 20) == [(0, 0, 10), (0, 10, 20)]
 
 
@@ -206,8 +206,8 @@ def test_the_end_of_a_stream_voids_what_lies_behind() -> None:
     assert world.leases("b") == [(0, 10, 20)]
     assert world.lease("b", ended=((0, 13),)) == LeaseReply(retry=timing.LEASE_RETRY)
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10, "b": 3}
-    world.beat("a", consumed=(Address(0, 0, 10),))
-    world.beat("b", consumed=(Address(0, 10, 20),))
+    world.beat("a", consumed=(StreamRange(0, 0, 10),))
+    world.beat("b", consumed=(StreamRange(0, 10, 20),))
     assert world.record("a").finished
     assert world.lease("a").finished
 
@@ -225,7 +225,7 @@ def test_a_stream_has_one_length() -> None:
 def test_a_stream_does_not_end_before_what_was_consumed() -> None:
     world = reading(SINGLE, "a", "b")
     world.lease("a")
-    world.beat("a", consumed=(Address(0, 3, 8),))
+    world.beat("a", consumed=(StreamRange(0, 3, 8),))
     with pytest.raises(DataLossError, match="ended after 7 elements, but another reader got 8;"):
         world.beat("b", ended=((0, 7),))
     world.beat("b", ended=((0, 8),))
@@ -234,14 +234,14 @@ def test_a_stream_does_not_end_before_what_was_consumed() -> None:
 def test_what_is_consumed_behind_the_end_never_was() -> None:
     world = reading(SINGLE, "a")
     world.lease("a")
-    world.beat("a", consumed=(Address(0, 0, 10),), ended=((0, 8),))
+    world.beat("a", consumed=(StreamRange(0, 0, 10),), ended=((0, 8),))
     assert world.record("a").finished
 
 
 def test_no_reader_consumes_what_other_readers_hold() -> None:
     world = reading(Shape("random", length=20), "a", "b")
     world.lease("a")
-    world.beat("b", consumed=(Address(0, 0, 10), Address(5, 0, 10)))
+    world.beat("b", consumed=(StreamRange(0, 0, 10), StreamRange(5, 0, 10)))
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10}
 
 
@@ -252,7 +252,7 @@ def test_pieces_are_leased_one_after_the_other() -> None:
     assert world.leases("a", 4) == [(0, 4, 8)]
     assert world.leases("a", 4, ended=((0, 5),)) == [(1, 1, 5)]
     world.lease("a", 4, ended=((1, 0), (2, 0), (3, 0)))
-    world.beat("a", consumed=(Address(0, 0, 8),))
+    world.beat("a", consumed=(StreamRange(0, 0, 8),))
     assert world.lease("a").finished
     assert world.record("a").finished
 
@@ -266,7 +266,7 @@ def test_a_lease_continues_behind_streams_that_end() -> None:
 def test_workers_have_a_stream_each_and_readers_one_of_their_own() -> None:
     world = reading(Shape("split", streams=20), "a", workers=2)
     grants = world.lease("a", 9).grants
-    assert [(g.address.stream, g.worker) for g in grants] == [
+    assert [(g.range.stream, g.worker) for g in grants] == [
         (stream, f"w{stream % 2}") for stream in range(MOST_GRANTS)
     ]
     world.open("b", "1000")
@@ -287,7 +287,7 @@ def test_a_reader_takes_over_what_another_has_not_come_to() -> None:
 def test_what_is_given_back_is_leased_in_its_place() -> None:
     world = reading(SPLIT, "a", "b")
     world.lease("a", 5)
-    world.ask(Leave("a", consumed=(Address(0, 0, 2), Address(1, 0, 1)), ended=((2, 1),)))
+    world.ask(Leave("a", consumed=(StreamRange(0, 0, 2), StreamRange(1, 0, 1)), ended=((2, 1),)))
     assert world.leases("b", 9) == [(0, 2, 5), (0, 5, 11), (1, 1, 2), (2, 0, 1), (3, 0, 1)]
 
 
@@ -326,9 +326,9 @@ def test_parallel_epochs_without_workers_are_not_finished() -> None:
 def test_parallel_epochs_are_shared() -> None:
     world = reading(SINGLE, "a", "b", workers=2, mode=OFF)
     grants = world.lease("a", 4).grants
-    assert [(g.address, g.worker) for g in grants] == [
-        (Address(0, 0, 2), "w0"),
-        (Address(1, 0, 2), "w1"),
+    assert [(g.range, g.worker) for g in grants] == [
+        (StreamRange(0, 0, 2), "w0"),
+        (StreamRange(1, 0, 2), "w1"),
     ]
     assert world.leases("b", 4) == [(0, 2, 4), (1, 2, 4)]
 
@@ -342,10 +342,10 @@ def test_groups_of_a_cached_job_get_everything_each() -> None:
     assert [world.leases(client) for client in "abc"] == [[(0, 0, 10)], [(0, 10, 20)], [(0, 0, 10)]]
     world.beat("c", ended=((0, 5),))
     assert world.state.group(world.state.clients["a"]).holders == {"a": 5}
-    world.beat("c", consumed=(Address(0, 0, 5),))
+    world.beat("c", consumed=(StreamRange(0, 0, 5),))
     assert world.places("a") == {0: "w"}
     assert world.lease("c").finished
-    assert world.beat("a", consumed=(Address(0, 0, 5),)).version
+    assert world.beat("a", consumed=(StreamRange(0, 0, 5),)).version
     assert world.places("a") == {}
 
 

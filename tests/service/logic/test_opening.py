@@ -12,12 +12,12 @@ from penstock.errors import (
 from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeatReply,
     Hello,
     Leave,
     Ok,
     RegisterDataset,
+    StreamRange,
 )
 from tests.service.logic.world import DATA, DYNAMIC, FILE, OFF, SINGLE, SPLIT, World
 
@@ -229,7 +229,7 @@ def test_a_reader_that_comes_late_while_other_readers_read_gets_nothing_with_a_w
 
 def test_a_saved_state_of_a_finished_job_is_no_reason_to_complain() -> None:
     world, data = job_read_by("a")
-    consumed = (Address(0, 0, 90),)
+    consumed = (StreamRange(0, 0, 90),)
     opened = world.open("b", data, program="b", resumes=("a",), consumed=consumed)
     assert opened.warning == ""
     assert world.leases("b", 100) == [(0, 90, 100)]
@@ -264,7 +264,7 @@ def test_a_reader_that_repeats_without_end_joins_the_current_repetition() -> Non
         late = world.open("late", data, program="late", epoch=(3, 0), endless=True)
         assert (late.repetition, late.warning) == (2, "")
     assert world.leases("late", 100) == [(0, 40, 100)]
-    world.beat("late", consumed=(Address(0, 40, 100),))
+    world.beat("late", consumed=(StreamRange(0, 40, 100),))
     new = world.open("late2", data, program="late", repetition=1, epoch=(3, 1), endless=True)
     assert (new.repetition, new.work.epoch) == (3, (3, 3))
 
@@ -335,7 +335,7 @@ def test_who_was_lost_may_come_back() -> None:
         world.beat("c")
     with pytest.raises(NotFoundError, match="c have expired, .* return under another name"):
         world.open("c", data)
-    world.open("d", data, resumes=("c",), consumed=(Address(0, 0, 4),))
+    world.open("d", data, resumes=("c",), consumed=(StreamRange(0, 0, 4),))
     assert world.leases("d") == [(0, 4, 10), (0, 10, 14)]
 
 

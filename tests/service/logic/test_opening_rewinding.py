@@ -10,10 +10,10 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.plan.shape import ENDLESS, Shape
-from penstock.service.protocol.messages import Address, Leave
+from penstock.service.protocol.messages import Leave, StreamRange
 from tests.service.logic.world import OFF, SINGLE, World
 
-SAVED = (Address(0, 0, 10),)
+SAVED = (StreamRange(0, 0, 10),)
 
 
 def world_of(*clients: str, length: int = 50) -> World:
@@ -75,7 +75,7 @@ def test_a_merged_state_is_for_several() -> None:
     world = world_of("a", "b")
     world.read("a", 10)
     world.read("b", 10)
-    merged = {"resumes": ("a", "b"), "consumed": (Address(0, 0, 5), Address(0, 12, 14))}
+    merged = {"resumes": ("a", "b"), "consumed": (StreamRange(0, 0, 5), StreamRange(0, 12, 14))}
     world.open("c", "1000", **merged)
     assert world.read("c", 10) == [(0, 5, 12), (0, 14, 17)]
     world.open("d", "1000", **merged)
@@ -86,7 +86,7 @@ def test_a_merged_state_is_for_several() -> None:
 def test_a_reader_of_a_merged_state_that_was_lost_is_started_again() -> None:
     world = world_of("a", "b")
     world.read("a", 10)
-    merged = {"resumes": ("a", "b"), "consumed": (Address(0, 0, 5),)}
+    merged = {"resumes": ("a", "b"), "consumed": (StreamRange(0, 0, 5),)}
     for client in "cd":
         world.open(client, "1000", **merged)
     assert world.read("c", 5) == [(0, 5, 10)]
@@ -101,11 +101,11 @@ def test_a_reader_of_a_merged_state_that_was_lost_is_started_again() -> None:
 def test_an_older_state_overtakes_all_that_came_of_it() -> None:
     world = world_of("a")
     world.read("a", 30)
-    world.open("b", "1000", resumes=("a",), consumed=(Address(0, 0, 20),))
+    world.open("b", "1000", resumes=("a",), consumed=(StreamRange(0, 0, 20),))
     world.read("b", 5)
-    world.open("c", "1000", resumes=("b",), consumed=(Address(0, 0, 22),))
+    world.open("c", "1000", resumes=("b",), consumed=(StreamRange(0, 0, 22),))
     world.read("c", 5)
-    world.open("d", "1000", resumes=("a",), consumed=(Address(0, 0, 4),))
+    world.open("d", "1000", resumes=("a",), consumed=(StreamRange(0, 0, 4),))
     for client in "abc":
         with pytest.raises(AbortedError, match="saved state of reader"):
             world.beat(client)
@@ -140,7 +140,7 @@ def test_a_lost_reader_returns_as_often_as_it_is_lost() -> None:
     names: tuple[str, ...] = ("a",)
     for name in "bc":
         world.wait(11.0)
-        world.open(name, "1000", resumes=("a",), consumed=(Address(0, 0, 20),), names=names)
+        world.open(name, "1000", resumes=("a",), consumed=(StreamRange(0, 0, 20),), names=names)
         names = (*names, name)
     assert rest(world, "c") == list(range(20, 50))
 
@@ -152,13 +152,13 @@ def test_a_lost_reader_does_not_return_once_another_reader_continues_from_its_st
     world.wait(11.0)
     world.open("b", "1000", resumes=("a",), consumed=SAVED)
     with pytest.raises(AbortedError, match="another reader resumed a saved state of reader a"):
-        world.open("c", "1000", resumes=("a",), consumed=(Address(0, 0, 20),), names=("a",))
+        world.open("c", "1000", resumes=("a",), consumed=(StreamRange(0, 0, 20),), names=("a",))
     assert rest(world, "b") == list(range(10, 50))
 
 
 def test_what_was_set_aside_and_is_still_free_is_reported() -> None:
     world = world_of("a", "b")
-    state = {"consumed": (Address(0, 0, 4),), "held": (Address(0, 4, 12),)}
+    state = {"consumed": (StreamRange(0, 0, 4),), "held": (StreamRange(0, 4, 12),)}
     world.lease("a", 10)
     world.wait(5.0)
     world.beat("b")
@@ -167,7 +167,7 @@ def test_what_was_set_aside_and_is_still_free_is_reported() -> None:
     (grant,) = world.lease("b", 6).grants
     opened = world.open("c", "1000", resumes=("a",), **state)
     given = {n for at in opened.held for n in range(at.start, at.stop)}
-    taken = set(range(grant.address.start, grant.address.stop))
+    taken = set(range(grant.range.start, grant.range.stop))
     assert given == set(range(4, 12)) - taken != set(range(4, 12))
     assert world.open("c", "1000", resumes=("a",), **state).held == opened.held
 
@@ -196,20 +196,20 @@ def test_a_state_of_other_random_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("streams", "address"),
+    ("streams", "at"),
     [
-        (1, Address(1, 0, 1)),
-        (1, Address(-1, 0, 1)),
-        (1, Address(0, 5, 1)),
-        (1, Address(0, -1, 1)),
-        (ENDLESS, Address(1 << 40, 0, 1)),
+        (1, StreamRange(1, 0, 1)),
+        (1, StreamRange(-1, 0, 1)),
+        (1, StreamRange(0, 5, 1)),
+        (1, StreamRange(0, -1, 1)),
+        (ENDLESS, StreamRange(1 << 40, 0, 1)),
     ],
 )
-def test_a_state_that_cannot_be(streams: int, address: Address) -> None:
+def test_a_state_that_cannot_be(streams: int, at: StreamRange) -> None:
     world = World()
     world.dataset(Shape("split", streams))
     with pytest.raises(InvalidArgumentError, match="load_state_dict: .* which this dataset does"):
-        world.open("b", "1000", resumes=("a",), consumed=(address,))
+        world.open("b", "1000", resumes=("a",), consumed=(at,))
 
 
 def test_a_state_with_an_end_that_cannot_be() -> None:
@@ -231,6 +231,6 @@ def test_states_of_coordinated_readers_are_their_own() -> None:
     world.dataset()
     world.open("a", "1000", consumer=0, consumers=1)
     opened = world.open(
-        "b", "1000", consumer=0, consumers=1, resumes=("a",), consumed=(Address(9, 0, 1),)
+        "b", "1000", consumer=0, consumers=1, resumes=("a",), consumed=(StreamRange(9, 0, 1),)
     )
     assert opened.ready

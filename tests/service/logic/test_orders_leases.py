@@ -12,7 +12,13 @@ from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of
 from penstock.service.logic.request_sizes import Limits
-from penstock.service.protocol.messages import Address, Grant, LeaseReply, OpenIterationReply, Work
+from penstock.service.protocol.messages import (
+    Grant,
+    LeaseReply,
+    OpenIterationReply,
+    StreamRange,
+    Work,
+)
 from tests.effort import examples
 from tests.service.logic.test_client import Crew, Elements
 from tests.service.logic.world import World
@@ -130,7 +136,7 @@ def leased_reading() -> Reading:
 
 
 def lease(reading: Reading, *spans: tuple[int, int, int]) -> None:
-    reading.add_grants(LeaseReply(tuple(Grant(Address(*span)) for span in spans)), 0.0)
+    reading.add_grants(LeaseReply(tuple(Grant(StreamRange(*span)) for span in spans)), 0.0)
 
 
 def answer(reading: Reading, stream: int, count: int, length: int | None = None) -> None:

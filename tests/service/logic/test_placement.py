@@ -1,7 +1,7 @@
 """Places: who makes which stream as workers come, go, and cannot be reached."""
 
 from penstock.service.logic.state import Settings
-from penstock.service.protocol.messages import Address, Leave, LeaveWorker, WorkerHeartbeat
+from penstock.service.protocol.messages import Leave, LeaveWorker, StreamRange, WorkerHeartbeat
 from tests.service.logic.world import DATA, OFF, SINGLE, SPLIT, World
 
 EPOCHS = {"mode": OFF, "job": None}
@@ -170,7 +170,7 @@ def test_slots_of_a_saved_state_exist_with_fewer_workers_too() -> None:
     world = World()
     world.worker("u")
     data = world.dataset(SINGLE)
-    world.open("c", data, mode=OFF, consumed=(Address(2, 0, 5),))
+    world.open("c", data, mode=OFF, consumed=(StreamRange(2, 0, 5),))
     assert world.places("c") == {0: "u", 1: "u", 2: "u"}
     world.worker("v")
     assert world.places("c") == {0: "u", 1: "v", 2: "u"}

@@ -7,13 +7,13 @@ from penstock.errors import InternalError, NotFoundError
 from penstock.plan.shape import Shape
 from penstock.service.logic.facts import RangesClaimed
 from penstock.service.logic.recovery import (
-    describe_addresses,
+    describe_ranges,
     describe_unrecorded,
     snapshot,
     stamp_reply,
 )
 from penstock.service.logic.state import Settings, State
-from penstock.service.protocol.messages import Address, Lease, Leave, Ok
+from penstock.service.protocol.messages import Lease, Leave, Ok, StreamRange
 from tests.service.logic.invariants import check
 from tests.service.logic.world import OFF, SINGLE, SPLIT, World
 
@@ -109,10 +109,10 @@ def test_a_reader_that_returns_learns_what_other_readers_got_as_well(world):
     world.restart()
     assert world.leases("b", 4) == [(0, 0, 4)]
     for _ in range(2):  # The answer may be lost, and the request come again.
-        opened = world.open("a2", "1000", resumes=("a",), consumed=(Address(0, 2, 6),))
-        assert opened.repeated == (Address(0, 2, 4),)
+        opened = world.open("a2", "1000", resumes=("a",), consumed=(StreamRange(0, 2, 6),))
+        assert opened.repeated == (StreamRange(0, 2, 4),)
     assert world.leases("b") == [(0, 6, 16)]
-    assert world.open("a3", "1000", resumes=("a",), consumed=(Address(0, 4, 6),)).repeated == ()
+    assert world.open("a3", "1000", resumes=("a",), consumed=(StreamRange(0, 4, 6),)).repeated == ()
 
 
 def test_names_of_lost_iterations_are_not_given_again():
@@ -139,7 +139,7 @@ def test_what_is_in_doubt_is_named(world):
 
 
 def test_many_addresses_are_counted():
-    text = describe_addresses(tuple(Address(stream, 0, 5) for stream in range(10)))
+    text = describe_ranges(tuple(StreamRange(stream, 0, 5) for stream in range(10)))
     assert text.startswith("elements 0 to 4 of stream 0; ")
     assert text.endswith("elements 0 to 4 of stream 7; and 2 more")
 
@@ -158,7 +158,7 @@ def busy() -> World:
     world.open("c", random, "random")
     world.read("c", 20)
     world.ask(Leave("c"))
-    world.open("d", random, "random", resumes=("c",), consumed=(Address(0, 0, 5),))
+    world.open("d", random, "random", resumes=("c",), consumed=(StreamRange(0, 0, 5),))
     world.lease("d")
     world.open("e", random, None, OFF)
     world.open("f", random, "together", consumer=0, consumers=1)
@@ -213,7 +213,7 @@ def test_what_many_have_read_in_turns_goes_into_few_bytes(shape: Shape) -> None:
     by_stream = shape.kind == "split"
     for client, first in (("a", 0), ("b", 1)):
         turns = range(first, count, 2)
-        at = [Address(i, 0, 1) if by_stream else Address(0, i, i + 1) for i in turns]
+        at = [StreamRange(i, 0, 1) if by_stream else StreamRange(0, i, i + 1) for i in turns]
         ends = tuple((i, 1) for i in turns) if by_stream else ()
         world.commit((RangesClaimed(client, tuple(at), ends),))
     facts = snapshot(world.state)

@@ -11,7 +11,6 @@ from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import (
     PROTOCOL,
-    Address,
     ClientHeartbeat,
     Grant,
     JobOptions,
@@ -22,6 +21,7 @@ from penstock.service.protocol.messages import (
     RegisterWorker,
     Reply,
     Request,
+    StreamRange,
     WorkerInfo,
 )
 from tests.service.logic.invariants import check
@@ -104,9 +104,9 @@ class World:
         consumer: int = -1,
         group: str = "",
         resumes: tuple[str, ...] = (),
-        consumed: tuple[Address, ...] = (),
+        consumed: tuple[StreamRange, ...] = (),
         finished: tuple[tuple[int, int], ...] = (),
-        held: tuple[Address, ...] = (),
+        held: tuple[StreamRange, ...] = (),
         program: str = "",
         by_id: bool = False,
         endless: bool = False,
@@ -146,7 +146,7 @@ class World:
     def read(self, client: str, want: int = 10) -> list[tuple[int, int, int]]:
         """Leases and consumes."""
         grants = self.lease(client, want).grants
-        self.beat(client, consumed=tuple(grant.address for grant in grants))
+        self.beat(client, consumed=tuple(grant.range for grant in grants))
         return spans(grants)
 
     def record(self, client: str):
@@ -157,4 +157,4 @@ class World:
 
 
 def spans(grants: tuple[Grant, ...]) -> list[tuple[int, int, int]]:
-    return [(g.address.stream, g.address.start, g.address.stop) for g in grants]
+    return [(g.range.stream, g.range.start, g.range.stop) for g in grants]

@@ -20,7 +20,6 @@ from penstock.service.host.session import Session
 from penstock.service.logic.orders import Laps
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     ClientHeartbeatReply,
     LastFact,
@@ -29,12 +28,13 @@ from penstock.service.protocol.messages import (
     Leave,
     OpenIteration,
     OpenIterationReply,
+    StreamRange,
 )
 
 _LOG = logging.getLogger("penstock.service")
 
 
-Consumption = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
+Consumption = tuple[tuple[StreamRange, ...], tuple[tuple[int, int], ...]]
 """Addresses consumed, and streams that ended with their length."""
 
 
@@ -42,7 +42,7 @@ Consumption = tuple[tuple[Address, ...], tuple[tuple[int, int], ...]]
 class Report:
     """What the reader reports to the dispatcher."""
 
-    consumed: list[Address] = field(default_factory=list)
+    consumed: list[StreamRange] = field(default_factory=list)
     ended: dict[int, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     """Workers that cannot be reached."""
@@ -153,7 +153,7 @@ class Agent:
 
     def report(
         self,
-        consumed: list[Address],
+        consumed: list[StreamRange],
         ended: dict[int, int],
         elements: int,
         waited: float,

@@ -277,7 +277,7 @@ class _Opener:
         )
 
     def _extra(self, request: OpenIteration, opened: OpenIterationReply) -> dict[str, Any]:
-        """What a state of a named job has besides addresses: the iteration and the client id."""
+        """What a state of a named job has besides ranges: the iteration and the client id."""
         if request.job is None:
             return {}
         return {

@@ -39,7 +39,7 @@ from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of
 from penstock.service.logic.feeds import Failure, Piece
 from penstock.service.logic.fetching import Ask
-from penstock.service.logic.recovery import describe_addresses
+from penstock.service.logic.recovery import describe_ranges
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -287,7 +287,7 @@ class RemoteStream(Stream):
         if opened.repeated:
             _LOG.warning(
                 "distribute: other readers have got what this one handed out, too: %s",
-                describe_addresses(opened.repeated),
+                describe_ranges(opened.repeated),
             )
 
     def _open_again(self) -> tuple[OpenIteration, OpenIterationReply]:

@@ -1,6 +1,6 @@
 """`Reading`: one client's way through one iteration, from the dispatcher's first answer on.
 
-The form of the work decides the order of the elements. A state holds addresses only, so it fits
+The form of the work decides the order of the elements. A state holds ranges only, so it fits
 other workers, another dispatcher and, for leased elements, another number of clients.
 """
 
@@ -19,11 +19,11 @@ from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, Sequentia
 from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    Address,
     Grant,
     LeaseReply,
     OpenIterationReply,
     StreamInfo,
+    StreamRange,
     Work,
 )
 
@@ -98,7 +98,7 @@ class Reading:
     def _lease_order(self) -> LeaseOrder:
         return LeaseOrder(in_order=self.form == Form.SPLIT, ahead=self._elements is None)
 
-    def _restore(self, state: dict[str, Any], held: Iterable[Address]) -> None:
+    def _restore(self, state: dict[str, Any], held: Iterable[StreamRange]) -> None:
         if self.leased:
             self._record.restore(state)
             order = self.fetcher.order
@@ -202,7 +202,7 @@ class Reading:
         if taken is not None and self.leased:
             feed, start, piece = taken
             self._record.note_end(feed)
-            self._record.hand_out(Address(feed.stream, start, start + len(piece)))
+            self._record.hand_out(StreamRange(feed.stream, start, start + len(piece)))
             self._pace.note(len(piece), now)
         return taken
 
@@ -217,8 +217,8 @@ class Reading:
 
     def report(
         self, everything: bool = False, unused: int = 0
-    ) -> tuple[list[Address], dict[int, int]]:
-        """What to report to the dispatcher: addresses consumed, and ends seen, since the last call.
+    ) -> tuple[list[StreamRange], dict[int, int]]:
+        """What to report to the dispatcher: ranges consumed, and ends seen, since the last call.
 
         `everything` includes what was handed out last, except its last `unused` elements: a saved
         state vouches for it.
@@ -314,29 +314,29 @@ class LeaseRecord:
         """Streams whose ranges differ from those in `_copied`."""
         self._copied: dict[int, Ranges] = {}
         """Copies of `_consumed` that saved states share; a copy is never changed."""
-        self._handed: list[Address] = []
+        self._handed: list[StreamRange] = []
         """What was handed out last."""
-        self._unreported: list[Address] = []
+        self._unreported: list[StreamRange] = []
 
     def restore(self, state: dict[str, Any]) -> None:
         for stream, ranges in state["consumed"].items():
             for start, stop in ranges:
-                self._consume(Address(int(stream), start, stop))
+                self._consume(StreamRange(int(stream), start, stop))
         self.ends = {int(stream): length for stream, length in state["ended"].items()}
 
-    def hand_out(self, address: Address) -> None:
-        self._handed.append(address)
+    def hand_out(self, at: StreamRange) -> None:
+        self._handed.append(at)
 
     def settle(self) -> None:
         """A caller that takes more has consumed what it took before."""
-        for address in self._handed:
-            self._consume(address)
+        for at in self._handed:
+            self._consume(at)
         self._unreported += self._handed
         self._handed = []
 
-    def _consume(self, address: Address) -> None:
-        self._consumed.setdefault(address.stream, Ranges()).add(address.start, address.stop)
-        self._changed.add(address.stream)
+    def _consume(self, at: StreamRange) -> None:
+        self._consumed.setdefault(at.stream, Ranges()).add(at.start, at.stop)
+        self._changed.add(at.stream)
 
     def return_last(self, count: int) -> None:
         """The last `count` elements were not used, and do not count."""
@@ -346,7 +346,7 @@ class LeaseRecord:
         if feed.length is not None and feed.stream not in self.ends:
             self.ends[feed.stream] = self._new_ends[feed.stream] = feed.length
 
-    def report(self, everything: bool, unused: int) -> tuple[list[Address], dict[int, int]]:
+    def report(self, everything: bool, unused: int) -> tuple[list[StreamRange], dict[int, int]]:
         used = _without_last(self._handed, unused) if everything else []
         report, self._unreported = self._unreported + used, []
         ends, self._new_ends = self._new_ends, {}
@@ -377,7 +377,7 @@ def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
     return opened.work.form == Form.SPLIT and _keeps_order(opened, ordered) and not opened.leased
 
 
-def _without_last(handed: Iterable[Address], count: int) -> list[Address]:
+def _without_last(handed: Iterable[StreamRange], count: int) -> list[StreamRange]:
     """Addresses without their last `count` elements."""
     kept = list(handed)
     while count > 0 and kept:
@@ -385,14 +385,14 @@ def _without_last(handed: Iterable[Address], count: int) -> list[Address]:
         stop = max(last.start, last.stop - count)
         count -= last.stop - stop
         if stop > last.start:
-            kept.append(Address(last.stream, last.start, stop))
+            kept.append(StreamRange(last.stream, last.start, stop))
     return kept
 
 
-def _save_ranges(ranges: dict[int, Ranges], handed: Iterable[Address]) -> dict[str, Any]:
-    for address in handed:
-        ranges[address.stream] = ranges.get(address.stream, Ranges()).copy()
-        ranges[address.stream].add(address.start, address.stop)
+def _save_ranges(ranges: dict[int, Ranges], handed: Iterable[StreamRange]) -> dict[str, Any]:
+    for at in handed:
+        ranges[at.stream] = ranges.get(at.stream, Ranges()).copy()
+        ranges[at.stream].add(at.start, at.stop)
     return {str(stream): [list(pair) for pair in found] for stream, found in ranges.items()}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.service.logic.leases import Ranges
-from penstock.service.protocol.messages import Address
+from penstock.service.protocol.messages import StreamRange
 
 _CALL = "service.merge_states"
 
@@ -26,13 +26,13 @@ def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
 def claims_of(state: dict[str, Any]) -> dict[str, Any]:
     """The elements that a state of leases claims, as fields of `OpenIteration`."""
     consumed = [
-        Address(int(stream), start, stop)
+        StreamRange(int(stream), start, stop)
         for stream, ranges in state["consumed"].items()
         for start, stop in ranges
     ]
     return {
         "consumed": tuple(consumed),
-        "held": tuple(Address(*span) for span in state["held"]),
+        "held": tuple(StreamRange(*span) for span in state["held"]),
         "merged": state.get("merged", False),
         "finished": tuple((int(stream), length) for stream, length in state["ended"].items()),
     }

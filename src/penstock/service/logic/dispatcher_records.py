@@ -18,11 +18,11 @@ from penstock.service.logic.leases import Consumed, Group, Lengths, Ranges
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
-    Address,
     DatasetInfo,
     JobOptions,
     OpenIteration,
     StreamInfo,
+    StreamRange,
     Work,
     WorkerInfo,
     WorkStatus,
@@ -321,7 +321,7 @@ class ClientRecord:
     consumed: Consumed
     standing: str = HERE
     number: int = 0
-    answer: tuple[Address, ...] = ()
+    answer: tuple[StreamRange, ...] = ()
     """The grants of the reply to request `number`."""
     heard: float = 0.0
     version: int = 0

@@ -12,10 +12,10 @@ from typing import ClassVar
 import msgspec
 
 from penstock.service.protocol.messages import (
-    Address,
     DatasetInfo,
     JobOptions,
     Plain,
+    StreamRange,
     Work,
     WorkerInfo,
     WorkStatus,
@@ -149,14 +149,14 @@ class RangesLeased(Event, frozen=True):
 
     client: str
     number: int
-    addresses: tuple[Address, ...]
+    ranges: tuple[StreamRange, ...]
 
 
 class RangesConsumed(Event, frozen=True):
     """A client handed these out, of what it had leased, and reached the ends of these streams."""
 
     client: str
-    addresses: tuple[Address, ...] = ()
+    ranges: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
 
 
@@ -167,7 +167,7 @@ class RangesClaimed(Event, frozen=True):
     """
 
     client: str
-    addresses: tuple[Address, ...] = ()
+    ranges: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
 
 
@@ -175,7 +175,7 @@ class RangesSetAside(Event, frozen=True):
     """Saved states continue with these: a client leased those that no other client got since."""
 
     client: str
-    addresses: tuple[Address, ...]
+    ranges: tuple[StreamRange, ...]
 
 
 class IterationRemoved(Event, frozen=True):
@@ -230,9 +230,9 @@ class LeasesKept(Event, frozen=True):
     """All that a client has leased, and the reply to its latest request."""
 
     client: str
-    addresses: tuple[Address, ...]
+    ranges: tuple[StreamRange, ...]
     number: int
-    answer: tuple[Address, ...]
+    answer: tuple[StreamRange, ...]
 
 
 # Fleeting facts

@@ -33,7 +33,7 @@ from penstock.service.logic.facts import (
 from penstock.service.logic.reader_checks import check_ends, explain_departure
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Address, Grant, Lease, LeaseReply
+from penstock.service.protocol.messages import Grant, Lease, LeaseReply, StreamRange
 
 MOST_GRANTS = 8
 """The most ranges in one grant."""
@@ -58,7 +58,7 @@ def find_reader(state: State, name: str) -> ClientRecord:
 def report_consumed(
     state: State,
     client: ClientRecord,
-    consumed: tuple[Address, ...],
+    consumed: tuple[StreamRange, ...],
     ended: tuple[tuple[int, int], ...],
 ) -> list[RangesConsumed]:
     """The fact that a client has consumed elements or reached ends; empty if there is no news."""
@@ -71,7 +71,7 @@ def report_consumed(
 
 
 def lease(state: State, request: Lease) -> Decision:
-    """Leases addresses to a client; a repeated request gets the same ones."""
+    """Leases ranges to a client; a repeated request gets the same ones."""
     client = find_reader(state, request.client)
     record = state.iterations[client.job]
     if not record.begun.leased:
@@ -83,13 +83,13 @@ def lease(state: State, request: Lease) -> Decision:
         return Decision((heard, *report), _make_reply(record, answer, {}))
     chosen = choose(state, client, request.want, dict(request.ended))
     facts, reply = _reply_to_lease(state, record, client, chosen)
-    addresses = tuple(grant.address for grant in reply.grants)
-    leased = RangesLeased(client.client, request.number, addresses)
+    ranges = tuple(grant.range for grant in reply.grants)
+    leased = RangesLeased(client.client, request.number, ranges)
     return Decision((heard, *report, *facts, leased), reply)
 
 
 def _reply_to_lease(
-    state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
+    state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
 ) -> tuple[list[Fact], LeaseReply]:
     if not chosen:
         return _reply_without_grants(state, record, client)
@@ -97,21 +97,19 @@ def _reply_to_lease(
 
 
 def _make_reply(
-    record: IterationRecord, addresses: tuple[Address, ...], places: dict[int, str | None]
+    record: IterationRecord, ranges: tuple[StreamRange, ...], places: dict[int, str | None]
 ) -> LeaseReply:
-    if not addresses:
+    if not ranges:
         return LeaseReply(retry=timing.LEASE_RETRY)
     worker = record.places.worker
-    return LeaseReply(
-        tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in addresses)
-    )
+    return LeaseReply(tuple(Grant(at, places.get(at.stream) or worker(at.stream)) for at in ranges))
 
 
 def _grant(
     state: State,
     record: IterationRecord,
     client: ClientRecord,
-    chosen: list[Address],
+    chosen: list[StreamRange],
 ) -> tuple[list[Fact], LeaseReply] | None:
     """Leases `chosen`; None if no worker can make it."""
     places = _choose_workers(state, record, client, chosen) if record.bound else {}
@@ -127,7 +125,7 @@ def _grant(
 
 
 def _choose_workers(
-    state: State, record: IterationRecord, client: ClientRecord, chosen: list[Address]
+    state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
 ) -> dict[int, str | None]:
     """The worker of each stream: the one that makes it already, as long as it is usable."""
     places: dict[int, str | None] = {}
@@ -164,7 +162,9 @@ def _reply_without_grants(
     return [ClientWaits(client.client)], LeaseReply(retry=timing.LEASE_RETRY)
 
 
-def choose(state: State, client: ClientRecord, want: int, ended: dict[int, int]) -> list[Address]:
+def choose(
+    state: State, client: ClientRecord, want: int, ended: dict[int, int]
+) -> list[StreamRange]:
     """Chooses about `want` elements for a client; `ended` has lengths that are not applied yet."""
     in_order = state.iterations[client.job].work.form == Form.SPLIT
     kind = _InOrder if in_order else _SideBySide
@@ -209,11 +209,11 @@ class _SideBySide(_Choice):
     With random access there is one stream, and any worker makes any part of it.
     """
 
-    def choose(self, want: int) -> list[Address]:
-        found: list[Address] = []
+    def choose(self, want: int) -> list[StreamRange]:
+        found: list[StreamRange] = []
         for stream in self._group.returned:
             for start, stop in self._returned_ranges(stream):
-                found.append(Address(stream, start, min(stop, start + want)))
+                found.append(StreamRange(stream, start, min(stop, start + want)))
                 want -= stop - start
                 if want <= 0 or len(found) == MOST_GRANTS:
                     return found
@@ -221,9 +221,9 @@ class _SideBySide(_Choice):
         size = -(-want // max(1, len(streams)))
         return found + [self._next(stream, size) for stream in streams]
 
-    def _next(self, stream: int, size: int) -> Address:
+    def _next(self, stream: int, size: int) -> StreamRange:
         start, end = self._first_unleased(stream), self._known_end(stream)
-        return Address(stream, start, start + size if end is None else min(start + size, end))
+        return StreamRange(stream, start, start + size if end is None else min(start + size, end))
 
     def _streams(self, most: int) -> list[int]:
         """The streams to lease from next, one for each usable worker."""
@@ -249,8 +249,8 @@ class _InOrder(_Choice):
     If nothing else is left, a client gets elements of a stream that other clients hold parts of.
     """
 
-    def choose(self, want: int) -> list[Address]:
-        found: list[Address] = []
+    def choose(self, want: int) -> list[StreamRange]:
+        found: list[StreamRange] = []
         ahead = self._share()
         for stream in self._lowest():
             run = want > 0 and len(found) < MOST_GRANTS
@@ -259,7 +259,7 @@ class _InOrder(_Choice):
                 want -= sum(stop - start for start, stop in spans)
             else:
                 spans = [] if self._holds(stream) else list(self._free_ranges(stream, 1))
-            found += [Address(stream, *span) for span in spans]
+            found += [StreamRange(stream, *span) for span in spans]
             ahead -= not run or want <= 0
             if ahead <= 0:
                 break
@@ -299,16 +299,16 @@ class _InOrder(_Choice):
         stop = start + want if end is None else min(start + want, end)
         return (start, stop) if start < stop else None
 
-    def _take_over(self, want: int) -> list[Address]:
+    def _take_over(self, want: int) -> list[StreamRange]:
         """Elements of a stream that other clients hold parts of.
 
         It prefers a stream that is not the lowest of any client: no client reads it yet.
         """
         busy: set[str] = set()
-        found: list[Address] = []
+        found: list[StreamRange] = []
         for stream in sorted(self._group.open):
             if (new := self._unleased_range(stream, want)) is not None:
-                found.append(Address(stream, *new))
+                found.append(StreamRange(stream, *new))
                 if busy.issuperset(self._group.tracks[stream].held):
                     return found[-1:]
                 busy.update(self._group.tracks[stream].held)

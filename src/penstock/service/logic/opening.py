@@ -49,11 +49,11 @@ from penstock.service.logic.reader_checks import (
 from penstock.service.logic.recovery import knows
 from penstock.service.logic.state import Decision, State, job_key
 from penstock.service.protocol.messages import (
-    Address,
     DatasetInfo,
     OpenIteration,
     OpenIterationReply,
     StreamInfo,
+    StreamRange,
     WorkerInfo,
 )
 
@@ -157,8 +157,8 @@ def _make_reply(
     record: IterationRecord,
     request: OpenIteration,
     places: tuple[StreamPlace, ...],
-    held: tuple[Address, ...],
-    twice: tuple[Address, ...],
+    held: tuple[StreamRange, ...],
+    twice: tuple[StreamRange, ...],
 ) -> OpenIterationReply:
     streams = {info.stream: info for info in record.streams()}
     for place in places:
@@ -298,13 +298,13 @@ def origin_of(request: OpenIteration) -> str:
     """A digest of the saved states that a client resumes; empty without any."""
     if not request.resumes:
         return ""
-    addresses = sorted((*request.consumed, *request.held), key=_by_position)
-    states = (sorted(request.resumes), addresses, request.finished)
+    ranges = sorted((*request.consumed, *request.held), key=_by_position)
+    states = (sorted(request.resumes), ranges, request.finished)
     return hashlib.sha256(msgspec.msgpack.encode(states)).hexdigest()[:16]
 
 
-def _by_position(address: Address) -> tuple[int, int]:
-    return address.stream, address.start
+def _by_position(held: StreamRange) -> tuple[int, int]:
+    return held.stream, held.start
 
 
 def find_rewound(record: IterationRecord, request: OpenIteration) -> list[ClientRewound]:
@@ -343,12 +343,12 @@ def _needs_rewind(member: ClientRecord) -> bool:
 
 def find_untaken(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
-) -> tuple[Address, ...]:
+) -> tuple[StreamRange, ...]:
     """The part of `request.held` that no other client has once the facts `before` are applied."""
     ends = {**record.ends, **dict(request.finished)}
     taken = _find_taken(record, request, before, {at.stream for at in request.held})
     return tuple(
-        Address(at.stream, start, stop)
+        StreamRange(at.stream, start, stop)
         for at in request.held
         for start, stop in taken[at.stream].outside(
             at.start, min(at.stop, ends.get(at.stream, at.stop))
@@ -358,7 +358,7 @@ def find_untaken(
 
 def find_repeated(
     record: IterationRecord, request: OpenIteration, before: Iterable[Fact]
-) -> tuple[Address, ...]:
+) -> tuple[StreamRange, ...]:
     """The part of `request.consumed` that other clients have got, too."""
     if request.merged or len(request.resumes) > 1:
         return ()  # All clients that resume a merged state report the same; the first has it.
@@ -366,21 +366,21 @@ def find_repeated(
     return _overlaps(request, taken)
 
 
-def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+def find_unclaimed(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
     """As `find_repeated`, for a repeated request: what it reports and the record does not have."""
     if request.merged or len(request.resumes) > 1:
         return ()
     mine = record.members[request.client].consumed
     return tuple(
-        Address(at.stream, start, stop)
+        StreamRange(at.stream, start, stop)
         for at in request.consumed
         for start, stop in mine.get(at.stream, Ranges()).outside(at.start, at.stop)
     )
 
 
-def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[Address, ...]:
+def _overlaps(request: OpenIteration, taken: dict[int, Ranges]) -> tuple[StreamRange, ...]:
     return tuple(
-        Address(at.stream, start, stop)
+        StreamRange(at.stream, start, stop)
         for at in request.consumed
         for start, stop in taken[at.stream].inside(at.start, at.stop)
     )
@@ -410,11 +410,11 @@ def _ranges_of_others(
     return taken
 
 
-def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[Address, ...]:
+def find_leased(record: IterationRecord, request: OpenIteration) -> tuple[StreamRange, ...]:
     """As `find_untaken`, for a repeated request: the part of `request.held` that it has leased."""
     group = record.groups[record.members[request.client].group]
     return tuple(
-        Address(at.stream, start, stop)
+        StreamRange(at.stream, start, stop)
         for at in request.held
         if at.stream in group.tracks
         for start, stop in group.tracks[at.stream]

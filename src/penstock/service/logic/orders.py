@@ -22,11 +22,11 @@ from penstock.service.logic.feeds import NOWHERE, Feed
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
-    Address,
     ClientHeartbeatReply,
     Grant,
     OpenIterationReply,
     StreamInfo,
+    StreamRange,
 )
 
 
@@ -268,7 +268,7 @@ class LeasedFeed(Feed):
     """
 
     def __init__(self, grant: Grant, ahead: bool = False, closed: bool = False) -> None:
-        stream, start, stop = grant.address.stream, grant.address.start, grant.address.stop
+        stream, start, stop = grant.range.stream, grant.range.start, grant.range.stop
         super().__init__(stream, start, NOWHERE if ahead else stop, grant.worker)
         self.leased = stop
         self.closed = closed
@@ -317,7 +317,7 @@ class LeasedFeed(Feed):
 
     def _without_rest(self) -> LeasedFeed:
         feed = LeasedFeed(
-            Grant(Address(self.stream, self.next, self.leased), self.home), closed=True
+            Grant(StreamRange(self.stream, self.next, self.leased), self.home), closed=True
         )
         feed.length, feed.worker = self.length, self.worker
         feed.refused = self.refused
@@ -347,12 +347,12 @@ class LeaseOrder:
     def grant(self, grants: Iterable[Grant], ends: dict[int, int]) -> None:
         """Adds what the dispatcher leased; `ends` are the known lengths of streams."""
         for grant in grants:
-            self._grant(grant, ends.get(grant.address.stream))
+            self._grant(grant, ends.get(grant.range.stream))
         if self._in_order:
             self._open.sort(key=lambda feed: (feed.stream, feed.next))
 
     def _grant(self, grant: Grant, length: int | None) -> None:
-        at = grant.address
+        at = grant.range
         for feed in self._open if self._in_order else ():
             if feed.stream == at.stream and feed.leased == at.start and not feed.closed:
                 feed.extend(at.stop, self._ahead)
@@ -371,7 +371,7 @@ class LeaseOrder:
         lower ones, and nothing more at all once the dispatcher has `finished`.
         """
         if grants:
-            first = (grants[0].address.stream, grants[0].address.start)
+            first = (grants[0].range.stream, grants[0].range.start)
             self._close(lambda feed: (feed.stream, feed.leased) < first)
         self.grant(grants, ends)
         if finished:

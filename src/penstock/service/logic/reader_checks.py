@@ -24,9 +24,9 @@ from penstock.service.logic.dispatcher_records import (
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     UNDECIDED,
-    Address,
     DatasetInfo,
     OpenIteration,
+    StreamRange,
 )
 
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
@@ -171,7 +171,7 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
     """Checks that a saved state names elements that can exist."""
     begun = max((group.begun for group in record.groups.values()), default=0)
     last = record.total if record.total >= 0 and not record.elastic else begun + _MAX_STREAMS_AHEAD
-    ends = (Address(stream, 0, end) for stream, end in request.finished)
+    ends = (StreamRange(stream, 0, end) for stream, end in request.finished)
     for at in (*request.consumed, *request.held, *ends):
         if not (0 <= at.stream < last and 0 <= at.start <= at.stop):
             raise InvalidArgumentError(
@@ -184,7 +184,7 @@ def check_claims(record: IterationRecord, request: OpenIteration) -> None:
 
 def streams_resumed(request: OpenIteration) -> int:
     """How many streams of workers a saved state names."""
-    known = (address.stream for address in (*request.consumed, *request.held))
+    known = (at.stream for at in (*request.consumed, *request.held))
     streams = 1 + max((*known, *(stream for stream, _ in request.finished)), default=-1)
     if streams > _MAX_WORKERS:
         raise InvalidArgumentError(

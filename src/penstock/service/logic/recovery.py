@@ -33,7 +33,6 @@ from penstock.service.logic.facts import (
 from penstock.service.logic.leases import Group
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
-    Address,
     ClientHeartbeat,
     ClientHeartbeatReply,
     LastFact,
@@ -43,10 +42,11 @@ from penstock.service.protocol.messages import (
     OpenIterationReply,
     Reply,
     Request,
+    StreamRange,
 )
 
 _MAX_NAMED = 8
-"""The most addresses in a message."""
+"""The most ranges in a message."""
 
 
 def snapshot(state: State) -> tuple[Fact, ...]:
@@ -119,7 +119,7 @@ def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:
     if client.standing != HERE:
         return
     held = [
-        Address(stream, start, stop)
+        StreamRange(stream, start, stop)
         for stream, track in sorted(group.tracks.items())
         for start, stop in track.held.get(client.client, ())
     ]
@@ -169,26 +169,26 @@ def describe_unrecorded(state: State) -> list[str]:
     """For each named iteration, the elements that departed readers may have got unrecorded."""
     return [
         f"job {record.begun.name!r}, repetition {record.begun.repetition}: "
-        f"{describe_addresses(_unleased_addresses(record))}"
+        f"{describe_ranges(_unleased_ranges(record))}"
         for record in state.iterations.values()
         if record.begun.leased and not record.finished
     ]
 
 
-def _unleased_addresses(record: IterationRecord) -> Iterator[Address]:
+def _unleased_ranges(record: IterationRecord) -> Iterator[StreamRange]:
     for group in record.groups.values():
         for stream in sorted(group.open):
-            yield Address(stream, group.tracks[stream].reached, record.ends.get(stream, -1))
+            yield StreamRange(stream, group.tracks[stream].reached, record.ends.get(stream, -1))
 
 
-def describe_addresses(addresses: Iterator[Address] | tuple[Address, ...]) -> str:
+def describe_ranges(ranges: Iterator[StreamRange] | tuple[StreamRange, ...]) -> str:
     """Addresses in words, for a message."""
-    found = iter(addresses)
-    named = [_describe_address(at) for at in islice(found, _MAX_NAMED)]
+    found = iter(ranges)
+    named = [_describe_range(at) for at in islice(found, _MAX_NAMED)]
     more = sum(1 for _ in found)
     return "; ".join(named) + (f"; and {more} more" if more else "")
 
 
-def _describe_address(at: Address) -> str:
+def _describe_range(at: StreamRange) -> str:
     last = f"to {at.stop - 1}" if at.stop >= 0 else "on"
     return f"elements {at.start} {last} of stream {at.stream}"

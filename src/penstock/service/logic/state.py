@@ -367,21 +367,21 @@ class State:
 
     def _ranges_leased(self, fact: facts.RangesLeased, now: float) -> None:
         client = self.clients[fact.client]
-        client.number, client.answer = fact.number, fact.addresses
-        client.waits_since = None if fact.addresses else client.waits_since
+        client.number, client.answer = fact.number, fact.ranges
+        client.waits_since = None if fact.ranges else client.waits_since
         group = self.group(client)
-        for at in fact.addresses:
+        for at in fact.ranges:
             group.lease(fact.client, at.stream, at.start, at.stop)
 
     def _leases_kept(self, fact: facts.LeasesKept, now: float) -> None:
-        self._ranges_leased(facts.RangesLeased(fact.client, fact.number, fact.addresses), now)
+        self._ranges_leased(facts.RangesLeased(fact.client, fact.number, fact.ranges), now)
         self.clients[fact.client].answer = fact.answer
 
     def _ranges_consumed(self, fact: facts.RangesConsumed, now: float) -> None:
         client = self.clients[fact.client]
         record, group = self.iterations[client.job], self.group(client)
         self._end(record, fact.ended)
-        for at in fact.addresses:
+        for at in fact.ranges:
             client.consumed.add(at.stream, group.consume(fact.client, at.stream, at.start, at.stop))
             self._vacate_if_done(record, group, at.stream)
 
@@ -389,13 +389,13 @@ class State:
         client = self.clients[fact.client]
         record, group = self.iterations[client.job], self.group(client)
         self._end(record, fact.ended)
-        for at in fact.addresses:
+        for at in fact.ranges:
             client.consumed.add(at.stream, group.claim(fact.client, at.stream, at.start, at.stop))
             self._vacate_if_done(record, group, at.stream)
 
     def _ranges_set_aside(self, fact: facts.RangesSetAside, now: float) -> None:
         group = self.group(self.clients[fact.client])
-        for at in fact.addresses:
+        for at in fact.ranges:
             group.set_aside(fact.client, at.stream, at.start, at.stop)
 
     def _group_reached(self, fact: facts.GroupReached, now: float) -> None:

@@ -31,7 +31,7 @@ class Plain(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of a message."""
 
 
-class Address(Plain, frozen=True):
+class StreamRange(Plain, frozen=True):
     """Elements `start` to `stop` of a stream (`stop` left out) of one iteration of a job."""
 
     stream: int
@@ -158,7 +158,7 @@ class OpenIteration(Message, frozen=True):
     """Readers of one group share; each group of a cached job gets everything."""
     resumes: tuple[str, ...] = ()
     """The clients whose saved states this client resumes."""
-    consumed: tuple[Address, ...] = ()
+    consumed: tuple[StreamRange, ...] = ()
     """The elements that those states had consumed; their other elements are leased again."""
     finished: tuple[tuple[int, int], ...] = ()
     """The streams whose length those states knew: (stream, length)."""
@@ -166,7 +166,7 @@ class OpenIteration(Message, frozen=True):
     """How many streams those states knew, where each worker makes one; 0 without states."""
     begins: tuple[int, ...] = ()
     """Coordinated reads: the laps in which those streams begin."""
-    held: tuple[Address, ...] = ()
+    held: tuple[StreamRange, ...] = ()
     """The elements that those states would have handed out next: this client gets their leases."""
     merged: bool = False
     """Whether `merge_states` made those states one: many clients may resume it together."""
@@ -195,7 +195,7 @@ class Lease(Message, frozen=True):
     client: str
     number: int
     want: int
-    consumed: tuple[Address, ...] = ()
+    consumed: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     """The streams whose end the client has reached: (stream, length)."""
     last: LastFact | None = None
@@ -211,7 +211,7 @@ class ClientHeartbeat(Message, frozen=True):
     """The version of the lists of workers and streams that the client has: it was alive after the
     dispatcher made that version."""
     lost: tuple[str, ...] = ()
-    consumed: tuple[Address, ...] = ()
+    consumed: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     elements: int = 0
     """How many elements the user got since the last heartbeat."""
@@ -229,7 +229,7 @@ class Leave(Message, frozen=True):
     """A client stops reading; the dispatcher leases what it did not consume to other clients."""
 
     client: str
-    consumed: tuple[Address, ...] = ()
+    consumed: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     last: LastFact | None = None
 
@@ -369,7 +369,7 @@ class OpenIterationReply(Message, frozen=True):
     """False while consumers of a coordinated read are missing."""
     missing: tuple[int, ...] = ()
     lease_seconds: float = timing.LEASE
-    held: tuple[Address, ...] = ()
+    held: tuple[StreamRange, ...] = ()
     """Which of `OpenIteration.held` this client leases; other clients have the rest."""
     seeds: tuple[int, ...] | None = None
     """Of the dataset that the first reader of the job registered, which all readers read."""
@@ -379,7 +379,7 @@ class OpenIterationReply(Message, frozen=True):
     """A warning to log before reading; empty: none."""
     worker_timeout: float = timing.WORKER_TIMEOUT
     """Seconds without a heartbeat after which the dispatcher removes a worker."""
-    repeated: tuple[Address, ...] = ()
+    repeated: tuple[StreamRange, ...] = ()
     """Which of `OpenIteration.consumed` other readers have got, too: these elements are read
     twice."""
     last: LastFact | None = None
@@ -390,7 +390,7 @@ class OpenIterationReply(Message, frozen=True):
 class Grant(Plain, frozen=True):
     """A range of elements that a client may read; `worker` is the only one to ask, or None."""
 
-    address: Address
+    range: StreamRange
     worker: str | None = None
 
 
