@@ -1305,7 +1305,9 @@ class Dataset:
 
     # Frameworks
 
-    def as_torch(self, device: Any = None, pin_memory: bool | None = None) -> Any:
+    def as_torch(
+        self, device: Any = None, pin_memory: bool | None = None, num_workers: int | None = None
+    ) -> Any:
         """The elements as torch tensors, in a `torch.utils.data.IterableDataset`.
 
         Each tensor can be written to and shares its memory with nothing else. Strings stay bytes,
@@ -1322,12 +1324,17 @@ class Dataset:
                 to a GPU run ahead of their use. Not for worker processes.
             pin_memory: Whether tensors go through (or stay in) pinned memory, which a GPU reads
                 directly; if None, only if the device is a GPU.
+            num_workers: How many processes call the functions of `map` (not vectorized ones), in
+                place of every `num_parallel_calls`; with the same elements in the same order. 0
+                calls them in this process. If None, `Options.executor` decides. Processes have
+                copies of what a function captures: see `map`.
 
         >>> for features, label in Dataset.from_tensor_slices(([[1, 2]], [0])).as_torch():
         ...     print(features, label)
         tensor([1, 2], dtype=torch.int32) tensor(0, dtype=torch.int32)
         """
-        return adapters.load("Dataset.as_torch", "torch").adapt(self, device, pin_memory)
+        adapter = adapters.load("Dataset.as_torch", "torch")
+        return adapter.adapt(self, device, pin_memory, num_workers)
 
     def as_jax(self, sharding: Any = None) -> DeliveredIterator:
         """An iterator over the elements as JAX arrays, two of them copied ahead.

@@ -1,6 +1,7 @@
 """`as_torch` in one process; its worker processes are in `torch_worker_cases`."""
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.data import Dataset
+from penstock.data import Dataset, Options
+from penstock.data.experimental import service
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -204,6 +206,53 @@ def test_a_loader_without_workers_gives_the_same_elements() -> None:
         assert lists(plain.values()) == lists(loaded.values())
     rows = Dataset.range(6).as_torch()
     assert lists(DataLoader(rows, batch_size=4)) == [[0, 1, 2, 3], [4, 5]]
+
+
+def with_process(x: Any) -> Any:
+    return x, os.getpid()
+
+
+def test_workers_call_the_functions_and_everything_else_stays() -> None:
+    dataset = Dataset.range(40).shuffle(40, seed=1).map(with_process).batch(4)
+    made = dataset.as_torch(num_workers=2)
+    iterator = iter(made)
+    batches = [next(iterator) for _ in range(4)]
+    state = json.loads(json.dumps(iterator.state_dict()))
+    batches += iterator
+    numbers, processes = zip(*batches, strict=True)
+    plain = [numbers for numbers, _ in dataset.as_torch(num_workers=0)]
+    assert lists(numbers) == lists(plain)
+    assert os.getpid() not in torch.cat(processes).tolist()
+    assert 1 <= len(torch.cat(processes).unique()) <= 2
+    assert len(made) == 10
+    for workers in (0, 3):
+        resumed = iter(dataset.as_torch(num_workers=workers))
+        resumed.load_state_dict(state)
+        assert lists(numbers for numbers, _ in resumed) == lists(plain[4:])
+
+
+def test_without_workers_functions_are_called_here() -> None:
+    options = Options()
+    options.executor = "processes"
+    dataset = Dataset.range(8).map(with_process, num_parallel_calls=2).with_options(options)
+    assert {int(process) for _, process in dataset.as_torch(num_workers=0)} == {os.getpid()}
+    assert os.getpid() not in {int(process) for _, process in dataset.as_torch()}
+
+
+def test_workers_call_every_map_but_vectorized_ones_and_those_of_a_service() -> None:
+    remote = service.distribute("parallel_epochs", "local://1")
+    dataset = Dataset.range(8).map(with_process).apply(remote).map(lambda x, p: x).batch(2)
+    dataset = dataset.map(lambda x: x, vectorized=True).map(lambda x: x, num_parallel_calls=9)
+    text = dataset.as_torch(num_workers=3)._dataset.explain()
+    assert text.partition("as it is run")[0].count("parallel=3") == 2
+
+
+@pytest.mark.parametrize("count", [-1, 1.5])
+def test_what_is_no_number_of_workers_is_refused(count: Any) -> None:
+    with pytest.raises(
+        (InvalidArgumentError, InvalidTypeError), match=r"^Dataset.as_torch: num_workers must be"
+    ):
+        Dataset.range(3).as_torch(num_workers=count)
 
 
 @pytest.mark.parametrize("device", ["meta", torch.device("meta")])

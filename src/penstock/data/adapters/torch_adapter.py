@@ -6,7 +6,7 @@ from i on. So all workers must see one order, and draw the same random numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.data import element_specs
-from penstock.data.arguments import describe, flag
+from penstock.data.arguments import describe, flag, integer
 from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
 from penstock.delivery import Delivery
@@ -22,7 +22,7 @@ from penstock.delivery.moving import ColumnDelivery
 from penstock.delivery.torch_delivery import lock_rows, move_rows, open_delivery
 from penstock.engine.specs import known_spec
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
-from penstock.plan.nodes import Node
+from penstock.plan.nodes import Map, Node
 from penstock.plan.options import AutoShardPolicy, Options
 from penstock.plan.shard import shard_plan
 
@@ -31,8 +31,13 @@ _AHEAD = 2
 _CHECK = partial(refuse_datasets, WHERE)
 
 
-def adapt(dataset: Dataset, device: Any, pin_memory: bool | None) -> TorchDataset:
+def adapt(
+    dataset: Dataset, device: Any, pin_memory: bool | None, num_workers: int | None
+) -> TorchDataset:
     """Implements `Dataset.as_torch`."""
+    if num_workers is not None:
+        count = integer(WHERE, "num_workers", num_workers, at_least=0)
+        dataset = _call_in_processes(dataset, count)
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
     target = torch.device("cpu") if device is None else _find_device(device)
     pinned = target.type == "cuda" if pin_memory is None else flag(WHERE, "pin_memory", pin_memory)
@@ -41,6 +46,24 @@ def adapt(dataset: Dataset, device: Any, pin_memory: bool | None) -> TorchDatase
             f"{WHERE}: pin_memory=True needs a GPU that torch can use; leave it out"
         )
     return TorchDataset(dataset, Target(target, pinned))
+
+
+def _call_in_processes(dataset: Dataset, count: int) -> Dataset:
+    """The same dataset, whose maps call their functions in `count` processes; 0: in this one."""
+    options = Options()
+    options.executor = "processes" if count else "threads"
+    plan = _set_calls(dataset.__plan__, count) if count else dataset.__plan__
+    return Dataset(plan).with_options(options)
+
+
+def _set_calls(plan: Node, count: int) -> Node:
+    """The plan with `count` parallel calls of each function; of vectorized ones, there is one."""
+    if plan.sealed:
+        return plan
+    plan = plan.with_inputs(tuple(_set_calls(part, count) for part in plan.inputs))
+    if isinstance(plan, Map) and not plan.vectorized:
+        return replace(plan, parallel=count)
+    return plan
 
 
 def _find_device(device: Any) -> torch.device:
