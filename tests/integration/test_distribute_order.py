@@ -2,6 +2,9 @@
 
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from pathlib import Path
 
 import pytest
 
@@ -142,6 +145,44 @@ def test_readers_of_a_job_share_the_records_of_files_by_parts(cluster, folder, m
     for _ in range(20):
         found += [next(one), next(two)]
     assert sorted([*found, *one, *two]) == expected
+
+
+SHARED = {
+    "range": lambda lines: Dataset.range(900),
+    "range, mapped": lambda lines: Dataset.range(900).map(lambda x: x * 7),
+    "text": TextLineDataset,
+    "text, filtered": lambda lines: TextLineDataset(lines).filter(lambda x: x[-1:] != b"3"),
+    "flat_map": lambda lines: Dataset.range(40).flat_map(
+        lambda x: Dataset.range(100 * x, 100 * x + x % 30)
+    ),
+    "interleave": lambda lines: Dataset.range(40).interleave(
+        lambda x: Dataset.range(100 * x, 100 * x + x % 30), cycle_length=3, block_length=2
+    ),
+    "interleaved files": lambda lines: Dataset.from_tensor_slices(lines).interleave(
+        TextLineDataset, cycle_length=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_each_of_several_readers_gets_its_share_in_the_local_order(cluster, tmp_path, name):
+    """Except that a reader without a free piece takes over the rest of another reader's piece,
+    which may be an earlier one."""
+    lines = [str(tmp_path / f"{number}.txt") for number in range(4)]
+    for number, path in enumerate(lines):
+        numbers = range(100 * number, 100 * number + 60 + number)
+        Path(path).write_text("\n".join(map(str, numbers)))
+    made = SHARED[name](lines)
+    order = {int(x): place for place, x in enumerate(made)}
+    shared = [iter(made.apply(cluster.distribute(job_name=f"shared {name}"))) for _ in range(3)]
+    with ThreadPoolExecutor(len(shared)) as pool:
+        found = list(pool.map(lambda reader: [order[int(x)] for x in reader], shared))
+    assert sorted(chain(*found)) == list(range(len(order)))
+    values = list(order)
+    for share in found:
+        back = [values[b] for a, b in pairwise(share) if b < a]
+        has_pieces = name in ("text", "text, filtered", "flat_map")
+        assert not back if not has_pieces else all(x % 100 for x in back)
 
 
 def test_without_order_every_record_comes_once(cluster, folder, monkeypatch):
