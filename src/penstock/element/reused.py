@@ -16,7 +16,7 @@ from penstock.element.columns import Array
 class ReusedMemory(np.ndarray[Any, Any]):
     """All bytes of a buffer that is reused; arrays of elements are views of a part of it.
 
-    It must be freed before the memory: whoever has prepared the memory waits for that.
+    It must be freed before the memory: the owner of the memory waits for that.
     """
 
     @classmethod

@@ -25,7 +25,7 @@ RECORD_SIZE = SLOTS * _SLOT
 """Bytes of shared memory that a record needs."""
 
 _TURN = 30.0
-"""Seconds that a call waits for others at most, in case that they wait for it."""
+"""The most seconds that a call waits for other calls, in case they wait for it."""
 
 
 class RecordedCall(NamedTuple):

@@ -1,1 +1,1 @@
-"""Every message that processes of the service exchange, and how they stand on a wire."""
+"""Every message that processes of the service exchange, and how it is encoded."""
