@@ -1,8 +1,12 @@
 """Large arrays of a plan reach workers without being copied for each of them."""
 
 import contextlib
+import functools
+import operator
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +15,12 @@ import pytest
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.data.experimental.service import distribute
+from penstock.engine.processes import array_shares
 from penstock.errors import FailedPreconditionError
 from penstock.plan import array_references
+from penstock.service.host.array_store import ArrayStore
 from tests.integration.clusters import Cluster
+from tests.integration.stage import staged
 
 
 @pytest.fixture
@@ -43,6 +50,112 @@ def test_a_worker_without_the_file_says_so(rows, tmp_path, large_from_4_kb):
         read = service.from_dataset_id("distributed_epoch", cluster.target, dataset_id)
         with pytest.raises(FailedPreconditionError, match=r"rows\.npy'.*cannot be read here"):
             next(iter(read))
+
+
+@pytest.fixture
+def array():
+    """Six parts, in the sense of messages."""
+    return np.random.default_rng(2).integers(0, 1 << 60, (3072, 1024))
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """The parts of arrays that clients send to the dispatcher."""
+    sent = []
+    put = ArrayStore.put
+
+    def noting(store, name, total, offset, data):
+        if data:
+            sent.append((name, offset))
+        return put(store, name, total, offset, data)
+
+    monkeypatch.setattr(ArrayStore, "put", noting)
+    return sent
+
+
+@pytest.fixture
+def no_holder(monkeypatch):
+    """The client is not on the machine of the workers."""
+
+    def fail(*_):
+        raise OSError("not on this machine")
+
+    monkeypatch.setattr(array_shares, "ArrayHolder", fail)
+
+
+def test_workers_of_a_service_share_the_memory_of_a_client_on_their_machine(array, parts):
+    with Cluster(2) as cluster:
+        dataset = Dataset.from_tensor_slices(array).shuffle(100, seed=1).batch(16)
+        distributed = dataset.apply(cluster.distribute())
+        np.testing.assert_array_equal(list(distributed), list(dataset))
+        array[7] = 1
+        again = np.concatenate(list(distributed))
+        assert sorted(again[:, 0]) == sorted(array[:, 0])
+    assert parts == []
+
+
+def test_the_workers_of_another_machine_get_an_array_once(array, parts, no_holder):
+    with Cluster(2) as cluster:
+        dataset = Dataset.from_tensor_slices(array).shuffle(3072, seed=3).batch(16)
+        read = list(dataset.apply(cluster.distribute()))
+        np.testing.assert_array_equal(read, list(dataset))
+    assert sorted(offset >> 22 for _, offset in parts) == list(range(6))
+
+
+@pytest.mark.parametrize("functions", ["by_value", "by_reference"])
+def test_arrays_of_functions_travel_too(array, parts, no_holder, functions):
+    with Cluster(0, functions=functions) as cluster:
+        cluster.workers.append(cluster.join(functions=functions, modules=["_operator"]))
+        pick = functools.partial(operator.getitem, array)
+        dataset = Dataset.range(5).map(pick).apply(cluster.distribute())
+        np.testing.assert_array_equal(list(dataset), array[:5])
+    assert len(parts) == 6
+
+
+FIRST_READER = """
+import sys
+import numpy as np
+import penstock
+rows = np.random.default_rng(2).integers(0, 1 << 60, (3072, 1024))
+service = penstock.data.experimental.service
+dataset = penstock.data.Dataset.from_tensor_slices(rows).batch(64)
+job = service.distribute("distributed_epoch", sys.argv[1], job_name="a", max_outstanding_requests=1)
+iterator = iter(dataset.apply(job))
+print(*next(iterator)[:, 0], flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_reader_of_a_job_replaces_the_killed_one_whose_memory_was_shared(array, parts):
+    with Cluster(2) as cluster:
+        command = [sys.executable, "-c", FIRST_READER, cluster.target]
+        killed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert len(killed.stdout.readline().split()) == 64
+        job = cluster.distribute(job_name="a", max_outstanding_requests=1)
+        iterator = iter(Dataset.from_tensor_slices(array).batch(64).apply(job))
+        batches = [next(iterator)]
+        killed.kill()
+        killed.communicate()
+        while not parts:
+            batches.append(next(iterator))
+        batches.append(next(iterator))
+    rows = {row.tobytes() for row in array}
+    read = [row.tobytes() for batch in batches for row in batch]
+    assert len(set(read)) == len(read) == 64 * len(batches)
+    assert rows.issuperset(read)
+
+
+def test_a_dispatcher_that_restarts_gets_the_parts_again(array, parts, no_holder, tmp_path):
+    with staged(tmp_path) as stage:
+        dispatcher = stage.dispatcher(work_dir=str(tmp_path / "journal"))
+        stage.worker()
+        dataset = Dataset.from_tensor_slices(array)
+        iterator = iter(dataset.apply(stage.distribute()))
+        read = [next(iterator)]
+        dispatcher.stop()
+        stage.dispatcher(work_dir=str(tmp_path / "journal"))
+        read += list(iterator)
+    np.testing.assert_array_equal(read, array)
 
 
 def worker_memory():

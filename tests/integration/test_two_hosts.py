@@ -15,11 +15,16 @@ import pytest
 
 CLIENT = """
 import sys
+import numpy
 import penstock as tf
 service = tf.data.experimental.service
 dataset = tf.data.Dataset.range(1000).map(lambda x: x * x).batch(10)
 read = dataset.apply(service.distribute("distributed_epoch", sys.argv[1]))
 assert [batch.tolist() for batch in read] == [batch.tolist() for batch in dataset]
+rows = numpy.arange(3 << 20).reshape(-1, 1 << 10)
+large = tf.data.Dataset.from_tensor_slices(rows).batch(256)
+read = large.apply(service.distribute("distributed_epoch", sys.argv[1]))
+assert numpy.array_equal(numpy.concatenate(list(read)), rows)
 try:
     iterator = iter(
         dataset.apply(

@@ -7,9 +7,12 @@ array is compared with what was copied before its share is used for another iter
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,21 +34,24 @@ _PIECE = (4 << 20) // BLOCK
 class ArrayShare:
     """One array, its reference, and its memory, which is filled as processes need it."""
 
-    def __init__(self, array: Array) -> None:
-        self.reference = SharedArray(secrets.token_hex(16), array.dtype, array.shape)
-        self._bytes: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    def __init__(self, array: Array, name: str = "") -> None:
+        name = name or secrets.token_hex(16)
+        self.reference = SharedArray(name, array.dtype, array.shape)
+        self._bytes = _bytes_of(array)
         self._is_copy = not array.flags.c_contiguous
-        memory = ArrayMemory(self.reference.nbytes)
-        self._holder = ArrayHolder(self.reference.name, memory, self._read)
+        self._holder: ArrayHolder | None = None
+        # An array that is named by its content may have a holder: a process with an equal one.
+        with contextlib.suppress(OSError):
+            self._holder = ArrayHolder(name, ArrayMemory(self.reference.nbytes), self.read)
         self.users = 0
         """Streams that use it; guarded by the lock of `ArrayShares`."""
 
-    def _read(self, start: int, stop: int) -> Any:
+    def read(self, start: int, stop: int) -> Any:
         return self._bytes[start:stop].data
 
     def is_current(self) -> bool:
         """Whether the array is known not to have changed since parts of it were copied."""
-        if self._is_copy:
+        if self._is_copy or self._holder is None:
             return False
         memory, same = self._holder.memory, threading.Event()
         same.set()
@@ -60,14 +66,40 @@ class ArrayShare:
                 if not np.array_equal(self._bytes[start:end], memory.bytes[start:end]):
                     same.clear()
 
-        if pieces:
-            team = Team(cores(), "penstock-compare")
-            team.share(compare, len(pieces))
-            team.stop()
+        _share_work(compare, len(pieces))
         return same.is_set()
 
     def close(self) -> None:
-        self._holder.close()
+        if self._holder is not None:
+            self._holder.close()
+
+
+def _bytes_of(array: Array) -> Array:
+    flat: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return flat
+
+
+def _share_work(work: Callable[[slice], None], length: int) -> None:
+    """Calls `work` with slices of `range(length)`, on all cores."""
+    if length:
+        team = Team(cores(), "penstock-arrays")
+        team.share(work, length)
+        team.stop()
+
+
+def name_by_content(array: Array) -> str:
+    """A name that is equal for arrays of equal bytes, in every process."""
+    data = _bytes_of(array)
+    size = _PIECE * BLOCK
+    digests = [b""] * -(-len(data) // size)
+
+    def digest(some: slice) -> None:
+        for number in range(some.start, some.stop):
+            piece = data[number * size : (number + 1) * size]
+            digests[number] = hashlib.sha256(piece.data).digest()
+
+    _share_work(digest, len(digests))
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 class ArrayShares:
@@ -78,18 +110,25 @@ class ArrayShares:
         self._current: dict[Any, ArrayShare] = {}  #: guarded by _lock
         """The latest share of each array, by where the array is."""
 
-    def lease(self) -> ShareLease:
-        """For one stream."""
-        return ShareLease(self._borrow, self._give_back)
+    def __bool__(self) -> bool:
+        return bool(self._current)
 
-    def _borrow(self, array: Array) -> ArrayShare:
+    def lease(self, by_content: bool = False) -> ShareLease:
+        """For one stream; `by_content`: equal arrays of other processes must have the same name."""
+        return ShareLease(partial(self._borrow, by_content), self._give_back)
+
+    def _borrow(self, by_content: bool, array: Array) -> ArrayShare:
         place = (array.ctypes.data, array.shape, array.strides, array.dtype)
+        name = name_by_content(array) if by_content else ""
         with self._lock:
             share = self._current.get(place)
-            if share is None or not share.is_current():
-                if share is not None and not share.users:
+            if share is not None:
+                same = share.reference.name == name if by_content else share.is_current()
+                if not same and not share.users:
                     share.close()
-                share = self._current[place] = ArrayShare(array)
+                share = share if same else None
+            if share is None:
+                share = self._current[place] = ArrayShare(array, name)
             share.users += 1
             return share
 
@@ -117,7 +156,7 @@ class ShareLease:
         give_back: Callable[[list[ArrayShare]], None],
     ) -> None:
         self._borrow, self._give_back = borrow, give_back
-        self._shares: list[ArrayShare] = []
+        self.shares: list[ArrayShare] = []
 
     def refer(self, array: Array) -> ArrayReference | None:
         """The reference to an array; None where memory cannot be shared."""
@@ -125,10 +164,10 @@ class ShareLease:
         if found is not None or not can_share():
             return found
         share = self._borrow(array)
-        self._shares.append(share)
+        self.shares.append(share)
         return share.reference
 
     def close(self) -> None:
         """May be repeated."""
-        shares, self._shares = self._shares, []
+        shares, self.shares = self.shares, []
         self._give_back(shares)

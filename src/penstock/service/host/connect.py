@@ -17,16 +17,12 @@ from typing import Any
 import msgspec
 
 from penstock.element import nest
-from penstock.element.columns import Array
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.lower import open_plan
-from penstock.engine.mapped_files import refer_to_file
-from penstock.engine.processes.shared_arrays import refer_to_shared
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
-from penstock.plan.array_references import ArrayReference
 from penstock.plan.cuts import cut
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
@@ -34,6 +30,7 @@ from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shape import Form
 from penstock.plan.shard import in_order
+from penstock.service.host.array_uploads import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.remote_stream import Opening, RemoteStream
@@ -108,7 +105,8 @@ class _Opener:
         self._context = context
         self._shared = borrow(node, home)
         self._session = self._shared.service.session
-        self._arrays = self._shared.arrays.lease()
+        self._arrays = self._shared.arrays.lease(by_content=node.job_name is not None)
+        self._uploads: ArrayUploads | None = None
         self._spec = context.environment.spec(node)
         leaves, self._tree = nest.flatten(self._spec)
         if any(isinstance(leaf, DatasetSpec) for leaf in leaves):
@@ -127,13 +125,10 @@ class _Opener:
             raise
 
     def _leave(self) -> None:
+        if self._uploads is not None:
+            self._uploads.close()
         self._arrays.close()
         self._shared.leave()
-
-    def _refer(self, array: Array) -> ArrayReference | None:
-        if self._session.local:
-            return self._arrays.refer(array)
-        return refer_to_file(array) or refer_to_shared(array)
 
     def _open(self, state: dict[str, Any] | None) -> Stream:
         node = self._node
@@ -201,8 +196,10 @@ class _Opener:
 
     def _register(self) -> DatasetInfo:
         registered = self._session.register(
-            self._plan(), self._spec, again=False, refer=self._refer
+            self._plan(), self._spec, again=False, refer=self._arrays.refer
         )
+        if self._arrays.shares and self._uploads is None and not self._session.local:
+            self._uploads = ArrayUploads(self._session, self._arrays.shares)
         return self._session.dataset(registered)
 
     def _plan(self) -> Node:
@@ -290,6 +287,8 @@ class _Opener:
 
     def _connect(self, plan: bytes, info: WorkerInfo) -> Connection:
         node, session = self._node, self._session
+        if self._uploads is not None and info.host != session.here:
+            self._uploads.hurry()
         return connect_data(
             info,
             session.security,

@@ -26,6 +26,7 @@ from penstock.errors import (
     OpError,
     UnavailableError,
 )
+from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.authentication import CONTROL, Admission
 from penstock.service.host.control_connection import (
     ControlConnection,
@@ -47,10 +48,14 @@ from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     PROTOCOL,
+    GetArray,
+    GetArrayReply,
     GetPlan,
     GetPlanReply,
     Hello,
     HelloReply,
+    PutArray,
+    PutArrayReply,
     PutPlan,
     PutPlanReply,
     RegisterDataset,
@@ -209,7 +214,7 @@ class Caller:
     def _make_reply(self, data: bytes | bytearray) -> bytes:
         try:
             request = decode_request(data)
-            if isinstance(request, GetPlan):
+            if isinstance(request, GetPlan | GetArray):
                 self._take_turn()
             return encode(self._threads.handle(request))
         except Exception as error:
@@ -360,6 +365,7 @@ class _RequestHandler:
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
             self._plans = PlanStore(folder and os.path.join(folder, "plans"))
+            self._arrays = ArrayStore(self._plans.has_array)
             self._unregistered = self._plans.find_unknown(self.ledger.has_plan)
             """Plans that clients had sent but not registered when the dispatcher stopped."""
             self._started = time.monotonic()
@@ -376,6 +382,10 @@ class _RequestHandler:
                 return PutPlanReply(self._plans.put(digest, offset, total, data))
             case GetPlan(digest, offset):
                 return GetPlanReply(*self._plans.get(digest, offset))
+            case PutArray(array, total, offset, data):
+                return PutArrayReply(self._arrays.put(array, total, offset, data))
+            case GetArray(array, offset):
+                return GetArrayReply(self._arrays.get(array, offset))
             case RegisterDataset(digest):
                 self._check_plan(digest)
                 answer = self.ledger.answer(request)
@@ -397,6 +407,7 @@ class _RequestHandler:
         for digest in unused:
             if not self.ledger.has_plan(digest):
                 self._plans.forget(digest)
+        self._arrays.tidy()
 
     def run(self, interval: float) -> None:
         """Applies what has expired, every `interval` seconds, until `close` is called."""
@@ -411,6 +422,7 @@ class _RequestHandler:
         self.closed.set()
         self.ledger.close()
         self._plans.close()
+        self._arrays.close()
 
 
 def _check_peer(protocol: int, python: str, version: str) -> None:

@@ -21,10 +21,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.engine.formats.files import translate_errors
-from penstock.engine.processes.array_holder import ReadBytes
 from penstock.engine.processes.shared_arrays import OpenArrays
 from penstock.errors import (
     DataLossError,
@@ -39,6 +39,8 @@ from penstock.plan.array_references import Resolve
 from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
+from penstock.service.host import array_store
+from penstock.service.host.array_store import fetch_array, split_array_names
 from penstock.service.protocol.messages import GetPlan, GetPlanReply, Reply, Request
 
 LARGEST_PLAN = 4 << 30
@@ -72,6 +74,7 @@ class PlanStore:
         self._uploads: dict[str, _Upload] = {}  #: guarded by _lock; least recently used first
         self._sizes: dict[str, int] = {}  #: guarded by _lock
         """The sizes of complete plans whose digest was checked."""
+        self._array_names: dict[str, list[str]] = {}  #: guarded by _lock; by plan
         with translate_errors(folder or tempfile.gettempdir(), "dispatcher"):
             self._storage: PlanStorage = FolderStorage(folder) if folder else TemporaryStorage()
 
@@ -112,6 +115,17 @@ class PlanStore:
             self._sizes.pop(digest, None)
             if digest not in self._uploads:
                 self._storage.remove(digest)
+
+    def has_array(self, name: str) -> bool:
+        """Whether a complete plan has the shared array of this name."""
+        with self._lock, self._disk():
+            digests = [each for each in self._storage.digests() if self._size(each) is not None]
+            known = self._array_names
+            for digest in digests:
+                if digest not in known:
+                    known[digest] = split_array_names(self._storage.read(digest, 0, PART))[0]
+            self._array_names = {digest: known[digest] for digest in digests}
+            return any(name in names for names in self._array_names.values())
 
     def find_unknown(self, known: Callable[[str], bool]) -> list[str]:
         """The digests of stored plans for which `known` returns False."""
@@ -436,9 +450,11 @@ class PlanCache:
         return bytes(data)
 
     def _decode_bytes(self, data: bytes) -> Node:
-        arrays = OpenArrays(self._fetch_array)
+        arrays = OpenArrays(
+            lambda name: partial(fetch_array, self._call, name), unit=array_store.PART
+        )
         try:
-            plan = self._decode(data, arrays.open)
+            plan = self._decode(split_array_names(data)[1], arrays.open)
             arrays.fill_hidden(plan)
             return plan
         except OpError as error:
@@ -446,14 +462,6 @@ class PlanCache:
             if not isinstance(cause, ImportError | AttributeError):
                 raise
             raise FailedPreconditionError(self._explain_import_error(cause)) from cause
-
-    def _fetch_array(self, name: str) -> ReadBytes:
-        def fetch(start: int, stop: int) -> bytes:
-            raise UnavailableError(
-                "distribute: the process that shares an array of this dataset has ended"
-            )
-
-        return fetch
 
     def _explain_import_error(self, cause: ImportError | AttributeError) -> str:
         if isinstance(cause, ModuleNotFoundError):

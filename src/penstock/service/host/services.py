@@ -242,7 +242,7 @@ class SharedService:
         """Called by a stream that closes. The last one closes the service after a while."""
         with _LOCK:
             self.users -= 1
-            if self.users or isinstance(self.service, RunningService):
+            if self.users or (isinstance(self.service, RunningService) and not self.arrays):
                 return
         timer = threading.Timer(timing.LOCAL_LINGER, self._close_unused)
         timer.daemon = True
@@ -252,9 +252,10 @@ class SharedService:
         with _LOCK:
             if self.users or self.closed:
                 return
-            self.closed = True
-        self.service.close()
-        self.arrays.close()
+            self.closed = not isinstance(self.service, RunningService)
+            self.arrays.close()
+        if self.closed:
+            self.service.close()
 
 
 _LOCK = threading.Lock()
@@ -305,6 +306,14 @@ def register(
     registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting)
     REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
     return registered
+
+
+def has_shared_arrays(service: str, plan: Node) -> bool:
+    """Whether a plan has arrays that its readers share with workers; raises if it cannot be sent.
+
+    Only a reader can share them, so it registers the plan itself.
+    """
+    return session(parse(service)[1]).has_shared_arrays(plan)
 
 
 def dataset_info(service: str, dataset_id: str) -> DatasetInfo:

@@ -9,19 +9,22 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from penstock.element.columns import Array
 from penstock.engine.endings import Ending
 from penstock.engine.mapped_files import refer_to_file
-from penstock.engine.processes.chunk_memory import host_id
+from penstock.engine.processes.chunk_memory import can_share, host_id
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, OpError
-from penstock.plan.array_references import Refer
+from penstock.plan.array_references import ArrayReference, Refer, SharedArray
 from penstock.plan.codec import encode
 from penstock.plan.nodes import Node
 from penstock.plan.parts import with_parts
 from penstock.plan.references import encode_by_reference, encode_spec
 from penstock.plan.resume import seeds_of, structure
 from penstock.plan.splits import shape_of
+from penstock.service.host.array_store import join_array_names
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol import timing
@@ -111,10 +114,9 @@ class Session:
         `refer` returns what is sent instead of a large array.
         """
         divided = with_parts(plan)
-        by_reference = self.functions == "by_reference"
-        encoded = (
-            encode_by_reference(divided, refer) if by_reference else _encode_plan(divided, refer)
-        )
+        arrays: list[str] = []
+        encoded = self._encode(divided, partial(_note_shared, refer, arrays))
+        encoded = join_array_names(arrays, encoded)
         digest = hashlib.sha256(encoded).hexdigest()
         request = RegisterDataset(
             digest,
@@ -128,6 +130,18 @@ class Session:
             seeds=tuple(seeds_of(plan)),
         )
         return self._send_plan(request, encoded)
+
+    def has_shared_arrays(self, plan: Node) -> bool:
+        """Whether a plan has arrays that its readers share; raises if it cannot be sent."""
+        arrays: list[str] = []
+        if can_share():
+            self._encode(plan, partial(_note_shared, _refer_to_any, arrays))
+        return bool(arrays)
+
+    def _encode(self, plan: Node, refer: Refer) -> bytes:
+        if self.functions == "by_reference":
+            return encode_by_reference(plan, refer)
+        return _encode_plan(plan, refer)
 
     def _send_plan(self, request: RegisterDataset, encoded: bytes) -> str:
         """Stores and registers a plan. It retries, because the dispatcher may drop an equal plan
@@ -156,6 +170,19 @@ class Session:
     def status(self) -> dict[str, Any]:
         status: GetStatusReply = self.call(GetStatus(), timing.STATUS_CALL)
         return status.status
+
+
+def _note_shared(refer: Refer, names: list[str], array: Array) -> ArrayReference | None:
+    """The reference to an array, whose name is added to `names` if it is shared."""
+    reference = refer(array)
+    if isinstance(reference, SharedArray):
+        names.append(reference.name)
+    return reference
+
+
+def _refer_to_any(array: Array) -> ArrayReference:
+    """What the reference to an array would be."""
+    return refer_to_file(array) or SharedArray("", array.dtype, array.shape)
 
 
 def _encode_plan(plan: Node, refer: Refer) -> bytes:

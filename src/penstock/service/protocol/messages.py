@@ -96,6 +96,22 @@ class GetPlan(Message, frozen=True):
     offset: int = 0
 
 
+class PutArray(Message, frozen=True):
+    """A part of a shared array, or without `data` a question: which part does a worker want?"""
+
+    array: str
+    total: int
+    offset: int = 0
+    data: bytes = b""
+
+
+class GetArray(Message, frozen=True):
+    """Asks for the part of a shared array at `offset`."""
+
+    array: str
+    offset: int
+
+
 class RegisterDataset(Message, frozen=True):
     """Registers a plan, whose bytes the dispatcher has, as a dataset.
 
@@ -333,6 +349,18 @@ class GetPlanReply(Message, frozen=True):
     total: int
 
 
+class PutArrayReply(Message, frozen=True):
+    """The offset of the part that the client should send next; -1 if workers want none."""
+
+    wanted: int
+
+
+class GetArrayReply(Message, frozen=True):
+    """A part of a shared array; empty if no client has sent it yet."""
+
+    data: bytes
+
+
 class RegisterDatasetReply(Message, frozen=True):
     """The id of a dataset."""
 
@@ -458,6 +486,8 @@ Request = (
     Hello
     | PutPlan
     | GetPlan
+    | PutArray
+    | GetArray
     | RegisterDataset
     | GetDataset
     | OpenIteration
@@ -475,6 +505,8 @@ Reply = (
     HelloReply
     | PutPlanReply
     | GetPlanReply
+    | PutArrayReply
+    | GetArrayReply
     | RegisterDatasetReply
     | DatasetInfo
     | OpenIterationReply

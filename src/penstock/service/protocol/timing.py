@@ -191,6 +191,18 @@ QUIET_WORKER = 2.0
 LONGEST_LOOK = 1.0
 """A reader that waits for messages looks at everything else at least this often."""
 
+# Arrays that clients and workers on different machines share
+
+ARRAY_PAUSE = 0.05
+"""A worker that waits for a part of an array asks the dispatcher this often, and so does a client
+for what is wanted, after a part was."""
+
+ARRAY_QUESTION = 1.0
+"""A client asks at least this often whether a worker wants a part of its arrays."""
+
+ARRAY_SILENCE = 20.0
+"""A worker waits this long for a part of an array while no client has the array."""
+
 # What a dispatcher remembers
 
 UNREAD_DATASET = 60.0
@@ -224,6 +236,9 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         # Otherwise idle time would count as suspension, and no lease would ever expire.
         "ticks are not taken for suspensions": SEVERAL * t["TICK"] < t["SUSPENSION"],
+        "an array outlives several questions of its client": (
+            SEVERAL * (t["ARRAY_QUESTION"] + t["CLIENT_CALL"]) < t["ARRAY_SILENCE"]
+        ),
         "a worker outlives several heartbeats": (
             SEVERAL * t["WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
         ),

@@ -242,10 +242,15 @@ def _dispatcher_url(where: str, service: Any) -> str:
 
 
 def _register(url: str, plan: nodes.Node, spec: Any) -> str | None:
-    """Registers the dataset and returns its id; None if no dispatcher runs before iteration."""
+    """Registers the dataset and returns its id; None if an iterator must do that.
+
+    No dispatcher may run before, or the dataset may have arrays that an iterator shares.
+    """
     from penstock.service.host import services
 
-    return services.register(url, plan, spec) if url.startswith("grpc://") else None
+    if not url.startswith("grpc://") or services.has_shared_arrays(url, plan):
+        return None
+    return services.register(url, plan, spec)
 
 
 def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:

@@ -1,0 +1,177 @@
+"""Shared arrays between machines: the store of the dispatcher, and how a worker fetches from it.
+
+A client keeps its arrays. It sends a part when a worker asks for it, and the store keeps the part
+for the workers of other machines, as long as a registered plan has the array. Names come from the
+network: nothing but a valid name becomes a key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import IO
+
+import numpy as np
+
+from penstock.engine.formats.files import translate_errors
+from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.protocol import timing
+from penstock.service.protocol.messages import GetArray, GetArrayReply, Reply, Request
+
+PART = 4 << 20
+"""Bytes of an array in one message."""
+
+
+_AHEAD = 8
+"""Parts behind the last one that a worker asked for, which clients send as well."""
+
+_ARRAYS = b"penstock arrays "
+
+
+def join_array_names(names: Iterable[str], plan: bytes) -> bytes:
+    """The encoded plan behind a line with the names of its shared arrays, if it has any."""
+    listed = ",".join(sorted(set(names))).encode()
+    return _ARRAYS + listed + b"\n" + plan if listed else plan
+
+
+def split_array_names(data: bytes) -> tuple[list[str], bytes]:
+    """The names of the shared arrays of a plan, and the encoded plan."""
+    if not data.startswith(_ARRAYS):
+        return [], data
+    line, _, plan = data.partition(b"\n")
+    return line[len(_ARRAYS) :].decode().split(","), plan
+
+
+class _StoredArray:
+    """The parts of one array that have arrived, in a file without a name."""
+
+    def __init__(self, now: float) -> None:
+        self.total = 0
+        self.parts = np.zeros(0, np.bool_)
+        self.wanted: dict[int, None] = {}
+        """Parts that workers have asked for, the earliest first."""
+        self.asked, self.last_asked = False, 0
+        self.heard = now
+        """When a client last said that it has the array."""
+        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (until `close`)
+
+    def set_total(self, total: int) -> None:
+        if not self.total:
+            self.total, self.parts = total, np.zeros(-(-total // PART), np.bool_)
+        if total != self.total or total < 1:
+            raise InvalidArgumentError(f"PutArray: the array has {self.total} bytes, not {total}")
+
+    def write(self, offset: int, data: bytes) -> None:
+        part, size = offset // PART, min(PART, self.total - offset)
+        if offset % PART or not 0 <= part < len(self.parts) or len(data) != size:
+            raise InvalidArgumentError(f"PutArray: {len(data)} bytes at {offset} are not a part")
+        if not self.parts[part]:
+            with translate_errors(tempfile.gettempdir(), "dispatcher"):
+                os.pwrite(self.file.fileno(), data, offset)
+            self.parts[part] = True
+        self.wanted.pop(part, None)
+
+    def next_wanted(self) -> int:
+        """The offset of the part to send next; -1 if there is none.
+
+        Parts behind the last one that was asked for are sent without being asked for. A part moves
+        to the end of the line when a client is told to send it, so that several clients send
+        different parts.
+        """
+        part = next(iter(self.wanted), -1)
+        if part >= 0:
+            self.wanted[part] = self.wanted.pop(part)
+        elif self.asked:
+            behind = self.parts[self.last_asked : self.last_asked + _AHEAD]
+            part = self.last_asked + int(behind.argmin()) if not behind.all() else -1
+        return part * PART if part >= 0 else -1
+
+    def read(self, offset: int) -> bytes:
+        """The part at an offset; empty if it has not arrived."""
+        self.last_asked = part = offset // PART
+        self.asked = True
+        if part < len(self.parts) and self.parts[part]:
+            return os.pread(self.file.fileno(), PART, part * PART)
+        self.wanted[part] = None
+        return b""
+
+
+class ArrayStore:
+    """The arrays for which `is_known` returns True. Thread-safe."""
+
+    def __init__(
+        self, is_known: Callable[[str], bool], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._is_known, self._now = is_known, now
+        self._lock = threading.Lock()
+        self._arrays: dict[str, _StoredArray] = {}  #: guarded by _lock
+
+    def put(self, name: str, total: int, offset: int, data: bytes) -> int:
+        """Adds a part, unless `data` is empty; returns the offset of the part to send next."""
+        with self._lock:
+            array = self._find(name)
+            array.set_total(total)
+            array.heard = self._now()
+            if data:
+                array.write(offset, data)
+            return array.next_wanted()
+
+    def get(self, name: str, offset: int) -> bytes:
+        """The part at an offset; empty if no client has sent it yet."""
+        with self._lock:
+            array = self._find(name)
+            data = array.read(max(offset, 0))
+            silence = self._now() - array.heard
+        if not data and silence > timing.ARRAY_SILENCE:
+            raise UnavailableError(
+                f"distribute: no client that has array {name[:12]} of this dataset has been heard "
+                f"of for {silence:.0f} s"
+            )
+        return data
+
+    def _find(self, name: str) -> _StoredArray:
+        if name not in self._arrays:
+            if not re.fullmatch(r"[0-9a-f]{32,64}", name) or not self._is_known(name):
+                raise NotFoundError(f"array {name[:12]!r} is in no dataset of this dispatcher")
+            self._arrays[name] = _StoredArray(self._now())
+        return self._arrays[name]
+
+    def tidy(self) -> None:
+        """Removes the arrays that no plan has any more."""
+        with self._lock:
+            for name in [name for name in self._arrays if not self._is_known(name)]:
+                self._arrays.pop(name).file.close()
+
+    def close(self) -> None:
+        """Closes the files; later calls fail."""
+        with self._lock:
+            for array in self._arrays.values():
+                array.file.close()
+            self._arrays.clear()
+            self._is_known = lambda name: False
+
+
+def fetch_array(
+    call: Callable[[Request], Reply], name: str, start: int, stop: int, runtime: Runtime = MACHINE
+) -> bytes:
+    """The bytes of an array from the dispatcher; blocks until a client has sent them."""
+    first = start - start % PART
+    parts = [_fetch_part(call, name, offset, runtime) for offset in range(first, stop, PART)]
+    return b"".join(parts)[start - first : stop - first]
+
+
+def _fetch_part(
+    call: Callable[[Request], Reply], name: str, offset: int, runtime: Runtime
+) -> bytes:
+    pause = runtime.event()
+    while True:
+        reply = call(GetArray(name, offset))
+        assert isinstance(reply, GetArrayReply)
+        if reply.data:
+            return reply.data
+        pause.wait(timing.ARRAY_PAUSE)
