@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.engine.tuning import AUTOTUNE, Budget, Depth, Parallelism, cores
+from penstock.engine.tuning import AUTOTUNE, Budget, CpuUse, Depth, Parallelism, Relocation, cores
 from penstock.plan.options import Options
 
 MB = 1 << 20
@@ -126,3 +126,56 @@ def test_a_depth_that_nobody_asked_for_is_larger_if_elements_cost_next_to_nothin
     asked = Depth(16, PLENTY)
     asked.note_cost(1e-6, 8)
     assert asked.elements == 16
+
+
+# Moving from threads to processes
+
+
+def looks(relocation: Relocation, calls: float, program: float, times: int = 2) -> list[bool]:
+    """What is decided when calls use so many seconds of CPU in a second, again and again."""
+    use = CpuUse(calls, program)
+    return [relocation.note_threads(100, 1.0, use, 100 * 1000.0) for _ in range(times)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "program", "moves"),
+    [
+        (1.0, 1.05, True),  # A function that holds the lock.
+        (0.4, 1.0, True),  # The same, and the consumer holds it, too.
+        (2.9, 3.0, True),  # One that releases it some of the time.
+        (13.0, 13.2, False),  # One that releases it.
+        (0.02, 0.1, False),  # One that waits.
+        (0.4, 0.5, False),  # A consumer that is slow.
+        (0.4, 4.0, False),  # A source that is busy.
+    ],
+)
+def test_calls_move_where_they_are_busy_and_do_not_scale(calls, program, moves):
+    assert looks(Relocation(14), calls, program) == [False, moves]
+
+
+def test_calls_do_not_move_for_one_look():
+    relocation = Relocation(14)
+    assert looks(relocation, 1.0, 1.0, 1) == [False]
+    assert looks(relocation, 10.9, 11.0, 1) == [False]
+    assert looks(relocation, 1.0, 1.0, 2) == [False, True]
+
+
+def test_short_looks_are_joined():
+    relocation = Relocation(14)
+    looked = [relocation.note_threads(5, 0.05, CpuUse(0.05, 0.05), 100.0) for _ in range(6)]
+    assert looked == [False] * 5 + [True]
+
+
+def test_calls_with_large_results_and_little_work_stay_in_threads():
+    relocation = Relocation(14)
+    use = CpuUse(1.0, 1.0)
+    assert not any(relocation.note_threads(100, 1.0, use, 1e9) for _ in range(5))
+
+
+@pytest.mark.parametrize(("rate", "returns"), [(90, True), (150, False)])
+def test_calls_return_if_processes_are_slower_and_that_is_the_last_decision(rate, returns):
+    relocation = Relocation(4)
+    assert looks(relocation, 1.0, 1.0) == [False, True]
+    assert not relocation.note_processes(1, 0.31), "the start does not count"
+    assert relocation.note_processes(rate, 1.0) == returns
+    assert not any(relocation.note_processes(1, 1.0) for _ in range(10))

@@ -16,7 +16,7 @@ def test_every_operator_has_a_line_with_its_settings_and_function():
     batch, mapped, calls, source = (line.strip() for line in text.splitlines()[1:5])
     assert batch.startswith("batch(size=4)  [3 elements; random access]")
     assert re.match(r"map\(double at test_show.py:\d+, parallel=2\)  \[10 elements", mapped)
-    assert calls == "- calls run in threads"
+    assert calls == "- calls run in threads, and move to processes if threads do not scale"
     assert source.startswith("range(start=0, stop=10, step=1)")
 
 

@@ -322,10 +322,10 @@ class Dataset:
         Args:
             map_func: Gets the element (a tuple as separate arguments) and returns a new one.
             num_parallel_calls: How many calls at once; AUTOTUNE finds a number. They run in
-                threads, or with `Options.executor = "processes"` in processes of this machine.
-                A process has copies of what the function captures: changes of a variable, a list
-                or a cache stay in the process. Where elements are drawn with `numpy.random`, each
-                process draws its own numbers: use `random=True`.
+                threads, and move to processes of this machine where threads do not scale;
+                `Options.executor` decides it for you. A process has copies of what the function
+                captures: what a call changes (a list, a cache, a global variable) stays there.
+                Each process draws other numbers with `numpy.random`: use `random=True`.
             deterministic: Whether parallel calls keep the order; by default the options decide.
             synchronous: True keeps the calls in the caller's thread; not with num_parallel_calls.
             use_unbounded_threadpool: Accepted and ignored.

@@ -6,6 +6,7 @@ states and the places of failures are the stream's own: they do not depend on wh
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -14,10 +15,10 @@ from typing import Any
 from penstock.element.chunk import Chunk
 from penstock.engine.inlets import BUDGET
 from penstock.engine.pool import Pool
-from penstock.engine.processes import call_processes
+from penstock.engine.processes import call_processes, fork_server
 from penstock.engine.processes.call_processes import Answer, CallTask, SentFunction
-from penstock.engine.tuning import Parallelism, Relocation
-from penstock.engine.user_calls import Calls
+from penstock.engine.tuning import CpuUse, Parallelism, Relocation, cores
+from penstock.engine.user_calls import CONTAINED, Calls
 from penstock.plan.functions import cannot_travel
 
 _TASK_SECONDS = 0.016
@@ -25,18 +26,36 @@ _TASK_SECONDS = 0.016
 
 _MOST_ROWS = 1024
 
+_CALLS_BETWEEN = 16
+"""How many calls must have ended before a function is pickled again, to see whether it changed."""
+
+_MOST_CAPTURED = 1 << 30
+"""Bytes that a function may capture and still move without being asked."""
+
 
 class Calling:
-    """The calls of one parallel map: begins in threads, or in processes if it must."""
+    """The calls of one parallel map: in threads or in processes, as `executor` says."""
 
     def __init__(self, calls: Calls, parallelism: Parallelism, executor: str) -> None:
-        self._calls = calls
-        self._parallelism = parallelism
+        self._calls, self._parallelism = calls, parallelism
         self.threads = _ThreadCalls(calls, parallelism)
         self._processes: _ProcessCalls | None = None
-        self._relocation = Relocation(executor, calls.function.calls_run)
-        if self._relocation.begins_in_processes:
-            self._move(self._relocation.reason)
+        self._preparation: _Preparation | None = None
+        known, reason = calls.function.calls_run
+        automatic = executor == "auto" and parallelism.processes > 1 and may_move()
+        searches = automatic and not known
+        most = min(parallelism.processes, cores())
+        self._relocation = Relocation(most) if searches else None
+        if executor == "processes" or (automatic and known == "processes"):
+            self._begin_in_processes(reason if automatic else "")
+
+    def _begin_in_processes(self, reason: str) -> None:
+        try:
+            function = SentFunction(self._calls)
+        except Exception as error:
+            self._return(cannot_travel(error))
+        else:
+            self._move(function, reason)
 
     @property
     def rows(self) -> int:
@@ -68,32 +87,116 @@ class Calling:
             self._processes.note(future.chunk, made)
         return made.made
 
-    def _move(self, reason: str) -> None:
-        """Has processes do all further tasks, unless the function cannot travel."""
-        try:
-            function = SentFunction(self._calls)
-        except Exception as error:
-            self._return(cannot_travel(error))
-            return
-        most = self._parallelism.processes
-        self._processes = _ProcessCalls(self, function, most, self._parallelism.nbytes)
+    def _move(self, function: SentFunction, reason: str) -> None:
+        """Has processes do all further tasks."""
+        parallelism = self._parallelism
+        moved = _ProcessCalls(self, function, parallelism.processes, parallelism.nbytes)
+        moved.rows = self.threads.rows
+        self._processes, self._preparation = moved, None
         self._calls.function.note_calls("processes", reason)
 
     def _return(self, reason: str) -> None:
         """Has threads do all further tasks."""
-        self._processes = None
-        self._relocation.settle()
+        self._processes = self._preparation = self._relocation = None
         self._calls.function.note_calls("threads", reason)
 
     def note_rate(self, elements: int, seconds: float, nbytes_each: float) -> None:
         """Notes how many elements were handed on in how much time, and their size."""
         if self._processes is None:
             self._parallelism.note_rate(elements / seconds, nbytes_each * self.rows)
+        if self._relocation is None:
+            return
+        if self._processes is not None:
+            if self._relocation.note_processes(elements, seconds):
+                self._return(self._relocation.reason)
+        elif self._preparation is not None:
+            self._move_if_prepared(self._preparation, self._relocation.reason)
+        else:
+            use = self.threads.take_cpu_use()
+            if self._relocation.note_threads(elements, seconds, use, nbytes_each * elements):
+                most = self._parallelism.processes
+                self._preparation = _Preparation(self.threads, self._calls, most)
+
+    def _move_if_prepared(self, preparation: _Preparation, reason: str) -> None:
+        if not preparation.is_done():
+            return
+        if preparation.refusal:
+            self._return(preparation.refusal)
+        elif preparation.function is not None:
+            self._move(preparation.function, reason)
 
     def stop(self, join: bool = False, drop: bool = False) -> None:
         self.threads.pool.stop(join, drop)
         if self._processes is not None and drop:
             self._processes.drop()
+
+
+def may_move() -> bool:
+    """Whether calls may move to processes without being asked.
+
+    Not in a process that is itself one of many: of a worker, or of `multiprocessing`.
+    """
+    if not call_processes.AVAILABLE or fork_server.is_child or CONTAINED.get():
+        return False
+    multiprocessing = sys.modules.get("multiprocessing")
+    return multiprocessing is None or multiprocessing.parent_process() is None
+
+
+class _Preparation:
+    """Sends a function to processes and has them load it, while threads still call it."""
+
+    def __init__(self, threads: _ThreadCalls, calls: Calls, most: int) -> None:
+        self._threads, self._calls, self._most = threads, calls, most
+        self.refusal = ""
+        """Why calls cannot move."""
+        self.function: SentFunction | None = None
+        self._loads: list[CallTask] = []
+        self._calls_before = 0
+        self._sent = threads.pool.submit(self._send)
+
+    def _send(self) -> None:
+        """Runs in a thread."""
+        try:
+            function = SentFunction(self._calls)
+        except Exception as error:
+            self.refusal = cannot_travel(error)
+            return
+        if function.nbytes > _MOST_CAPTURED:
+            self.refusal = f"it captures {function.nbytes >> 20} MB"
+            return
+        self._calls_before = self._threads.calls_done
+        processes = call_processes.call_processes()
+        self.function = processes.keep(function)
+        for _ in range(self._most):
+            task = CallTask(self.function, None, 0, self, self._most)
+            if not processes.submit(task):
+                self.refusal = "the processes were closed"
+                return
+            self._loads.append(task)
+
+    def is_done(self) -> bool:
+        """Whether the calls can move, or `refusal` says why they cannot."""
+        if not self._sent.done() or not all(load.done() for load in self._loads):
+            return False
+        if not self.refusal and self._threads.calls_done < self._calls_before + _CALLS_BETWEEN:
+            return False
+        if self._sent.cancelled():
+            self.refusal = "the iteration ended"
+        refused = [load.result().refusal for load in self._loads]
+        self.refusal = self.refusal or next(filter(None, refused), "")
+        if not self.refusal:
+            self._compare()
+        return True
+
+    def _compare(self) -> None:
+        """Pickles the function again: if it differs, calls change what it captures."""
+        try:
+            again = SentFunction(self._calls)
+        except Exception as error:
+            self.refusal = cannot_travel(error)
+            return
+        if self.function is None or again.digest != self.function.digest:
+            self.refusal = "its calls change what it captures"
 
 
 class _ThreadCalls:
@@ -108,6 +211,8 @@ class _ThreadCalls:
         self.rows = 1
         self._lock = threading.Lock()
         self._cpu_seconds = 0.0  #: guarded by _lock
+        self.calls_done = 0  #: changed under _lock
+        self._program_seconds = time.process_time()
 
     def submit(self, rows: Chunk, ordinal: int) -> Future[Any]:
         return self.pool.submit(self.call, rows, ordinal)
@@ -119,15 +224,17 @@ class _ThreadCalls:
         each = (time.perf_counter() - started) / len(rows)
         with self._lock:
             self._cpu_seconds += time.thread_time() - cpu
+            self.calls_done += len(rows)
         fits = int(BUDGET / max(each, 1e-7))
         self.rows = 1 if self._calls.on_trial else max(1, min(fits, 2 * len(rows), _MOST_ROWS))
         return made
 
-    def take_cpu_seconds(self) -> float:
-        """Returns the CPU time of all calls since the last time."""
+    def take_cpu_use(self) -> CpuUse:
+        """Returns the CPU time since the last time."""
         with self._lock:
-            taken, self._cpu_seconds = self._cpu_seconds, 0.0
-        return taken
+            calls, self._cpu_seconds = self._cpu_seconds, 0.0
+        before, self._program_seconds = self._program_seconds, time.process_time()
+        return CpuUse(calls, self._program_seconds - before)
 
 
 class _ProcessCalls:
@@ -136,7 +243,7 @@ class _ProcessCalls:
     def __init__(self, owner: object, function: SentFunction, most: int, nbytes: int) -> None:
         self._owner, self._most, self._nbytes = owner, most, nbytes
         self._function = call_processes.call_processes().keep(function)
-        self.tasks = 2 * most
+        self.tasks = call_processes.DEPTH * most
         self.rows = 1
 
     def submit(self, rows: Chunk, ordinal: int) -> CallTask:

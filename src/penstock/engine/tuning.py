@@ -107,11 +107,78 @@ class Parallelism:
 
 
 class Relocation:
-    """Whether calls move from threads to processes."""
+    """Whether calls move from threads to processes: one decision, and at most one way back.
 
-    def __init__(self, executor: str, known: tuple[str, str]) -> None:
-        self.begins_in_processes = executor == "processes"
+    Functions that hold the lock of the interpreter share one core, however many threads call them.
+    So calls move if they are busy and use fewer cores than they could, twice in a row. They return
+    if fewer elements come from processes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seconds = self._cpu = self._total = self._nbytes = 0.0
+        self._elements = self._times = 0
+        self._rate = self._moved = 0.0
         self.reason = ""
+        """Why the last decision was made."""
 
-    def settle(self) -> None:
-        """Ends the search: nothing moves any more."""
+    def note_threads(self, elements: int, seconds: float, use: CpuUse, nbytes: float) -> bool:
+        """Notes what came from threads, in how much time; returns whether calls should move."""
+        self._elements += elements
+        self._seconds += seconds
+        self._cpu += use.calls
+        self._total += use.program
+        self._nbytes += nbytes
+        if self._seconds < _LOOK_SECONDS:
+            return False
+        self._times = self._times + 1 if self._is_held_back() else 0
+        self._rate = self._elements / self._seconds
+        self._clear()
+        return self._times >= 2
+
+    def _is_held_back(self) -> bool:
+        used, total = self._cpu / self._seconds, self._total / self._seconds
+        self.reason = f"in threads they used {used:.1f} of {self._most} cores"
+        if _GAIN * used > self._most or self._nbytes > _MOST_TRAFFIC * self._cpu:
+            return False
+        return used >= 0.6 or (used >= 0.3 and 0.8 <= total <= 1.3)
+
+    def _clear(self) -> None:
+        self._seconds = self._cpu = self._total = self._nbytes = 0.0
+        self._elements = 0
+
+    def note_processes(self, elements: int, seconds: float) -> bool:
+        """Notes what came from processes; returns whether calls should return to threads."""
+        self._moved += seconds
+        if not self._rate or self._moved < _WARM_SECONDS:
+            return False
+        self._elements += elements
+        self._seconds += seconds
+        if self._seconds < _TRY_SECONDS:
+            return False
+        rate, before = self._elements / self._seconds, self._rate
+        self._rate = 0.0  # This was the last decision.
+        self.reason = f"{before:.0f} elements/s came from threads and {rate:.0f} from processes"
+        return rate < before
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """Seconds of CPU time: of the calls, and of all threads of this program."""
+
+    calls: float
+    program: float
+
+
+_LOOK_SECONDS = 0.12
+"""For how long the use of the CPU is measured at once."""
+
+_GAIN = 1.3
+"""Calls move if so much more could be gained."""
+
+_MOST_TRAFFIC = 400e6
+"""Bytes of results for each second of calls; beyond, copying them takes what processes gain."""
+
+_WARM_SECONDS = 0.3
+_TRY_SECONDS = 0.4
+"""When processes are compared with threads after the move, and for how long."""

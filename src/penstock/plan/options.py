@@ -341,8 +341,9 @@ class Options(OptionsBase):
     executor = Option(
         str,
         'Where parallel calls run: "threads", "processes" of this machine, or "auto" (the '
-        'default), which means threads. "inline" runs prefetch and parallel calls in the caller\'s '
-        "thread, for debugging.",
+        "default): they begin in threads, and move to processes once it shows that threads do not "
+        'scale, because functions hold the lock of the interpreter. "inline" runs prefetch and '
+        "parallel calls in the caller's thread, for debugging.",
         default="auto",
         choices=("auto", "threads", "processes", "inline"),
     )

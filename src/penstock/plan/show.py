@@ -62,7 +62,7 @@ def calls_place(function: Function, executor: str) -> str:
         return f"calls run in {place}: {reason}"
     if executor == "processes":
         return "calls run in processes"
-    return "calls run in threads"
+    return "calls run in threads, and move to processes if threads do not scale"
 
 
 def title(node: Node) -> str:

@@ -4,7 +4,7 @@ All datasets of a program share them. They are forked from a fork server that is
 threads and GPUs of this program are not copied. They end with this program, also after kill -9,
 and when nothing was called for a while.
 
-A process has at most two tasks at once, so that it has work while this program is busy. A process
+A process has up to three tasks at once, so that it has work while this program is busy. A process
 that crashes is replaced. The elements of its task are tried again one by one, and the element that
 crashes alone is a failure.
 """
@@ -54,8 +54,10 @@ AVAILABLE = fork_server.AVAILABLE and CAN_SHARE
 _IDLE_SECONDS = 60.0
 _END_SECONDS = 2.0
 _KEPT_FUNCTIONS = 16
+DEPTH = 3
+"""How many tasks a process has at once."""
 _SLOW_SECONDS = 0.05
-"""A process gets its second task only if its last one took less."""
+"""If the last task took longer, a process gets the next one when it has done it."""
 _MOST_START_FAILURES = 3
 
 
@@ -156,7 +158,7 @@ class _Process:
 
     @property
     def has_room(self) -> bool:
-        return not self.is_lost and len(self.tasks) < (2 if self.seconds < _SLOW_SECONDS else 1)
+        return not self.is_lost and len(self.tasks) < (DEPTH if self.seconds < _SLOW_SECONDS else 1)
 
     def send(self, task: CallTask) -> None:
         """Sends a task; raises OSError if the process has ended, else what prevents it."""
@@ -257,7 +259,7 @@ class CallProcesses:
         return all(process is not None and not process.has_room for process in self._slots)
 
     def _choose(self, most: int) -> _Process | None:
-        """An idle process, a new one, or one with room for a second task, of the first `most`."""
+        """An idle process, a new one, or one with room for another task, of the first `most`."""
         while len(self._slots) < most:
             self._slots.append(None)
         live = [process for process in self._slots[:most] if process is not None]

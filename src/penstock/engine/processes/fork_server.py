@@ -33,6 +33,9 @@ AVAILABLE = sys.platform == "linux"
 CANNOT_FORK = os.EX_OSERR if hasattr(os, "EX_OSERR") else 71
 """The exit code that is reported for a process that could not be started."""
 
+is_child = False
+"""Whether this process was started by a fork server, or is one."""
+
 _START = struct.Struct("<I")
 _EXIT = struct.Struct("<Ii")
 _PR_SET_PDEATHSIG = 1
@@ -178,6 +181,8 @@ class _ForkLoop:
 
 def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
     """Does `work` in a new process, and always ends the process."""
+    global is_child
+    is_child = True
     code = 1
     try:
         _die_with(parent)
