@@ -218,3 +218,41 @@ def test_an_element_that_is_a_dataset_is_refused() -> None:
 
 def test_elements_without_leaves_are_delivered() -> None:
     assert list(delivered(Dataset.range(3).map(lambda x: ()))) == [(), (), ()]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_interrupted_iteration_continues_with_the_same_element(ahead: int) -> None:
+    interrupted: list[int] = []
+
+    def interrupt_once(x: Any) -> Any:
+        if x == 3 and not interrupted:
+            interrupted.append(3)
+            raise KeyboardInterrupt
+        return x
+
+    iterator = delivered(Dataset.range(8).map(interrupt_once), ahead)
+    found = [int(next(iterator)) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert found + list(map(int, iterator)) == list(range(8))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_several_threads_together_get_every_element_once(ahead: int) -> None:
+    iterator = delivered(Dataset.range(400).batch(2), ahead)
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: [found.extend(batch.tolist()) for batch in iterator])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(400))
+
+
+def test_its_profile_names_the_operators() -> None:
+    iterator = delivered(Dataset.range(8).map(lambda x: x + 1))
+    assert list(map(int, iterator)) == list(range(1, 9))
+    assert "map" in str(iterator.profile())

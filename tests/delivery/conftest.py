@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import pytest
 
-from penstock.delivery import jax_cuda, row_fetch
-from penstock.delivery.cuda import LockedArrays
+from penstock.delivery import jax_berths, jax_cuda, row_fetch
+from penstock.delivery.jax_berths import Handle
+from penstock.delivery.locked_memory import LockedArrays
 from tests.delivery.simulated_cuda import Library
 
 
@@ -16,7 +17,7 @@ from tests.delivery.simulated_cuda import Library
 def library(monkeypatch) -> Library:
     locked = LockedArrays()
     monkeypatch.setattr(row_fetch, "LOCKED", locked)
-    monkeypatch.setattr(jax_cuda, "LOCKED", locked)
+    monkeypatch.setattr(jax_berths, "LOCKED", locked)
     monkeypatch.setattr(row_fetch, "_WORTH_FETCHING", 16)
     return Library()
 
@@ -25,4 +26,4 @@ def library(monkeypatch) -> Library:
 def devices(monkeypatch) -> list[Any]:
     """Two of JAX's devices whose memory the driver here can write to, and small berths."""
     monkeypatch.setattr(jax_cuda, "_LARGE", 64)
-    return list(map(jax_cuda.Handle, jax.devices("cpu")[:2]))
+    return list(map(Handle, jax.devices("cpu")[:2]))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.delivery import cuda, jax_cuda
-from penstock.delivery.cuda import Driver, LockedArrays, is_reused
+from penstock.delivery import jax_cuda, locked_memory
+from penstock.delivery.cuda import Driver
+from penstock.delivery.locked_memory import LockedArrays, is_reused
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.reused import ReusedMemory, find_origin
@@ -39,7 +40,7 @@ class SharedMemory:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_SMALL", 64)
+    monkeypatch.setattr(locked_memory, "_SMALL", 64)
 
 
 def test_the_memory_of_worker_processes_is_known_by_its_origin(small: None) -> None:

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.delivery import cuda, jax_cuda, row_fetch
-from penstock.delivery.cuda import Buffers, Driver, LockedArrays
+from penstock.delivery import cuda, jax_cuda, locked_memory, row_fetch
+from penstock.delivery.cuda import Driver
+from penstock.delivery.locked_memory import Buffers, LockedArrays
 from penstock.delivery.row_fetch import RowFetch, owners_of_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -89,7 +90,7 @@ def test_parts_of_one_array_are_locked_with_the_whole(library):
 
 
 def test_of_an_array_that_is_too_large_only_the_part_is_locked(library, monkeypatch):
-    monkeypatch.setattr(cuda, "_memory", lambda: 1000)
+    monkeypatch.setattr(locked_memory, "_memory", lambda: 1000)
     rows = np.zeros((40, 8))
     driver, locked = Driver(library), LockedArrays()
     assert locked.lock(rows[3:5], driver)
@@ -120,7 +121,7 @@ def test_files_and_scattered_memory_are_not_locked(library, tmp_path, monkeypatc
     assert not locked.lock(np.zeros((4, 8))[:, ::2], driver)
     assert not locked.lock(np.frombuffer(b"12345678"), driver)
     assert locked.lock(np.frombuffer(mmap.mmap(-1, 8)), driver)
-    monkeypatch.setattr(cuda, "_memory", lambda: 100)
+    monkeypatch.setattr(locked_memory, "_memory", lambda: 100)
     assert not locked.lock(np.zeros(8), driver)
 
 

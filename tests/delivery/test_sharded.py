@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from penstock.delivery import jax_cuda
 from penstock.delivery.cuda import Driver
+from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_sharded import Parts, ShardedDelivery, open_sharded
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -26,7 +27,7 @@ def split(*axes: Any, mesh: tuple[int, ...] = (2,)) -> NamedSharding:
 def on_gpus(sharding: NamedSharding, library: Library) -> ShardedDelivery:
     """A delivery to JAX's devices as if they were GPUs."""
     devices = sorted(sharding.addressable_devices, key=lambda device: device.id)
-    handles = list(map(jax_cuda.Handle, devices))
+    handles = list(map(Handle, devices))
     inner = jax_cuda.JaxCudaDelivery(handles, None, 2, Driver(library))
     return ShardedDelivery(Parts("here", sharding, devices), inner)
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import jax
 
 from penstock.delivery.cuda import driver
-from penstock.delivery.jax_cuda import Handle, JaxCudaDelivery
+from penstock.delivery.jax_berths import Handle
+from penstock.delivery.jax_cuda import JaxCudaDelivery
 from penstock.delivery.moving import Array, ColumnDelivery, may_keep_memory, to_native
 
 _NVIDIA = ("gpu", "cuda")

@@ -14,7 +14,7 @@ import jax as jax_module
 import numpy as np
 
 from penstock.delivery import Delivery
-from penstock.delivery.jax_cuda import Handle
+from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import open_delivery
 from penstock.delivery.moving import Array, ColumnDelivery, is_movable, to_native
 from penstock.element import nest

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.delivery.cuda import LOCKED, Driver
+from penstock.delivery.cuda import Driver
+from penstock.delivery.locked_memory import LOCKED
 from penstock.delivery.moving import Array
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk

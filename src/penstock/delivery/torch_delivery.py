@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from penstock.delivery.cuda import LOCKED, Driver, driver, is_reused
+from penstock.delivery.cuda import Driver, driver
+from penstock.delivery.locked_memory import LOCKED, is_reused
 from penstock.delivery.moving import (
     Array,
     ColumnDelivery,

@@ -1,6 +1,8 @@
 """Receive buffers: reused, but never while an array shows them."""
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,3 +65,26 @@ def test_no_thread_waits_for_the_lock() -> None:
 )
 def test_sizes_are_rounded_up(size: int, room: int) -> None:
     assert size_class(size) == room
+
+
+FORKED = """
+import os
+import numpy as np
+from penstock.engine.processes.chunk_memory import BUFFERS
+
+array = np.frombuffer(BUFFERS.take(1 << 20), np.uint8)
+array[:] = 7
+go, done = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(go, 1)
+    os._exit(0 if set(array) == {7} else 1)
+array[:] = 8
+os.write(done, b"x")
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_keeps_what_it_received() -> None:
+    run = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert run.stdout == "0\n", run.stderr

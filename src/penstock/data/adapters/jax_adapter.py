@@ -14,7 +14,7 @@ from penstock.data.arguments import describe
 from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
 from penstock.delivery import Delivery
-from penstock.delivery.jax_cuda import Handle
+from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import find_default_device, open_delivery
 from penstock.delivery.jax_sharded import open_sharded
 from penstock.engine.specs import known_spec

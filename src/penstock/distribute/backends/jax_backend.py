@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from penstock.delivery import Delivery
-from penstock.delivery.jax_cuda import Handle
+from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import open_delivery
 from penstock.delivery.moving import array_of, to_native
 from penstock.distribute.backends import jax_global

@@ -121,7 +121,8 @@ class ReceiveBuffers:
 
 
 def _map_memory(room: int) -> ReusedMemory:
-    memory = mmap.mmap(-1, room)
+    # Private: a forked process keeps what it had, when this one reuses the memory.
+    memory = mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if room >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
