@@ -98,6 +98,25 @@ def test_arrays_of_functions_are_complete(rows, shares):
     assert [int(x) for x in Dataset(plan)] == rows[:3, 0].tolist()
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_path):
+    if mapped:
+        np.save(tmp_path / "rows.npy", rows)
+    scratch = np.load(tmp_path / "rows.npy", mmap_mode="r+") if mapped else rows.copy()
+
+    def add(number):
+        scratch[0, 0] += number
+        return scratch[0, 0] + scratch[-1, -1]
+
+    dataset = Dataset.range(1, 4).map(add)
+    plans = [open_plan_of(dataset, shares.lease()) for _ in range(2)]
+    for plan in plans:
+        found = [int(number) for number in Dataset(plan)]
+        begin = int(rows[0, 0]) + int(rows[-1, -1])
+        assert found == [begin + 1, begin + 3, begin + 6]
+    np.testing.assert_array_equal(scratch, rows)
+
+
 def test_below_a_snapshot_arrays_are_complete(rows, shares, tmp_path):
     dataset = Dataset.from_tensor_slices(rows).snapshot(str(tmp_path))
     plan = open_plan_of(dataset, shares.lease())
@@ -105,6 +124,7 @@ def test_below_a_snapshot_arrays_are_complete(rows, shares, tmp_path):
 
 
 def test_an_opened_array_is_sent_on_by_the_same_reference(rows, shares):
+    rows.flags.writeable = False
     reference = shares.lease().refer(rows)
     opened = OpenArrays(never).open(reference)
     assert refer_to_shared(opened) == reference

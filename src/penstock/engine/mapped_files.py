@@ -49,6 +49,7 @@ def refer_to_file(array: Array) -> FileArray | None:
         dtype=array.dtype,
         shape=array.shape,
         strides=array.strides,
+        writeable=array.flags.writeable,
     )
 
 
@@ -76,7 +77,7 @@ def open_file_array(reference: FileArray) -> Array:
                 f"bytes here and {reference.file_size} where the dataset was made; put the same "
                 "file there"
             )
-        bytes_of_file = np.memmap(path, np.uint8, "r")
+        bytes_of_file = np.memmap(path, np.uint8, "c" if reference.writeable else "r")
     except (OSError, ValueError) as error:
         raise FailedPreconditionError(
             f"distribute: the file {path!r}, which this dataset maps into memory, cannot be read "

@@ -30,6 +30,8 @@ class FileArray:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    writeable: bool = False
+    """Whether a process may change the array: its own copy of the pages that it changes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class SharedArray:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    writeable: bool = False
+    """As in `FileArray`."""
 
     @property
     def nbytes(self) -> int:

@@ -57,6 +57,10 @@ class ArrayMemory:
         found = os.fstat(self.descriptor)
         return found.st_dev, found.st_ino
 
+    def map_privately(self) -> mmap.mmap:
+        """A map that may be written to: the process gets its own copy of the pages it changes."""
+        return mmap.mmap(self.descriptor, self._file_size, access=mmap.ACCESS_COPY)
+
     def write(self, first: int, data: Any) -> None:
         """Writes the blocks from number `first` on, then sets their flags.
 

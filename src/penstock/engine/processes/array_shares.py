@@ -12,6 +12,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -165,7 +166,7 @@ class ShareLease:
             return found
         share = self._borrow(array)
         self.shares.append(share)
-        return share.reference
+        return replace(share.reference, writeable=array.flags.writeable)
 
     def close(self) -> None:
         """May be repeated."""

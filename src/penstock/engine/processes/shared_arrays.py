@@ -136,6 +136,12 @@ class _SharedMemory(np.ndarray[Any, Any]):
     reader: ArrayReader
 
 
+class _PrivateMemory(np.ndarray[Any, Any]):
+    """The base of arrays that a process may change. Its reader may be the holder for others."""
+
+    reader: ArrayReader
+
+
 def find_reader(array: Any) -> ArrayReader | None:
     """The reader of the shared memory that an array lies in; None for other arrays."""
     while isinstance(array, np.ndarray):
@@ -172,9 +178,15 @@ class OpenArrays:
         if isinstance(reference, FileArray):
             return open_file_array(reference)
         reader = ArrayReader(reference, self._fetch(reference.name), self._unit)
-        self._opened.append(reader)
+        memory: _PrivateMemory | _SharedMemory
         # Over the map itself: NumPy replaces a base that is a view of an array by that array.
-        memory = _SharedMemory(reference.shape, reference.dtype, reader.memory.map)
+        if reference.writeable:
+            reader.require()
+            private = reader.memory.map_privately()
+            memory = _PrivateMemory(reference.shape, reference.dtype, private)
+        else:
+            self._opened.append(reader)
+            memory = _SharedMemory(reference.shape, reference.dtype, reader.memory.map)
         memory.reader = reader
         return memory.view(np.ndarray)
 
