@@ -41,6 +41,14 @@ LOADED_WHEN_NEEDED = {
 HEAVY_ROOM = "penstock.service."
 # What `import penstock` may load besides the standard library.
 LOADED_AT_IMPORT = {"penstock", "numpy", "optree", "typing_extensions"}
+# What `import penstock` must not load beyond NumPy: each takes several milliseconds.
+HEAVY_MODULES = {
+    *("argparse", "asyncio", "email", "http", "multiprocessing", "sqlite3", "ssl"),
+    *("tempfile", "unittest", "xml", "numpy.random", "numpy.ma", "numpy.polynomial", "numpy.fft"),
+    *("numpy.testing", "numpy.ctypeslib", "concurrent.futures.process", "importlib.metadata"),
+    *("cloudpickle", "fsspec", "google_crc32c", "msgspec", "cryptography", "ml_dtypes"),
+    *("jax", "keras", "pyarrow", "tensorflow", "torch"),
+}
 # What `service.logic` may import besides itself, the protocol and the errors: nothing that acts,
 # waits, or reads a clock.
 PURE_MODULES = {
@@ -235,9 +243,18 @@ def test_import_loads_only_numpy_and_optree() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert loaded.returncode == 0, loaded.stderr
-    # numpy.random is compiled by Cython, which leaves modules of its own behind.
-    names = {name for name in loaded.stdout.split() if "cython" not in name}
+    names = set(loaded.stdout.split())
     assert names - set(sys.stdlib_module_names) <= LOADED_AT_IMPORT
+
+
+def test_import_loads_no_heavy_module() -> None:
+    program = (
+        "import sys, numpy; before = set(sys.modules); import penstock;"
+        "print(*set(sys.modules) - before)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert loaded.returncode == 0, loaded.stderr
+    assert HEAVY_MODULES.isdisjoint(loaded.stdout.split())
 
 
 @pytest.mark.parametrize("module", sorted(SOURCES))

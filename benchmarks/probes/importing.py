@@ -1,4 +1,4 @@
-"""How long `import penstock` takes in a fresh process, and which frameworks come along."""
+"""How long `import penstock` takes in a process with NumPy, and which frameworks come along."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ FRAMEWORKS = ("torch", "jax", "pyarrow", "tensorflow")
 
 
 def main() -> None:
+    import numpy  # noqa: F401
+
     start = perf_counter()
     import penstock  # noqa: F401
 

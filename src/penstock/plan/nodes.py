@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -62,8 +62,12 @@ class FoundSpec(NamedTuple):
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 def node(kind: type[Kind]) -> type[Kind]:
-    """Makes a class of an operator a frozen dataclass; `Node` defines equality and printing."""
-    return dataclass(frozen=True, eq=False, repr=False)(kind)
+    """Makes a class of an operator a dataclass.
+
+    `Node` defines what a frozen dataclass would compile for each class: that takes a tenth of
+    `import penstock`.
+    """
+    return dataclass(init=False, eq=False, repr=False)(kind)
 
 
 @node
@@ -100,6 +104,17 @@ class Node:
     def __init_subclass__(cls) -> None:
         if "traits" not in vars(cls):
             raise TypeError(f"{cls.__name__} declares no traits; see penstock.plan.traits.Trait")
+
+    if not TYPE_CHECKING:  # Else the arguments of all nodes would be unchecked.
+
+        def __init__(self, *values: Any, **named: Any) -> None:
+            self.__dict__.update(_bind(dataclasses.fields(self), values, named))
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+        def __delattr__(self, name: str) -> None:
+            raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -226,6 +241,31 @@ class Node:
     def label(self) -> str:
         """The name of the user's call, for messages and `explain()`."""
         return self.method or _snake(type(self).__name__)
+
+
+def _bind(
+    fields: tuple[dataclasses.Field[Any], ...], values: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any]:
+    """The values of all fields, given some in order and some by name."""
+    bound = dict(zip((field.name for field in fields), values, strict=False))
+    if len(values) > len(fields) or not bound.keys().isdisjoint(named):
+        raise TypeError(f"too many arguments: {len(values)} in order and {sorted(named)}")
+    bound.update(named)
+    for field in fields:
+        if field.name not in bound:
+            bound[field.name] = _default(field)
+    if len(bound) > len(fields):
+        unknown = bound.keys() - {field.name for field in fields}
+        raise TypeError(f"there are no fields {sorted(unknown)}")
+    return bound
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is dataclasses.MISSING:
+        raise TypeError(f"an argument {field.name!r} is missing")
+    return field.default_factory()
 
 
 def _snake(name: str) -> str:

@@ -6,6 +6,7 @@ and from positions (epoch, index), and a generator is made from a key when it is
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from contextvars import ContextVar
 from typing import Any, cast
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -73,7 +73,7 @@ def numbers_from(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]
     return np.arange(first, first + count, dtype=np.uint64)
 
 
-class _Words(ISeedSequence):
+class _Words:
     """The seed words of a generator, derived from a key without NumPy's slower mixing."""
 
     def __init__(self, key: int) -> None:
@@ -85,8 +85,15 @@ class _Words(ISeedSequence):
         return np.array(words, np.uint64).astype(dtype, copy=False)
 
 
+@functools.cache
+def _register_words() -> None:
+    """Makes NumPy accept `_Words`; not at import, because only its use loads `numpy.random`."""
+    np.random.bit_generator.ISeedSequence.register(_Words)
+
+
 def generator(key: int, *parts: int) -> np.random.Generator:
     """The random generator that belongs to `derive(key, *parts)`."""
+    _register_words()
     words = cast(np.random.SeedSequence, _Words(derive(key, *parts)))
     return np.random.Generator(np.random.PCG64(words))
 
