@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
+from penstock.service.host.authentication import PROOF_SIZE, ProcessLoss
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.dispatcher_server import ControlServer
 from penstock.service.host.security import Security
@@ -198,9 +199,10 @@ def test_a_copied_conversation(victim: Victim) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := thief.recv(1 << 16):
                 got += piece
-    assert len(answered) > 48 + 41
+    refusal = 48 + 1 + len(ProcessLoss().pack()) + PROOF_SIZE
+    assert len(answered) > refusal
     # A fresh nonce, and a refusal of the old proof.
-    assert len(got) <= 48 + 41
+    assert len(got) <= refusal
     assert got[48:49] != b"\x01"
 
 

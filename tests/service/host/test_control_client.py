@@ -27,7 +27,13 @@ from penstock.errors import (
     UnknownError,
 )
 from penstock.service.host import dispatcher_server
-from penstock.service.host.authentication import CONTROL, Terms, client_handshake
+from penstock.service.host.authentication import (
+    CONTROL,
+    PROOF_SIZE,
+    ProcessLoss,
+    Terms,
+    client_handshake,
+)
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.control_client import ControlClient, is_transient
 from penstock.service.host.control_connection import (
@@ -418,7 +424,7 @@ def test_a_server_that_does_not_know_the_token():
         said = connected.recv(100)
         connected.sendall(said[:48])
         connected.recv(32)
-        connected.sendall(b"\x01" + bytes(40))
+        connected.sendall(b"\x01" + ProcessLoss().pack() + bytes(PROOF_SIZE))
 
     with fake_server(pretend) as port:
         client = ControlClient(f"localhost:{port}", SECURITY)
