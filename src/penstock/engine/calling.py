@@ -90,7 +90,7 @@ class Calling:
     def _move(self, function: SentFunction, reason: str) -> None:
         """Has processes do all further tasks."""
         parallelism = self._parallelism
-        moved = _ProcessCalls(self, function, parallelism.processes, parallelism.nbytes)
+        moved = _ProcessCalls(function, parallelism.processes, parallelism.nbytes)
         moved.rows = self.threads.rows
         self._processes, self._preparation = moved, None
         self._calls.function.note_calls("processes", reason)
@@ -240,8 +240,8 @@ class _ThreadCalls:
 class _ProcessCalls:
     """Calls in the call processes of this program."""
 
-    def __init__(self, owner: object, function: SentFunction, most: int, nbytes: int) -> None:
-        self._owner, self._most, self._nbytes = owner, most, nbytes
+    def __init__(self, function: SentFunction, most: int, nbytes: int) -> None:
+        self._owner, self._most, self._nbytes = object(), most, nbytes
         self._function = call_processes.call_processes().keep(function)
         self.tasks = call_processes.DEPTH * most
         self.rows = 1

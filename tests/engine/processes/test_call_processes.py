@@ -21,6 +21,7 @@ from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
 from penstock.engine.processes import call_processes
+from penstock.engine.processes.call_processes import CallProcesses
 from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import Node
 from tests.engine.driving import drained, model, pulls, taken
@@ -227,6 +228,40 @@ def test_if_the_fork_server_is_killed_the_calls_go_on_in_threads() -> None:
     program.kill()
     assert list(iterator) == list(range(1, 400))
     assert list(dataset) == list(range(400)), "the next iteration starts another"
+
+
+def has_rested(processes: CallProcesses) -> bool:
+    with processes._lock:
+        processes._dispatch_or_rest(busy=False)
+    return processes.closed
+
+
+def test_idle_processes_end_and_later_calls_start_others() -> None:
+    iterator = iter(elsewhere(Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2)))
+    first = call_processes.call_processes()
+    kept = [next(iterator) for _ in range(10)]
+    until(lambda: has_rested(first))
+    until(lambda: not first._by_descriptor)
+    assert [next(iterator) for _ in range(9990)] == list(range(10, 10_000))
+    assert call_processes.call_processes() is not first
+    assert kept == list(range(10))
+
+
+def test_a_result_that_cannot_be_unpickled_is_an_error() -> None:
+    home = os.getpid()
+
+    class Traveller:
+        def __reduce__(self) -> Any:
+            return _arrive, (home,)
+
+    def _arrive(home: int) -> Any:
+        if os.getpid() == home:
+            raise LookupError("lost on the way")
+        return Traveller()
+
+    iterator = iter(elsewhere(Dataset.range(3).map(lambda x: Traveller(), num_parallel_calls=2)))
+    with pytest.raises(LookupError, match="lost on the way"):
+        next(iterator)
 
 
 def test_explain_and_profile_say_where_calls_run() -> None:

@@ -88,7 +88,8 @@ class _CallProcess:
             self._packets.send(Made(0.0, None, b"", []))
         else:
             self._make(call, calls, chunk)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # Nobody reads it any more.
+            sys.stdout.flush()
 
     def _load(self, number: int) -> Calls:
         if number not in self._calls:

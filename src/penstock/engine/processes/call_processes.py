@@ -304,14 +304,25 @@ class CallProcesses:
         except OSError as error:
             self.refusal = f"{sys.executable!r} cannot be started ({error})"
         self._asked.close()
-        while not self.closed:
-            events = self._poll.poll(_IDLE_SECONDS)
-            with self._lock:
-                for descriptor, _ in events:
-                    self._handle(descriptor)
-                self._dispatch_or_rest(bool(events))
+        try:
+            while not self.closed:
+                events = self._poll.poll(_IDLE_SECONDS)
+                with self._lock:
+                    for descriptor, _ in events:
+                        self._handle(descriptor)
+                    self._dispatch_or_rest(bool(events))
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Ends the processes; what they have not done is done in threads, if somebody waits."""
+        with self._lock:
+            self.closed = True
+            self._server.close()
         if self._program is not None:
             self._program.wait()
+        with self._lock:
+            self._record_end()
         self._poll.close()
 
     def _dispatch_or_rest(self, busy: bool) -> None:
@@ -329,7 +340,7 @@ class CallProcesses:
             if ended is not None:
                 self._record_exit(ended.number, ended.code)
             else:
-                self._record_end()
+                self.closed = True
 
     def _receive(self, process: _Process) -> bool:
         """Handles one message; returns False at the end."""
@@ -350,8 +361,7 @@ class CallProcesses:
         match note:
             case Made():
                 process.seconds = note.seconds
-                made = _made(note, body, process.given)
-                task.set_result(Answer(made, note.seconds))
+                _set_made(task, note, body, process.given)
             case Raised(error):
                 task.set_exception(unpack_error(error))
             case Unloadable(reason):
@@ -386,7 +396,15 @@ class CallProcesses:
             self._waiting.extend(self._remove(process))
         self.refusal = self.refusal or "the program that starts processes has ended"
         self._refuse_all()
-        self.closed = True
+
+
+def _set_made(task: CallTask, note: Made, body: memoryview, trees: Trees) -> None:
+    try:
+        made = _made(note, body, trees)
+    except Exception as error:  # Of a class of the user's, while it is unpickled.
+        task.set_exception(error)
+    else:
+        task.set_result(Answer(made, note.seconds))
 
 
 def _made(note: Made, body: memoryview, trees: Trees) -> Chunk | list[Any]:
