@@ -117,6 +117,24 @@ def test_functions_may_change_their_copy_of_an_array(rows, shares, mapped, tmp_p
     np.testing.assert_array_equal(scratch, rows)
 
 
+def test_functions_of_a_plan_share_what_they_change(rows, shares):
+    def add(number):
+        rows[0, 0] += number
+        return number
+
+    dataset = Dataset.range(1, 4).map(add).map(lambda number: rows[0, 0])
+    begin = int(rows[0, 0])
+    plan = open_plan_of(dataset, shares.lease())
+    assert [int(number) for number in Dataset(plan)] == [begin + 1, begin + 3, begin + 6]
+
+
+def test_rows_that_a_function_reads_too_are_complete(rows, shares):
+    rows.flags.writeable = False
+    dataset = Dataset.from_tensor_slices(rows).map(lambda row: rows[-1, -1] + row[0])
+    plan = open_plan_of(dataset, shares.lease())
+    assert next(iter(Dataset(plan))) == rows[-1, -1] + rows[0, 0]
+
+
 def test_below_a_snapshot_arrays_are_complete(rows, shares, tmp_path):
     dataset = Dataset.from_tensor_slices(rows).snapshot(str(tmp_path))
     plan = open_plan_of(dataset, shares.lease())

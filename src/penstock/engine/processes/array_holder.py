@@ -157,7 +157,8 @@ class ArrayHolder:
     def leave_to_parent(self) -> None:
         """In a forked child: closes the sockets, which the parent still uses."""
         for each in [self._listening, *self._sockets]:
-            os.close(each.detach())
+            with contextlib.suppress(OSError):  # It was closed before.
+                os.close(each.detach())
 
 
 class NoHolderError(Exception):

@@ -173,8 +173,18 @@ class OpenArrays:
     def __init__(self, fetch: Callable[[str], ReadBytes], unit: int = BLOCK) -> None:
         self._fetch, self._unit = fetch, unit
         self._opened: list[ArrayReader] = []
+        self._writeable: dict[ArrayReference, Array] = {}
 
     def open(self, reference: ArrayReference) -> Array:
+        """The array of a reference: the same one again if functions may change it."""
+        if reference in self._writeable:
+            return self._writeable[reference]
+        array = self._open(reference)
+        if reference.writeable:
+            self._writeable[reference] = array
+        return array
+
+    def _open(self, reference: ArrayReference) -> Array:
         if isinstance(reference, FileArray):
             return open_file_array(reference)
         reader = ArrayReader(reference, self._fetch(reference.name), self._unit)

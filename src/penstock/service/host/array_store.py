@@ -27,7 +27,7 @@ PART = 4 << 20
 """Bytes of an array in one message."""
 
 
-_AHEAD = 8
+_AHEAD = 16
 """Parts behind the last one that a worker asked for, which clients send as well."""
 
 _ARRAYS = b"penstock arrays "

@@ -105,7 +105,8 @@ class _Opener:
         self._context = context
         self._shared = borrow(node, home)
         self._session = self._shared.service.session
-        self._arrays = self._shared.arrays.lease(by_content=node.job_name is not None)
+        shared_job = node.job_name is not None and not self._session.local
+        self._arrays = self._shared.arrays.lease(by_content=shared_job)
         self._uploads: ArrayUploads | None = None
         self._spec = context.environment.spec(node)
         leaves, self._tree = nest.flatten(self._spec)

@@ -193,7 +193,7 @@ LONGEST_LOOK = 1.0
 
 # Arrays that clients and workers on different machines share
 
-ARRAY_PAUSE = 0.05
+ARRAY_PAUSE = 0.02
 """A worker that waits for a part of an array asks the dispatcher this often, and so does a client
 for what is wanted, after a part was."""
 
