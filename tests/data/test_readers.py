@@ -156,6 +156,17 @@ def test_csv_continues_behind_a_row_that_cannot_be_read(tmp_path: Path, around: 
         assert found == expected, count
 
 
+@pytest.mark.parametrize("text", ["1,a\n2,b\nthree,c\n", "1,a\n2,b\n3\n"])
+def test_a_csv_error_names_the_call_the_file_and_the_line(tmp_path: Path, text: str) -> None:
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("1,a\n")
+    bad.write_text(text)
+    rows = iter(CsvDataset([str(good), str(bad)], [np.int32, b""]))
+    assert [int(next(rows)[0]) for _ in range(3)] == [1, 1, 2]
+    with pytest.raises(InvalidArgumentError, match=rf"^CsvDataset: '{bad}', line 3 \(byte 8\): "):
+        next(rows)
+
+
 def test_csv_defaults_are_single_values(table: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="record_defaults must hold dtypes or single"):
         CsvDataset(table, [[["1"]], ["2"]])

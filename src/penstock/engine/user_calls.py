@@ -59,11 +59,18 @@ _BLOCK = 32
 
 
 def failure(operator: str, function: Function, ordinal: int, cause: BaseException) -> OpError:
-    """The error that names the function and the element on which it failed."""
-    error = kind_of(cause)(
-        f"Dataset.{operator}: {function} failed for element {ordinal}: "
-        f"{type(cause).__name__}: {cause}"
-    )
+    """The error that names the function and the element on which it failed.
+
+    Functions of penstock's own name the call that the user wrote.
+    """
+    if function.is_own and isinstance(cause, OpError):
+        text = cause.message
+    else:
+        text = (
+            f"Dataset.{operator}: {function} failed for element {ordinal}: "
+            f"{type(cause).__name__}: {cause}"
+        )
+    error = kind_of(cause)(text)
     error.__cause__ = cause
     return error
 

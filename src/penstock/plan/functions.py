@@ -61,6 +61,11 @@ class Function:
         inner = _unwrap(self.call)
         return getattr(inner, "__name__", type(inner).__name__)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether penstock defines the function."""
+        return str(getattr(_unwrap(self.call), "__module__", "")).startswith("penstock.")
+
     def __str__(self) -> str:
         code = getattr(_unwrap(self.call), "__code__", None)
         if code is None:

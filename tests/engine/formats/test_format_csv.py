@@ -116,7 +116,7 @@ def test_malformed_rows(tmp_path: Path, bad: bytes, problem: str, buffer_size: i
     if len(found) == 1:
         found += reader.read(9)
     assert found == [["1", "2"], ["3", "4"]]
-    with pytest.raises(InvalidArgumentError, match=f"in the row at byte 8, {problem}"):
+    with pytest.raises(InvalidArgumentError, match=rf"in line 3 \(byte 8\), {problem}"):
         reader.read(9)
     assert reader.read(9) == [["8", "9"]]
     assert reader.read(9) == []
@@ -125,7 +125,7 @@ def test_malformed_rows(tmp_path: Path, bad: bytes, problem: str, buffer_size: i
 @pytest.mark.parametrize("buffer_size", [0, 1, 7])
 @pytest.mark.parametrize("limit", [1, 100])
 def test_a_stray_quote_takes_one_line_with_it(tmp_path: Path, buffer_size: int, limit: int) -> None:
-    """The quote at byte 4 opens no field; the one at 12 is closed by the next, which is stray."""
+    """The quote in line 2 opens no field; that in line 3 is closed by the next, which is stray."""
     (tmp_path / "file").write_bytes(b'1,2\n3"3,4\n5,"6\n7,"8",9\n"a\nb",c\n"d\n')
     reader = CsvReader(tmp_path / "file", buffer_size=buffer_size)
     found: list[Any] = []
@@ -133,17 +133,32 @@ def test_a_stray_quote_takes_one_line_with_it(tmp_path: Path, buffer_size: int, 
         try:
             found += reader.read(limit)
         except InvalidArgumentError as error:
-            found.append(int(error.message.split("at byte ")[1].split(",")[0]))
-    assert found == [["1", "2"], 4, 10, ["7", "8", "9"], ["a\nb", "c"], 31]
+            found.append(int(error.message.split("in line ")[1].split()[0]))
+    assert found == [["1", "2"], 2, 3, ["7", "8", "9"], ["a\nb", "c"], 7]
 
 
 def test_a_header_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b'a"b,c\n1,2\n')
     reader = CsvReader(tmp_path / "file", header=True)
-    with pytest.raises(InvalidArgumentError, match="in the row at byte 0, a quote inside"):
+    with pytest.raises(InvalidArgumentError, match=r"in line 1 \(byte 0\), a quote inside"):
         reader.read(9)
     assert reader.read(9) == [["1", "2"]]
     assert reader.read(9) == []
+
+
+def test_after_a_start_in_the_middle_a_row_is_named_by_its_byte(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b'1,2\n3,4\n5"6\n')
+    with closing(CsvReader(tmp_path / "file", position=4)) as reader:
+        assert [row.place for row in reader.read(1)] == ["the row at byte 4"]
+        with pytest.raises(InvalidArgumentError, match="in the row at byte 8, a quote inside"):
+            reader.read(9)
+
+
+def test_rows_know_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b'h,h\n1,2\n"a\r\nb",4\r\n5,6\n')
+    with closing(CsvReader(tmp_path / "file", header=True)) as reader:
+        places = [row.place for row in reader.read(9)]
+    assert places == ["line 2 (byte 4)", "line 3 (byte 8)", "line 5 (byte 18)"]
 
 
 def test_an_empty_file_has_no_header(tmp_path: Path) -> None:

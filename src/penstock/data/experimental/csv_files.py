@@ -124,11 +124,12 @@ def row_of(
     exclude: tuple[int, ...] | None,
     row: Sequence[bytes],
 ) -> tuple[Any, ...]:
-    """The element of one row."""
-    texts = [field.decode(*ENCODING) for field in row]
+    """The element of one row; its first field is the place of the row."""
+    place, *texts = [field.decode(*ENCODING) for field in row]
     if exclude is not None:
-        select = tuple(i for i in range(len(row)) if i not in exclude)
-    return convert_row(texts, fields, na_value=na_value, select_cols=select, where="CsvDataset")
+        select = tuple(i for i in range(len(texts)) if i not in exclude)
+    where = f"CsvDataset: {place}"
+    return convert_row(texts, fields, na_value=na_value, select_cols=select, where=where)
 
 
 def make_csv_dataset(

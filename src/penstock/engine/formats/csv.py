@@ -24,7 +24,15 @@ from penstock.errors import InvalidArgumentError
 ENCODING = ("utf-8", "surrogateescape")
 
 
-class CsvReader(BlockReader[list[str]]):
+class Row(list[str]):
+    """The fields of a row, and where in the file it begins, as text."""
+
+    def __init__(self, fields: list[str], place: str) -> None:
+        super().__init__(fields)
+        self.place = place
+
+
+class CsvReader(BlockReader[Row]):
     """Rows as lists of text; `position` is the byte after the last row, 0 before the header.
 
     Python's csv module is not used: it reads stray quotes as text, limits the length of a field for
@@ -53,10 +61,12 @@ class CsvReader(BlockReader[list[str]]):
         self._field = _field_pattern(field_delim)
         self._lines: list[bytes] = []
         self._given = 0
+        self._line = None if position else 1
+        """The number of the line at `position`; None after a start in the middle of the file."""
         self._skip_header = header and not position
 
-    def _cut(self, limit: int) -> list[list[str]]:
-        rows: list[list[str]] = []
+    def _cut(self, limit: int) -> list[Row]:
+        rows: list[Row] = []
         while len(rows) < limit:
             try:
                 if self._skip_header and self._cut_header():
@@ -84,11 +94,22 @@ class CsvReader(BlockReader[list[str]]):
     def _skip_line(self) -> None:
         """Moves behind the first line of the row that could not be read."""
         if self._given < len(self._lines):
-            self.position += len(self._lines[self._given])
-            self._given += 1
+            self._move(self._given + 1)
             self._skip_header, self._continues = False, True
 
-    def _next_row(self) -> list[str] | None:
+    def _move(self, end: int) -> None:
+        """Moves behind the lines up to number `end` of those in the buffer."""
+        if self._line is not None:
+            self._line += end - self._given
+        self.position += sum(map(len, self._lines[self._given : end]))
+        self._given = end
+
+    def _place(self) -> str:
+        if self._line is None:
+            return f"the row at byte {self.position}"
+        return f"line {self._line} (byte {self.position})"
+
+    def _next_row(self) -> Row | None:
         """Takes one row, or None if no complete one is in the buffer."""
         if self._given == len(self._lines):
             self._split()
@@ -97,9 +118,9 @@ class CsvReader(BlockReader[list[str]]):
             if end > self._given + 1 and self._lines[end - 1].count(b'"') % 2 == 0:
                 continue
             raw = b"".join(self._lines[self._given : end])
-            if (row := self._fields(raw.decode(*ENCODING).rstrip("\r\n"))) is not None:
-                self._given = end
-                self.position += len(raw)
+            if (fields := self._fields(raw.decode(*ENCODING).rstrip("\r\n"))) is not None:
+                row = Row(fields, self._place())
+                self._move(end)
                 return row
         self._rejoin()
         return None
@@ -138,7 +159,7 @@ class CsvReader(BlockReader[list[str]]):
 
     def _grammar_error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f"{self.call}: {self.path!r} has, in the row at byte {self.position}, {problem}; "
+            f"{self.call}: {self.path!r} has, in {self._place()}, {problem}; "
             'write quotes as "" in a quoted field, or pass use_quote_delim=False'
         )
 

@@ -14,7 +14,7 @@ from penstock.engine.call_watch import watch_steps
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader
-from penstock.engine.formats.csv import ENCODING
+from penstock.engine.formats.csv import ENCODING, Row
 from penstock.engine.formats.records import Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.inlets import Inlet
@@ -256,9 +256,13 @@ class RecordsStream(Stream):
         return self._chunk(records).with_numbers(numbers)
 
     def _chunk(self, records: list[Any]) -> Chunk:
-        if isinstance(records[0], list):
-            return Chunk.of([_strings([field.encode(*ENCODING) for field in r]) for r in records])
-        return leaf(_strings(records))
+        if not isinstance(records[0], Row):
+            return leaf(_strings(records))
+        assert self._reader is not None
+        path = repr(_text(self._file.elements()[0]))
+        # The first field is for error messages.
+        rows = [(f"{path}, {row.place}", *row) for row in records]
+        return Chunk.of([_strings([field.encode(*ENCODING) for field in row]) for row in rows])
 
     def _close_ended(self) -> None:
         """After an error: closes the file reader, unless it continues behind the damaged record."""
