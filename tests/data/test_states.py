@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.data import Dataset
+from penstock.data import Dataset, TextLineDataset
 from penstock.data.iterator import Iterator
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -74,6 +74,52 @@ WRONG: list[tuple[Dataset, Callable[[dict[str, Any]], Any], str]] = [
     (GENERATED, with_(at={"from": None, "skip": "1"}), "'at' is not what state_dict.. makes"),
     (GENERATED, with_(at={"from": [], "skip": 1}), "'at' is not what state_dict.. makes"),
 ]
+
+
+def names_of(*names: str) -> Dataset:
+    return TextLineDataset([f"/data/{name}" for name in names])
+
+
+OTHER: list[tuple[Dataset, Dataset, str]] = [
+    (Dataset.range(10), Dataset.range(11), "saved by another pipeline"),
+    (TEN.batch(2), TEN.batch(3), "saved by another pipeline"),
+    (
+        Dataset.from_tensor_slices([1, 2, 3]),
+        Dataset.from_tensor_slices([1.0, 2.0, 3.0]),
+        "saved by another pipeline",
+    ),
+    (
+        Dataset.from_tensor_slices({"a": [1, 2]}),
+        Dataset.from_tensor_slices({"b": [1, 2]}),
+        "saved by another pipeline",
+    ),
+    (names_of("a", "b"), names_of("a", "c"), "saved by another pipeline"),
+    (
+        TEN.shuffle(10, seed=1),
+        TEN.shuffle(10, seed=2),
+        "saved with the seed 1, but this pipeline has 2; give it the seed of the state, or none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded", "match"), OTHER)
+def test_the_state_of_another_pipeline_is_refused(
+    saved: Dataset, loaded: Dataset, match: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=match):
+        iter(loaded).load_state_dict(iter(saved).state_dict())
+
+
+def test_a_pipeline_without_a_seed_takes_that_of_the_state() -> None:
+    saved = begun(TEN.shuffle(10, seed=1))
+    loaded = iter(TEN.shuffle(10))
+    loaded.load_state_dict(saved.state_dict())
+    assert ints(loaded) == ints(saved)
+
+
+def test_files_may_move_to_another_folder() -> None:
+    moved = TextLineDataset(["/other/a", "/other/b"])
+    iter(moved).load_state_dict(iter(names_of("a", "b")).state_dict())
 
 
 @pytest.mark.parametrize(("dataset", "spoil", "match"), WRONG, ids=[case[2] for case in WRONG])

@@ -34,7 +34,6 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
 from penstock.engine.formats import files, runs, saved
 from penstock.engine.lower import open_plan
-from penstock.engine.specs import known_spec
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
 from penstock.errors import (
@@ -45,6 +44,7 @@ from penstock.errors import (
 )
 from penstock.plan import codec, nodes, seeds, show
 from penstock.plan.functions import Function, check_function
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options

@@ -22,8 +22,8 @@ from penstock.element.spec import (
     TensorSpec,
     relax,
 )
-from penstock.engine.specs import known_spec
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import Node
 
 

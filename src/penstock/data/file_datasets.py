@@ -13,9 +13,9 @@ from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
-from penstock.engine.specs import known_spec
 from penstock.errors import InvalidTypeError
 from penstock.plan.functions import Function
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import Interleave, Node, Records
 
 Options = tuple[tuple[str, Any], ...]

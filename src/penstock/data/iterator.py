@@ -205,12 +205,16 @@ class Iterator:
             claims.commit(length_hint(self._rows))
         return {
             "version": VERSION,
-            "plan": structure(self._plan),
+            "plan": self._structure,
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
             "at": copy_state(self._here().state),
         }
+
+    @functools.cached_property
+    def _structure(self) -> str:
+        return structure(self._plan)
 
     def _here(self) -> Place:
         """The place of the element that the caller gets next."""
@@ -225,7 +229,7 @@ class Iterator:
             raise InvalidArgumentError(
                 "Iterator.load_state_dict: this is the state of a distributed iterator"
             )
-        check_state(state, self._plan, len(seeds_of(self._written)))
+        check_state(state, self._plan, self._written)
         self.close()
         self._written = with_seeds(self._written, state["seeds"])
         self._resume(state, state["at"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Map, Node
-from penstock.plan.resume import structure
+from penstock.plan.resume import chosen_seeds, structure
 
 VERSION = 1
 
@@ -18,10 +18,12 @@ _INSIDE = ("from", "input", "reader")
 """The keys under which the state of an operator holds another state."""
 
 
-def check_state(state: Any, plan: Node, seeds: int, call: str = "Iterator.load_state_dict") -> None:
-    """InvalidArgumentError unless `state` can be one of `plan`, which was written with `seeds`."""
+def check_state(
+    state: Any, plan: Node, written: Node, call: str = "Iterator.load_state_dict"
+) -> None:
+    """InvalidArgumentError unless `state` can be one of `plan`, which was made of `written`."""
     try:
-        _check(state, plan, seeds)
+        _check(state, plan, chosen_seeds(written))
     except _WrongStateError as wrong:
         raise InvalidArgumentError(f"{call}: {wrong}") from None
 
@@ -30,7 +32,7 @@ class _WrongStateError(Exception):
     """Raised with the reason why a state is refused."""
 
 
-def _check(state: Any, plan: Node, seeds: int) -> None:
+def _check(state: Any, plan: Node, seeds: list[int | None]) -> None:
     if not isinstance(state, dict) or state.get("version") != VERSION:
         raise _WrongStateError(f"not a state that state_dict() of this version made: {state!r:.80}")
     missing = [name for name in ("plan", "iteration", "key", "seeds", "at") if name not in state]
@@ -48,13 +50,19 @@ def _check(state: Any, plan: Node, seeds: int) -> None:
     _check_place(state["at"], plan)
 
 
-def _check_numbers(state: dict[str, Any], seeds: int) -> None:
+def _check_numbers(state: dict[str, Any], seeds: list[int | None]) -> None:
     for name in ("iteration", "key"):
         if not _is_count(state[name]):
             raise _WrongStateError(f"{name!r} must be an int from 0 on, got {state[name]!r:.60}")
     found = state["seeds"]
-    if not isinstance(found, list) or len(found) != seeds or not all(map(_is_int, found)):
-        raise _WrongStateError(f"'seeds' must be a list of {seeds} ints, got {found!r:.60}")
+    if not isinstance(found, list) or len(found) != len(seeds) or not all(map(_is_int, found)):
+        raise _WrongStateError(f"'seeds' must be a list of {len(seeds)} ints, got {found!r:.60}")
+    for saved, seed in zip(found, seeds, strict=True):
+        if seed is not None and saved != seed:
+            raise _WrongStateError(
+                f"the state was saved with the seed {saved}, but this pipeline has {seed}; give it "
+                "the seed of the state, or none"
+            )
 
 
 def _check_place(at: Any, plan: Node) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 
 from penstock.data.arguments import describe, is_dataset
 from penstock.engine.copies import copy_unowned
-from penstock.engine.specs import known_spec, trace
+from penstock.engine.specs import trace
 from penstock.engine.streams.elementwise import check_scan
 from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError
 from penstock.plan.functions import Function, check_function
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import Node
 
 Call = Callable[..., Any]

@@ -24,13 +24,19 @@ from penstock.errors import InvalidArgumentError
 
 def fit_chunk(chunk: Chunk, spec: Any, where: str) -> Chunk:
     """`chunk` in the structure of `spec`; InvalidArgumentError if its elements do not fit."""
-    leaves, tree = nest.flatten(spec)
-    if same_structure(tree, chunk.tree) and all(map(_fits, leaves, chunk.columns)):
+    if fits_spec(chunk, spec):
+        tree = nest.flatten(spec)[1]
         return chunk if tree == chunk.tree else Chunk(tree, chunk.columns, chunk.size)
     raise InvalidArgumentError(
         f"{where}: there are elements {spec_of_chunk(chunk)}, which do not fit the element_spec "
         f"{spec}; give the spec that the elements have"
     )
+
+
+def fits_spec(chunk: Chunk, spec: Any) -> bool:
+    """Whether all elements of a chunk fit `spec`."""
+    leaves, tree = nest.flatten(spec)
+    return same_structure(tree, chunk.tree) and all(map(_fits, leaves, chunk.columns))
 
 
 def _fits(spec: TypeSpec, column: Column) -> bool:

@@ -29,29 +29,13 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
 from penstock.plan.functions import Function
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import OPAQUE, Node
 from penstock.plan.options import Options
 from penstock.plan.seeds import generator, seed_scope
 
 _TRIED = 1000
 """How many elements a filter may refuse before a sample is made up."""
-
-
-def known_spec(node: Node) -> Any:
-    """The spec, if it holds for every element because no function was called for it; else None.
-
-    Code must not decide anything by a spec that was found on samples.
-    """
-    if node.found_spec is not None:
-        return None if node.found_spec.sampled else node.found_spec.spec
-    inputs = [known_spec(part) for part in node.inputs]
-    if node.declared_spec is None and any(spec is None for spec in inputs):
-        return None
-    spec = node.spec_from(*inputs)
-    if spec is OPAQUE:
-        return None
-    node.keep_spec(spec)
-    return spec
 
 
 def spec_of(node: Node, environment: Environment) -> Any:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import Cache, Node, Shard, Snapshot
+from penstock.plan.nodes import Cache, Node, Records, Shard, Slices, Snapshot
 from penstock.plan.traits import Trait
 
 
 def structure(node: Node) -> str:
     """A text that is equal for plans whose saved states are interchangeable.
 
-    Prefetching, parallel calls and seeds do not count.
+    Prefetching, parallel calls, seeds and folders do not count. Functions and values in memory do
+    not, either: comparing them would take too long.
     """
     texts = list(_operator_texts(node))
     return f"{texts[0]}:{hashlib.sha256(','.join(texts).encode()).hexdigest()[:12]}"
@@ -32,6 +34,10 @@ def _settings(node: Node) -> Iterator[str]:
     """The settings that decide which elements there are: counts and sizes, not functions."""
     if not node.inputs:
         yield f"elements={node.cardinality}"
+    if isinstance(node, Slices):
+        yield str(node.data.spec)
+    if isinstance(node, Records):
+        yield from _file_names(node.input)
     for field in fields(node):
         value = getattr(node, field.name)
         plain = isinstance(value, int | str | DType) or value is None
@@ -39,11 +45,29 @@ def _settings(node: Node) -> Iterator[str]:
             yield f"{field.name}={value}"
 
 
+def _file_names(node: Node) -> Iterator[str]:
+    """The names of the files that are known, without their folders: those may be moved."""
+    if isinstance(node, Slices):
+        names = (name for column in node.data.chunk.columns for name in column)
+        yield from (os.path.basename(os.fsdecode(n)) for n in names if isinstance(n, str | bytes))
+    for part in node.inputs:
+        yield from _file_names(part)
+
+
 def seeds_of(node: Node) -> list[int]:
     """The seeds in a plan, inputs first."""
     seeds = [seed for part in node.inputs for seed in seeds_of(part)]
     own = None if node.seed_field is None else getattr(node, node.seed_field)
     return seeds if own is None else [*seeds, own]
+
+
+def chosen_seeds(node: Node) -> list[int | None]:
+    """The seeds that the user chose, in the order of `seeds_of`; None for each other seed."""
+    seeds = [seed for part in node.inputs for seed in chosen_seeds(part)]
+    own = None if node.seed_field is None else getattr(node, node.seed_field)
+    if own is None:
+        return seeds
+    return [*seeds, None if node.has_drawn_seed else own]
 
 
 def draws_order(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 from penstock import TensorSpec, int64
 from penstock.data.dataset import Dataset
 from penstock.data.experimental import assert_cardinality
-from penstock.errors import FailedPreconditionError, ResourceExhaustedError, UnknownError
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnknownError,
+)
 
 COUNT = 5
 NUMBER = TensorSpec((), int64)
@@ -172,3 +178,42 @@ def test_an_endless_input_is_not_kept() -> None:
     assert list(dataset.take(7)) == [0, 1, 2, 0, 1, 2, 0]
     assert dataset.__plan__.store.chunks is None  # type: ignore[attr-defined]
     assert np.array_equal(list(dataset.take(2)), [0, 1])
+
+
+def test_a_cache_refuses_elements_of_another_spec(tmp_path: Path) -> None:
+    name = str(tmp_path / "kept")
+    assert len(list(Dataset.range(3).cache(name))) == 3
+    other = Dataset.from_tensor_slices(["a", "b"]).cache(name)
+    with pytest.raises(InvalidArgumentError, match=r"kept' holds elements .*int64.* has elements "):
+        list(other)
+    os.unlink(f"{name}.index")
+    assert list(other) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Dataset.range(3), Dataset.range(4)),
+        (Dataset.range(3), Dataset.range(4).take(3)),
+        (Dataset.range(3).map(lambda x: x + 1), Dataset.range(3).map(lambda x: x + 2)),
+    ],
+)
+def test_a_cache_warns_of_a_file_that_another_pipeline_has_filled(
+    first: Dataset, second: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = str(tmp_path / "kept")
+    kept = list(first.cache(name))
+    for _ in range(2):
+        assert list(first.cache(name)) == kept
+    assert not caplog.records
+    other = second.cache(name)
+    assert list(other) == list(other) == kept
+    (record,) = caplog.records
+    assert "another pipeline has filled" in record.getMessage()
+
+
+def test_an_index_without_a_plan_is_read(tmp_path: Path) -> None:
+    name = str(tmp_path / "kept")
+    kept = list(Dataset.range(3).cache(name))
+    (tmp_path / "kept.index").write_text("3\n")
+    assert list(Dataset.range(4).cache(name)) == kept

@@ -25,13 +25,13 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import string
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
-from penstock.engine.specs import known_spec
 from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
     UnimplementedError,
 )
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import INFINITE, UNKNOWN
 
 WHERE = "Dataset.as_keras"

@@ -20,8 +20,8 @@ from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
 from penstock.delivery import Delivery
 from penstock.delivery.moving import ColumnDelivery
 from penstock.delivery.torch_delivery import lock_rows, move_rows, open_delivery
-from penstock.engine.specs import known_spec
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
+from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import Map, Node
 from penstock.plan.options import AutoShardPolicy, Options
 from penstock.plan.shard import shard_plan

@@ -30,7 +30,7 @@ from penstock.engine.inlets import Place, discard
 from penstock.engine.lower import open_plan
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import IterationCounter, Node
-from penstock.plan.resume import seeds_of, with_seeds
+from penstock.plan.resume import with_seeds
 from penstock.plan.seeds import derive
 
 _CALL = "DistributedIterator.load_state_dict"
@@ -143,7 +143,7 @@ class StepIterator(Iterator):
         if not isinstance(state, dict) or "rule" not in state:
             raise _state_error(f"not a state of a distributed iterator: {state!r:.80}")
         of_input = {**state, "at": _input_place(state.get("at"))}
-        check_state(of_input, self._plan, len(seeds_of(self._written)), _CALL)
+        check_state(of_input, self._plan, self._written, _CALL)
         saved, own = state["rule"], self._delivery_plan.rule.name
         if saved not in self._delivery_plan.rules:
             raise _state_error(

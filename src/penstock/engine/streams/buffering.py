@@ -8,17 +8,23 @@ cache and do not open the input. The files of a cache are:
     <name>_0.lockfile            the process that is filling the cache
     <name>_0.<number>            the elements that it has written so far
 
-A complete cache is read without comparing it with the pipeline.
+The index also says which plan filled the cache. Elements that do not fit the spec of the plan that
+reads them are an error. A plan with other operators or functions causes a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
 import os
-from functools import partial
+from collections.abc import Iterator
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
+from penstock.engine.fitting import fits_spec, spec_of_chunk
 from penstock.engine.formats.blocks import translate_write_errors
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
 from penstock.engine.formats.locks import LockFile
@@ -29,8 +35,13 @@ from penstock.engine.streams.recording import (
     warn_of_partial_passes,
 )
 from penstock.engine.streams.sources import ChunksStream
-from penstock.errors import NotFoundError, UnimplementedError
-from penstock.plan.nodes import INFINITE, Cache, Store
+from penstock.errors import InvalidArgumentError, NotFoundError, UnimplementedError
+from penstock.plan.functions import Function, fingerprint
+from penstock.plan.known_specs import known_spec
+from penstock.plan.nodes import INFINITE, Cache, Node, Store
+from penstock.plan.resume import structure
+
+log = logging.getLogger("penstock")
 
 _CALL = "Dataset.cache"
 
@@ -55,8 +66,8 @@ class _MemoryRecorder:
 class CacheWriter:
     """Fills the files of a cache; raises AlreadyExistsError while another writer does."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, plan: str) -> None:
+        self._name, self._plan = name, plan
         self._pid = os.getpid()
         folder = os.path.dirname(name) or "."
         if not os.path.isdir(folder):
@@ -86,7 +97,7 @@ class CacheWriter:
         with translate_write_errors(data, _CALL):
             os.replace(self._partial, data)
             with open(_index_file(self._name), "w", encoding="utf-8") as file:
-                file.write(f"{self._writer.count}\n")
+                file.write(f"{self._writer.count}\n{self._plan}\n")
         return True
 
     def abandon(self) -> None:
@@ -148,11 +159,64 @@ def _open_filled(node: Cache, skip: int) -> Stream | None:
     data = _data_file(node.filename)
     if not os.path.exists(_index_file(node.filename)) or not os.path.exists(data):
         return None
-    return ChunksStream(partial(read_chunks, data, None, _CALL, skip), None)
+    _compare_plans(node)
+    return ChunksStream(lambda: _check_chunks(node, read_chunks(data, None, _CALL, skip)), None)
+
+
+def _compare_plans(node: Cache) -> None:
+    """Logs a warning if the plan that filled the cache is not the one that reads it."""
+    with open(_index_file(node.filename), encoding="utf-8") as file:
+        plan = file.read().splitlines()[1:]
+    if plan and plan != [own := _plan_text(node.input)]:
+        _warn_of_another_plan(node.filename, own)
+
+
+@functools.cache
+def _warn_of_another_plan(name: str, plan: str) -> None:
+    """Logs a warning, once for each plan that reads the cache."""
+    log.warning(
+        f"{_CALL}: another pipeline has filled {name!r}, with other operators or functions; this "
+        f"one gets the elements as they are; {_remedy(name)}"
+    )
+
+
+def _plan_text(node: Node) -> str:
+    """A text that is equal for equal operators with equal functions, in every process."""
+    digest = hashlib.sha256()
+    for text in _function_texts(node):
+        digest.update(text.encode())
+    return f"{structure(node)}:{digest.hexdigest()[:12]}"
+
+
+def _function_texts(node: Node) -> Iterator[str]:
+    for field in dataclasses.fields(node):
+        if isinstance(value := getattr(node, field.name), Function):
+            yield fingerprint(value.call)
+    for part in node.inputs:
+        yield from _function_texts(part)
+
+
+def _check_chunks(node: Cache, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks; InvalidArgumentError at the first that does not fit the spec of the plan."""
+    spec = known_spec(node.input)
+    for chunk in chunks:
+        if spec is not None and not fits_spec(chunk, spec):
+            raise InvalidArgumentError(
+                f"{_CALL}: {node.filename!r} holds elements {spec_of_chunk(chunk)}, but this "
+                f"dataset has elements {spec}; {_remedy(node.filename)}"
+            )
+        yield chunk
+
+
+def _remedy(name: str) -> str:
+    return (
+        "give each dataset a file of its own, or delete "
+        f"{_index_file(name)!r} to fill the cache again"
+    )
 
 
 def _recorder(node: Cache) -> Recorder | None:
     """What fills a cache; None if its elements never end and it would be in memory."""
     if node.filename:
-        return CacheWriter(node.filename)
+        return CacheWriter(node.filename, _plan_text(node.input))
     return None if node.input.cardinality == INFINITE else _MemoryRecorder(node.store)
