@@ -40,10 +40,13 @@ def rows(gigabytes: float) -> tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def distributed(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> Any:
+def shuffled(data: tuple[np.ndarray, np.ndarray]) -> Any:
     dataset = tf.data.Dataset.from_tensor_slices(data)
-    dataset = dataset.shuffle(len(data[0])).batch(BATCH, drop_remainder=True).repeat()
-    return strategy.experimental_distribute_dataset(dataset)
+    return dataset.shuffle(len(data[0])).batch(BATCH, drop_remainder=True).repeat()
+
+
+def distributed(strategy: Any, data: tuple[np.ndarray, np.ndarray]) -> Any:
+    return strategy.experimental_distribute_dataset(shuffled(data))
 
 
 def rate(batches: Iterable[Any], wait: Callable[[Any], None], seconds: float) -> float:
@@ -112,6 +115,9 @@ def torch_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[
     with iter(distributed(strategy, data)) as batches:
         check(batches, lambda tensor: tensor.cpu().numpy())
         yield f"| torch | penstock | {rate(batches, wait, seconds):.1f} |"
+    with iter(shuffled(data).as_torch(device=device)) as batches:
+        check(batches, lambda tensor: tensor.cpu().numpy())
+        yield f"| torch | penstock, as_torch | {rate(batches, wait, seconds):.1f} |"
     yield f"| torch | DataLoader, 16 workers, pinned | {_loader(data, device, wait, seconds):.1f} |"
     yield f"| torch | plain loop | {rate(_plain(data, device), wait, min(seconds, 3)):.1f} |"
 
@@ -202,6 +208,9 @@ def jax_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[st
     with iter(distributed(strategy, data)) as batches:
         check(batches, np.asarray)
         yield f"| jax | penstock | {rate(batches, wait, seconds):.1f} |"
+    with shuffled(data).as_jax() as batches:
+        check(batches, np.asarray)
+        yield f"| jax | penstock, as_jax | {rate(batches, wait, seconds):.1f} |"
     yield f"| jax | plain loop | {rate(plain(), wait, min(seconds, 3)):.1f} |"
 
     on_gpu = device.platform != "cpu"
