@@ -1,7 +1,7 @@
-"""Starts a fork server of call processes as a new program, with as few imports as possible.
+"""Starts call processes and local workers as new programs, with as few imports as possible.
 
-The modules that call processes need are imported without the rest of the package, which takes
-several times as long. The package loads itself when a function uses it.
+The modules that they need are imported without the rest of the package, which takes several times
+as long. The package loads itself when a function uses it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-NAME = "penstock_boot"
-"""The name under which this file runs as a program."""
+CALLS, COMMAND = "penstock_calls", "penstock_command"
+"""The names under which this file runs: as a fork server of call processes, and as `penstock`."""
+
+_NAMES_OF_PYTHON = {"__wrapped__", "__bases__", "__isabstractmethod__", "__set_name__"}
+"""What Python looks for in a module, and does not use if it is missing."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -27,7 +30,7 @@ def load_lazily(name: str, folder: str) -> None:
     package, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def load(wanted: str) -> Any:
-        if wanted.startswith("__"):
+        if wanted in _NAMES_OF_PYTHON:
             raise AttributeError(wanted)
         del package.__dict__["__getattr__"]
         loader.exec_module(package)
@@ -37,12 +40,16 @@ def load_lazily(name: str, folder: str) -> None:
     sys.modules[name] = package
 
 
-def start(requests: int, parent: int) -> None:
+def program(name: str) -> str:
+    """The code that `python -c` runs to start this file under a name."""
+    return f"import runpy; runpy.run_path({os.path.abspath(__file__)!r}, run_name={name!r})"
+
+
+if __name__ == CALLS:
     load_lazily("penstock", _PACKAGE)
     server: ModuleType = importlib.import_module("penstock.engine.processes.call_process_main")
     importlib.import_module("cloudpickle")
-    server.main(requests, parent)
-
-
-if __name__ == NAME:
-    start(int(sys.argv[1]), int(sys.argv[2]))
+    server.main(int(sys.argv[1]), int(sys.argv[2]))
+elif __name__ == COMMAND:
+    load_lazily("penstock", _PACKAGE)
+    sys.exit(importlib.import_module("penstock.cli").main())

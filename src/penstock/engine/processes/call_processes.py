@@ -439,10 +439,7 @@ def _blame(task: CallTask, code: int) -> list[CallTask]:
 
 
 def _start_program(asked: int) -> subprocess.Popen[bytes]:
-    code = (
-        f"import runpy, sys; sys.path[:] = {sys.path!r}; "
-        f"runpy.run_path({boot.__file__!r}, run_name={boot.NAME!r})"
-    )
+    code = f"import sys; sys.path[:] = {sys.path!r}; {boot.program(boot.CALLS)}"
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return subprocess.Popen(
         [sys.executable, *flags, "-c", code, str(asked), str(os.getpid())],

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from penstock.engine.processes import boot
 from penstock.engine.processes.array_shares import ArrayShares
 from penstock.errors import (
     FailedPreconditionError,
@@ -111,8 +112,8 @@ class _WorkerProcess:
     """One worker process, which a thread replaces when it ends."""
 
     def __init__(self, address: str, token: str, session: Session) -> None:
-        self._command = [sys.executable, "-m", "penstock", "worker", "--stop-with-stdin", "--quiet"]
-        self._command += ["--dispatcher", address]
+        self._command = [sys.executable, "-c", boot.program(boot.COMMAND), "worker"]
+        self._command += ["--stop-with-stdin", "--quiet", "--dispatcher", address]
         self._environment = {**os.environ, "PENSTOCK_TOKEN": token, "PYTHONPATH": _module_paths()}
         self._session = session
         self._lock = threading.Lock()
@@ -141,7 +142,7 @@ class _WorkerProcess:
                     self._session.failure = InternalError(
                         f"local://: worker processes end soon after they start (exit code {code}): "
                         "they cannot run here, or a function ends its process; see what they "
-                        f"print, or try: {' '.join(self._command[:4])} --help"
+                        f"print, or try: {sys.executable} -m penstock worker --help"
                     )
                     return
                 _LOG.warning(
