@@ -64,10 +64,10 @@ def parts(monkeypatch):
     sent = []
     put = ArrayStore.put
 
-    def noting(store, name, total, offset, data):
+    def noting(store, name, total, offset, data, everything):
         if data:
             sent.append((name, offset))
-        return put(store, name, total, offset, data)
+        return put(store, name, total, offset, data, everything)
 
     monkeypatch.setattr(ArrayStore, "put", noting)
     return sent
@@ -156,6 +156,21 @@ def test_a_dispatcher_that_restarts_gets_the_parts_again(array, parts, no_holder
         stage.dispatcher(work_dir=str(tmp_path / "journal"))
         read += list(iterator)
     np.testing.assert_array_equal(read, array)
+
+
+def test_a_registered_dataset_outlives_its_client_and_a_restart(array, parts, tmp_path):
+    work_dir = str(tmp_path / "journal")
+    with staged(tmp_path) as stage:
+        dispatcher = stage.dispatcher(work_dir=work_dir)
+        dataset_id = service.register_dataset(stage.url, Dataset.from_tensor_slices(array))
+        assert len(parts) == 6
+        assert service.register_dataset(stage.url, Dataset.from_tensor_slices(array)) != dataset_id
+        dispatcher.stop()
+        stage.dispatcher(work_dir=work_dir)
+        stage.worker()
+        read = service.from_dataset_id("distributed_epoch", stage.url, dataset_id)
+        np.testing.assert_array_equal(list(read.batch(64)), array.reshape(-1, 64, 1024))
+    assert len(parts) == 6
 
 
 def worker_memory():

@@ -1,6 +1,7 @@
 """Arrays between machines: clients send the parts that workers ask for, each part once."""
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -64,6 +65,33 @@ def test_parts_behind_the_last_one_are_sent_too(store):
     assert put(store, 0) == PART
     assert put(store, PART) == 2 * PART
     assert put(store, 2 * PART) == -1
+
+
+def test_everything_is_sent_if_the_client_says_so(store):
+    store.get(NAME, PART)
+    offsets = [store.put(NAME, len(DATA), 0, b"", everything=True)]
+    while offsets[-1] >= 0:
+        part = DATA[offsets[-1] : offsets[-1] + PART]
+        offsets.append(store.put(NAME, len(DATA), offsets[-1], part, everything=True))
+    assert offsets == [PART, 2 * PART, 0, -1]
+
+
+def test_complete_arrays_survive_a_restart(clock, tmp_path):
+    names = {NAME, "cd" * 16}
+    folder = str(tmp_path / "arrays")
+    store = ArrayStore(names.__contains__, clock, folder)
+    for offset in range(0, len(DATA), PART):
+        put(store, offset)
+    store.put("cd" * 16, len(DATA), 0, DATA[:PART])
+    store.close()
+    store = ArrayStore(names.__contains__, clock, folder)
+    assert store.get(NAME, PART) == DATA[PART : 2 * PART]
+    assert store.put(NAME, len(DATA), 0, b"", everything=True) == -1
+    assert store.get("cd" * 16, 0) == b""
+    names.remove(NAME)
+    store.tidy()
+    assert os.listdir(folder) == ["cd" * 16 + ".part"]
+    store.close()
 
 
 def test_two_clients_send_different_parts(store):

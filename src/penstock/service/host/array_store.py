@@ -1,7 +1,8 @@
 """Shared arrays between machines: the store of the dispatcher, and how a worker fetches from it.
 
 A client keeps its arrays. It sends a part when a worker asks for it, and the store keeps the part
-for the workers of other machines, as long as a registered plan has the array. Names come from the
+for the workers of other machines, as long as a registered plan has the array. Only a client that
+registers a dataset for other clients sends everything. Names come from the
 network: nothing but a valid name becomes a key.
 """
 
@@ -47,10 +48,22 @@ def split_array_names(data: bytes) -> tuple[list[str], bytes]:
     return line[len(_ARRAYS) :].decode().split(","), plan
 
 
-class _StoredArray:
-    """The parts of one array that have arrived, in a file without a name."""
+def sync_folder(path: str) -> None:
+    """Makes sure that renamed files keep their names after a power failure."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
-    def __init__(self, now: float) -> None:
+
+class _StoredArray:
+    """The parts of one array that have arrived, in a file without a name, or one at `path`.
+
+    The file at `path` is called `.part` until all parts have arrived.
+    """
+
+    def __init__(self, now: float, path: str | None) -> None:
         self.total = 0
         self.parts = np.zeros(0, np.bool_)
         self.wanted: dict[int, None] = {}
@@ -58,7 +71,17 @@ class _StoredArray:
         self.asked, self.last_asked = False, 0
         self.heard = now
         """When a client last said that it has the array."""
-        self.file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (until `close`)
+        self._path = path
+        self.file = self._open_file(path)
+
+    def _open_file(self, path: str | None) -> IO[bytes]:
+        if path is None:
+            return tempfile.TemporaryFile()
+        if not os.path.exists(path):
+            return open(f"{path}.part", "w+b")
+        self.set_total(os.path.getsize(path))
+        self.parts[:] = True
+        return open(path, "r+b")
 
     def set_total(self, total: int) -> None:
         if not self.total:
@@ -73,10 +96,17 @@ class _StoredArray:
         if not self.parts[part]:
             with translate_errors(tempfile.gettempdir(), "dispatcher"):
                 os.pwrite(self.file.fileno(), data, offset)
-            self.parts[part] = True
+                self.parts[part] = True
+                self._keep_if_complete()
         self.wanted.pop(part, None)
 
-    def next_wanted(self) -> int:
+    def _keep_if_complete(self) -> None:
+        if self._path is not None and self.parts.all():
+            os.fsync(self.file.fileno())
+            os.replace(f"{self._path}.part", self._path)
+            sync_folder(os.path.dirname(self._path))
+
+    def next_wanted(self, everything: bool = False) -> int:
         """The offset of the part to send next; -1 if there is none.
 
         Parts behind the last one that was asked for are sent without being asked for. A part moves
@@ -89,6 +119,8 @@ class _StoredArray:
         elif self.asked:
             behind = self.parts[self.last_asked : self.last_asked + _AHEAD]
             part = self.last_asked + int(behind.argmin()) if not behind.all() else -1
+        if part < 0 and everything and not self.parts.all():
+            part = int(self.parts.argmin())
         return part * PART if part >= 0 else -1
 
     def read(self, offset: int) -> bytes:
@@ -102,24 +134,36 @@ class _StoredArray:
 
 
 class ArrayStore:
-    """The arrays for which `is_known` returns True. Thread-safe."""
+    """The arrays for which `is_known` returns True. Thread-safe.
+
+    In `folder`, which is made if it does not exist, complete arrays survive restarts.
+    """
 
     def __init__(
-        self, is_known: Callable[[str], bool], now: Callable[[], float] = time.monotonic
+        self,
+        is_known: Callable[[str], bool],
+        now: Callable[[], float] = time.monotonic,
+        folder: str | None = None,
     ) -> None:
-        self._is_known, self._now = is_known, now
+        self._is_known, self._now, self._folder = is_known, now, folder
         self._lock = threading.Lock()
         self._arrays: dict[str, _StoredArray] = {}  #: guarded by _lock
+        if folder is not None:
+            with translate_errors(folder, "dispatcher"):
+                os.makedirs(folder, mode=0o700, exist_ok=True)
 
-    def put(self, name: str, total: int, offset: int, data: bytes) -> int:
-        """Adds a part, unless `data` is empty; returns the offset of the part to send next."""
+    def put(self, name: str, total: int, offset: int, data: bytes, everything: bool = False) -> int:
+        """Adds a part, unless `data` is empty; returns the offset of the part to send next.
+
+        With `everything`, parts are sent that no worker has asked for, until the array is complete.
+        """
         with self._lock:
             array = self._find(name)
             array.set_total(total)
             array.heard = self._now()
             if data:
                 array.write(offset, data)
-            return array.next_wanted()
+            return array.next_wanted(everything)
 
     def get(self, name: str, offset: int) -> bytes:
         """The part at an offset; empty if no client has sent it yet."""
@@ -138,7 +182,9 @@ class ArrayStore:
         if name not in self._arrays:
             if not re.fullmatch(r"[0-9a-f]{32,64}", name) or not self._is_known(name):
                 raise NotFoundError(f"array {name[:12]!r} is in no dataset of this dispatcher")
-            self._arrays[name] = _StoredArray(self._now())
+            with translate_errors(self._folder or tempfile.gettempdir(), "dispatcher"):
+                path = None if self._folder is None else os.path.join(self._folder, name)
+                self._arrays[name] = _StoredArray(self._now(), path)
         return self._arrays[name]
 
     def tidy(self) -> None:
@@ -146,6 +192,9 @@ class ArrayStore:
         with self._lock:
             for name in [name for name in self._arrays if not self._is_known(name)]:
                 self._arrays.pop(name).file.close()
+            for file in os.listdir(self._folder) if self._folder is not None else ():
+                if not self._is_known(file.removesuffix(".part")):
+                    os.unlink(os.path.join(self._folder or "", file))
 
     def close(self) -> None:
         """Closes the files; later calls fail."""

@@ -1,13 +1,16 @@
 """Uploads: a client sends parts of its arrays to the dispatcher when workers ask for them there.
 
 Workers of the client's own machine share the client's memory and ask for nothing. The dispatcher
-cannot call a client, so the client asks what is wanted, at growing intervals while nothing is.
+cannot call a client, so the client asks what is wanted, at growing intervals while nothing is. A
+client that registers a dataset for other clients sends everything.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from penstock.engine.processes.array_shares import ArrayShare
 from penstock.errors import OpError
@@ -50,16 +53,27 @@ class ArrayUploads:
 
     def _send_wanted(self, share: ArrayShare) -> bool:
         """Sends what is wanted of one array; returns whether anything was."""
-        name, total, sent = share.reference.name, share.reference.nbytes, False
+        sent = False
         # A dispatcher that is gone, or was started anew and does not know the dataset, is asked
         # again after a pause.
         with contextlib.suppress(OpError):
-            wanted = self._put(PutArray(name, total))
-            while wanted >= 0 and not self._closed:
-                part = bytes(share.read(wanted, min(wanted + PART, total)))
-                wanted, sent = self._put(PutArray(name, total, wanted, part)), True
+            for _ in _send_parts(self._session, share):
+                sent = True
+                if self._closed:
+                    break
         return sent
 
-    def _put(self, request: PutArray) -> int:
-        wanted: int = self._session.call(request).wanted
-        return wanted
+
+def send_everything(session: Session, share: ArrayShare) -> None:
+    """Sends an array to a dispatcher that has not got all of it."""
+    for _ in _send_parts(session, share, everything=True):
+        pass
+
+
+def _send_parts(session: Session, share: ArrayShare, everything: bool = False) -> Iterator[int]:
+    """Sends parts as long as any are wanted; yields the offset of each."""
+    request = PutArray(share.reference.name, share.reference.nbytes, everything=everything)
+    while (wanted := session.call(request).wanted) >= 0:
+        part = bytes(share.read(wanted, min(wanted + PART, request.total)))
+        request = msgspec.structs.replace(request, offset=wanted, data=part)
+        yield wanted

@@ -365,7 +365,8 @@ class _RequestHandler:
         self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
         try:
             self._plans = PlanStore(folder and os.path.join(folder, "plans"))
-            self._arrays = ArrayStore(self._plans.has_array)
+            arrays = folder and os.path.join(folder, "arrays")
+            self._arrays = ArrayStore(self._plans.has_array, folder=arrays)
             self._unregistered = self._plans.find_unknown(self.ledger.has_plan)
             """Plans that clients had sent but not registered when the dispatcher stopped."""
             self._started = time.monotonic()
@@ -382,8 +383,8 @@ class _RequestHandler:
                 return PutPlanReply(self._plans.put(digest, offset, total, data))
             case GetPlan(digest, offset):
                 return GetPlanReply(*self._plans.get(digest, offset))
-            case PutArray(array, total, offset, data):
-                return PutArrayReply(self._arrays.put(array, total, offset, data))
+            case PutArray(array, total, offset, data, everything):
+                return PutArrayReply(self._arrays.put(array, total, offset, data, everything))
             case GetArray(array, offset):
                 return GetArrayReply(self._arrays.get(array, offset))
             case RegisterDataset(digest):

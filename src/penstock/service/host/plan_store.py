@@ -40,7 +40,7 @@ from penstock.plan.codec import decode
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_by_reference
 from penstock.service.host import array_store
-from penstock.service.host.array_store import fetch_array, split_array_names
+from penstock.service.host.array_store import fetch_array, split_array_names, sync_folder
 from penstock.service.protocol.messages import GetPlan, GetPlanReply, Reply, Request
 
 LARGEST_PLAN = 4 << 30
@@ -276,11 +276,7 @@ class FolderStorage:
 
     def keep(self, digest: str) -> None:
         os.replace(f"{self._path(digest)}.part", self._path(digest))
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # Else the renaming could be lost in a power failure.
-        finally:
-            os.close(folder)
+        sync_folder(self.folder)
 
     def drop(self, digest: str) -> None:
         with contextlib.suppress(OSError):

@@ -35,6 +35,7 @@ from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
+from penstock.service.host.array_uploads import send_everything
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.session import Session, session
@@ -304,7 +305,15 @@ def register(
     `lasting`: the user has the id, so the dispatcher must keep the dataset.
     """
     dispatcher = session(parse(service)[1])
-    registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting)
+    shares = ArrayShares()
+    lease = shares.lease(by_content=True)
+    try:
+        registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting, refer=lease.refer)
+        for share in lease.shares:
+            send_everything(dispatcher, share)
+    finally:
+        lease.close()
+        shares.close()
     REGISTERED_SEEDS[dispatcher.address, registered] = seeds_of(plan)
     return registered
 

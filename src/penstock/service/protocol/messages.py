@@ -103,6 +103,8 @@ class PutArray(Message, frozen=True):
     total: int
     offset: int = 0
     data: bytes = b""
+    everything: bool = False
+    """Whether the dispatcher should want all parts: other clients will read the dataset."""
 
 
 class GetArray(Message, frozen=True):
@@ -350,7 +352,7 @@ class GetPlanReply(Message, frozen=True):
 
 
 class PutArrayReply(Message, frozen=True):
-    """The offset of the part that the client should send next; -1 if workers want none."""
+    """The offset of the part that the client should send next; -1 if none is wanted."""
 
     wanted: int
 
