@@ -275,13 +275,13 @@ def test_explain_and_profile_say_where_calls_run() -> None:
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal
 from penstock.data import Dataset, Options
 
 def f(x):
     if x:
         os.write(1, b"%d\\n" % os.getpid())
-        time.sleep(1000)
+        signal.pause()
     return x
 
 dataset = Dataset.range(8).map(f, num_parallel_calls=2).with_options(Options(executor="processes"))

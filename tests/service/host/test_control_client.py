@@ -666,7 +666,7 @@ def test_a_dispatcher_that_cannot_answer_for_now_is_asked_again(busy_server, mon
 def test_what_it_says_at_last_is_the_error(busy_server):
     server, left = busy_server
     left[0] = 10**9
-    client = ControlClient(f"localhost:{server.port}", SECURITY)
+    client = ControlClient(f"localhost:{server.port}", SECURITY, timeout=0.05)
     with pytest.raises(UnavailableError, match="^the disk is full$"):
-        client.call(GetStatus(), 0.05)
+        client.call(GetStatus())
     client.close()
