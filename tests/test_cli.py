@@ -85,6 +85,30 @@ def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.startswith(words)
 
 
+def test_an_error_names_the_dispatcher_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+    assert main(["dispatcher", "--work-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("penstock dispatcher: work_dir: ")
+
+
+def test_the_help_has_the_worker_timeout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["dispatcher", "--help"])
+    assert "counts as lost (default: 10)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["status", "forget"])
+def test_an_error_names_the_argument_token_file(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN_FILE", "")
+    assert main([name, "grpc://localhost:1", "--token-file", "/no/such/file"]) == 1
+    words = f"penstock {name}: --token-file: '/no/such/file' does not exist"
+    assert capsys.readouterr().err.startswith(words)
+
+
 def test_a_dispatcher_and_a_worker_serve_and_leave() -> None:
     with command("dispatcher") as dispatcher:
         first = line_of(dispatcher)
@@ -279,7 +303,7 @@ def test_jobs_are_forgotten(
         assert main(["forget", dispatcher.target]) == 0
         assert "kept, because it has readers: a job" in capsys.readouterr().out
         assert main(["forget", dispatcher.target, "a job"]) == 1
-        assert "penstock forget: forget: 1 clients read job 'a job'" in capsys.readouterr().err
+        assert "penstock forget: 1 clients read job 'a job'" in capsys.readouterr().err
         reader.close()
     assert main(["forget", dispatcher.target, "a job"]) == 0
     assert "forgotten: a job" in capsys.readouterr().out
@@ -309,9 +333,11 @@ def test_tables_show_fields_of_every_kind(capsys: pytest.CaptureFixture[str]) ->
             ],
             "jobs": {"job [1]": {"elements": 12345, "streams": {"a": 1}, "open": []}},
             "leases": [],
+            "datasets": [{"cardinality": count} for count in (-2, -1, 7)],
         }
     )
     text = capsys.readouterr().out
+    assert text.split("datasets: 3")[1].split() == ["cardinality", "unknown", "infinite", "7"]
     for words in ("dispatcher: grpc://localhost:5050", "wanted: -", "workers: 1", "leases: -"):
         assert words in text
     assert text.split("workers: 1")[1].split()[4:9] == ["a:1", "1,234.6", "x,", "y", "yes"]

@@ -190,6 +190,11 @@ STRUCTURES: list[Case] = [
     (lambda: Dataset.from_generator(iter, np.int32, args=5), InvalidTypeError, "args must be a tu"),
     (lambda: Dataset.from_generator(5, SPEC), InvalidTypeError, "from_generator: needs a function"),
     (
+        lambda: Dataset.from_tensor_slices([{"a": 1}, {"a": 2}]),
+        InvalidArgumentError,
+        'cannot be made into an array; make a dict of lists, like {"a": .1, 2.}, of a list of',
+    ),
+    (
         lambda: Dataset.from_generator(iter),
         InvalidTypeError,
         "needs an output_signature, e.g. Tens",

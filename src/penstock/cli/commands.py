@@ -16,6 +16,7 @@ from penstock.cli import overview, server_processes
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
+from penstock.service.protocol import timing
 from penstock.version import VERSION
 
 Command = Callable[[argparse.Namespace], int]
@@ -35,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except OpError as error:
-        print(f"penstock {parsed.name}: {error.message}", file=sys.stderr)
+        message = error.message.removeprefix(f"{parsed.name}: ")
+        print(f"penstock {parsed.name}: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -91,7 +93,8 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
         "--worker-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long a worker may be silent before it counts as lost",
+        help="how long a worker may be silent before it counts as lost (default: "
+        f"{timing.WORKER_TIMEOUT:g})",
     )
     parser.add_argument(
         "--forget-after",
@@ -237,6 +240,7 @@ def forget(given: argparse.Namespace) -> int:
 def _use_secrets(given: argparse.Namespace) -> None:
     """Puts the secrets into the environment, where clients look for them."""
     if given.token_file is not None:
+        server_processes.load_token(given.token_file)  # Errors name the argument.
         os.environ.pop("PENSTOCK_TOKEN", None)
         os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
     if given.certificates is not None:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.data.experimental.service.remote_datasets import status
+from penstock.plan.nodes import INFINITE, UNKNOWN
 
 Show = Callable[[dict[str, Any]], None]
 
 _INTERVAL = 1.0
 _FOR_PROGRAMS = {"worker", "job", "host"}
 """Long ids, left out of the tables."""
+
+_CARDINALITIES = {INFINITE: "infinite", UNKNOWN: "unknown"}
 
 _WIDTH = 160
 """The width of tables that are not printed to a terminal."""
@@ -89,8 +92,13 @@ def _table(name: str, rows: list[dict[str, Any]]) -> Any:
     table = Table(*shown, title=f"{name}: {len(rows)}", title_justify="left", box=None)
     for row in rows:
         # As text, not as markup: names may hold brackets.
-        table.add_row(*(Text(_text(row.get(column, ""))) for column in shown))
+        table.add_row(*(Text(_cell(column, row.get(column, ""))) for column in shown))
     return table
+
+
+def _cell(column: str, value: Any) -> str:
+    unknown = column == "cardinality" and value in _CARDINALITIES
+    return _CARDINALITIES[value] if unknown else _text(value)
 
 
 def _text(value: Any) -> str:

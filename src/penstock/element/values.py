@@ -7,7 +7,7 @@ list or `range` becomes one array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,12 @@ def _from_array(array: np.ndarray[Any, Any]) -> Any:
     return array if array.ndim else array[()]
 
 
+def _advice(kinds: Iterable[type]) -> str:
+    if any(issubclass(kind, dict) for kind in kinds):
+        return 'make a dict of lists, like {"a": [1, 2]}, of a list of dicts'
+    return "use a tuple for a structure"
+
+
 def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True) -> Any:
     """One array from a (nested) list; `narrowed` to TensorFlow's dtypes if no number is NumPy's."""
     kinds = strings.kinds(value)
@@ -96,8 +102,7 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
         )
     if not any(texts) and not all(_arrayish(kind) for kind in kinds):
         raise InvalidArgumentError(
-            f"penstock: {short_repr(value)} cannot be made into an array; "
-            "use a tuple for a structure"
+            f"penstock: {short_repr(value)} cannot be made into an array; {_advice(kinds)}"
         )
     _check_mixture(value, kinds)
     try:

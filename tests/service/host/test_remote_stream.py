@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.service.host.plan_store import PlanCache
-from penstock.service.host.remote_stream import RemoteStream
+from penstock.service.host.remote_stream import RemoteStream, missing_workers
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone
 from tests.integration.clusters import Calls, Cluster, settled, until
@@ -243,3 +245,16 @@ def test_the_plan_of_a_part_runs_on_workers_only():
     node = nodes.Distribute(Dataset.range(3).__plan__, "", 1)
     with pytest.raises(FailedPreconditionError, match="runs on workers only"):
         open_plan(node, None, Context(ENVIRONMENT, (0,), 7))
+
+
+@pytest.mark.parametrize(
+    ("local", "message"),
+    [
+        (True, "the worker processes of local:// have not started yet"),
+        (False, "dispatcher host:1 has no workers; start one with: penstock worker --dispatcher"),
+    ],
+)
+def test_a_reader_says_how_to_get_workers(local: bool, message: str) -> None:
+    links: Any = SimpleNamespace(missing=list)
+    session: Any = SimpleNamespace(local=local, address="host:1")
+    assert message in missing_workers(links, session, 0.0).message

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from penstock.service.logic.dispatcher import status
+from penstock.service.logic.dispatcher_records import Roster
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     GetStatus,
     StreamRange,
     WorkerHeartbeat,
+    WorkerInfo,
     WorkStatus,
 )
 from tests.service.logic.world import OFF, SPLIT, World
@@ -25,7 +27,8 @@ def test_a_status_is_plain_data() -> None:
             "a", 0, consumed=(StreamRange(0, 0, 4),), elements=4, waited=0.5, seconds=2.0
         )
     )
-    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 5.0, buffered=77),), restarts=3))
+    world.now += 5.0
+    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 1.0, buffered=77),), restarts=3))
     world.now += 3.0
     told = world.ask(GetStatus()).status
     assert json.loads(json.dumps(told)) == told
@@ -89,3 +92,15 @@ def test_old_measurements_fade() -> None:
         world.ask(ClientHeartbeat("a", 0, elements=elements, seconds=1.0))
     rate = status(world.state, world.now)["jobs"][0]["rate"]
     assert rate == pytest.approx(10.0, rel=0.01)
+
+
+def test_the_rate_of_an_idle_worker_falls() -> None:
+    roster = Roster()
+    roster.join(WorkerInfo("w", "localhost:1", "host", {}), 0.0)
+    for second in range(1, 6):
+        roster.hear("w", (WorkStatus("job", 100, 0.1),), False, float(second))
+    pace = roster.workers["w"].pace
+    assert pace.rate == pytest.approx(100)
+    for second in range(6, 16):
+        roster.hear("w", (), False, float(second))
+    assert pace.rate < 5

@@ -381,8 +381,7 @@ class RemoteStream(Stream):
         if not self._ready:
             report_obstacle(missing_consumers(self._missing, self._work.consumers), seconds)
         elif not len(self._links):
-            address = self._opening.session.address
-            report_obstacle(missing_workers(self._links, address, seconds), seconds)
+            report_obstacle(missing_workers(self._links, self._opening.session, seconds), seconds)
         else:
             _LOG.warning("distribute: waiting for %.0f s for %s", seconds, self._describe_wait())
 
@@ -462,13 +461,15 @@ def missing_consumers(missing: tuple[int, ...], consumers: int) -> OpError:
     )
 
 
-def missing_workers(links: Links, address: str, seconds: float) -> OpError:
+def missing_workers(links: Links, session: Session, seconds: float) -> OpError:
     """Why no worker is connected; raises it early if none was ever reached."""
     reasons = links.missing()
+    if not reasons and session.local:
+        return UnavailableError("the worker processes of local:// have not started yet")
     if not reasons:
         return UnavailableError(
-            f"dispatcher {address} has no workers; start one with: "
-            f"penstock worker --dispatcher {address}"
+            f"dispatcher {session.address} has no workers; start one with: "
+            f"penstock worker --dispatcher {session.address}"
         )
     what = f"no worker can be reached from here ({'; '.join(reasons)})"
     if seconds > timing.UNREACHABLE and links.unreachable and not links.ever:

@@ -14,7 +14,6 @@ import secrets
 import shlex
 import ssl
 import stat
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -114,11 +113,9 @@ class Security:
             )
 
     def warn_of_exposure(self, who: str, host: str) -> None:
-        """Warns and logs if data would cross a network without encryption."""
+        """Logs a warning if data would cross a network without encryption."""
         if self.certificates is None and not is_loopback(host):
-            text = f"{who}: without TLS, {_NO_TLS}"
-            _LOG.warning("%s", text)
-            warnings.warn(text, stacklevel=3)
+            _LOG.warning("%s: without TLS, %s", who, _NO_TLS)
 
     def _find_file(self, name: str) -> str:
         assert self.certificates is not None

@@ -124,8 +124,8 @@ class Roster:
             self._count_out(record)
             record.suspected, record.draining = False, draining
             self._count_in(record)
-        for job in jobs:
-            record.pace.add(job.elements, job.seconds)
+        # By the clock, not by the time spent on elements: the rate of an idle worker falls.
+        record.pace.add(sum(job.elements for job in jobs), now - record.heard)
         record.buffered = sum(job.buffered for job in jobs)
         record.restarts = max(record.restarts, restarts)
         self._record_request(record, now)
