@@ -1,11 +1,13 @@
 """Whereabouts: the function that a thread is in is found, through pools and generators."""
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from penstock.data import Dataset
+from penstock.data import Dataset, Options
 from penstock.engine.whereabouts import whereabouts
 from tests.integration.clusters import until
 
@@ -52,6 +54,24 @@ def test_a_thread_that_hangs_says_where(name: str) -> None:
     assert reading.ident is not None
     until(lambda: whereabouts(reading.ident or 0) == expected)
     GATE.set()
+    reading.join()
+
+
+def test_a_thread_that_waits_for_a_process_says_for_which_function(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def wait_for_gate(x: int) -> int:
+        with open(gate, "rb") as file:
+            file.read()
+        return x
+
+    dataset = Dataset.range(1).map(wait_for_gate, num_parallel_calls=2)
+    elsewhere = dataset.with_options(Options(executor="processes"))
+    reading = threading.Thread(target=lambda: list(elsewhere))
+    reading.start()
+    until(lambda: whereabouts(reading.ident or 0).startswith("wait_for_gate at test_whereabouts"))
+    gate.write_bytes(b"open")
     reading.join()
 
 

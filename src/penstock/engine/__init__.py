@@ -1,1 +1,1 @@
-"""The engine: a plan becomes chunks. Random access, streams, threads, states, meters."""
+"""The engine: a plan becomes chunks. Random access, streams, threads, processes, states."""

@@ -67,6 +67,11 @@ class Calling:
         """How many tasks should be under way."""
         return self._parallelism.calls if self._processes is None else self._processes.tasks
 
+    @property
+    def function_elsewhere(self) -> str:
+        """The function that processes call, with its place in the source; empty if threads do."""
+        return "" if self._processes is None else str(self._calls.function)
+
     def submit(self, rows: Chunk, ordinal: int) -> Future[Any]:
         """Begins a task; `result` returns what was made."""
         if self._processes is None:

@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from penstock.engine.calling import Calling
 from penstock.engine.contract import Stream
 from penstock.engine.pool import Pool
 from penstock.engine.user_calls import Calls
@@ -35,6 +36,8 @@ def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> str:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Calls):
             return str(owner.function)
+        if isinstance(owner, Calling) and owner.function_elsewhere:
+            return owner.function_elsewhere
         waits += _threads_of(owner)
         name = frame.f_code.co_filename
         if name.startswith(_OURS):
