@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from penstock.engine.processes.chunk_memory import MappedSlabs, Slab, SlabPool
+from penstock.engine.processes.chunk_memory import MappedSlabs, Slab, SlabPool, slab_limit
 from penstock.errors import DataLossError
 from penstock.service.protocol.data_messages import Fetch, Release, Rows
 from tests.service.host.wire_peers import (
@@ -181,4 +181,13 @@ def test_a_dropped_slab_is_forgotten() -> None:
     with pytest.raises(DataLossError, match="no segment 0 of 100 bytes"):
         mapped.take(0, 100)
     assert bytes(kept) == bytes(100)
+    pool.close()
+
+
+def test_a_connection_shares_more_memory_on_a_machine_that_has_more() -> None:
+    assert slab_limit(4 << 30) == slab_limit(16 << 30) == 256 << 20
+    assert slab_limit(128 << 30) == 2 << 30
+    batch = 77 << 20
+    pool = SlabPool(limit=slab_limit(128 << 30))
+    assert all(pool.extend(batch) is not None for _ in range(5)), "pages are taken when written to"
     pool.close()

@@ -37,8 +37,18 @@ _HUGE = 4 << 20
 AVAILABLE = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 """Whether this system has sealed memory files."""
 
-LIMIT = 256 << 20
-"""The bytes of all slabs of a connection."""
+
+def slab_limit(memory: int) -> int:
+    """The bytes of all slabs of a connection, on a machine with so much memory.
+
+    A reader holds several large batches of each worker. Without a cell, a batch goes through the
+    socket, where it is copied twice more.
+    """
+    return max(256 << 20, memory // 64)
+
+
+LIMIT = slab_limit(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+"""The bytes of all slabs of a connection on this machine."""
 
 _SLAB = 32 << 20
 
