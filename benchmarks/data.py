@@ -5,6 +5,8 @@ from __future__ import annotations
 from benchmarks.workloads import Rival, Suite, Workload, within
 
 GATHERED = "a gather in __getitems__, no collate"
+CUT = "documents concatenated until they make a sequence, then cut"
+UNCHECKED = "one file after the other, checksums not checked"
 
 WORKLOADS = (
     Workload(
@@ -113,6 +115,38 @@ WORKLOADS = (
             Rival("torch_loader", note="pad_sequence as collate"),
             Rival("bare", note="zeros, filled row by row"),
         ),
+    ),
+    Workload(
+        "packed",
+        "range(n).map(lambda i: flat[starts[i]:ends[i]]).unbatch().batch(1025)",
+        20_000,
+        5_000,
+        (
+            Rival("tfdata", 10, share=0.05),
+            Rival("penstock", variant="generator", note="from_generator instead of map"),
+            Rival("bare", within(2), note=CUT),
+        ),
+    ),
+    Workload(
+        "packed_ragged",
+        "from_tensor_slices(a Ragged of n documents).unbatch().batch(1025)",
+        20_000,
+        5_000,
+        (Rival("bare", within(2), note=CUT),),
+    ),
+    Workload(
+        "tfrecord",
+        "TFRecordDataset(8 files, n records of 1 KB).batch(256)",
+        100_000,
+        20_000,
+        (Rival("tfdata", 1.2), Rival("bare", note=UNCHECKED)),
+    ),
+    Workload(
+        "tfrecord_interleave",
+        "list_files().interleave(TFRecordDataset, 4, num_parallel_calls=AUTOTUNE).batch(256)",
+        100_000,
+        20_000,
+        (Rival("tfdata", 1.5), Rival("bare", note=UNCHECKED)),
     ),
 )
 

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks import report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
-from benchmarks.peers import bare, penstock
+from benchmarks.peers import bare, material, penstock
 from benchmarks.peers.bare import Loop
 from benchmarks.peers.elements import UnderWay
 from benchmarks.peers.serve import contents, leaves_of, timed
@@ -28,6 +29,16 @@ def test_steps_of_replicas_are_the_whole_data(workload: Workload) -> None:
     found = contents(penstock.PROGRAMS[workload.name](workload.quick))
     assert found == contents(bare.PROGRAMS[workload.name](workload.quick))
     assert (found["items"], found["cells"]) == (workload.quick, 65_536 * 128)
+
+
+@pytest.mark.parametrize("name", ["packed", "packed_ragged", "tfrecord", "tfrecord_interleave"])
+def test_pipelines_of_documents_and_records_yield_what_the_bare_loop_yields(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(material, "RECORDS", tmp_path)
+    found = contents(penstock.PROGRAMS[name](300))
+    assert found == contents(bare.PROGRAMS[name](300))
+    assert found["cells"] > 0
 
 
 def test_a_pass_continues_where_the_last_pass_stopped() -> None:

@@ -139,6 +139,43 @@ def padded_batch(n: int) -> Iterable[Any]:
     return Loop(generate)
 
 
+def packed(n: int) -> Iterable[Any]:
+    documents = material.document_list(n)
+
+    def generate() -> Iterator[Any]:
+        waiting: list[Any] = []
+        for document in documents:
+            waiting.append(document)
+            if sum(map(len, waiting)) >= 1025:
+                joined = np.concatenate(waiting)
+                end = len(joined) // 1025 * 1025
+                yield from joined[:end].reshape(-1, 1025)
+                waiting = [joined[end:]]
+        if rest := np.concatenate(waiting).tolist():
+            yield np.array(rest)
+
+    return Loop(generate)
+
+
+def tfrecord(n: int) -> Iterable[Any]:
+    files = material.record_files(n)
+
+    def generate() -> Iterator[Any]:
+        records: list[bytes] = []
+        for file in files:
+            with open(file, "rb") as opened:
+                content = opened.read()
+            for start in range(0, len(content), material.FRAMED):
+                records.append(content[start + 12 : start + 12 + material.RECORD])
+                if len(records) == 256:
+                    yield np.array(records, object)
+                    records = []
+        if records:
+            yield np.array(records, object)
+
+    return Loop(generate)
+
+
 def steps(replicas: int, n: int) -> Iterable[Any]:
     features = material.features()
     cuts = [slice(start, end) for start, end in spans(256, 256 // replicas)]
@@ -203,6 +240,10 @@ PROGRAMS: dict[str, Program] = {
     "images": images,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    "packed": packed,
+    "packed_ragged": packed,
+    "tfrecord": tfrecord,
+    "tfrecord_interleave": tfrecord,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
     **{name: partial(transfer, name) for name in elements.PROGRAMS},
     "batches_shm_shared": partial(transfer_shared, "batches_shm"),

@@ -10,7 +10,8 @@ from benchmarks.distribute import REPLICAS
 from benchmarks.peers import material, services
 from benchmarks.peers.serve import Program, serve
 from benchmarks.peers.steps import Stretch, devices
-from penstock.data import Dataset
+from penstock import Ragged, TensorSpec
+from penstock.data import AUTOTUNE, Dataset, TFRecordDataset
 from penstock.distribute import MirroredStrategy
 
 
@@ -51,6 +52,34 @@ def padded_batch(n: int) -> Iterable[Any]:
     return Dataset.range(n).map(lambda i: flat[starts[i] : ends[i]]).padded_batch(64)
 
 
+def packed(n: int) -> Iterable[Any]:
+    flat, starts, ends = material.documents(n)
+    return Dataset.range(n).map(lambda i: flat[starts[i] : ends[i]]).unbatch().batch(1025)
+
+
+def packed_generator(n: int) -> Iterable[Any]:
+    documents = material.document_list(n)
+    spec = TensorSpec((None,), documents[0].dtype)
+    return Dataset.from_generator(lambda: documents, output_signature=spec).unbatch().batch(1025)
+
+
+def packed_ragged(n: int) -> Iterable[Any]:
+    return (
+        Dataset.from_tensor_slices(Ragged.from_rows(material.document_list(n)))
+        .unbatch()
+        .batch(1025)
+    )
+
+
+def tfrecord(n: int) -> Iterable[Any]:
+    return TFRecordDataset(material.record_files(n)).batch(256)
+
+
+def tfrecord_interleave(n: int) -> Iterable[Any]:
+    files = Dataset.list_files(material.record_files(n), shuffle=False)
+    return files.interleave(TFRecordDataset, 4, num_parallel_calls=AUTOTUNE).batch(256)
+
+
 def steps(replicas: int, n: int) -> Iterable[Any]:
     rows = material.features()
     dataset = Dataset.from_tensor_slices(rows).shuffle(len(rows)).batch(256).repeat()
@@ -68,6 +97,11 @@ PROGRAMS: dict[str, Program] = {
     "images": images,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    "packed": packed,
+    "packed_generator": packed_generator,
+    "packed_ragged": packed_ragged,
+    "tfrecord": tfrecord,
+    "tfrecord_interleave": tfrecord_interleave,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},
     **services.PROGRAMS,
 }

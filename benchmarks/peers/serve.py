@@ -72,8 +72,15 @@ def contents(pipeline: Iterable[Any]) -> dict[str, Any]:
         items += 1
         elements += len(leaves[0]) if leaves[0].ndim else 1
         cells += sum(leaf.size for leaf in leaves)
-        total += sum(int(leaf.sum(dtype=WIDE[leaf.dtype.kind])) for leaf in leaves)
+        total += sum(map(sum_of, leaves))
     return {"items": items, "elements": elements, "cells": cells, "sum": total}
+
+
+def sum_of(leaf: Any) -> int:
+    """The sum of numbers; for strings, that of their lengths and first bytes."""
+    if leaf.dtype.kind == "O":
+        return sum(len(text) + int.from_bytes(text[:8]) for text in leaf.ravel())
+    return int(leaf.sum(dtype=WIDE[leaf.dtype.kind]))
 
 
 def leaves_of(item: Any) -> list[Any]:

@@ -50,6 +50,21 @@ def padded_batch(n: int) -> Iterable[Any]:
     return Dataset.range(n).map(lambda i: flat[starts[i] : ends[i]]).padded_batch(64)
 
 
+def packed(n: int) -> Iterable[Any]:
+    flat, starts, ends = (tf.constant(array) for array in material.documents(n))
+    return Dataset.range(n).map(lambda i: flat[starts[i] : ends[i]]).unbatch().batch(1025)
+
+
+def tfrecord(n: int) -> Iterable[Any]:
+    return tf.data.TFRecordDataset(material.record_files(n)).batch(256)
+
+
+def tfrecord_interleave(n: int) -> Iterable[Any]:
+    files = Dataset.list_files(material.record_files(n), shuffle=False)
+    many = tf.data.AUTOTUNE
+    return files.interleave(tf.data.TFRecordDataset, 4, num_parallel_calls=many).batch(256)
+
+
 PROGRAMS = {
     "range_batch": range_batch,
     "map": map_,
@@ -61,6 +76,9 @@ PROGRAMS = {
     "images": images,
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
+    "packed": packed,
+    "tfrecord": tfrecord,
+    "tfrecord_interleave": tfrecord_interleave,
 }
 
 if __name__ == "__main__":
