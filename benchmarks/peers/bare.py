@@ -140,21 +140,29 @@ def padded_batch(n: int) -> Iterable[Any]:
 
 
 def packed(n: int) -> Iterable[Any]:
+    flat, starts, ends = material.documents(n)
+    return Loop(lambda: cut(flat[starts[i] : ends[i]] for i in np.arange(n)))
+
+
+def packed_ragged(n: int) -> Iterable[Any]:
     documents = material.document_list(n)
+    return Loop(lambda: cut(documents))
 
-    def generate() -> Iterator[Any]:
-        waiting: list[Any] = []
-        for document in documents:
-            waiting.append(document)
-            if sum(map(len, waiting)) >= 1025:
-                joined = np.concatenate(waiting)
-                end = len(joined) // 1025 * 1025
-                yield from joined[:end].reshape(-1, 1025)
-                waiting = [joined[end:]]
-        if rest := np.concatenate(waiting).tolist():
-            yield np.array(rest)
 
-    return Loop(generate)
+def cut(documents: Iterable[Any]) -> Iterator[Any]:
+    """Sequences of 1025 tokens."""
+    waiting: list[Any] = []
+    count = 0
+    for document in documents:
+        waiting.append(document)
+        count += len(document)
+        if count >= 1025:
+            joined = np.concatenate(waiting)
+            end = count // 1025 * 1025
+            yield from joined[:end].reshape(-1, 1025)
+            waiting, count = [joined[end:]], count - end
+    if count:
+        yield np.concatenate(waiting)
 
 
 def tfrecord(n: int) -> Iterable[Any]:
@@ -241,7 +249,7 @@ PROGRAMS: dict[str, Program] = {
     "one_by_one": one_by_one,
     "padded_batch": padded_batch,
     "packed": packed,
-    "packed_ragged": packed,
+    "packed_ragged": packed_ragged,
     "tfrecord": tfrecord,
     "tfrecord_interleave": tfrecord,
     **{f"replicas_{count}": partial(steps, count) for count in REPLICAS},

@@ -7,6 +7,7 @@ reads or writes the memory of columns must handle all three kinds.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -180,6 +181,9 @@ def unstack(column: Column) -> tuple[Column, Array]:
     if type(column) is np.ndarray and column.ndim > 1:
         counts = np.array([column.shape[1]]).repeat(len(column))
         return column.reshape(len(column) * column.shape[1], *column.shape[2:]), counts
+    if len(column) > 1 and set(map(type, column)) == {np.ndarray}:
+        with contextlib.suppress(ValueError):  # Single values, or rows of different shapes.
+            return np.concatenate(column), np.fromiter(map(len, column), np.int64, len(column))
     if not all(isinstance(leaf, Ragged) or np.ndim(leaf) for leaf in column):
         raise InvalidArgumentError(
             "Dataset.unbatch: an element is a single value and has no rows; it needs a batch"
