@@ -392,4 +392,8 @@ def test_status_finds_secrets_that_are_given(
     config = service.DispatcherConfig(token=secret.read_text())
     with service.DispatchServer(config) as server:
         assert main(["status", server.target, "--json", "--token-file", str(secret)]) == 0
-    assert json.loads(capsys.readouterr().out)["workers"] == []
+        secret.write_text("another secret, as long as it must be")
+        assert main(["status", server.target, "--token-file", str(secret)]) == 1
+        told = capsys.readouterr()
+        assert f"(from {secret}, which --token-file or " in told.err
+    assert json.loads(told.out)["workers"] == []

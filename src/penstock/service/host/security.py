@@ -170,9 +170,8 @@ def find_token(token: str | bytes | None = None, folder: str | None = None) -> F
     if value := os.environ.get("PENSTOCK_TOKEN"):
         return FoundToken(check_token(value, "PENSTOCK_TOKEN"), "PENSTOCK_TOKEN", True)
     if path := os.environ.get("PENSTOCK_TOKEN_FILE"):
-        return FoundToken(
-            read_token(path, "PENSTOCK_TOKEN_FILE"), f"PENSTOCK_TOKEN_FILE={path}", True
-        )
+        origin = f"{path}, which --token-file or PENSTOCK_TOKEN_FILE names"
+        return FoundToken(read_token(path, "PENSTOCK_TOKEN_FILE"), origin, True)
     if folder is not None:
         path = os.path.join(folder, "token")
         return FoundToken(read_token(path, "certificates"), path, True)
