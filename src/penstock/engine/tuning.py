@@ -5,6 +5,7 @@ Pure: observations go in, a number comes out; nothing here owns a thread or read
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -21,6 +22,20 @@ _GUESSED_MOST = 256
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """The bytes of memory that this process may use: of the machine, or of its container."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            found.append(int(file.read()))
+    return min(found)
+
+
+def reader_budget(options: Options) -> int:
+    """How many bytes a reader of a service may hold that it has not handed out."""
+    return options.service.reader_memory or machine_memory() // 8
 
 
 @dataclass(frozen=True)

@@ -295,6 +295,12 @@ class ServiceOptions(OptionsBase):
     """How the data service treats the dataset."""
 
     pinned = _optional(bool, "Whether batches arrive in pinned memory.")
+    reader_memory = _optional(
+        int,
+        "How many bytes a reader may hold that it has requested and not handed out; by default an "
+        "eighth of the machine's memory. It uses 64 MB, or as much as three elements per worker "
+        "need.",
+    )
     stateful = Option(
         str,
         'Where operators that see all elements run: "global" (the result is that of the local '

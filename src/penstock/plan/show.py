@@ -89,8 +89,18 @@ def _sharing(node: Distribute) -> Iterator[str]:
             yield from _division(node)
         case policy:
             yield f"{policy.name}: each worker makes its own part, which is settled beforehand"
+    yield _reader_memory(node)
     if node.job_name is not None:
         yield f"all readers of the job {node.job_name!r} share the elements"
+
+
+def _reader_memory(node: Distribute) -> str:
+    """How much a reader holds that it has not handed out."""
+    if node.max_outstanding is not None and node.max_outstanding > 0:
+        return f"a reader requests up to {node.max_outstanding} elements ahead"
+    memory = options_of(node).service.reader_memory
+    most = f"{memory} bytes" if memory else "an eighth of the machine's memory"
+    return f"a reader requests up to 64 MB, or 3 elements per worker, ahead, and at most {most}"
 
 
 def _division(node: Distribute) -> Iterator[str]:

@@ -295,6 +295,7 @@ def test_a_stream_that_no_worker_can_make_is_an_error() -> None:
 
 def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
     reader = Fetcher(SequentialOrder(-1), Limits(), bound=True)
+    reader.sizes.record(1, 8, 0.0)
     reader.join("a")
     reader.join("b")
     refused = 0
@@ -307,6 +308,7 @@ def test_who_refuses_everything_is_not_asked_for_ever_more() -> None:
 
 def test_requests_to_other_workers_are_sent_before_an_error_is_raised() -> None:
     reader = Fetcher(SequentialOrder(3), Limits(), bound=True)
+    reader.sizes.record(1, 8, 0.0)
     reader.join("a")
     first, second, _ = reader.asks()
     reader.refuse(second.request, NotFoundError("not on a"), elsewhere=True)

@@ -52,6 +52,7 @@ def test_a_pledge_is_handed_out_next_and_counts_as_handed_out() -> None:
 
 def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     reader = Fetcher(SequentialOrder(2), Limits(), bound=True)
+    reader.sizes.record(1, 8, 0.0)
     reader.join("w")
     reader.asks()
     reader.lose("w")

@@ -50,6 +50,9 @@ class Report:
     """How many elements to lease."""
     elements: int = 0
     waited: float = 0.0
+    held: int = 0
+    budget: int = 0
+    """See `ClientHeartbeat`."""
 
 
 class LeasesLost:
@@ -168,6 +171,10 @@ class Agent:
             if want and not self._report.want:
                 self._report.want = want
                 self._changed.notify()
+
+    def report_memory(self, held: int, budget: int) -> None:
+        """Sets what the next heartbeat says about the bytes that the reader holds."""
+        self._report.held, self._report.budget = held, budget
 
     def report_lost(self, worker: str) -> None:
         """Reports that a worker cannot be reached, at once."""
@@ -334,6 +341,8 @@ class Agent:
                 elements=self._report.elements,
                 waited=self._report.waited,
                 seconds=now - self._beat_at,
+                held=self._report.held,
+                budget=self._report.budget,
                 last=self._last,
                 limit=self._limit,
             )

@@ -21,6 +21,7 @@ from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.lower import open_plan
+from penstock.engine.tuning import reader_budget
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
 from penstock.plan.cuts import cut
@@ -158,7 +159,10 @@ class _Opener:
             again=lambda again: self._open_again(again, opened),
             shape=info.shape,
             tree=self._tree,
-            limits=Limits(elements=_element_limit(node.max_outstanding)),
+            limits=Limits(
+                elements=_element_limit(node.max_outstanding),
+                budget=reader_budget(self._options),
+            ),
             ordered=self._options.deterministic is not False,
             connect=partial(self._connect, bytes.fromhex(opened.work.digest)),
             extra=self._extra(request, opened),

@@ -79,6 +79,8 @@ class Deliveries:
         """Workers whose connection broke, until a new one is open or cannot be opened."""
         self._losses: dict[str, int] = {}
         """The number of the last process that each worker has reported as lost."""
+        self._is_short = False
+        """Whether the memory budget leaves workers idle."""
         self._events = 0
         """How many damaged chunks and closed connections there were."""
         self._retry = 0.0
@@ -166,6 +168,22 @@ class Deliveries:
         """Sends every request that the fetcher wants to make now."""
         for ask in self._fetcher.asks():
             self._send(ask)
+        self._agent.report_memory(self._fetcher.held, self._fetcher.budget)
+        if self._fetcher.is_short != self._is_short:
+            self._is_short = not self._is_short
+            if self._is_short:
+                self._warn_of_budget()
+
+    def _warn_of_budget(self) -> None:
+        size, budget = self._fetcher.sizes.element_bytes, self._fetcher.budget
+        _LOG.warning(
+            "distribute: an element has about %.1f MB, and this reader may hold %.1f MB that it "
+            "has not handed out; that is less than two elements for each of %d workers, so some of "
+            "them wait; raise Options.service.reader_memory or make smaller batches",
+            size / 1e6,
+            budget / 1e6,
+            len(self._fetcher.workers),
+        )
 
     def _send(self, ask: Ask) -> None:
         work = self._work_of(ask.feed)

@@ -132,6 +132,8 @@ def _receive_heartbeat(state: State, request: ClientHeartbeat) -> Decision:
             seconds=request.seconds,
             version=request.version,
             limit=request.limit,
+            held=request.held,
+            budget=request.budget,
         ),
         *report_consumed(state, client, request.consumed, request.ended),
         *extend(state, record, request),
@@ -226,6 +228,8 @@ def _iteration_status(record: IterationRecord) -> dict[str, Any]:
         "leased": sum(sum(group.holders.values()) for group in record.groups.values()),
         "consumed": sum(member.consumed.count for member in record.members.values()),
         "rate": sum(client.pace.rate for client in clients),
+        "held": sum(client.held for client in clients),
+        "budget": sum(client.budget for client in clients),
         "lag": sum(client.pace.waited for client in clients) / seconds if seconds else 0.0,
         "finished": record.begun.leased and record.finished,
     }

@@ -330,6 +330,9 @@ class ClientRecord:
     """The version that was made when it began to wait for the leases of other clients."""
     limit: int | None = None
     """The limit that it promised together with `version`; see `ClientHeartbeat`."""
+    held: int = 0
+    budget: int = 0
+    """As in the last `ClientHeartbeat` that said so."""
     pace: Throughput = field(default_factory=Throughput)
 
     @classmethod

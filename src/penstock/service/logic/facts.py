@@ -248,6 +248,8 @@ class ClientHeard(FleetingEvent, frozen=True):
     version: int = 0
     """The version that the request named: the client was alive after that version was made."""
     limit: int | None = None
+    held: int = 0
+    budget: int = 0
     """As in `ClientHeartbeat`."""
 
 

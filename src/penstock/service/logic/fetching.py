@@ -16,7 +16,14 @@ from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
 from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.logic.request_sizes import DEPTH, KEPT_BLOCK, SHORT, Limits, Sizes
+from penstock.service.logic.request_sizes import (
+    DEPTH,
+    KEPT_BLOCK,
+    LEAST_AHEAD,
+    SHORT,
+    Limits,
+    Sizes,
+)
 from penstock.service.protocol.data_messages import Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
@@ -204,7 +211,30 @@ class Fetcher:
             return False
         if self._limits.elements is not None:
             return waiting >= self._limits.elements
-        return self._buffered + self._owed * self.sizes.element_bytes >= self._limits.nbytes
+        if not self.sizes.element_bytes:
+            # The size of the first elements is unknown and may be large.
+            return waiting >= LEAST_AHEAD * len(self._workers)
+        return self.held + self.sizes.element_bytes > self.room
+
+    @property
+    def held(self) -> int:
+        """About the bytes that were requested and not handed out."""
+        return self._buffered + int(self._owed * self.sizes.element_bytes)
+
+    @property
+    def room(self) -> int:
+        """The bytes that may be requested and not handed out."""
+        return self._limits.count_bytes(len(self._workers), self.sizes.element_bytes)
+
+    @property
+    def budget(self) -> int:
+        """The most bytes that `room` may be."""
+        return self._limits.budget
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the budget leaves workers idle."""
+        return self._limits.is_short(len(self._workers), self.sizes.element_bytes)
 
     def _ask(self, feed: Feed) -> Ask | None:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
@@ -236,8 +266,7 @@ class Fetcher:
         if limits.elements is not None:
             most, held, all_ = limits.elements, feed.outstanding, self._here + self._owed
         else:
-            most, held = limits.nbytes, int(feed.outstanding * size)
-            all_ = self._buffered + int(self._owed * size)
+            most, held, all_ = self.room, int(feed.outstanding * size), self.held
         return held >= most * share if share else all_ * 2 >= most
 
     @property
@@ -280,7 +309,7 @@ class Fetcher:
             elif left < 1.5 * count:
                 count = left
         if isinstance(self.order, InterleaveOrder):
-            fits = self._limits.nbytes / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
+            fits = self.room / (4 * self.order.cycle * max(self.sizes.element_bytes, 1))
             count = max(1, min(count, int(fits)))
         if self._limits.elements is not None:
             count = min(count, max(1, self._limits.elements - self._here - self._owed))

@@ -11,19 +11,39 @@ KEPT_BLOCK = 64
 """Elements that several trainers read are requested in blocks; all trainers request a block from
 the same worker."""
 
+AHEAD = 3
+"""Elements for each worker that a client may hold, whatever their size: two that are under way, and
+one that has arrived and waits for its turn."""
+
+LEAST_AHEAD = 2
+"""Elements for each worker without which some workers are idle."""
+
 SHORT = 1 << 11
 """The most elements that inputs of one request have together, if elements are small."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be requested and not handed out, in all and in one request."""
+    """How much may be requested and not handed out, in all and in one request.
+
+    `nbytes` keep workers busy if elements are small. If elements are large, it may be more, so that
+    every worker has elements to compute, within the `budget`.
+    """
 
     elements: int | None = None
     nbytes: int = 64 << 20
+    budget: int = 64 << 20
     request_bytes: int = 8 << 20
     request_rows: int = 1 << 15
     request_seconds: float = 0.01
+
+    def count_bytes(self, workers: int, element_bytes: float) -> int:
+        """The bytes that may be requested and not handed out, by so many workers."""
+        return min(self.budget, max(self.nbytes, int(AHEAD * workers * element_bytes)))
+
+    def is_short(self, workers: int, element_bytes: float) -> bool:
+        """Whether the budget leaves workers idle."""
+        return self.elements is None and LEAST_AHEAD * workers * element_bytes > self.budget
 
 
 class Sizes:
@@ -64,7 +84,7 @@ class Sizes:
     @property
     def request(self) -> int:
         limits = self._limits
-        fits = limits.request_bytes / max(self.element_bytes, 1)
+        fits = min(limits.request_bytes, limits.budget / DEPTH) / max(self.element_bytes, 1)
         soon = limits.request_seconds / max(self.element_seconds, 1e-9)
         return max(1, int(min(self.most, limits.request_rows, fits, soon)))
 

@@ -345,6 +345,8 @@ class State:
         client = self.clients.get(fact.client)
         if client is not None and client.standing == HERE:
             client.pace.add(fact.elements, fact.seconds, fact.waited)
+            if fact.budget:
+                client.held, client.budget = fact.held, fact.budget
             if fact.version >= client.version:
                 client.version, client.limit = fact.version, fact.limit
             self._ask_for_limits(self.iterations[client.job])

@@ -237,6 +237,10 @@ class ClientHeartbeat(Message, frozen=True):
     """Seconds that the user waited for them."""
     seconds: float = 0.0
     """Seconds since the last heartbeat."""
+    held: int = 0
+    """About the bytes that the client has requested and not handed out."""
+    budget: int = 0
+    """The most bytes that it may request and not hand out."""
     last: LastFact | None = None
     limit: int | None = None
     """Coordinated reads: this consumer enters neither this lap nor a later one before a reply says
