@@ -232,9 +232,20 @@ def test_explain_says_how_the_work_is_shared(node, lines):
     text = explain(n.Batch(node, 2))
     assert "distribute(service='grpc://a:1'" in text
     found = [line.strip() for line in text.splitlines() if line.strip().startswith("- ")]
+    [memory] = [line for line in found if line.startswith("- a reader requests up to")]
+    assert memory.endswith("ahead, and at most an eighth of the machine's memory")
+    found.remove(memory)
     assert len(found) == len(lines)
     for line, words in zip(found, lines, strict=True):
         assert words in line
+
+
+def test_explain_says_how_much_a_reader_holds():
+    options = Options()
+    options.service.reader_memory = 123456
+    assert "at most 123456 bytes" in explain(n.WithOptions(distributed(TEN), options.frozen()))
+    limited = distributed(TEN, max_outstanding=7)
+    assert "- a reader requests up to 7 elements ahead" in explain(limited)
 
 
 def test_explain_says_what_each_worker_does_to_its_share():

@@ -40,7 +40,7 @@ SURFACE = {
         "map_and_batch_fusion map_and_filter_fusion map_fusion map_parallelization "
         "noop_elimination parallel_batch seq_interleave_prefetch shuffle_and_repeat_fusion"
     ),
-    ServiceOptions: "pinned stateful",
+    ServiceOptions: "pinned reader_memory stateful",
     ThreadingOptions: "max_intra_op_parallelism private_threadpool_size",
 }
 

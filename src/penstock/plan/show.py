@@ -18,12 +18,12 @@ from penstock.plan.splits import shape_of
 
 def explain(node: Node) -> str:
     """The plan, the optimised plan, and the access mode of every operator."""
-    run, executor = prepare(node), options_of(node).executor or "auto"
-    parts = ["plan, as written:", *tree(node, executor=executor)]
+    run, options = prepare(node), options_of(node)
+    parts = ["plan, as written:", *tree(node, options=options)]
     if run == node:
         parts += ["", "run as written"]
     else:
-        parts += ["", "as it is run:", *tree(run, executor=executor)]
+        parts += ["", "as it is run:", *tree(run, options=options)]
     return "\n".join([*parts, "", _access(run)])
 
 
@@ -36,17 +36,18 @@ def _access(node: Node) -> str:
     return f"random access: no, because of {node.blocked}"
 
 
-def tree(node: Node, depth: int = 0, executor: str = "auto") -> Iterator[str]:
+def tree(node: Node, depth: int = 0, options: Options | None = None) -> Iterator[str]:
     """One line per operator, the last one first, inputs indented."""
+    options = Options() if options is None else options
     mode = "random access" if node.blocked is None else "stream"
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
     yield f"  {'  ' * depth}{title(node)}  [{_count(node)}; {mode}{own}]"
     if isinstance(node, Distribute):
-        yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node))
+        yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node, options))
     if isinstance(node, Map) and node.parallel is not None and not node.vectorized:
-        yield f"  {'  ' * depth}  - {calls_place(node.function, executor)}"
+        yield f"  {'  ' * depth}  - {calls_place(node.function, options.executor or 'auto')}"
     for part in node.inputs:
-        yield from tree(part, depth + 1, executor)
+        yield from tree(part, depth + 1, options)
 
 
 def calls_place(function: Function, executor: str) -> str:
@@ -80,7 +81,7 @@ def title(node: Node) -> str:
 _SHOWN_BY_SHARING = ("mode", "element", "known")
 
 
-def _sharing(node: Distribute) -> Iterator[str]:
+def _sharing(node: Distribute, options: Options) -> Iterator[str]:
     """How workers of a service share the work, and how readers share the elements."""
     match ShardingPolicy(node.mode):
         case ShardingPolicy.OFF:
@@ -89,16 +90,16 @@ def _sharing(node: Distribute) -> Iterator[str]:
             yield from _division(node)
         case policy:
             yield f"{policy.name}: each worker makes its own part, which is settled beforehand"
-    yield _reader_memory(node)
+    yield _reader_memory(node, options_of(node).merge(options))
     if node.job_name is not None:
         yield f"all readers of the job {node.job_name!r} share the elements"
 
 
-def _reader_memory(node: Distribute) -> str:
+def _reader_memory(node: Distribute, options: Options) -> str:
     """How much a reader holds that it has not handed out."""
     if node.max_outstanding is not None and node.max_outstanding > 0:
         return f"a reader requests up to {node.max_outstanding} elements ahead"
-    memory = options_of(node).service.reader_memory
+    memory = options.service.reader_memory
     most = f"{memory} bytes" if memory else "an eighth of the machine's memory"
     return f"a reader requests up to 64 MB, or 3 elements per worker, ahead, and at most {most}"
 

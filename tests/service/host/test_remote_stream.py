@@ -6,10 +6,12 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from penstock.data import Dataset
+from penstock.data import Dataset, Options
 from penstock.data.dataset import ENVIRONMENT
+from penstock.data.experimental import service
 from penstock.engine.context import Context
 from penstock.engine.lower import open_plan
 from penstock.errors import (
@@ -258,3 +260,17 @@ def test_a_reader_says_how_to_get_workers(local: bool, message: str) -> None:
     links: Any = SimpleNamespace(missing=list)
     session: Any = SimpleNamespace(local=local, address="host:1")
     assert message in missing_workers(links, session, 0.0).message
+
+
+def test_a_memory_budget_that_leaves_workers_idle_is_logged_and_shown(cluster, caplog):
+    options = Options()
+    options.service.reader_memory = 1_500_000
+    large = Dataset.range(9).map(lambda x: np.full(1_000_000, x, np.uint8))
+    iterator = iter(large.apply(cluster.distribute()).with_options(options))
+    assert next(iterator)[0] == 0
+    until(lambda: service.status(cluster.target)["jobs"][0]["budget"])
+    [job] = service.status(cluster.target)["jobs"]
+    assert job["budget"] == 1_500_000
+    assert job["held"] <= 3_000_000  # The size of the first elements was not known.
+    assert [int(x[0]) for x in iterator] == list(range(1, 9))
+    assert "about 1.0 MB, and this reader may hold 1.5 MB that it has not handed out" in caplog.text

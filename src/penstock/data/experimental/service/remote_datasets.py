@@ -55,7 +55,7 @@ def distribute(
         num_consumers: For coordinated reads: the number of consumers. In each round they get
             consecutive elements of the dataset.
         max_outstanding_requests: How many elements to request ahead; by default, enough to keep
-            all workers busy.
+            all workers busy, within `Options.service.reader_memory`.
         data_transfer_protocol: "shm" or "tcp"; by default "shm" where it is possible.
         compression: "AUTO" (where it pays), None or "SNAPPY".
         cross_trainer_cache: Lets several trainers read the same elements, each of them all.
