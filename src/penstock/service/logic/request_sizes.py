@@ -51,6 +51,7 @@ class Sizes:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._nbytes = min(limits.nbytes, limits.budget)
         self.most = 1
         """The most elements of one request; it doubles while requests are answered in full."""
         self.element_bytes = 0.0
@@ -93,7 +94,7 @@ class Sizes:
         if self._limits.elements is not None:
             return 1
         requests = 4 * DEPTH * workers
-        return int(self._limits.nbytes / (requests * max(self.element_bytes, 1)))
+        return int(self._nbytes / (requests * max(self.element_bytes, 1)))
 
     @property
     def whole(self) -> int:
@@ -101,7 +102,7 @@ class Sizes:
         the first element has arrived, its size is unknown and may be large."""
         if not self.element_bytes:
             return DEPTH
-        fits = self._limits.nbytes / (2 * max(self.element_bytes, 1))
+        fits = self._nbytes / (2 * max(self.element_bytes, 1))
         return max(1, min(2 * SHORT, int(fits)))
 
     def fill_block(self, start: int, count: int) -> int:
