@@ -194,7 +194,7 @@ def test_without_order_every_record_comes_once(cluster, folder, monkeypatch):
     assert sorted(made) == sorted(dataset)
 
 
-@pytest.mark.parametrize("way", ["ordered", "unordered", "named"])
+@pytest.mark.parametrize("way", ["ordered", "one at a time", "unordered", "named"])
 @pytest.mark.parametrize("ignored", [False, True])
 @pytest.mark.parametrize(
     "read", [TextLineDataset, TFRecordDataset, lambda files: FixedLengthRecordDataset(files, 50)]
@@ -207,6 +207,7 @@ def test_a_missing_file_is_one_error(cluster, folder, read, ignored, way, monkey
     dataset = read(Dataset.from_tensor_slices(files).shuffle(3, seed=1))
     dataset = dataset.ignore_errors() if ignored else dataset
     job = {"job_name": f"missing, {kind}, {ignored}"} if way == "named" else {}
+    job |= {"max_outstanding_requests": 1} if way == "one at a time" else {}
     options = tf.data.Options()
     options.deterministic = way != "unordered"
     made = dataset.apply(cluster.distribute(**job)).with_options(options)

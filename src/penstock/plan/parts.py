@@ -133,7 +133,8 @@ def _file_size(name: Any) -> int:
 def begin_part(node: Node, begin: int) -> Node:
     """Sets where the part of a file begins that a piece reads: at a byte, GUESS or WHOLE.
 
-    It matters for TFRecord files only, except that any part that begins NOWHERE is empty.
+    It matters for TFRecord files only, except that any part that begins NOWHERE is empty. It never
+    matters for the first part of a file.
     """
     if isinstance(node, nodes.Records) and "part" in dict(node.options):
         matters = node.format == "tfrecord" or begin == NOWHERE
@@ -149,6 +150,7 @@ def _begin_file_reader(reader: nodes.Records, begin: int) -> Node:
         del options["part"]
         source = nodes.Take(reader.input, 0) if start else reader.input
         return replace(reader, input=source, options=tuple(options.items()))
-    if begin != GUESS:
+    if begin != GUESS and start:
+        # The first part of a file begins at its first byte, wherever the file before it ended.
         options["begin"] = begin
     return replace(reader, options=tuple(options.items()))
