@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks import alone, report
 from benchmarks.data import DATA
 from benchmarks.distribute import DISTRIBUTE
-from benchmarks.environments import PEERS, PENSTOCK, install
+from benchmarks.environments import PEERS, PENSTOCK, ROOT, install
 from benchmarks.machine import OtherWork
 from benchmarks.processes import unwind_on_signals
 from benchmarks.rounds import Choir, Result, measure
@@ -27,6 +28,7 @@ COMMANDS = {
     "data": "the pipelines beside their peers, interleaved, as ratios",
     "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
+    "workloads": "functions on all cores: threads, processes, DataLoader, a bare pool; no network",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
@@ -77,6 +79,8 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
+    if chosen.write and chosen.command == "workloads":
+        parser.error("--write: workloads are only printed")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
         parser.error("--write: only for complete runs; leave out workloads, --quick and --peers")
 
@@ -136,6 +140,10 @@ def probe(name: str, chosen: argparse.Namespace) -> bool:
 def main() -> int:
     chosen = arguments()
     unwind_on_signals()
+    if chosen.command == "workloads":
+        # In a process of its own: this one needs only the standard library.
+        quick = ["--quick"] * chosen.quick
+        return subprocess.call([sys.executable, "-m", "benchmarks.functions", *quick], cwd=ROOT)
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)
     well = [carry_out(name, chosen) for name in names]
     return 0 if all(well) else 1

@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import report
+from benchmarks import functions, report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
+from benchmarks.functions_work import WORKS
 from benchmarks.peers import bare, material, penstock
 from benchmarks.peers.bare import Loop
 from benchmarks.peers.elements import UnderWay
@@ -39,6 +41,21 @@ def test_pipelines_of_documents_and_records_yield_what_the_bare_loop_yields(
     found = contents(penstock.PROGRAMS[name](300))
     assert found == contents(bare.PROGRAMS[name](300))
     assert found["cells"] > 0
+
+
+@pytest.mark.parametrize("name", ["tokenise", "augment", "rows", "wait"])
+def test_functions_on_all_cores_get_every_item(name: str) -> None:
+    work = WORKS[name]
+    items = work.items(10)
+    found = np.concatenate(list(functions.threads(work, items)))
+    assert np.array_equal(found, np.stack([work.function(item) for item in items]))
+
+
+def test_functions_are_compared_with_the_pool_and_the_loader() -> None:
+    assert functions.measure(WORKS["rows"], "penstock, threads", 300) > 0
+    lines = functions.table("rows", WORKS["rows"], {"bare pool": 100.0, "penstock, threads": 95.0})
+    assert lines.splitlines()[-1].split() == ["penstock,", "threads", "95", "0.95x"]
+    assert "KeyError" in str(functions.ask("rows", "no such way", 1))
 
 
 def test_a_pass_continues_where_the_last_pass_stopped() -> None:
