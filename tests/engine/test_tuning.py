@@ -172,10 +172,10 @@ def test_calls_with_large_results_and_little_work_stay_in_threads():
     assert not any(relocation.note_threads(100, 1.0, use, 1e9) for _ in range(5))
 
 
-@pytest.mark.parametrize(("rate", "returns"), [(90, True), (150, False)])
+@pytest.mark.parametrize(("rate", "returns"), [(80, True), (95, False), (150, False)])
 def test_calls_return_if_processes_are_slower_and_that_is_the_last_decision(rate, returns):
     relocation = Relocation(4)
     assert looks(relocation, 1.0, 1.0) == [False, True]
-    assert not relocation.note_processes(1, 0.31), "the start does not count"
+    assert not relocation.note_processes(1, 0.29), "the start does not count"
     assert relocation.note_processes(rate, 1.0) == returns
     assert not any(relocation.note_processes(1, 1.0) for _ in range(10))

@@ -126,7 +126,7 @@ class Relocation:
 
     Functions that hold the lock of the interpreter share one core, however many threads call them.
     So calls move if they are busy and use fewer cores than they could, twice in a row. They return
-    if fewer elements come from processes.
+    if clearly fewer elements come from processes.
     """
 
     def __init__(self, most: int) -> None:
@@ -174,7 +174,7 @@ class Relocation:
         rate, before = self._elements / self._seconds, self._rate
         self._rate = 0.0  # This was the last decision.
         self.reason = f"{before:.0f} elements/s came from threads and {rate:.0f} from processes"
-        return rate < before
+        return rate < _LOSS * before
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,9 @@ _GAIN = 1.3
 
 _MOST_TRAFFIC = 400e6
 """Bytes of results for each second of calls; beyond, copying them takes what processes gain."""
+
+_LOSS = 0.9
+"""Calls return if fewer elements come than this fraction; a machine's own noise is smaller."""
 
 _WARM_SECONDS = 0.3
 _TRY_SECONDS = 0.4
