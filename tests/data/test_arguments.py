@@ -192,7 +192,7 @@ STRUCTURES: list[Case] = [
     (
         lambda: Dataset.from_tensor_slices([{"a": 1}, {"a": 2}]),
         InvalidArgumentError,
-        'cannot be made into an array; make a dict of lists, like {"a": .1, 2.}, of a list of',
+        'cannot be made into an array; make a dict of lists, like {"a": .1, 2.}, or use',
     ),
     (
         lambda: Dataset.from_generator(iter),

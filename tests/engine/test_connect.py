@@ -16,7 +16,6 @@ from penstock.errors import InvalidArgumentError
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function
 from penstock.plan.optimize import prepare
-from penstock.plan.resume import seeds_of
 from tests.engine.driving import drained, taken
 
 
@@ -81,9 +80,9 @@ def test_states_of_a_service_are_saved_and_loaded():
 def test_a_position_is_no_state_of_a_service():
     plan = distributed(Dataset.range(9))
     state = Iterator(plan, ENVIRONMENT).state_dict()
-    check_state({**state, "at": {"own": {"any": ["thing"]}, "inputs": []}}, plan, 0)
+    check_state({**state, "at": {"own": {"any": ["thing"]}, "inputs": []}}, plan, plan)
     with pytest.raises(InvalidArgumentError, match="'at' must hold what the operators saved"):
-        check_state({**state, "at": 3}, plan, len(seeds_of(plan)))
+        check_state({**state, "at": 3}, plan, plan)
 
 
 # Specs

@@ -62,7 +62,7 @@ def test_arrays_may_differ_in_shape() -> None:
         (lambda x: [np.zeros(2), np.zeros(3)], r"differ in length; use penstock.Ragged .* a tuple"),
         (lambda x: [[1, 2], [3]], r"differ in length; use penstock.Ragged .* a tuple"),
         (lambda x: [b"a", x], r"mixes strings and numbers; use a tuple"),
-        (lambda x: [{}, {}], r"cannot be made into an array; use a tuple"),
+        (lambda x: [{}, {}], r"cannot be made into an array; make a dict of lists, .* use a tuple"),
     ],
 )
 def test_lists_that_are_no_arrays(made: Any, problem: str) -> None:

@@ -88,7 +88,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Any:
 
 def _advice(kinds: Iterable[type]) -> str:
     if any(issubclass(kind, dict) for kind in kinds):
-        return 'make a dict of lists, like {"a": [1, 2]}, of a list of dicts'
+        return 'make a dict of lists, like {"a": [1, 2]}, or use a tuple'
     return "use a tuple for a structure"
 
 
