@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -201,6 +202,18 @@ def test_a_holder_that_came_later_is_copied_from(rows):
     early.require()
     assert late.memory.identity != early.memory.identity
     np.testing.assert_array_equal(early.memory.bytes, rows.reshape(-1).view(np.uint8))
+
+
+def test_a_reader_fetches_what_its_holder_cannot_get(rows, shares):
+    reference = shares.lease().refer(rows)
+    name, asked = f"{reference.name}-elsewhere", []
+    reference = replace(reference, name=name)
+    holder = ArrayHolder(name, ArrayMemory(rows.nbytes), never(name))
+    reader = ArrayReader(reference, fetching(rows, asked), BLOCK)
+    reader.require()
+    assert asked
+    np.testing.assert_array_equal(reader.memory.bytes, rows.reshape(-1).view(np.uint8))
+    holder.close()
 
 
 def test_without_a_holder_or_a_source_the_reader_says_so(rows):

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
@@ -108,7 +108,14 @@ class Node:
     if not TYPE_CHECKING:  # Else the arguments of all nodes would be unchecked.
 
         def __init__(self, *values: Any, **named: Any) -> None:
-            self.__dict__.update(_bind(dataclasses.fields(self), values, named))
+            fields, own = _fields_of(type(self)), self.__dict__
+            own.update(fields.template)
+            own.update(zip(fields.names, values, strict=False))
+            own.update(named)
+            fields.check(values, named, own)
+            for field in fields.without_constant:
+                if own[field.name] is dataclasses.MISSING:
+                    own[field.name] = _default(field)
 
         def __setattr__(self, name: str, value: Any) -> None:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -243,26 +250,34 @@ class Node:
         return self.method or _snake(type(self).__name__)
 
 
-def _bind(
-    fields: tuple[dataclasses.Field[Any], ...], values: tuple[Any, ...], named: dict[str, Any]
-) -> dict[str, Any]:
-    """The values of all fields, given some in order and some by name."""
-    bound = dict(zip((field.name for field in fields), values, strict=False))
-    if len(values) > len(fields) or not bound.keys().isdisjoint(named):
-        raise TypeError(f"too many arguments: {len(values)} in order and {sorted(named)}")
-    bound.update(named)
-    for field in fields:
-        if field.name not in bound:
-            bound[field.name] = _default(field)
-    if len(bound) > len(fields):
-        unknown = bound.keys() - {field.name for field in fields}
-        raise TypeError(f"there are no fields {sorted(unknown)}")
-    return bound
+class _Fields(NamedTuple):
+    """The fields of a class of nodes."""
+
+    names: tuple[str, ...]
+    template: dict[str, Any]
+    """All fields in their order, with their constant defaults."""
+    without_constant: tuple[dataclasses.Field[Any], ...]
+
+    def check(self, values: tuple[Any, ...], named: dict[str, Any], own: dict[str, Any]) -> None:
+        """Raises TypeError if a field has two values, or a value has no field."""
+        count = len(values)
+        if count > len(self.names) or not named.keys().isdisjoint(self.names[:count]):
+            raise TypeError(f"too many arguments: {count} in order and {sorted(named)}")
+        if len(own) > len(self.names):
+            raise TypeError(f"there are no fields {sorted(named.keys() - self.template.keys())}")
+
+
+@cache
+def _fields_of(kind: type[Node]) -> _Fields:
+    fields = dataclasses.fields(kind)
+    return _Fields(
+        tuple(field.name for field in fields),
+        {field.name: field.default for field in fields},
+        tuple(field for field in fields if field.default is dataclasses.MISSING),
+    )
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
     if field.default_factory is dataclasses.MISSING:
         raise TypeError(f"an argument {field.name!r} is missing")
     return field.default_factory()

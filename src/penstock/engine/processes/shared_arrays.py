@@ -28,6 +28,7 @@ from penstock.engine.processes.array_holder import (
     ReadBytes,
 )
 from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
+from penstock.errors import OpError
 from penstock.plan.array_references import ArrayReference, FileArray, SharedArray
 from penstock.plan.nodes import Node, Slices, Snapshot
 
@@ -72,6 +73,12 @@ class HolderLink:
             except NoHolderError:
                 self._holder.close()
                 self._holder = self._find_holder(self.memory)
+            except OpError:
+                if isinstance(self._holder, ArrayHolder):
+                    raise
+                # The holder may belong to another service, which has ended or lacks the array.
+                self._holder.close()
+                self._holder = ArrayHolder(None, self.memory, self._fetch, self._unit)
 
     def _copy(self, runs: Sequence[tuple[int, int]]) -> None:
         """Copies blocks of a holder that came later, and therefore has memory of its own."""
