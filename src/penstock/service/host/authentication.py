@@ -46,7 +46,7 @@ _TLS_ONLY = b"penstock by TLS\n"
 
 _NONCE = 32
 _TERMS = struct.Struct("<BxHH2x32s")
-_LOSS = struct.Struct("<Iif?95s")
+_LOSS = struct.Struct("<I i f ? 95s")
 _CLIENT, _SERVER, _SESSION = b"client", b"server", b"session"
 _REJECTED, _ACCEPTED, _FULL = b"\x00", b"\x01", b"\x02"
 _DISCONNECTED = (ConnectionResetError, BrokenPipeError)
