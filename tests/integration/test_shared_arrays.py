@@ -54,8 +54,9 @@ def test_a_worker_without_the_file_says_so(rows, tmp_path, large_from_4_kb):
 
 @pytest.fixture
 def array():
-    """Six parts, in the sense of messages."""
-    return np.random.default_rng(2).integers(0, 1 << 60, (3072, 1024))
+    """Six parts, in the sense of messages; other values in every process that runs tests, because
+    the holder of an equal array would supply them."""
+    return np.random.default_rng(os.getpid()).integers(0, 1 << 60, (3072, 1024))
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ FIRST_READER = """
 import sys
 import numpy as np
 import penstock
-rows = np.random.default_rng(2).integers(0, 1 << 60, (3072, 1024))
+rows = np.random.default_rng(int(sys.argv[2])).integers(0, 1 << 60, (3072, 1024))
 service = penstock.data.experimental.service
 dataset = penstock.data.Dataset.from_tensor_slices(rows).batch(64)
 job = service.distribute("distributed_epoch", sys.argv[1], job_name="a", max_outstanding_requests=1)
@@ -128,7 +129,7 @@ sys.stdin.readline()
 
 def test_a_reader_of_a_job_replaces_the_killed_one_whose_memory_was_shared(array, parts):
     with Cluster(2) as cluster:
-        command = [sys.executable, "-c", FIRST_READER, cluster.target]
+        command = [sys.executable, "-c", FIRST_READER, cluster.target, str(os.getpid())]
         killed = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert len(killed.stdout.readline().split()) == 64
         job = cluster.distribute(job_name="a", max_outstanding_requests=1)
