@@ -104,7 +104,7 @@ def test_scattered_rows_and_failures_are_left_to_the_host(small: None) -> None:
 
 
 class Slow(Library):
-    """A GPU that has finished no copy until it is told so."""
+    """A GPU that has finished no copy until the test says so."""
 
     is_done = False
 

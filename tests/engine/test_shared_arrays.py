@@ -1,4 +1,4 @@
-"""Shared arrays: one memory for all processes, filled as rows are needed, whoever ends."""
+"""Shared arrays: one memory for all processes; one holder at a time fills it as rows are needed."""
 
 import subprocess
 import sys

@@ -61,7 +61,7 @@ class Ready(NamedTuple):
     """The process has started."""
 
 
-class Made(NamedTuple):
+class CallResults(NamedTuple):
     """The results of a task: in columns or, where these cannot contain them, pickled.
 
     `failures` are the indices and errors of elements that could not be made; they are left out of
@@ -74,7 +74,7 @@ class Made(NamedTuple):
     failures: list[tuple[int, bytes]]
 
 
-class Raised(NamedTuple):
+class CallFailure(NamedTuple):
     """A call raised an exception that is not the failure of an element."""
 
     error: bytes

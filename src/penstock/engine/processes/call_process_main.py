@@ -19,11 +19,11 @@ from penstock.engine.heap import keep_freed_memory
 from penstock.engine.processes import call_messages, fork_server
 from penstock.engine.processes.call_messages import (
     Call,
+    CallFailure,
+    CallResults,
     Define,
     Elements,
     Forget,
-    Made,
-    Raised,
     Ready,
     Trees,
     Unloadable,
@@ -85,10 +85,10 @@ class _CallProcess:
             self._packets.send(Unloadable(f"{type(error).__name__}: {error}"))
             return
         if chunk is None:
-            self._packets.send(Made(0.0, None, b"", []))
+            self._packets.send(CallResults(0.0, None, b"", []))
         else:
             self._make(call, calls, chunk)
-        with contextlib.suppress(OSError, ValueError):  # Nobody reads it any more.
+        with contextlib.suppress(OSError, ValueError):  # The reader of the pipe has gone.
             sys.stdout.flush()
 
     def _load(self, number: int) -> Calls:
@@ -102,7 +102,7 @@ class _CallProcess:
         try:
             made = calls.all(chunk, call.ordinal)
         except BaseException as error:
-            self._packets.send(Raised(pack_error(error)))
+            self._packets.send(CallFailure(pack_error(error)))
         else:
             # On a busy machine a call takes long and does little.
             seconds = max(time.process_time() - cpu, (time.perf_counter() - started) / 4)
@@ -116,7 +116,7 @@ class _CallProcess:
         if elements is None and good:
             pickled, failures = _pickle(made, calls, ordinal)
         errors = [(index, pack_error(failed.error)) for index, failed in failures]
-        self._packets.send(Made(seconds, elements, pickled, errors), parts)
+        self._packets.send(CallResults(seconds, elements, pickled, errors), parts)
 
     def _pack(self, good: list[Any]) -> tuple[Elements | None, list[memoryview]]:
         """The results in columns; None if there are none, or columns cannot contain them."""

@@ -31,10 +31,10 @@ from penstock.element.chunk import Chunk
 from penstock.engine.processes import boot, call_messages, fork_server
 from penstock.engine.processes.call_messages import (
     Call,
+    CallFailure,
+    CallResults,
     Define,
     Forget,
-    Made,
-    Raised,
     Ready,
     Trees,
     Unloadable,
@@ -315,7 +315,7 @@ class CallProcesses:
             self._end()
 
     def _end(self) -> None:
-        """Ends the processes; what they have not done is done in threads, if somebody waits."""
+        """Ends the processes; streams that still wait for results compute them in threads."""
         with self._lock:
             self.closed = True
             self._server.close()
@@ -359,10 +359,10 @@ class CallProcesses:
             return True
         task = process.tasks.popleft()
         match note:
-            case Made():
+            case CallResults():
                 process.seconds = note.seconds
-                _set_made(task, note, body, process.given)
-            case Raised(error):
+                _set_results(task, note, body, process.given)
+            case CallFailure(error):
                 task.set_exception(unpack_error(error))
             case Unloadable(reason):
                 task.set_result(Answer([], refusal=f"a process cannot load it ({reason})"))
@@ -398,16 +398,16 @@ class CallProcesses:
         self._refuse_all()
 
 
-def _set_made(task: CallTask, note: Made, body: memoryview, trees: Trees) -> None:
+def _set_results(task: CallTask, note: CallResults, body: memoryview, trees: Trees) -> None:
     try:
-        made = _made(note, body, trees)
+        made = _unpack_results(note, body, trees)
     except Exception as error:  # Of a class of the user's, while it is unpickled.
         task.set_exception(error)
     else:
         task.set_result(Answer(made, note.seconds))
 
 
-def _made(note: Made, body: memoryview, trees: Trees) -> Chunk | list[Any]:
+def _unpack_results(note: CallResults, body: memoryview, trees: Trees) -> Chunk | list[Any]:
     if note.elements is not None and not note.failures:
         return unpack_chunk(note.elements, body, trees)
     if note.elements is not None:

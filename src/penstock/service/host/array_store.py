@@ -109,8 +109,8 @@ class _StoredArray:
     def next_wanted(self, everything: bool = False) -> int:
         """The offset of the part to send next; -1 if there is none.
 
-        Parts behind the last one that was asked for are sent without being asked for. A part moves
-        to the end of the line when a client is told to send it, so that several clients send
+        Once workers have requested a part, the parts behind it follow without a request. Every call
+        moves the part that it returns to the end of the queue, so that several clients send
         different parts.
         """
         part = next(iter(self.wanted), -1)
