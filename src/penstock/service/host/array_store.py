@@ -1,32 +1,44 @@
-"""Shared arrays between machines: the store of the dispatcher, and how a worker fetches from it.
+"""Shared arrays between machines: clients upload parts to the dispatcher, workers fetch them there.
 
-A client keeps its arrays. It sends a part when a worker asks for it, and the store keeps the part
-for the workers of other machines, as long as a registered plan has the array. Only a client that
-registers a dataset for other clients sends everything. Names come from the
-network: nothing but a valid name becomes a key.
+A client keeps its arrays, and the workers of its machine share their memory. It uploads a part when
+a worker of another machine wants it, and the dispatcher stores the part as long as a registered
+plan has the array. Only a client that registers a dataset for other clients uploads everything.
+Names come from the network: nothing but a valid name becomes a key.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
+import msgspec
 import numpy as np
 
 from penstock.engine.formats.files import translate_errors
-from penstock.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.engine.processes.array_shares import ArrayShare
+from penstock.errors import InvalidArgumentError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import GetArray, GetArrayReply, Reply, Request
+from penstock.service.protocol.messages import (
+    GetArray,
+    GetArrayReply,
+    PutArray,
+    PutArrayReply,
+    Reply,
+    Request,
+)
+
+Call = Callable[[Request], Reply]
+"""Calls the dispatcher."""
 
 PART = 4 << 20
 """Bytes of an array in one message."""
-
 
 _AHEAD = 16
 """Parts behind the last one that a worker asked for, which clients send as well."""
@@ -205,18 +217,14 @@ class ArrayStore:
             self._is_known = lambda name: False
 
 
-def fetch_array(
-    call: Callable[[Request], Reply], name: str, start: int, stop: int, runtime: Runtime = MACHINE
-) -> bytes:
+def fetch_array(call: Call, name: str, start: int, stop: int, runtime: Runtime = MACHINE) -> bytes:
     """The bytes of an array from the dispatcher; blocks until a client has sent them."""
     first = start - start % PART
     parts = [_fetch_part(call, name, offset, runtime) for offset in range(first, stop, PART)]
     return b"".join(parts)[start - first : stop - first]
 
 
-def _fetch_part(
-    call: Callable[[Request], Reply], name: str, offset: int, runtime: Runtime
-) -> bytes:
+def _fetch_part(call: Call, name: str, offset: int, runtime: Runtime) -> bytes:
     pause = runtime.event()
     while True:
         reply = call(GetArray(name, offset))
@@ -224,3 +232,71 @@ def _fetch_part(
         if reply.data:
             return reply.data
         pause.wait(timing.ARRAY_PAUSE)
+
+
+class ArrayUploads:
+    """Sends parts of the arrays of one stream, in a thread, until it is closed.
+
+    The dispatcher cannot call a client, so the client asks which parts workers want. While they
+    want none, it asks at growing intervals.
+    """
+
+    def __init__(
+        self, call: Call, shares: Sequence[ArrayShare], runtime: Runtime = MACHINE
+    ) -> None:
+        self._call, self._shares = call, shares
+        self._closed = False
+        self._woken = runtime.event()
+        if shares:
+            runtime.start(self._run, "penstock-uploads")
+
+    def hurry(self) -> None:
+        """Asks at once: a worker of another machine is about to need an array."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """May be repeated."""
+        self._closed = True
+        self._woken.set()
+
+    def _run(self) -> None:
+        pause = timing.ARRAY_PAUSE
+        while not self._closed:
+            sent = [self._send_wanted(share) for share in self._shares]
+            pause = timing.ARRAY_PAUSE if any(sent) else min(2 * pause, timing.ARRAY_QUESTION)
+            if self._woken.wait(pause):
+                pause = timing.ARRAY_PAUSE
+                self._woken.clear()
+
+    def _send_wanted(self, share: ArrayShare) -> bool:
+        """Sends the parts of one array that workers want; returns whether there were any."""
+        sent = False
+        # The dispatcher may be gone, or restarted without the dataset: `_run` asks again later.
+        with contextlib.suppress(OpError):
+            for _ in _send_parts(self._call, share):
+                sent = True
+                if self._closed:
+                    break
+        return sent
+
+
+def send_everything(call: Call, share: ArrayShare) -> None:
+    """Sends the dispatcher all parts of an array that it does not have."""
+    for _ in _send_parts(call, share, everything=True):
+        pass
+
+
+def _send_parts(call: Call, share: ArrayShare, everything: bool = False) -> Iterator[int]:
+    """Sends parts as long as workers want any; yields the offset of each."""
+    request = PutArray(share.reference.name, share.reference.nbytes, everything=everything)
+    while (wanted := _find_wanted(call, request)) >= 0:
+        part = bytes(share.read(wanted, min(wanted + PART, request.total)))
+        request = msgspec.structs.replace(request, offset=wanted, data=part)
+        yield wanted
+
+
+def _find_wanted(call: Call, request: PutArray) -> int:
+    """Sends a part, if the request has one; returns the offset of the part to send next, or -1."""
+    reply = call(request)
+    assert isinstance(reply, PutArrayReply)
+    return reply.wanted

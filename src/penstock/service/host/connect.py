@@ -31,7 +31,7 @@ from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.resume import seeds_of, with_seeds
 from penstock.plan.shape import Form
 from penstock.plan.shard import in_order
-from penstock.service.host.array_uploads import ArrayUploads
+from penstock.service.host.array_store import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.remote_stream import Opening, RemoteStream
@@ -204,7 +204,7 @@ class _Opener:
             self._plan(), self._spec, again=False, refer=self._arrays.refer
         )
         if self._arrays.shares and self._uploads is None and not self._session.local:
-            self._uploads = ArrayUploads(self._session, self._arrays.shares)
+            self._uploads = ArrayUploads(self._session.call, self._arrays.shares)
         return self._session.dataset(registered)
 
     def _plan(self) -> Node:

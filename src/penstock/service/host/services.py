@@ -35,7 +35,7 @@ from penstock.plan import nodes
 from penstock.plan.nodes import Node
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
-from penstock.service.host.array_uploads import send_everything
+from penstock.service.host.array_store import send_everything
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.session import Session, session
@@ -310,7 +310,7 @@ def register(
     try:
         registered = dispatcher.register(plan, spec, dataset_id, lasting=lasting, refer=lease.refer)
         for share in lease.shares:
-            send_everything(dispatcher, share)
+            send_everything(dispatcher.call, share)
     finally:
         lease.close()
         shares.close()
