@@ -15,7 +15,6 @@ from penstock.engine.processes.fork_server import ProcessExit
 from penstock.errors import AbortedError
 from penstock.service.host import plan_processes
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.call_records import open_watch
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -28,6 +27,7 @@ from penstock.service.host.plan_process_main import (
     TidyUpReply,
     decoder_of_process,
     encode,
+    open_watch,
 )
 from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.protocol.messages import WorkStatus

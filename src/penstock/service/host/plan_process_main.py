@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -19,15 +21,14 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine.call_watch import start_watch
+from penstock.engine.call_watch import RECORD_SIZE, CallWatch, start_watch
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
-from penstock.service.host.call_records import open_watch
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Message, WorkStatus
+from penstock.service.protocol.messages import Message, Plain, WorkStatus
 
 LARGEST = 1 << 16
 """Bytes of the largest message between a worker and a plan process."""
@@ -46,6 +47,17 @@ class Begin(Message, frozen=True):
 
     address: str
     watched: bool = False
+
+
+class Watch(Plain, frozen=True):
+    """How a process records its calls, if its predecessor crashed; see `CallWatch`.
+
+    It is in the memory that `Begin` brings, behind the record (`engine/call_watch.py`).
+    """
+
+    seconds: float
+    suspects: tuple[bytes, ...]
+    refused: dict[bytes, str]
 
 
 class TakeClient(Message, frozen=True):
@@ -98,6 +110,8 @@ decoder_of_process: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToPro
 """Decodes what a process receives."""
 decoder_of_worker: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromProcess)
 """Decodes what the worker receives."""
+
+_watch_decoder = msgspec.msgpack.Decoder(Watch)
 
 MakeTasks = Callable[[str], Tasks]
 
@@ -164,6 +178,14 @@ class PlanProcessMain:
         # The worker may be gone; the kernel is then about to kill this process.
         with contextlib.suppress(OSError):
             self._channel.send(encode(message))
+
+
+def open_watch(descriptor: int) -> CallWatch:
+    """Returns the watch that records this process's calls in shared memory; closes `descriptor`."""
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    watch = _watch_decoder.decode(memory[RECORD_SIZE:])
+    return CallWatch(memory, watch.seconds, watch.suspects, watch.refused)
 
 
 def _start_thread(task: Callable[[], None]) -> threading.Thread:

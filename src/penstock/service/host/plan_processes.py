@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import mmap
+import os
 import signal
 import socket
 import ssl
@@ -21,10 +23,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from penstock.engine.call_watch import RECORD_SIZE, RecordedCall, read_record
 from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
 from penstock.service.host.authentication import ProcessLoss
-from penstock.service.host.call_records import CallRecord
 from penstock.service.host.data_server import AcceptedClient
 from penstock.service.host.plan_process_main import (
     LARGEST,
@@ -36,11 +38,12 @@ from penstock.service.host.plan_process_main import (
     TidyUp,
     TidyUpReply,
     ToProcess,
+    Watch,
     decoder_of_worker,
     encode,
 )
 from penstock.service.host.sockets import relay, tune_for_data
-from penstock.service.logic.crashes import Crashes
+from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
 
@@ -48,6 +51,44 @@ _LOG = logging.getLogger("penstock.service")
 
 _DEAD = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of the channel to a process that has ended; the fork server will report its exit."""
+
+
+class CallRecord:
+    """The memory in which a plan process records its calls, for the worker to read after a crash.
+
+    The worker makes it and passes its descriptor to the process with `Begin`.
+    """
+
+    def __init__(self, crash: Crash, search: Search) -> None:
+        refused = {key: _explain(code) for key, code in search.refused.items()}
+        watch = Watch(crash.watch, tuple(search.suspects), refused)
+        wanted = encode(watch)
+        self.descriptor = os.memfd_create("penstock calls", os.MFD_CLOEXEC)
+        try:
+            os.pwrite(self.descriptor, wanted, RECORD_SIZE)
+            self._memory = mmap.mmap(self.descriptor, RECORD_SIZE + len(wanted))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+
+    def release_descriptor(self) -> None:
+        """Closes the descriptor, once the process has it; the memory stays."""
+        os.close(self.descriptor)
+
+    def read(self) -> list[RecordedCall]:
+        """Returns the calls that were running when the process ended, and frees the memory."""
+        calls = read_record(self._memory)
+        self._memory.close()
+        return calls
+
+
+def _explain(code: int) -> str:
+    """The error of a call that is refused, from the exit code of the last process that made it."""
+    hint = "; the kernel does that when memory runs out" if code == -signal.SIGKILL else ""
+    return (
+        "plan processes crashed in this call each time; the last one "
+        f"{describe_exit(code)}{hint}; see what the worker printed"
+    )
 
 
 class ClientSocket:
