@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.service.host import worker_streams
-from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import JobOptions
 from tests.service.logic.invariants import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.service.host.remote_stream import RemoteStream
-from penstock.service.logic.request_sizes import DEPTH, KEPT_BLOCK
+from penstock.service.logic.feeds import DEPTH, KEPT_BLOCK
 from penstock.service.protocol.messages import OpenIteration, OpenIterationReply, StreamRange
 from tests.simulation.kernel import World
 

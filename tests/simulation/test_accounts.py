@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import FailedPreconditionError
 from penstock.plan.shape import Shape
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.leases import Group, Ranges, Track
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.accounts import settle
 from tests.simulation.clients import Client

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import JobOptions, Work
 from tests.effort import times

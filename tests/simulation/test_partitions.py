@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.clients import Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.service.logic.request_sizes import Limits
+from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import JobOptions
 from tests.simulation.plans import Dataset
 

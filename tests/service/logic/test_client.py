@@ -19,10 +19,9 @@ from penstock.errors import (
 from penstock.plan.shape import GUESS, Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of, merge_states
-from penstock.service.logic.feeds import NOWHERE, Failure, Feed
+from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     Grant,
     LeaseReply,

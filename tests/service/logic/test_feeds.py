@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import DataLossError, NotFoundError, UnavailableError
-from penstock.service.logic.feeds import Failure, Feed
+from penstock.service.logic.feeds import Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import RoundRobinOrder, SequentialOrder
-from penstock.service.logic.request_sizes import Limits
 
 
 class Rows(list):

@@ -13,10 +13,9 @@ from penstock.engine.trail import WIDTH
 from penstock.errors import NotFoundError
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
-from penstock.service.logic.feeds import Failure
+from penstock.service.logic.feeds import Failure, Limits
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.interleave_order import InputFeed, Placed
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import OpenIterationReply, Work
 
 Input = list[list[str]] | None

@@ -11,9 +11,9 @@ from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.plan.shape import Shape
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import known_streams
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.orders import Laps, RoundRobinOrder
 from penstock.service.logic.recovery import snapshot
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,

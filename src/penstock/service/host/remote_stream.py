@@ -37,10 +37,9 @@ from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.client import Reading
 from penstock.service.logic.client_states import claims_of
-from penstock.service.logic.feeds import Failure, Piece
+from penstock.service.logic.feeds import Failure, Limits, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.recovery import describe_ranges
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     ClientHeartbeat,

@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 
 from penstock.plan.shape import OWNED_FORMS, Form, Shape
-from penstock.service.logic.feeds import Failure, Feed, Piece, spans
+from penstock.service.logic.feeds import Failure, Feed, Limits, Piece, spans
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
 from penstock.service.logic.leases import Ranges
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder, agreed_laps
-from penstock.service.logic.request_sizes import Limits
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     Grant,

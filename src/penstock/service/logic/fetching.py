@@ -13,17 +13,20 @@ from itertools import chain
 
 from penstock.errors import OpError, UnavailableError
 from penstock.service.logic.crashes import Blame
-from penstock.service.logic.feeds import FEW, Failure, Feed, Piece
-from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
-from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.logic.request_sizes import (
+from penstock.service.logic.feeds import (
     DEPTH,
+    FEW,
     KEPT_BLOCK,
     LEAST_AHEAD,
     SHORT,
+    Failure,
+    Feed,
     Limits,
+    Piece,
     Sizes,
 )
+from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
+from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
 from penstock.service.protocol.data_messages import Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder

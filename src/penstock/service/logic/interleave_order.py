@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.trail import WIDTH
-from penstock.service.logic.feeds import Failure, Feed, Piece
-from penstock.service.logic.request_sizes import SHORT
+from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
 
 INFINITE, UNKNOWN = -1, -2
 

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 
+from penstock.service.logic.feeds import Limits
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder
-from penstock.service.logic.request_sizes import Limits
 
 MB = 1 << 20
 
