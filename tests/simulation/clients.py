@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.service.host.remote_stream import Opening
 from penstock.service.host.session import Session
-from penstock.service.logic.client_states import claims_of, known_streams
+from penstock.service.logic.client import claims_of, known_streams
 from penstock.service.protocol.messages import (
     Leave,
     OpenIteration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from penstock.service.logic.client_states import merge_states
+from penstock.service.logic.client import merge_states
 from tests.simulation.clients import Client
 from tests.simulation.dispatchers import Dispatcher
 from tests.simulation.kernel import World

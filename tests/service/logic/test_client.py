@@ -17,8 +17,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.plan.shape import GUESS, Shape
-from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import claims_of, merge_states
+from penstock.service.logic.client import Reading, claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder

@@ -9,8 +9,7 @@ import pytest
 
 from penstock.errors import DataLossError, FailedPreconditionError
 from penstock.plan.shape import Shape
-from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import known_streams
+from penstock.service.logic.client import Reading, known_streams
 from penstock.service.logic.feeds import Limits
 from penstock.service.logic.orders import Laps, RoundRobinOrder
 from penstock.service.logic.recovery import snapshot

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.plan.shape import Shape
-from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import claims_of
+from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import (
     Grant,

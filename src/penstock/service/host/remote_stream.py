@@ -35,8 +35,7 @@ from penstock.service.host.data_client import Connect, Link, Links
 from penstock.service.host.deliveries import Deliveries
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
-from penstock.service.logic.client import Reading
-from penstock.service.logic.client_states import claims_of
+from penstock.service.logic.client import Reading, claims_of
 from penstock.service.logic.feeds import Failure, Limits, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.recovery import describe_ranges

@@ -187,9 +187,9 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     Args:
         states: The result of `state_dict` of each reader's iterator.
     """
-    from penstock.service.logic import client_states
+    from penstock.service.logic import client
 
-    return client_states.merge_states(list(states))
+    return client.merge_states(list(states))
 
 
 def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
