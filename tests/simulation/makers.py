@@ -20,7 +20,7 @@ from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_streams import StreamPool, WorkerStream
-from penstock.service.logic.production import Block
+from penstock.service.logic.worker import Block
 from penstock.service.protocol.messages import Work
 from tests.simulation.elements import FailingError, chunk_of
 from tests.simulation.kernel import World

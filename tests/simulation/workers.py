@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.errors import UnavailableError
-from penstock.service.host.worker import RunningWorker
+from penstock.service.host.worker_server import RunningWorker
 from penstock.service.protocol.messages import Reply, Request, WorkerInfo
 from tests.simulation.endpoints import Endpoint, Peer
 from tests.simulation.machines import Machine

@@ -147,7 +147,7 @@ def test_marks_are_sent_and_small(monkeypatch):
 def test_a_state_that_holds_elements_is_not_sent_but_used_here(monkeypatch):
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
-    monkeypatch.setattr("penstock.service.logic.production.TAIL", 0)
+    monkeypatch.setattr("penstock.service.logic.worker.TAIL", 0)
     calls = Calls()
     plan = n.Shuffle(mapped(stream(numbers(200)), calls), 3, 1)
     tasks = tasks_of(plan)
@@ -315,7 +315,7 @@ def test_marks_of_consumers_are_in_their_own_count(monkeypatch):
 def test_a_consumer_that_is_ahead_waits_for_the_other_consumers(monkeypatch):
     monkeypatch.setattr(worker_streams, "TAIL", 200_000)
     monkeypatch.setattr(worker_streams, "_CHUNK", 1_000_000)
-    monkeypatch.setattr("penstock.service.logic.production.TAIL", 200_000)
+    monkeypatch.setattr("penstock.service.logic.worker.TAIL", 200_000)
     calls = Calls()
     plan = mapped(stream(numbers(100)), lambda x: np.full(100_000, calls(x), np.uint8))
     tasks = tasks_of(plan, kept=1_000_000)

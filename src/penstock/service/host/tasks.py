@@ -28,7 +28,7 @@ from penstock.service.host.worker_streams import (
     WorkerStream,
     plan_stream,
 )
-from penstock.service.logic.production import Block, Stride, Want
+from penstock.service.logic.worker import Block, Stride, Want
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import Fault, Mark, fault_of
 from penstock.service.protocol.messages import Work, WorkStatus

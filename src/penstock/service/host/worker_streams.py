@@ -28,7 +28,7 @@ from penstock.plan.optimize import prepare
 from penstock.plan.shape import Form
 from penstock.plan.splits import piece
 from penstock.service.host.runtime import Runtime
-from penstock.service.logic.production import (
+from penstock.service.logic.worker import (
     TAIL,
     Block,
     BlockBudget,

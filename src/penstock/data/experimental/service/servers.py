@@ -13,7 +13,7 @@ from penstock.service.host.server_setup import DispatcherConfig, Lifecycle, Work
 
 if TYPE_CHECKING:
     from penstock.service.host.dispatcher_server import Dispatcher
-    from penstock.service.host.worker import Worker
+    from penstock.service.host.worker_server import Worker
 
 
 class _Server:
@@ -88,7 +88,7 @@ class WorkerServer(_Server):
     _hosted: Worker
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
-        from penstock.service.host.worker import Worker
+        from penstock.service.host.worker_server import Worker
 
         super().__init__(Worker(config, lambda: ENVIRONMENT), start)
 

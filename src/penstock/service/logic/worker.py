@@ -1,4 +1,4 @@
-"""Which elements of a stream a worker computes next, and which it keeps.
+"""The worker: which elements of a stream it computes next, and which it keeps.
 
 Several connections fetch elements of one stream, each in its own order and at its own pace.
 `Production.step` decides the next action for one of them. Fetching twice is harmless: an element

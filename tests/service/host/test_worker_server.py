@@ -31,7 +31,7 @@ from penstock.service.host.data_connection import Connection
 from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
-from penstock.service.host.worker import RunningWorker, Worker
+from penstock.service.host.worker_server import RunningWorker, Worker
 from penstock.service.protocol.data_messages import (
     CloseTask,
     Done,
@@ -176,7 +176,7 @@ def test_a_failure_takes_one_ordinal_and_names_its_place(service):
     assert last == Done(9, 5)
     error = found[2][1]
     assert isinstance(error, InvalidArgumentError)
-    assert "test_worker.py" in str(error)
+    assert "test_worker_server.py" in str(error)
     assert f"element 2: ValueError: not this one (on worker {service.worker.address})" in str(error)
     assert "raise ValueError" in error.__notes__[0]
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.service.logic.production import (
+from penstock.service.logic.worker import (
     IDLE,
     NEWEST,
     TAIL,
