@@ -7,6 +7,7 @@ reproduce it.
 
 import gc
 import os
+import signal
 import tempfile
 
 import pytest
@@ -17,6 +18,11 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 # Tests use a token of their own, never that of the user. All processes of one run share it.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
+
+# A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests that
+# interrupt a child would wait for its end forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
