@@ -147,7 +147,7 @@ def test_without_order_every_element_comes_once(clusters, plan, number, count):
     options.deterministic = False
 
     def made():
-        whole = n.WithOptions(fresh(plan), options.frozen())
+        whole = n.WithOptions(fresh(plan), options.make_frozen())
         return distributed(whole, clusters[number].target)
 
     with Iterator(made(), ENVIRONMENT) as iterator:

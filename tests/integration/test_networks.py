@@ -64,7 +64,7 @@ def test_a_worker_behind_a_stalled_network_is_left_for_another(
         proxies[0].flow()
     assert found == list(range(1, 301))
     assert "it has said nothing for" in caplog.text
-    assert "what it owes is asked of others (1 are connected)" in caplog.text
+    assert "other workers (1 are connected) are asked for what it owes" in caplog.text
 
 
 def test_a_reader_that_reaches_no_worker_says_so_and_gives_up(

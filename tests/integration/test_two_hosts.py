@@ -170,4 +170,4 @@ def test_a_client_and_one_of_two_workers_do_not_reach_each_other() -> None:
         found, said = client.communicate("go\n")
     assert found == "all there\n", said
     assert "worker 10.77.0.3:" in said
-    assert "what it owes is asked of others (1 are connected)" in said
+    assert "other workers (1 are connected) are asked for what it owes" in said

@@ -173,7 +173,7 @@ def test_options_count_on_their_side():
 def with_policy(plan, policy):
     options = Options()
     options.experimental_distribute.auto_shard_policy = policy
-    return n.WithOptions(plan, options.frozen())
+    return n.WithOptions(plan, options.make_frozen())
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "DATA", "FILE"])
@@ -243,7 +243,7 @@ def test_explain_says_how_the_work_is_shared(node, lines):
 def test_explain_says_how_much_a_reader_holds():
     options = Options()
     options.service.reader_memory = 123456
-    assert "at most 123456 bytes" in explain(n.WithOptions(distributed(TEN), options.frozen()))
+    assert "at most 123456 bytes" in explain(n.WithOptions(distributed(TEN), options.make_frozen()))
     limited = distributed(TEN, max_outstanding=7)
     assert "- a reader requests up to 7 elements ahead" in explain(limited)
 

@@ -226,9 +226,9 @@ def test_equality_is_by_value():
 
 
 def test_frozen_options_do_not_change():
-    frozen = some().frozen()
+    frozen = some().make_frozen()
     assert frozen == some()
-    assert frozen.frozen() is frozen
+    assert frozen.make_frozen() is frozen
     for change in (
         lambda: setattr(frozen, "deterministic", None),
         lambda: setattr(frozen, "experimental_deterministic", False),
@@ -245,14 +245,14 @@ def test_frozen_options_do_not_change():
 
 def test_a_frozen_copy_does_not_follow_the_original():
     options = some()
-    frozen = options.frozen()
+    frozen = options.make_frozen()
     options.deterministic = False
     options.threading.private_threadpool_size = 1
     assert frozen == some()
 
 
 def test_only_frozen_options_can_be_keys():
-    assert hash(some().frozen()) == hash(some().frozen())
+    assert hash(some().make_frozen()) == hash(some().make_frozen())
     with pytest.raises(InvalidTypeError, match=r"^Options: cannot be hashed while it can change"):
         hash(some())
 
@@ -266,9 +266,9 @@ def test_copies_are_equal_and_apart(copied):
     other.deterministic = False
     other.threading.private_threadpool_size = 1
     assert options == some()
-    frozen = copied(some().frozen())
+    frozen = copied(some().make_frozen())
     assert frozen == some()
-    assert hash(frozen) == hash(some().frozen())
+    assert hash(frozen) == hash(some().make_frozen())
 
 
 def test_repr_shows_what_was_set():
@@ -276,7 +276,7 @@ def test_repr_shows_what_was_set():
     options = some()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
     options.executor = "inline"
-    assert repr(options.frozen()) == (
+    assert repr(options.make_frozen()) == (
         "Options(deterministic=True, framework_type=['jax'], experimental_distribute="
         "DistributeOptions(auto_shard_policy=AutoShardPolicy.OFF), "
         'threading=ThreadingOptions(private_threadpool_size=3), executor="inline")'

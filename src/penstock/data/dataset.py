@@ -1085,7 +1085,7 @@ class Dataset:
             raise InvalidTypeError(
                 f"Dataset.with_options: options must be an Options, got {check.describe(options)}"
             )
-        return Dataset(nodes.WithOptions(self._plan, options.frozen()))
+        return Dataset(nodes.WithOptions(self._plan, options.make_frozen()))
 
     # Results
 
@@ -1285,7 +1285,7 @@ class Dataset:
         >>> print(Dataset.range(3).options().deterministic)
         None
         """
-        return nodes.options_of(self._plan).frozen()
+        return nodes.options_of(self._plan).make_frozen()
 
     def fingerprint(self) -> np.uint64:
         """A number that is the same for the same plan, in every process.

@@ -30,7 +30,7 @@ def open_delivery(
 
 
 def find_default_device() -> jax.Device:
-    """The device that JAX uses in this thread unless told otherwise."""
+    """The device that JAX uses in this thread unless it is configured otherwise."""
     (device,) = jax.numpy.zeros(()).devices()
     return device
 

@@ -27,7 +27,7 @@ class ColumnDelivery:
     """Moves every column by the function `move`, which must not block.
 
     `columns[i]` is the number of the device that column i goes to, and -1 if it stays on the host.
-    If `columns` is None, each device gets as many columns as the others, in the order of `handles`.
+    If `columns` is None, all devices get equally many columns, in the order of `handles`.
     """
 
     def __init__(self, handles: Sequence[Any], columns: Sequence[int] | None, move: Move) -> None:
@@ -101,7 +101,7 @@ def may_keep_memory(array: Array, alone: bool) -> bool:
 
 
 def own_rows(array: Array, alone: bool, handle: None) -> list[Array]:
-    """The rows of an array as arrays of the host that share no memory with others."""
+    """The rows of an array as arrays of the host that share no memory with other arrays."""
     if not may_keep_memory(array, alone):
         array = to_native(array).copy()
     return [array[i, ...] for i in range(len(array))]

@@ -258,7 +258,7 @@ class _ProcessCalls:
         return task
 
     def note(self, given: Chunk, answer: Answer) -> None:
-        """Chooses the size of the next task by the time and the bytes of one that was done."""
+        """Chooses the size of the next task by the time and the bytes of a finished task."""
         count = len(given)
         fits = int(_TASK_SECONDS * count / max(answer.seconds, 1e-7))
         made = answer.made.nbytes if isinstance(answer.made, Chunk) else 0

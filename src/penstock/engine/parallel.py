@@ -42,8 +42,8 @@ class ParallelMapStream(Stream):
     """A function of every element, several at once.
 
     Results come in order or, without `ordered`, as they are ready. A state of the latter names the
-    elements that were handed on before their turn, and has a log of those that followed it: places
-    are counted from states, so a stream opened from one must begin with the same order.
+    elements that were handed on before their turn, and has a log of the elements that followed it:
+    places are counted from states, so a stream opened from one must begin with the same order.
     """
 
     def __init__(

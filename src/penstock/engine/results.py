@@ -29,7 +29,7 @@ class Results:
         self.ordinal = ordinal
         self._waiting: list[Any] = []
         self._made: Chunk | None = None
-        """Elements that came as a chunk; then no others are waiting."""
+        """Elements that came as a chunk; then no other elements are waiting."""
         self._numbers: tuple[int, Array] | None = None
         self._failures = 0
         self._kind: Any = None

@@ -57,7 +57,7 @@ class _Cutter:
         options = options_of(self._plan)
         if node is self._plan or options == Options():
             return node
-        return nodes.WithOptions(node, options.frozen())
+        return nodes.WithOptions(node, options.make_frozen())
 
     @property
     def words(self) -> str:

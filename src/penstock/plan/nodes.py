@@ -1212,7 +1212,7 @@ def options_of(node: Node) -> Options:
     return merged
 
 
-NO_OPTIONS = Options().frozen()
+NO_OPTIONS = Options().make_frozen()
 
 
 def _options_in(node: Node) -> Iterator[Options]:

@@ -194,13 +194,15 @@ class OptionsBase:
             merged._values[field] = merged._values[field].merge(value) if part else value
         return merged
 
-    def frozen(self: SomeOptions) -> SomeOptions:
+    def make_frozen(self: SomeOptions) -> SomeOptions:
         """An equal copy that is immutable and hashable."""
         if self._frozen:
             return self
         frozen = copy.copy(self)
         frozen.__dict__["_frozen"] = True
-        frozen._values.update({name: frozen._values[name].frozen() for name, _ in self._parts()})
+        frozen._values.update(
+            {name: frozen._values[name].make_frozen() for name, _ in self._parts()}
+        )
         return frozen
 
     def __copy__(self: SomeOptions) -> SomeOptions:

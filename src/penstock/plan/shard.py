@@ -160,7 +160,7 @@ def _request_order(node: Node) -> Node:
     """Asks a service to keep the order. The readers of a named job share it, so there is none."""
     if node.sharded_elsewhere:
         return node
-    ordered = Options(deterministic=True).frozen()
+    ordered = Options(deterministic=True).make_frozen()
     return node.with_inputs(tuple(nodes.WithOptions(part, ordered) for part in node.inputs))
 
 

@@ -74,4 +74,4 @@ def _split_piece(plan: Node, stream: int) -> Node:
 def _with_options_of(plan: Node, made: Node) -> Node:
     """A piece gets all options of the plan, wherever they were set."""
     options = options_of(plan)
-    return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.frozen())
+    return made if options == nodes.NO_OPTIONS else nodes.WithOptions(made, options.make_frozen())

@@ -206,7 +206,7 @@ class ValueDecoder:
     def _options(self, body: Json) -> Any:
         name, parts = body
         values = {part: self.value(value) for part, value in parts.items()}
-        return _OPTIONS[name](**values).frozen()
+        return _OPTIONS[name](**values).make_frozen()
 
     def _list(self, body: Json) -> list[Any]:
         return [self.value(part) for part in body]

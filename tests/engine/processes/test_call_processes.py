@@ -38,7 +38,7 @@ def elsewhere(dataset: Dataset) -> Dataset:
 
 
 def opened(plan: Node, state: Any = None) -> Any:
-    return open_plan(plan, state, Context(ENVIRONMENT, key=7, options=PROCESSES.frozen()))
+    return open_plan(plan, state, Context(ENVIRONMENT, key=7, options=PROCESSES.make_frozen()))
 
 
 @pytest.mark.parametrize("source", SOURCES)

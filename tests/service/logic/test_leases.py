@@ -80,8 +80,8 @@ def test_what_was_consumed_is_what_was_added(steps) -> None:
     assert consumed.count == sum(map(len, model.values()))
     assert {s: elements(ranges) for s, ranges in consumed.items()} == model
     again, same = Lengths(), Consumed(lengths)
-    again.unpack(lengths.packed())
-    same.unpack(*consumed.packed())
+    again.unpack(lengths.pack())
+    same.unpack(*consumed.pack())
     assert (dict(again), dict(same)) == (known, dict(consumed))
     assert all(stream in consumed for stream in model)
     assert len(consumed) == len(model)

@@ -214,7 +214,10 @@ def test_a_program_that_runs_again_learns_that_the_job_was_read() -> None:
 
 def test_a_second_read_of_a_finished_job_in_one_process_gets_nothing_with_a_warning() -> None:
     world, data = job_read_by("a", "b")
-    assert "by others, so this reader gets nothing" in world.open("c", data, program="b").warning
+    assert (
+        "by other readers, so this reader gets nothing"
+        in world.open("c", data, program="b").warning
+    )
     assert world.lease("c").finished
 
 

@@ -40,7 +40,7 @@ def _address(name: str) -> str:
 
 
 class ArrayHolder:
-    """Fills `memory` with what `read` returns, for this process and those that connect.
+    """Fills `memory` with what `read` returns, for this process and processes that connect.
 
     `unit`: the bytes that `read` is asked for at once, a multiple of a block. Raises OSError if
     this machine has a holder of an array of this name already; without a name, no process connects.

@@ -154,7 +154,7 @@ def _pickle(made: list[Any], calls: Calls, ordinal: int) -> tuple[bytes, Failure
 
 
 def _unusable(calls: Calls, value: Any, ordinal: int, error: Exception) -> OpError:
-    """The error that threads raise for such a value or, if they raise none, one that says why."""
+    """The error that threads raise for such a value; if they raise none, an error that says why."""
     try:
         Chunk.of([value], calls.where, ordinal)
     except OpError as known:

@@ -203,7 +203,7 @@ class CallProcesses:
     # For streams
 
     def keep(self, function: SentFunction) -> SentFunction:
-        """The function, or an equal one that processes may know already."""
+        """The function, or an equal function that processes may know already."""
         with self._lock:
             kept = self._functions.setdefault(function.digest, function)
             self._functions.move_to_end(function.digest)

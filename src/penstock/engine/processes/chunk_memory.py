@@ -171,7 +171,7 @@ class WorkerSlab:
         # A stack: the cell that was released last is still in the caches.
         self.free: list[int] = []
         self.used = 0
-        """How many cells were ever used; the others have no memory yet."""
+        """How many cells were ever used; cells that never were have no memory yet."""
 
     @property
     def size(self) -> int:
@@ -306,7 +306,7 @@ class MappedSlabs:
         self._access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._slabs: dict[int, tuple[Slab, ReusedMemory]] = {}
         self._referenced: dict[int, SegmentRef] = {}
-        # Without a lock: arrays may be freed in any thread, even in one that would hold it.
+        # Without a lock: arrays may be freed in any thread, even in a thread that holds it.
         self._unused: collections.deque[int] = collections.deque()
 
     def map(self, slab: Slab, descriptor: int) -> None:

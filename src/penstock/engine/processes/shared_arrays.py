@@ -144,7 +144,7 @@ class _SharedMemory(np.ndarray[Any, Any]):
 
 
 class _PrivateMemory(np.ndarray[Any, Any]):
-    """The base of arrays that a process may change. Its reader may be the holder for others."""
+    """The base of arrays that a process may change. Its reader may hold them for other ones."""
 
     reader: ArrayReader
 

@@ -62,7 +62,7 @@ class BatchStream(Stream):
         return Chunk.join(parts)
 
     def _collate_rows(self, rows: Chunk, sizes: list[int]) -> Chunk:
-        """The batches before the first one that cannot be made; takes back the rows behind them."""
+        """The batches before the first that cannot be made; takes back the rows behind them."""
         used = sum(sizes)
         try:
             batches = self._collate(rows.rows(0, used), sizes)

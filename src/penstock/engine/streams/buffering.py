@@ -164,7 +164,7 @@ def _open_filled(node: Cache, skip: int) -> Stream | None:
 
 
 def _compare_plans(node: Cache) -> None:
-    """Logs a warning if the plan that filled the cache is not the one that reads it."""
+    """Logs a warning if another plan filled the cache than the plan that reads it."""
     with open(_index_file(node.filename), encoding="utf-8") as file:
         plan = file.read().splitlines()[1:]
     if plan and plan != [own := _plan_text(node.input)]:

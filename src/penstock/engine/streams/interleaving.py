@@ -167,7 +167,7 @@ class InterleaveStream(Stream):
         return [turn for turn in order if self._slots[turn] is not None]
 
     def _pull_round(self, slots: list[Slot]) -> list[Chunk]:
-        """Elements of every slot, up to one that is exhausted, fails or has no whole block."""
+        """Elements of every slot, up to a slot that is exhausted, fails or has no whole block."""
         chunks: list[Chunk] = []
         for slot in slots:
             try:

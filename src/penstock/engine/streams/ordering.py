@@ -53,7 +53,7 @@ class ShuffleStream(Stream):
         return True
 
     def _incoming(self, count: int) -> list[Any]:
-        """The elements that replace all but the last of those that are handed on."""
+        """The elements that replace the handed-on ones, except the last of them."""
         try:
             return self._feed.pull(count).elements()
         except StopIteration:

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("penstock.service")
 
 
 Consumption = tuple[tuple[StreamRange, ...], tuple[tuple[int, int], ...]]
-"""Addresses consumed, and streams that ended with their length."""
+"""Ranges consumed, and streams that ended with their length."""
 
 
 @dataclass

@@ -41,7 +41,7 @@ PART = 4 << 20
 """Bytes of an array in one message."""
 
 _AHEAD = 16
-"""Parts behind the last one that a worker asked for, which clients send as well."""
+"""Parts behind the last part that a worker asked for, which clients send as well."""
 
 _ARRAYS = b"penstock arrays "
 
@@ -72,7 +72,8 @@ def sync_folder(path: str) -> None:
 class _StoredArray:
     """The parts of one array that have arrived, in a file without a name, or one at `path`.
 
-    The file at `path` is called `.part` until all parts have arrived.
+    The file at `path` is called `.part` until all parts have arrived. The lock of `ArrayStore`
+    guards all fields.
     """
 
     def __init__(self, now: float, path: str | None) -> None:
@@ -245,7 +246,7 @@ class ArrayUploads:
         self, call: Call, shares: Sequence[ArrayShare], runtime: Runtime = MACHINE
     ) -> None:
         self._call, self._shares = call, shares
-        self._closed = False
+        self._closed = False  # Set by `close` in any thread; a stale value costs one more round.
         self._woken = runtime.event()
         if shares:
             runtime.start(self._run, "penstock-uploads")

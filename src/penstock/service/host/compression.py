@@ -17,11 +17,11 @@ _MODES = {None: NONE, "AUTO": AUTO, "SNAPPY": ALWAYS}
 LZ4 = "lz4"
 """The name by which a frame says that it is compressed."""
 
-_WORTH = 4 << 10
+_WORTH = 4 << 10  # Smaller bodies are not compressed.
 _MOST = 1 << 30  # Larger bodies are not compressed.
 _SLOW = 300e6  # Bytes per second; compression would slow a faster network down.
-_SAMPLE = 64 << 10
-_PROBE_EVERY = 64
+_SAMPLE = 64 << 10  # Bytes that `learn` compresses to see whether compression pays.
+_PROBE_EVERY = 64  # Of so many bodies one is sent uncompressed, to measure the network again.
 
 
 def mode_of(compression: str | None) -> int:

@@ -252,7 +252,7 @@ class Links:
         return any(w not in self._links and w not in self.unreachable for w in self._wanted)
 
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
-        """Sets the workers to connect to; returns connected ones that are no longer among them."""
+        """Sets the workers to connect to; returns connected workers that are no longer wanted."""
         self._wanted = {info.worker: info for info in workers}
         gone = [worker for worker in self._links if worker not in self._wanted]
         for worker in list(self.unreachable):

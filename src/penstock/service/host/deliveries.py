@@ -232,8 +232,8 @@ class Deliveries:
     def _replace(self, link: Link, reason: str) -> None:
         """Requests from other workers what a worker owes that cannot be reached, but may live."""
         _LOG.warning(
-            "distribute: %s: %s; what it owes is asked of others (%d are connected), and this one "
-            "is tried again",
+            "distribute: %s: %s; other workers (%d are connected) are asked for what it owes, and "
+            "this one is tried again",
             link.connection.peer,
             reason,
             len(self._links) - 1,

@@ -106,9 +106,9 @@ class Journal(Generic[SomeFact]):
     def sync(self) -> None:
         """Blocks until all facts that were appended before this call are on disk.
 
-        Callers in several threads share the wait: while one of them waits for the disk, the others
-        queue, and the next one syncs for all of them. After UnavailableError the facts may or may
-        not be on disk, until `compact` has written all of them again.
+        Callers in several threads share the wait: while one of them waits for the disk, the other
+        callers queue, and the next one syncs for all of them. After UnavailableError the facts may
+        or may not be on disk, until `compact` has written all of them again.
         """
         appended = self._appended
         with self._syncing:

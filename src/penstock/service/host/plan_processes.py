@@ -195,7 +195,8 @@ class PlanProcesses:
     @property
     def restarts(self) -> int:
         """How many processes crashed."""
-        return self._crashes.count
+        with self._changed:
+            return self._crashes.count
 
     def __len__(self) -> int:
         """Counts the clients."""

@@ -272,8 +272,8 @@ class RemoteStream(Stream):
         # state, so that this one must not.
         with suppress(NotFoundError):
             self._opening.session.call(ClientHeartbeat(self._agent.client, 0))
-        # A dispatcher that knows the first id refuses it. One that has lost facts must learn which
-        # iteration this reader had opened, and that happens here.
+        # A dispatcher that knows the first id refuses it. A dispatcher that has lost facts learns
+        # here which iteration this reader had opened.
         with suppress(NotFoundError, AbortedError):
             first = msgspec.structs.replace(self._opening.request, last=self._agent.last)
             self._opening.again(first)
@@ -391,7 +391,9 @@ class RemoteStream(Stream):
             link = self._links[ask.worker]
             return describe_request(ask, link, self._work.streams, self._now())
         return "elements that this reader may read: " + (
-            "others have leased what is left" if self._reading.leased else "none was asked for"
+            "other readers have leased what is left"
+            if self._reading.leased
+            else "none was asked for"
         )
 
     def save(self) -> State:

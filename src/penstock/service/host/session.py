@@ -78,7 +78,7 @@ class Session:
         self.failure: OpError | None = None
         """Set once the dispatcher is known to have ended; readers raise it."""
         self._call = call
-        self._functions: str | None = None
+        self._functions: str | None = None  #: guarded by _lock
         self._lock = threading.Lock()
 
     def call(self, request: Request, timeout: float | None = None) -> Any:
@@ -87,7 +87,7 @@ class Session:
 
     @property
     def functions(self) -> str:
-        """How functions are sent; the first call says hello, which refuses other versions."""
+        """How functions are sent; the first use sends `Hello`, which compares versions."""
         with self._lock:
             if self._functions is None:
                 welcome: HelloReply = self.call(greeting())

@@ -187,9 +187,11 @@ class Reading:
         return None
 
     def _is_repeated(self, feed: Feed, start: int, piece: Piece) -> bool:
-        """Whether this is the error of the part before it: a file that cannot be opened is one
-        error, although each of its parts fails. Where the order is kept, parts are compared, and
-        a part behind such a one has no elements."""
+        """Whether this failure repeats the failure of the part before it.
+
+        A file that cannot be opened is one error, although each of its parts fails. Where the
+        order is kept, `SequentialOrder` compares the parts instead.
+        """
         if self.replays or start or feed.began is None or not isinstance(piece, Failure):
             return False
         self._unread.add(feed.stream)
@@ -226,7 +228,7 @@ class Reading:
         state vouches for it.
         """
         order = self.fetcher.order
-        for feed in order.known() if isinstance(order, LeaseOrder) else ():
+        for feed in order.pop_known() if isinstance(order, LeaseOrder) else ():
             self._record.note_end(feed)
         return self._record.report(everything, unused)
 
@@ -380,7 +382,7 @@ def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
 
 
 def _without_last(handed: Iterable[StreamRange], count: int) -> list[StreamRange]:
-    """Addresses without their last `count` elements."""
+    """Ranges without their last `count` elements."""
     kept = list(handed)
     while count > 0 and kept:
         last = kept.pop()

@@ -23,7 +23,7 @@ AT_ONCE = 4
 """Early crashes in a row before a worker pauses: so many are needed to find a call."""
 
 MOST_ALONE = 2
-"""Processes that may crash in a call while it is the only one that runs."""
+"""Processes that may crash in a call while no other call runs."""
 
 MOST_CRASHES = 3
 """Workers, or plan processes, that may crash while they compute the same elements."""
@@ -87,7 +87,7 @@ class Search:
     def add(self, calls: Sequence[RunningCall] | None, code: int) -> bool:
         """Adds the calls that ran at a crash, None if they were not recorded.
 
-        Returns whether the call is found, or the next crash may tell more about it.
+        Returns whether the call is found, or the next crash may reveal more about it.
         """
         self._crashes += 1
         known = [call for call in calls or () if call.key]

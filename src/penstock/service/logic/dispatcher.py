@@ -263,7 +263,7 @@ _FIRST_ID = 1000
 
 
 REPETITIONS = 16
-"""How many repetitions of a job are kept; earlier ones that were read to their end are removed."""
+"""How many repetitions of a job are kept; earlier ones are removed once they are finished."""
 
 
 def register_dataset(state: State, request: RegisterDataset) -> Decision:
@@ -379,7 +379,7 @@ def forget_idle(state: State, now: float) -> list[Fact]:
 
 
 def _idle_iterations(state: State, now: float) -> Iterator[str]:
-    """The names of iterations to remove; the one that has been idle longest comes first."""
+    """The names of iterations to remove, the longest idle iteration first."""
     settings = state.settings
     soonest = min(settings.forget_after, settings.job_gc_timeout or settings.forget_after)
     for name in state.idle:

@@ -54,7 +54,7 @@ class Throughput:
 
 @dataclass
 class WorkerRecord:
-    """A registered worker. `streams` are those that it makes: (job, stream)."""
+    """A registered worker. `streams` are the streams that it makes: (job, stream)."""
 
     info: WorkerInfo
     heard: float = 0.0
@@ -77,7 +77,7 @@ class Roster:
         self.workers: dict[str, WorkerRecord] = {}
         self.addresses: dict[str, str] = {}
         self.silent: dict[str, None] = {}
-        """Workers; the one that has been silent longest comes first."""
+        """Workers, the longest silent worker first."""
         self.version = 0
         self._loads: dict[int, dict[str, None]] = {}
         """Usable workers by the number of their streams."""
@@ -137,7 +137,7 @@ class Roster:
             record.suspected = True
 
     def give(self, worker: str, job: str, stream: int) -> None:
-        """Adds a stream to those that a worker makes."""
+        """Adds a stream to the streams of a worker."""
         record = self.workers.get(worker)
         if record is not None:
             self._count_out(record)
@@ -145,7 +145,7 @@ class Roster:
             self._count_in(record)
 
     def take(self, worker: str | None, job: str, stream: int) -> None:
-        """Removes a stream from those that a worker makes."""
+        """Removes a stream from the streams of a worker."""
         record = self.workers.get(worker) if worker is not None else None
         if record is not None:
             self._count_out(record)
@@ -170,8 +170,8 @@ class Roster:
                 return most
         return count
 
-    def offered(self) -> tuple[WorkerInfo, ...]:
-        """The workers that clients may fetch from: draining ones only if there are no others."""
+    def list_offered(self) -> tuple[WorkerInfo, ...]:
+        """The workers that clients may fetch from: draining ones only if all are draining."""
         if self._offered is None:
             records = self.workers.values()
             staying = tuple(record.info for record in records if not record.draining)

@@ -163,7 +163,7 @@ class RangesConsumed(Event, frozen=True):
 class RangesClaimed(Event, frozen=True):
     """Saved states, or a client whose leases had expired, report that these were consumed.
 
-    The client gets only those that no other client holds or has consumed since.
+    The client gets only ranges that no other client holds or has consumed since.
     """
 
     client: str
@@ -172,7 +172,7 @@ class RangesClaimed(Event, frozen=True):
 
 
 class RangesSetAside(Event, frozen=True):
-    """Saved states continue with these: a client leased those that no other client got since."""
+    """Saved states continue with these: a client leased what no other client got since."""
 
     client: str
     ranges: tuple[StreamRange, ...]

@@ -33,7 +33,7 @@ the same worker."""
 
 AHEAD = 3
 """Elements for each worker that a client may hold, whatever their size: two that are under way, and
-one that has arrived and waits for its turn."""
+a third that has arrived and waits for its turn."""
 
 LEAST_AHEAD = 2
 """Elements for each worker without which some workers are idle."""
@@ -194,12 +194,12 @@ class Feed:
             self._lost.sort(reverse=True)
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether anything was requested."""
         return self._asked > self.next or bool(self._pieces) or self.length is not None
 
     @property
-    def answered(self) -> bool:
+    def is_known(self) -> bool:
         """Whether anything is known of the stream."""
         return bool(self._pieces) or self.length is not None
 

@@ -1,7 +1,7 @@
 """`Fetcher`: what a client requests from which worker, and which elements it hands out next.
 
 A client requests only what it needs soon: what was requested and not handed out stays within a
-number of elements or of bytes. When a worker is lost, what it still owed is requested from others.
+number of elements or of bytes. When a worker is lost, other workers are asked for what it owes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Fetcher:
         self.hungry = True
 
     def lose(self, worker: str, broken: bool = False) -> None:
-        """Requests what a lost worker owes from others.
+        """Requests what a lost worker owes from other workers.
 
         `broken`: its connection broke. If that happens repeatedly with the same elements, they are
         to blame; see `Blame`.
@@ -440,7 +440,7 @@ class Fetcher:
 
     def _fail_input(self, ask: Ask, feed: InputFeed, failure: Failure) -> None:
         """No worker can compute an element of an input. Of several inputs, each is requested alone,
-        to find the one that fails."""
+        to find the input that fails."""
         if feed.whole:
             assert isinstance(self.order, InterleaveOrder)
             self.order.divide(feed)

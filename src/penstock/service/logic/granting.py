@@ -127,7 +127,7 @@ def _grant(
 def _choose_workers(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
 ) -> dict[int, str | None]:
-    """The worker of each stream: the one that makes it already, as long as it is usable."""
+    """The worker of each stream: the worker that makes it already, if that is usable."""
     places: dict[int, str | None] = {}
     local = is_local(record.options)
     for stream in dict.fromkeys(at.stream for at in chosen):
@@ -154,7 +154,7 @@ def _reply_without_grants(
     group = state.group(client)
     others = (name for name in group.holders if name != client.client)
     since = client.waits_since
-    # A late message does not prove that its sender is alive now. Only one that names a version
+    # A late message does not prove that its sender is alive now. Only a message with a version
     # from after the beginning of the wait does.
     if all(since is not None and state.clients[name].version >= since for name in others):
         shared = any(record.ends.values()) or any(t.reached for t in group.tracks.values())

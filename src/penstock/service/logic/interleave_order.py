@@ -244,7 +244,7 @@ class InterleaveOrder:
                 self._next = (stream + 1, 0)
                 self._forget(feed)
                 continue
-            if self._inputs == UNKNOWN and feed.lengths is None and not feed.answered:
+            if self._inputs == UNKNOWN and feed.lengths is None and not feed.is_known:
                 return None, feed
             begin = feed.first_of(index) if feed.whole else 0
             slot = InputTurn(feed, index, begin, begin=begin)

@@ -72,15 +72,15 @@ class Ranges:
         made._starts, made._stops, made.count = self._starts[:], self._stops[:], self.count
         return made
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """The set as compressed bytes: few if the ranges are regular."""
         starts, stops = np.asarray(self._starts), np.asarray(self._stops)
         edges = np.stack([starts, stops], axis=1).ravel()
         return zlib.compress(np.diff(edges, prepend=0).astype("<i8").tobytes(), 1)
 
     @classmethod
-    def unpacked(cls, packed: bytes) -> Ranges:
-        """The set that `packed` returned the bytes of."""
+    def from_packed(cls, packed: bytes) -> Ranges:
+        """The set that `pack` returned as bytes."""
         edges = np.cumsum(np.frombuffer(zlib.decompress(packed), "<i8")).reshape(-1, 2)
         made = cls()
         made._starts.frombytes(edges[:, 0].astype(np.int64).tobytes())
@@ -206,12 +206,12 @@ class Lengths(MutableMapping[int, int]):
     def __len__(self) -> int:
         return self._count
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """The lengths as compressed bytes: few if streams are alike."""
         return zlib.compress(np.asarray(self._lengths).astype("<i8").tobytes(), 1)
 
     def unpack(self, packed: bytes) -> None:
-        """Replaces the contents by those that `packed` returned."""
+        """Replaces the contents by what `pack` returned."""
         lengths = np.frombuffer(zlib.decompress(packed), "<i8").astype(np.int64)
         self._lengths = array("q", lengths.tobytes())
         self._count = int((lengths != _UNKNOWN).sum())
@@ -261,15 +261,15 @@ class Consumed(Mapping[int, Ranges]):
             del self._parts[stream]
             self._whole.add(stream, stream + 1)
 
-    def packed(self) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
+    def pack(self) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
         """As bytes: the numbers of complete streams, and the parts of other streams."""
         parts = sorted(self._parts.items())
-        return self._whole.packed(), tuple((stream, part.packed()) for stream, part in parts)
+        return self._whole.pack(), tuple((stream, part.pack()) for stream, part in parts)
 
     def unpack(self, whole: bytes, parts: tuple[tuple[int, bytes], ...]) -> None:
-        """Replaces the contents by those that `packed` returned."""
-        self._whole = Ranges.unpacked(whole)
-        self._parts = {stream: Ranges.unpacked(part) for stream, part in parts}
+        """Replaces the contents by what `pack` returned."""
+        self._whole = Ranges.from_packed(whole)
+        self._parts = {stream: Ranges.from_packed(part) for stream, part in parts}
 
 
 @dataclass(slots=True)
@@ -312,13 +312,13 @@ class Group:
         self.done = Ranges()
         """The streams that are consumed completely."""
         self.open: dict[int, None] = {}
-        """Streams with elements behind `reached`; the one that has waited longest comes first."""
+        """Streams with elements behind `reached`, the longest waiting stream first."""
         self.idle: dict[int, None] = {}
         """The open streams of which no client holds a part."""
         self.returned: dict[int, None] = {}
         """Streams with free elements."""
         self.holders: dict[str, int] = {}
-        """How many elements each client holds; the one that has been silent longest comes first."""
+        """How many elements each client holds, the longest silent client first."""
         self.at: dict[str, dict[int, None]] = {}
         """The streams of which each client holds a part."""
 

@@ -189,7 +189,7 @@ def _make_reply(
 
 def workers_for(state: State, record: IterationRecord, host: str) -> tuple[WorkerInfo, ...]:
     """The workers that a client on `host` may fetch from."""
-    workers = state.roster.offered()
+    workers = state.roster.list_offered()
     return tuple(w for w in workers if w.host == host) if is_local(record.options) else workers
 
 
@@ -236,7 +236,8 @@ def _check_begins(state: State, request: OpenIteration) -> None:
     if request.last is not None and knows(state, request.last):
         raise FailedPreconditionError(
             f"service: this reader was not heard of for so long that job {request.job!r} has been "
-            "forgotten meanwhile, and others may have read the rest; iterate again to read it anew"
+            "forgotten meanwhile, and other readers may have read the rest; iterate again to read "
+            "it anew"
         )
 
 
@@ -244,7 +245,7 @@ def _check_not_forgotten(request: OpenIteration) -> None:
     if request.resumes:
         raise FailedPreconditionError(
             f"Iterator.load_state_dict: repetition {request.repetition} of job {request.job!r} was "
-            "read to its end, and the dispatcher has forgotten what others read of it; restore the "
+            "read to its end, and the dispatcher has forgotten what other readers got; restore the "
             "state under another job_name (several of them: as one, of service.merge_states)"
         )
 
@@ -283,7 +284,7 @@ def _warning(
                 f"dataset again use another job_name, or run: penstock forget SERVICE "
                 f"{request.job!r}"
             )
-        return f"{read} by others, so this reader gets nothing of it"
+        return f"{read} by other readers, so this reader gets nothing of it"
     consumed = record.consumed_by(record.group_of(request))
     if consumed and not others_read and not known:
         return (

@@ -85,9 +85,9 @@ class SequentialOrder:
         """Whether the first feed is known to begin at the right place; replaces a wrong one."""
         if feed is self._settled or self._seam is None or self._begin == WHOLE:
             return True
-        if not feed.asked:
+        if not feed.is_requested:
             feed.begin = self._seam
-        elif feed.began is None and not feed.answered:
+        elif feed.began is None and not feed.is_known:
             return False
         elif feed.began and not self._fits(feed):
             self._dropped.append(feed)
@@ -391,7 +391,7 @@ class LeaseOrder:
             self._ended.append(self._open.pop(0))
         return self._open[0] if self._open else None
 
-    def known(self) -> list[Feed]:
+    def pop_known(self) -> list[Feed]:
         """Open feeds and, once each, feeds that are over: they may know the length of a stream."""
         ended, self._ended = self._ended, []
         return [*ended, *self._open]

@@ -200,7 +200,7 @@ def candidates(state: State, local: str | None) -> list[WorkerInfo]:
 
 
 def first_places(count: int, workers: list[WorkerInfo]) -> list[StreamPlace]:
-    """A stream for each worker; these workers also make the streams beyond, until others join."""
+    """A stream for each worker; these workers also make the streams beyond, until more join."""
     places = [StreamPlace(i, info.worker, info.address) for i, info in enumerate(workers[:count])]
     hosts = cycle(info.worker for info in workers) if workers else cycle((None,))
     return places + [StreamPlace(i, next(hosts)) for i in range(len(places), count)]
@@ -353,7 +353,7 @@ def relieve(state: State, leaving: Collection[str]) -> list[Fact]:
 
 
 class _LoadHeap:
-    """Workers by the number of their streams, including those that are being placed."""
+    """Workers by the number of their streams, including streams that are being placed."""
 
     def __init__(self, records: list[WorkerRecord]) -> None:
         self._heap = [(len(record.streams), i) for i, record in enumerate(records)]

@@ -135,12 +135,12 @@ def check_return(record: IterationRecord, request: OpenIteration) -> None:
         raise FailedPreconditionError(
             f"service.distribute(job_name={request.job!r}): repetition {request.repetition} was "
             "begun anew, with other random numbers than those of the saved state; restore the "
-            "state before others read, or use another job_name"
+            "state before other readers read, or use another job_name"
         )
 
 
 def _find_overtaken(record: IterationRecord, request: OpenIteration) -> ClientRecord | None:
-    """Returns the name of a returning client from whose saved state another client continues.
+    """Returns the record of a returning client, if another client continues from its saved state.
 
     The returning client checked this before, but the other client may have come since.
     """

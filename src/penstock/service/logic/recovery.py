@@ -76,7 +76,7 @@ def _iteration_facts(record: IterationRecord) -> Iterator[Fact]:
     begun, job = record.begun, record.work.job
     yield msgspec.structs.replace(begun, ready=record.ready)
     if record.ends:
-        yield LengthsKept(job, record.ends.packed())
+        yield LengthsKept(job, record.ends.pack())
     for client in record.members.values():
         yield from _client_facts(client)
     for name, group in record.groups.items():
@@ -105,7 +105,7 @@ def _client_facts(client: ClientRecord) -> Iterator[Fact]:
         program=client.program,
     )
     if client.consumed:
-        yield ConsumptionKept(client.client, *client.consumed.packed())
+        yield ConsumptionKept(client.client, *client.consumed.pack())
     if client.standing != HERE:
         yield ClientGone(client.client, client.standing)
 
@@ -182,7 +182,7 @@ def _unleased_ranges(record: IterationRecord) -> Iterator[StreamRange]:
 
 
 def describe_ranges(ranges: Iterator[StreamRange] | tuple[StreamRange, ...]) -> str:
-    """Addresses in words, for a message."""
+    """Ranges in words, for a message."""
     found = iter(ranges)
     named = [_describe_range(at) for at in islice(found, _MAX_NAMED)]
     more = sum(1 for _ in found)

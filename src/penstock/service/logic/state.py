@@ -80,7 +80,7 @@ class State:
         self.dispatcher = settings.dispatcher
         self.starts = 0
         self.facts = 0
-        """How many durable facts were applied, including those that a snapshot replaced."""
+        """How many durable facts were applied, including facts that a snapshot replaced."""
         self.lives: dict[str, int] = {}
         """The latest starts by their names, and how many facts came before each."""
         self.datasets: dict[str, DatasetInfo] = {}
@@ -104,11 +104,11 @@ class State:
         self.iterations: dict[str, IterationRecord] = {}
         self.clients: dict[str, ClientRecord] = {}
         self.silent: dict[str, None] = {}
-        """Clients that read; the one that has been silent longest comes first."""
+        """Clients that read, the longest silent client first."""
         self.active: dict[str, None] = {}
         """Iterations with clients."""
         self.idle: dict[str, None] = {}
-        """Iterations without clients; the one that has been idle longest comes first."""
+        """Iterations without clients, the longest idle iteration first."""
         self._active_jobs: tuple[str, ...] | None = None
 
     def apply(self, fact: Fact, now: float) -> None:

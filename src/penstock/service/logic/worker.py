@@ -101,7 +101,7 @@ class KeptBlocks:
 
 
 class BlockBudget:
-    """Limits the bytes that all streams of a worker keep; the least recently used block goes first.
+    """Limits the bytes that all streams of a worker keep; drops the least recently used first.
 
     A block is named by its owner, which is the name of a stream, and by its start.
     """

@@ -117,7 +117,7 @@ class GetArray(Message, frozen=True):
 class RegisterDataset(Message, frozen=True):
     """Registers a plan, whose bytes the dispatcher has, as a dataset.
 
-    `structure` and `spec` tell datasets apart, because the pickled bytes of equal functions may
+    `structure` and `spec` distinguish datasets, because the pickled bytes of equal functions may
     differ.
     """
 
@@ -422,7 +422,7 @@ class OpenIterationReply(Message, frozen=True):
 
 
 class Grant(Plain, frozen=True):
-    """A range of elements that a client may read; `worker` is the only one to ask, or None."""
+    """A range of elements that a client may read; `worker` is the only worker to ask; None: any."""
 
     range: StreamRange
     worker: str | None = None
@@ -456,8 +456,8 @@ class ClientHeartbeatReply(Message, frozen=True):
 class WorkerHeartbeatReply(Message, frozen=True):
     """`known` False: the worker must register again. `jobs`: the iterations that have readers.
 
-    The worker may drop streams of all others. None: the dispatcher does not know yet, because it
-    has just restarted.
+    The worker may drop the streams of all other iterations. None: the dispatcher does not know
+    yet, because it has just restarted.
     """
 
     known: bool

@@ -69,7 +69,7 @@ DISPATCHER_TIMEOUT = 30.0
 """A worker that starts waits this long for the dispatcher; `dispatcher_timeout_ms` changes it."""
 
 PACE = 10.0
-"""The other consumers of a coordinated read wait this long for one that fetches nothing."""
+"""The other consumers of a coordinated read wait this long for a consumer that fetches nothing."""
 
 IDLE_STREAM = 10.0
 """A worker keeps a stream without readers open for this time: a client may reconnect."""
@@ -157,20 +157,21 @@ REFUSAL_LOG = 60.0
 """The time between two log lines about connections that were refused."""
 
 RECONNECT = 2.0
-"""A client tries a worker that it could not reach again after this time."""
+"""After this time a client tries again to reach a worker that it could not reach."""
 
 FIRST_RECONNECT = 0.02
 """The same after a connection was cut; it grows if that happens again."""
 
 WORKER_REFUSAL = 1.0
-"""A client asks a worker that refused its requests again after this time."""
+"""After this time a client asks again a worker that refused its requests."""
 
 JOURNAL_BUSY = 2.0
 """A dispatcher waits this long for a journal that another process uses."""
 
 KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_PROBES = 5, 2, 4
-"""The system probes a silent connection after the first time, then so often: a machine that
-vanished is noticed after 13 seconds. The last one is a count."""
+"""The system probes a connection that was silent for the first time, and again after the second
+time, until so many probes (the third) were not answered: it notices after 13 seconds that a machine
+is gone."""
 
 # Waits of users
 
@@ -194,8 +195,8 @@ LONGEST_LOOK = 1.0
 # Arrays that clients and workers on different machines share
 
 ARRAY_PAUSE = 0.02
-"""A worker that waits for a part of an array asks the dispatcher this often, and so does a client
-for what is wanted, after a part was."""
+"""A worker that waits for a part of an array asks the dispatcher for it this often. A client that
+has just sent a part asks as often which part is wanted next."""
 
 ARRAY_QUESTION = 1.0
 """A client asks at least this often whether a worker wants a part of its arrays."""
