@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.engine.trail import WIDTH
 from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
+from penstock.service.logic.orders import FeedOrder
 
 INFINITE, UNKNOWN = -1, -2
 
@@ -154,13 +155,14 @@ class InputTurn:
         return min(most, int(np.searchsorted(places, limit)) - offset)
 
 
-class InterleaveOrder:
+class InterleaveOrder(FeedOrder):
     """Inputs in turn: a known number of inputs in one stream, or all inputs of the `streams`, one
     stream after the other, where their number is unknown."""
 
     def __init__(
         self, turns: tuple[int, int, int], streams: int, most: int, state: dict[str, Any] | None
     ) -> None:
+        super().__init__()
         self.cycle, self._block, self._inputs = turns
         self._streams = 1 if self._inputs != UNKNOWN else streams
         self._most = most
@@ -169,7 +171,6 @@ class InterleaveOrder:
         """How many inputs the next feed reads; it grows while inputs are short."""
         self._feeds: list[InputFeed] = []
         """Open feeds, in the order of their inputs."""
-        self._dropped: list[Feed] = []
         state = state or {"slots": [None] * self.cycle, "turn": [0, 0], "next": [0, 0]}
         self._turn, self._taken = state["turn"]
         self._next: tuple[int, int] = (state["next"][0], state["next"][1])
@@ -383,11 +384,6 @@ class InterleaveOrder:
         if feed in self._feeds:
             self._feeds.remove(feed)
             self._dropped.append(feed)
-
-    def pop_dropped(self) -> list[Feed]:
-        """Returns each feed once that other feeds have replaced."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
 
     def state(self, free: bool) -> dict[str, Any]:
         self.turn()

@@ -30,7 +30,23 @@ from penstock.service.protocol.messages import (
 )
 
 
-class SequentialOrder:
+class FeedOrder:
+    """The base of all orders, with the feeds that other feeds have replaced."""
+
+    def __init__(self) -> None:
+        self._dropped: list[Feed] = []
+
+    def pop_dropped(self) -> list[Feed]:
+        """Returns each feed once that another feed has replaced."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def pop_freed(self) -> tuple[int, int]:
+        """Elements and bytes that were released in other ways than by `take`."""
+        return 0, 0
+
+
+class SequentialOrder(FeedOrder):
     """One stream after the other: the local order, because streams are consecutive pieces.
 
     `length` is the length of each stream, if it is known beforehand. A stream may be a part of a
@@ -45,6 +61,7 @@ class SequentialOrder:
         state: dict[str, Any] | None = None,
         free: bool = False,
     ) -> None:
+        super().__init__()
         self._streams = streams
         self._length = length
         self._begin = WHOLE if free else GUESS
@@ -55,7 +72,6 @@ class SequentialOrder:
         """Where the last part that was handed out ended."""
         self._settled: Feed | None = self._open[0] if self._open and not free else None
         """The feed that is known to begin at the right place."""
-        self._dropped: list[Feed] = []
         for feed in self._open:
             feed.length = length
 
@@ -103,15 +119,6 @@ class SequentialOrder:
         assert self._seam is not None
         return feed.began == self._seam or (feed.ended == feed.began < self._seam)
 
-    def pop_dropped(self) -> list[Feed]:
-        """Returns each feed once that another feed has replaced."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
-    def pop_freed(self) -> tuple[int, int]:
-        """Elements and bytes that were released in other ways than by `take`."""
-        return 0, 0
-
     def any(self) -> Iterator[Feed]:
         """Where the order is free: every open feed.
 
@@ -151,7 +158,7 @@ class SequentialOrder:
         return {"open": [first.state()], "next": first.stream + 1, "seam": self._seam}
 
 
-class RoundRobinOrder:
+class RoundRobinOrder(FeedOrder):
     """Streams that belong to workers, `block` elements of each in turn.
 
     Every stream has a slot of its own; `add` sets how many there are. Where the order is `free`, a
@@ -160,6 +167,7 @@ class RoundRobinOrder:
     """
 
     def __init__(self, block: int, state: dict[str, Any] | None = None, free: bool = False) -> None:
+        super().__init__()
         self._free = free
         self._block = block
         state = state or {"open": [], "next": 0, "turn": 0, "left": block}
@@ -224,12 +232,6 @@ class RoundRobinOrder:
         self._turn = (self._turn + 1) % len(self._slots)
         self._left = self._block
         self.lap += self._turn == 0
-
-    def pop_dropped(self) -> list[Feed]:
-        return []
-
-    def pop_freed(self) -> tuple[int, int]:
-        return 0, 0
 
     def any(self) -> Iterator[Feed]:
         return iter([feed for feed in self.upcoming() if not feed.over])
@@ -326,7 +328,7 @@ class LeasedFeed(Feed):
         return feed
 
 
-class LeaseOrder:
+class LeaseOrder(FeedOrder):
     """What the dispatcher leased: `in_order` of the plan if leases are of pieces, else as granted.
 
     Pieces are handed out in the local order: nothing of a stream before the client knows that it
@@ -335,12 +337,12 @@ class LeaseOrder:
     """
 
     def __init__(self, in_order: bool = False, ahead: bool = False) -> None:
+        super().__init__()
         self._in_order = in_order
         self._ahead = ahead
         self._open: list[LeasedFeed] = []
         self._ended: list[Feed] = []
         """Feeds that are over and whose length was not reported yet."""
-        self._dropped: list[Feed] = []
         self.finished = False
         """Whether the dispatcher leases nothing more to this client."""
 
@@ -395,14 +397,6 @@ class LeaseOrder:
         """Open feeds and, once each, feeds that are over: they may know the length of a stream."""
         ended, self._ended = self._ended, []
         return [*ended, *self._open]
-
-    def pop_dropped(self) -> list[Feed]:
-        """Returns each feed once that another feed has replaced."""
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
-    def pop_freed(self) -> tuple[int, int]:
-        return 0, 0
 
     def any(self) -> Iterator[Feed]:
         self.turn()
