@@ -1,6 +1,7 @@
 """A package that runs its own module only when an attribute of it is used."""
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.processes import boot
+from penstock.engine.processes.fork_server import ForkServer
 
 
 @pytest.fixture
@@ -40,11 +42,18 @@ def test_what_is_missing_is_still_an_error(package: str) -> None:
         _ = importlib.import_module(package).no_such_name
 
 
-def test_the_command_runs_without_the_rest_of_the_package() -> None:
-    code = f"import sys; sys.argv[1:] = ['--version']; {boot.program(boot.COMMAND)}"
-    probe = (
-        "import atexit, sys; atexit.register(lambda: print('penstock.distribute' in sys.modules));"
-    )
-    done = subprocess.run([sys.executable, "-c", probe + code], capture_output=True, text=True)
+@pytest.mark.parametrize("name", [boot.CALLS, boot.WORKERS])
+def test_fork_servers_run_without_the_rest_of_the_package(name: str) -> None:
+    ours, theirs = ForkServer.socketpair()
+    with ours, theirs:
+        ours.close()  # So the fork server ends when it has imported everything.
+        probe = "import os, sys; os._exit = lambda _: print('penstock.distribute' in sys.modules);"
+        arguments = [str(theirs.fileno()), str(os.getpid())]
+        done = subprocess.run(
+            [sys.executable, "-c", probe + boot.program(name), *arguments],
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "False"

@@ -61,6 +61,30 @@ def test_the_calls_run_in_other_processes() -> None:
     assert 1 <= len(found) <= 2
 
 
+ENDING = """
+import threading
+from penstock.data import Dataset, Options
+from penstock.engine.processes import call_processes
+call_processes._IDLE_SECONDS = {idle}
+dataset = Dataset.range(64).map(lambda x: x + 1, num_parallel_calls=2)
+assert len(list(dataset.with_options(Options(executor="processes")))) == 64
+{end}
+"""
+IDLE = """
+[thread] = [each for each in threading.enumerate() if each.name == "penstock-processes"]
+thread.join()
+call_processes._current = None
+"""
+
+
+@pytest.mark.parametrize(("idle", "end"), [(60, ""), (0.2, IDLE)])
+def test_no_socket_is_left_open(idle: float, end: str) -> None:
+    program = ENDING.format(idle=idle, end=end)
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_states_of_threads_and_processes_are_the_same() -> None:
     dataset = Dataset.range(40).map(lambda x: x * x, num_parallel_calls=3)
     near, far = (iter(dataset.with_options(options)) for options in (THREADS, PROCESSES))

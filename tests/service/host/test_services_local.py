@@ -11,8 +11,9 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.engine.processes import boot
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
-from penstock.service.host import services
+from penstock.service.host import local_workers, services
 from tests.integration.clusters import until
 
 
@@ -26,6 +27,56 @@ def alive(process):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def parent_of(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def children_of(process):
+    running = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [child for child in running if alive(child) and parent_of(child) == process]
+
+
+def is_program_of_workers(process):
+    try:
+        with open(f"/proc/{process}/cmdline") as file:
+            return boot.WORKERS in file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def worker_processes(count):
+    """The ids of the worker processes, when the programs of earlier tests have ended."""
+
+    def find():
+        programs = [child for child in children_of(os.getpid()) if is_program_of_workers(child)]
+        workers = children_of(programs[0]) if len(programs) == 1 else []
+        return workers if len(workers) == count else None
+
+    return until(find)
+
+
+def test_workers_are_forked_from_one_program_that_imports_what_they_need():
+    made = Dataset.range(10).apply(service.distribute("distributed_epoch", "local://3"))
+    with iter(made) as iterator:
+        next(iterator)
+        assert len(worker_processes(3)) == 3
+
+
+def test_a_program_that_ends_is_replaced_with_its_workers(caplog):
+    made = Dataset.range(10**6).apply(service.distribute("distributed_epoch", "local://2"))
+    with iter(made) as iterator:
+        next(iterator)
+        processes = worker_processes(2)
+        os.kill(parent_of(processes[0]), signal.SIGKILL)
+        until(lambda: not any(map(alive, processes)))
+        assert [int(next(iterator)) for _ in range(1000)] == list(range(1, 1001))
+    assert "a worker process ended (exit code -9); starting another" in caplog.text
 
 
 def test_processes_of_a_dataset_are_used_again_and_gone_soon_after():
@@ -101,13 +152,13 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.host import services
+from tests.service.host.test_services_local import worker_processes
 iterator = iter(Dataset.range(10**6).apply(service.distribute("distributed_epoch", "local://2")))
 next(iterator)
-[running] = services._RUNNING
-for process in running.processes:
+processes = worker_processes(2)
+for process in processes:
     os.kill(process, signal.SIGSTOP)
-print(*running.processes)
+print(*processes)
 {end}
 """
 
@@ -121,10 +172,17 @@ def test_frozen_processes_do_not_outlive_a_reader(end):
     until(lambda: not any(map(alive, processes)))
 
 
-def test_workers_that_cannot_start_are_an_error(monkeypatch):
-    monkeypatch.setattr(services.sys, "executable", "/bin/false")
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("/bin/false", r"worker processes end soon after they start \(exit code 1\)"),
+        ("/no/such/program", "'/no/such/program' cannot be started"),
+    ],
+)
+def test_workers_that_cannot_start_are_an_error(monkeypatch, program, reason):
+    monkeypatch.setattr(sys, "executable", program)
     iterator = iter(Dataset.range(3).apply(service.distribute("distributed_epoch", "local://1")))
-    with pytest.raises(InternalError, match="worker processes end soon after they start"):
+    with pytest.raises(InternalError, match=reason):
         next(iterator)
     iterator.close()
 
@@ -137,13 +195,13 @@ def test_a_number_of_processes_is_needed(count):
 
 
 def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):
-    monkeypatch.setattr(services.os, "cpu_count", lambda: 2)
-    serving = services.LocalService("")
+    monkeypatch.setattr(local_workers.os, "cpu_count", lambda: 2)
+    serving = services._start_local("")
     try:
-        assert len(serving.processes) == 2
+        processes = worker_processes(2)
     finally:
         serving.close()
-    assert not any(map(alive, serving.processes))
+    assert not any(map(alive, processes))
     serving.close()
 
 

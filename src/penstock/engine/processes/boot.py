@@ -12,8 +12,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-CALLS, COMMAND = "penstock_calls", "penstock_command"
-"""The names under which this file runs: as a fork server of call processes, and as `penstock`."""
+CALLS, WORKERS = "penstock_calls", "penstock_workers"
+"""The names under which this file runs: as a fork server of call processes, or of workers."""
+
+_MAIN = {
+    CALLS: "penstock.engine.processes.call_process_main",
+    WORKERS: "penstock.cli.local_worker_main",
+}
 
 _NAMES_OF_PYTHON = {"__wrapped__", "__bases__", "__isabstractmethod__", "__set_name__"}
 """What Python looks for in a module, and does not use if it is missing."""
@@ -45,11 +50,8 @@ def program(name: str) -> str:
     return f"import runpy; runpy.run_path({os.path.abspath(__file__)!r}, run_name={name!r})"
 
 
-if __name__ == CALLS:
+if __name__ in _MAIN:
     load_lazily("penstock", _PACKAGE)
-    server: ModuleType = importlib.import_module("penstock.engine.processes.call_process_main")
+    server: ModuleType = importlib.import_module(_MAIN[__name__])
     importlib.import_module("cloudpickle")
     server.main(int(sys.argv[1]), int(sys.argv[2]))
-elif __name__ == COMMAND:
-    load_lazily("penstock", _PACKAGE)
-    sys.exit(importlib.import_module("penstock.cli").main())

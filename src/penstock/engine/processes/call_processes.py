@@ -43,7 +43,7 @@ from penstock.engine.processes.call_messages import (
     unpack_error,
 )
 from penstock.engine.processes.chunk_memory import AVAILABLE as CAN_SHARE
-from penstock.engine.processes.fork_server import ForkServer, describe_exit
+from penstock.engine.processes.fork_server import ForkServer, describe_exit, start_program
 from penstock.engine.processes.packets import Packets
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import AbortedError, OpError
@@ -193,12 +193,13 @@ class CallProcesses:
         self._used = time.monotonic()
         self._start_failures = 0
         self.closed = False
-        requests, self._asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        requests, self._asked = ForkServer.socketpair()
         self._server = ForkServer(requests)
         self._program: subprocess.Popen[bytes] | None = None
         self._poll = select.epoll()
         self._poll.register(requests.fileno(), select.EPOLLIN)
-        threading.Thread(target=self._run, name="penstock-processes", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="penstock-processes", daemon=True)
+        self._thread.start()
 
     # For streams
 
@@ -237,6 +238,7 @@ class CallProcesses:
             except subprocess.TimeoutExpired:
                 program.kill()
                 program.wait()
+        self._thread.join(_END_SECONDS)
 
     # Tasks; the lock is held
 
@@ -300,7 +302,7 @@ class CallProcesses:
     def _run(self) -> None:
         # In this thread, which does not end before: the kernel kills the fork server with it.
         try:
-            self._program = _start_program(self._asked.fileno())
+            self._program = start_program(boot.CALLS, self._asked, _ONE_THREAD)
         except OSError as error:
             self.refusal = f"{sys.executable!r} cannot be started ({error})"
         self._asked.close()
@@ -323,6 +325,8 @@ class CallProcesses:
             self._program.wait()
         with self._lock:
             self._record_end()
+            while self._server.wait_exit() is not None:  # Which closes its socket.
+                pass
         self._poll.close()
 
     def _dispatch_or_rest(self, busy: bool) -> None:
@@ -436,18 +440,6 @@ def _blame(task: CallTask, code: int) -> list[CallTask]:
     )
     task.set_result(Answer([FailedCall(error)]))
     return []
-
-
-def _start_program(asked: int) -> subprocess.Popen[bytes]:
-    code = f"import sys; sys.path[:] = {sys.path!r}; {boot.program(boot.CALLS)}"
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return subprocess.Popen(
-        [sys.executable, *flags, "-c", code, str(asked), str(os.getpid())],
-        pass_fds=[asked],
-        stdin=subprocess.DEVNULL,
-        env={**_ONE_THREAD, **os.environ},
-        start_new_session=True,  # Ctrl-C in the terminal does not reach it.
-    )
 
 
 _ONE_THREAD = dict.fromkeys(

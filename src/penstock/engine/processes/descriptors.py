@@ -6,6 +6,8 @@ import array
 import socket
 from collections.abc import Sequence
 
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
 
 def send_descriptors(
     unix: socket.socket, data: bytes, descriptors: Sequence[int], flags: int = 0
@@ -21,7 +23,7 @@ def receive_descriptor(unix: socket.socket, size: int) -> tuple[bytes, int]:
     Child processes do not inherit the descriptor. `socket.recv_fds` ignores that flag.
     """
     item = array.array("i").itemsize
-    data, ancillary, _, _ = unix.recvmsg(size, socket.CMSG_LEN(item), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _, _ = unix.recvmsg(size, socket.CMSG_LEN(item), _CLOEXEC)
     for level, kind, came in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             return data, array.array("i", came)[0]

@@ -18,17 +18,23 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from penstock.engine.processes import boot
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 
 AVAILABLE = sys.platform == "linux"
-"""Whether this system can kill a process together with its parent."""
+"""Whether this system can kill a process together with its parent.
+
+Elsewhere a fork server and its processes end when their owner's end of their sockets is closed.
+"""
 
 CANNOT_FORK = os.EX_OSERR if hasattr(os, "EX_OSERR") else 71
 """The exit code that is reported for a process that could not be started."""
@@ -39,6 +45,7 @@ is_child = False
 _START = struct.Struct("<I")
 _EXIT = struct.Struct("<Ii")
 _PR_SET_PDEATHSIG = 1
+_KIND = socket.SOCK_SEQPACKET if AVAILABLE else socket.SOCK_STREAM
 
 Run = Callable[[socket.socket], None]
 
@@ -70,7 +77,7 @@ class ForkServer:
     @classmethod
     def fork(cls, run: Run) -> ForkServer:
         """Forks a fork server from this process. Every process calls `run` with its channel."""
-        requests, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        requests, asked = cls.socketpair()
         parent = os.getpid()
         if os.fork() == 0:
             requests.close()
@@ -78,12 +85,17 @@ class ForkServer:
         asked.close()
         return cls(requests)
 
+    @staticmethod
+    def socketpair() -> tuple[socket.socket, socket.socket]:
+        """Makes the two ends of a socket: of the owner, and of the fork server or a process."""
+        return socket.socketpair(socket.AF_UNIX, _KIND)
+
     def fileno(self) -> int:
         return self._requests.fileno()
 
     def start(self, number: int) -> socket.socket:
         """Starts process `number`; returns the owner's end of its channel."""
-        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near, far = self.socketpair()
         try:
             with far:
                 send_descriptors(self._requests, _START.pack(number), [far.fileno()])
@@ -106,6 +118,25 @@ class ForkServer:
         """Ends the fork server, and all of its processes with it."""
         with contextlib.suppress(OSError):
             self._requests.shutdown(socket.SHUT_RDWR)
+
+
+def start_program(
+    name: str, asked: socket.socket, defaults: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
+    """Starts a new program that is a fork server; `name` says of which processes (`boot.py`).
+
+    It finds the modules that this program finds. `defaults` are variables of its environment that
+    this program's environment does not set. The kernel kills it with the calling thread.
+    """
+    code = f"import sys; sys.path[:] = {sys.path!r}; {boot.program(name)}"
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code, str(asked.fileno()), str(os.getpid())],
+        pass_fds=[asked.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**defaults, **os.environ},
+        start_new_session=True,  # Ctrl-C in the terminal does not reach it.
+    )
 
 
 def serve(asked: socket.socket, parent: int, run: Run) -> NoReturn:
@@ -139,7 +170,10 @@ class _ForkLoop:
 
     def _fork(self) -> bool:
         """Starts the process that the owner asked for; returns False if the owner is gone."""
-        data, descriptor = receive_descriptor(self._asked, _START.size)
+        try:
+            data, descriptor = receive_descriptor(self._asked, _START.size)
+        except ConnectionResetError:
+            return False  # The owner ended before it had received all reports.
         if not data:
             return False
         [number] = _START.unpack(data)
@@ -208,7 +242,8 @@ def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
 
 def _die_with(parent: int) -> None:
     """Asks the kernel to kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if AVAILABLE:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # The parent ended before the call.
 

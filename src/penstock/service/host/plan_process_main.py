@@ -130,11 +130,16 @@ class PlanProcessMain:
         self._tasks: Tasks
 
     def run(self) -> None:
-        while True:
-            data, descriptor = receive_descriptor(self._channel, LARGEST)
-            if not data:
-                return self._close()
+        while (received := self._receive())[0]:
+            data, descriptor = received
             self._handle(decoder_of_process.decode(data), descriptor)
+        self._close()
+
+    def _receive(self) -> tuple[bytes, int]:
+        try:
+            return receive_descriptor(self._channel, LARGEST)
+        except ConnectionResetError:  # The worker was killed before it had received all messages.
+            return b"", -1
 
     def _handle(self, message: Any, descriptor: int) -> None:
         match message:

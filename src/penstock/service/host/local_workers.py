@@ -1,0 +1,186 @@
+"""The workers of `local://N`: N processes on this machine, which are replaced when they end.
+
+They are forked from one program, which imports what workers need once for all of them, while this
+process makes the dispatcher. The kernel kills the program with this process, and the workers with
+the program, also after kill -9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from penstock.engine.processes import boot
+from penstock.engine.processes.fork_server import ForkServer, ProcessExit, start_program
+from penstock.errors import InternalError, InvalidArgumentError, OpError
+from penstock.service.protocol import timing
+
+_LOG = logging.getLogger("penstock.service")
+
+_MOST_EARLY_ENDS = 3
+"""So many workers in a row may end soon after their start before that is an error."""
+
+
+class _Worker:
+    """One worker process, or its place if it has ended; the lock of `LocalWorkers` guards it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.channel: socket.socket | None = None
+        """Closed by this process to end the worker; None if the process has ended."""
+        self.started = 0.0
+        self.early_ends = 0
+
+    def shut(self) -> None:
+        if self.channel is not None:
+            with contextlib.suppress(OSError):
+                self.channel.shutdown(socket.SHUT_RDWR)
+
+    def note_end(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        early = time.monotonic() - self.started < timing.EARLY_CRASH
+        self.early_ends = self.early_ends + 1 if early else 0
+
+
+class LocalWorkers:
+    """The workers of one service, and a thread that starts and replaces them.
+
+    The thread starts the program at once, and the workers after `begin`.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        """Guards all fields below; no worker is started once `_closed` is set."""
+        self._closed = False
+        self._first_message = b""
+        self._fail: Callable[[OpError], None] = _LOG.error
+        self._numbers = 0
+        self._workers = [_Worker() for _ in range(count)]
+        self._server: ForkServer | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-local", daemon=True)
+        self._thread.start()
+
+    def begin(self, dispatcher: str, token: str, fail: Callable[[OpError], None]) -> None:
+        """Lets the workers register at `dispatcher`; `fail` is called if workers cannot run."""
+        with self._changed:
+            self._fail = fail
+            self._first_message = json.dumps([dispatcher, token]).encode()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends all workers, and kills those that do not end soon; may be repeated."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            for worker in self._workers:
+                worker.shut()
+            self._changed.wait_for(self._is_ended, timing.LOCAL_WORKER_END)
+            if self._server is not None:
+                self._server.close()
+        self._thread.join()
+
+    def _is_ended(self) -> bool:
+        return all(worker.channel is None for worker in self._workers)
+
+    # In the thread, which does not end before: the kernel kills the program with it.
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                code = self._run_program()
+            except OSError as error:
+                self._stop(f"{sys.executable!r} cannot be started ({error})")
+                return
+            with self._changed:
+                for worker in self._workers:
+                    self._record_end(worker, code)
+
+    def _run_program(self) -> int:
+        """Runs one program until it ends, or `close` is called; returns its exit code."""
+        requests, asked = ForkServer.socketpair()
+        with requests, asked:
+            program = start_program(boot.WORKERS, asked)
+            asked.close()
+            server = ForkServer(requests)
+            self._start_all(server)
+            while (ended := server.wait_exit()) is not None:
+                self._replace(ended, server)
+            return _wait(program)
+
+    def _replace(self, ended: ProcessExit, server: ForkServer) -> None:
+        with self._changed:
+            for worker in self._workers:
+                if worker.number == ended.number:
+                    self._record_end(worker, ended.code)
+                    self._start(worker, server)
+
+    def _start_all(self, server: ForkServer) -> None:
+        with self._changed:
+            self._server = server
+            self._changed.wait_for(lambda: self._first_message or self._closed)
+            for worker in self._workers:
+                self._start(worker, server)
+            if self._closed:
+                server.close()
+
+    def _start(self, worker: _Worker, server: ForkServer) -> None:
+        if self._closed:
+            return
+        self._numbers += 1
+        worker.number, worker.started = self._numbers, time.monotonic()
+        with contextlib.suppress(OSError):  # The program has ended, which `wait_exit` reports.
+            worker.channel = server.start(worker.number)
+            worker.channel.send(self._first_message)
+
+    def _record_end(self, worker: _Worker, code: int) -> None:
+        worker.note_end()
+        self._changed.notify_all()
+        if self._closed:
+            return
+        if worker.early_ends >= _MOST_EARLY_ENDS:
+            self._stop(
+                f"worker processes end soon after they start (exit code {code}): they cannot run "
+                "here, or a function ends its process; see what they print, or try: "
+                f"{sys.executable} -m penstock worker --help"
+            )
+        else:
+            _LOG.warning("local://: a worker process ended (exit code %s); starting another", code)
+
+    def _stop(self, reason: str) -> None:
+        """Starts no more workers."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._first_message or self._closed)
+            self._closed = True
+            self._fail(InternalError(f"local://: {reason}"))
+
+
+def _wait(program: subprocess.Popen[bytes]) -> int:
+    """Waits for a program that was told to end; kills it after a while."""
+    try:
+        return program.wait(timing.LOCAL_WORKER_END)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        return program.wait()
+
+
+def parse_count(rest: str) -> int:
+    try:
+        count = int(rest) if rest else os.cpu_count() or 1
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise InvalidArgumentError(
+            f"service.distribute: local://{rest} must name a number of worker processes, "
+            "like local://4"
+        )
+    return count
