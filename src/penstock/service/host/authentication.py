@@ -35,7 +35,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.errors import DataLossError, UnauthenticatedError, UnavailableError
 from penstock.service.host.security import Security
-from penstock.service.host.sockets import keep_alive
+from penstock.service.host.sockets import keep_alive, shut
 from penstock.service.protocol import timing
 
 DATA, CONTROL = b"penstock data 5\n", b"penstock ctrl 2\n"
@@ -332,7 +332,7 @@ class Admission:
         with self._lock:
             threads = [*self._strangers, *self._dropped, *self._serving]
             for stranger in self._strangers.values():
-                _shutdown(stranger.connected)
+                shut(stranger.connected)
             for guest in self._guests:
                 guest.dismiss()
             self._left.wait_for(lambda: not self._guests, self._grace)
@@ -399,7 +399,7 @@ class Admission:
     def _drop(self, thread: threading.Thread) -> None:
         stranger = self._strangers.pop(thread)
         self._dropped.add(thread)
-        _shutdown(stranger.connected)
+        shut(stranger.connected)
 
     def _pause(self, seconds: float) -> None:
         """Waits; returns at once when `close` is called."""
@@ -502,12 +502,6 @@ def _most_guests() -> int:
     """Half of the descriptors of this process, which needs the rest for other purposes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_GUESTS if soft == resource.RLIM_INFINITY else max(1, min(soft // 2, _MOST_GUESTS))
-
-
-def _shutdown(connected: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        # Not the method of `SSLSocket`, after which the socket would send plain text.
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:

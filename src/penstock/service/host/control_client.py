@@ -7,7 +7,6 @@ there were calls at the same time, and a few of them are kept for later calls.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -38,6 +37,7 @@ from penstock.service.host.sockets import (
     join_address,
     keep_alive,
     numeric_host,
+    shut,
     split_address,
 )
 from penstock.service.protocol import timing
@@ -247,8 +247,7 @@ class DispatcherConnections:
         with self._lock:
             self._closed = True
             for connected in self._open:
-                with contextlib.suppress(OSError):
-                    socket.socket.shutdown(connected, socket.SHUT_RDWR)
+                shut(connected)
         self._drop_idle()
 
     def _borrow(self, deadline: float) -> ControlConnection:

@@ -45,6 +45,7 @@ from penstock.service.host.sockets import (
     join_address,
     listen_tcp,
     listen_unix,
+    shut,
     tune_for_data,
 )
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
@@ -195,9 +196,7 @@ class _ForwardedGuest:
             leave()
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            # Not the method of `SSLSocket`, after which the socket would send plain text.
-            socket.socket.shutdown(self._client.socket, socket.SHUT_RDWR)
+        shut(self._client.socket)
 
     dismiss = abort
 

@@ -7,7 +7,6 @@ and restarted; clients and workers then continue.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import platform
@@ -43,7 +42,7 @@ from penstock.service.host.server_setup import (
     check_dispatcher,
     seconds,
 )
-from penstock.service.host.sockets import join_address, listen_tcp
+from penstock.service.host.sockets import join_address, listen_tcp, shut
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -228,14 +227,10 @@ class Caller:
 
     def dismiss(self) -> None:
         # A request that has arrived is still read and answered.
-        self._shutdown(socket.SHUT_RD)
+        shut(self._connected, socket.SHUT_RD)
 
     def abort(self) -> None:
-        self._shutdown(socket.SHUT_RDWR)
-
-    def _shutdown(self, how: int) -> None:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._connected, how)
+        shut(self._connected)
 
     def close(self) -> None:
         self._connected.close()

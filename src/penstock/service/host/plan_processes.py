@@ -42,7 +42,7 @@ from penstock.service.host.plan_process_main import (
     decoder_of_worker,
     encode,
 )
-from penstock.service.host.sockets import relay, tune_for_data
+from penstock.service.host.sockets import relay, shut, tune_for_data
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
@@ -101,8 +101,7 @@ class ClientSocket:
 
     def shut(self) -> None:
         """Ends the connection, which the process and the client then notice."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut(self._socket)
         self.over.set()
 
 
@@ -167,8 +166,7 @@ class PlanProcess:
         for held in self.clients.values():
             held.shut()
         self.clients.clear()
-        with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_RDWR)
+        shut(self.channel)
 
 
 class PlanProcesses:

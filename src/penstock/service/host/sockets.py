@@ -119,6 +119,13 @@ def keep_alive(connected: socket.socket) -> socket.socket:
     return connected
 
 
+def shut(connected: socket.socket, how: int = socket.SHUT_RDWR) -> None:
+    """Ends sending and receiving, also in threads that are blocked in it; may be repeated."""
+    with contextlib.suppress(OSError):
+        # Not the method of `SSLSocket`, after which the socket would send plain text.
+        socket.socket.shutdown(connected, how)
+
+
 def limit_silence(connected: socket.socket, seconds: float) -> None:
     """Has the kernel close a connection whose peer acknowledges nothing for `seconds`.
 
@@ -288,9 +295,8 @@ class Channel:
 
     def shut(self) -> None:
         """Ends all sending and receiving, also in threads that are blocked in it."""
-        with self._ending, contextlib.suppress(OSError):
-            # Not the method of `SSLSocket`, after which the socket would send plain text.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        with self._ending:
+            shut(self._socket)
 
     def close(self) -> None:
         with self._ending:
@@ -448,5 +454,4 @@ def _copy_bytes(
 
 def _shut_both(channel: TlsChannel, plain: socket.socket) -> None:
     channel.shut()
-    with contextlib.suppress(OSError):
-        plain.shutdown(socket.SHUT_RDWR)
+    shut(plain)
