@@ -11,14 +11,17 @@ from penstock.element.chunk import Chunk
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.protocol.data_messages import (
+    CHECK_SIZE,
     HEAD_SIZE,
     Closing,
     Mark,
     Rows,
+    check_bytes,
     checksum,
     decode_message,
     decoder_of_worker,
     frame,
+    is_undamaged,
     pack_columns,
     read_head,
     unpack_columns,
@@ -118,10 +121,10 @@ class Endpoint:
         body = b"".join(parts)
         rows = Rows(
             *(request, start, len(chunk), columns, -1, len(body), "", mark, seconds),
-            check=checksum((body,)),
+            checked=True,
             began=began,
         )
-        self._send(rows, body)
+        self._send(rows, body + check_bytes(checksum((body,))))
 
     def offer(self, message: Any) -> None:
         if not self.broken and not self._world.over:
@@ -171,9 +174,9 @@ class Endpoint:
         message = decode_message(self._decoder, data)
         if not isinstance(message, Rows):
             return message, None
-        if checksum((body,)) != message.check:
+        if not is_undamaged(checksum((body,))):
             return message, None
-        return message, unpack_columns(message.columns, body)
+        return message, unpack_columns(message.columns, body[:-CHECK_SIZE])
 
     def cut(self) -> None:
         """Nothing passes any more; both ends find out, each in its time."""

@@ -154,5 +154,5 @@ def test_elements_have_checksums_unless_they_stay_in_memory(proxied: bool) -> No
         message, columns = client.receive()
         sender.join()
     assert isinstance(message, Rows)
-    assert (message.check is not None) == proxied
+    assert message.checked == proxied
     assert columns is not None

@@ -16,6 +16,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host import compression
+from penstock.service.host.body_slices import SLICE
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.sockets import Channel, DescriptorChannel
 from penstock.service.protocol import data_messages
@@ -89,6 +90,9 @@ def test_bytes_behind_a_message_without_any() -> None:
         (Rows(1, 0, 1, COLUMNS, nbytes=1 << 40), BODY),
         (Rows(1, 0, 1, COLUMNS, 0, 128), BODY),
         (Rows(1, 0, 1, COLUMNS, nbytes=128, packed="lz4"), bytes(200)),
+        (Rows(1, 0, 1, COLUMNS, nbytes=128, checked=True), BODY),
+        (Rows(1, 0, 1, COLUMNS, nbytes=128, packed="lz4", checked=True), b"abc"),
+        (Rows(1, 0, 1, COLUMNS, 0, 128, checked=True), b""),
     ],
 )
 def test_sizes_that_do_not_agree(rows: Rows, body: bytes) -> None:
@@ -178,7 +182,11 @@ def test_half_a_frame_is_an_end() -> None:
                 connection.receive()
 
 
-CHECKED = Rows(1, 0, 1, COLUMNS, nbytes=128, check=data_messages.checksum([BODY]))
+CHECKED = Rows(1, 0, 1, COLUMNS, nbytes=128, checked=True)
+
+
+def with_check(body: bytes) -> bytes:
+    return body + data_messages.check_bytes(data_messages.checksum([body]))
 
 
 def flipped(whole: bytes, bit: int) -> bytes:
@@ -188,7 +196,8 @@ def flipped(whole: bytes, bit: int) -> bytes:
 
 
 def test_a_bit_that_flips_in_a_body_costs_one_frame() -> None:
-    whole, ahead = frame(CHECKED, BODY), len(frame(CHECKED, BODY)) - len(BODY)
+    whole = frame(CHECKED, with_check(BODY))
+    ahead = len(whole) - len(with_check(BODY))
     raw, connection = raw_pair(client=True)
     with raw, connection:
         for bit in range(8 * ahead, 8 * len(whole), 7):
@@ -213,12 +222,12 @@ def frame_from_a_worker(size: int) -> bytes:
     return whole
 
 
-@pytest.mark.parametrize("size", [100, (512 << 10) + 100, (1 << 20) + 1])
+@pytest.mark.parametrize("size", [100, SLICE, SLICE + SLICE // 2, 2 * SLICE, 5 * SLICE + 1])
 def test_a_worker_sends_the_checksum_of_every_byte(size: int) -> None:
     whole = frame_from_a_worker(size)
     raw, client = raw_pair(client=True)
     with raw, client:
-        for bit in [-1, -40, -8 * size // 2, -8 * size]:
+        for bit in [-1, -32, -33, -72, -8 * size // 2, -8 * size]:
             sender = in_thread(raw.sendall, flipped(whole, bit) + whole)
             rows, columns = client.receive()
             assert isinstance(rows, Rows)
@@ -233,18 +242,18 @@ def test_damaged_bytes_are_not_uncompressed() -> None:
     squeezed = compression.Compressor(compression.ALWAYS).compress([memoryview(bytes(6016))], 6016)
     body = bytes(squeezed[1][0])
     columns, _ = pack_columns(rows_of(6000))
-    check = data_messages.checksum([body])
-    rows = Rows(1, 0, 1, columns, nbytes=6016, packed=squeezed[0], check=check)
+    rows = Rows(1, 0, 1, columns, nbytes=6016, packed=squeezed[0], checked=True)
+    whole = frame(rows, with_check(body))
     raw, connection = raw_pair(client=True)
     with raw, connection:
-        raw.sendall(flipped(frame(rows, body), -1) + frame(rows, body))
+        raw.sendall(flipped(whole, -33) + whole)
         assert connection.receive() == (rows, None)
         assert connection.receive()[1] is not None
 
 
 def test_a_bit_that_flips_before_the_body_ends_the_connection() -> None:
-    whole = frame(CHECKED, BODY)
-    for bit in range(8 * (len(whole) - len(BODY))):
+    whole = frame(CHECKED, with_check(BODY))
+    for bit in range(8 * (len(whole) - len(with_check(BODY)))):
         refused(flipped(whole, bit), "arrived damaged|not the head of a frame")
 
 

@@ -27,6 +27,7 @@ from penstock.service.protocol.data_messages import (
     OpenTask,
     Release,
     Rows,
+    check_bytes,
     checksum,
     decode_message,
     decoder_of_client,
@@ -34,6 +35,7 @@ from penstock.service.protocol.data_messages import (
     encode,
     frame,
     frame_head,
+    is_undamaged,
     read_head,
     slab_decoder,
 )
@@ -48,7 +50,7 @@ TO_WORKER = [
     CloseTask(9),
 ]
 TO_CLIENT = [
-    Rows(1, 2, 3, b"columns", 4, 5, "lz4", MARK, 0.5, "(.,.)", 2**32 - 1),
+    Rows(1, 2, 3, b"columns", 4, 5, "lz4", MARK, 0.5, "(.,.)", True),
     Failed(1, 2, "ValueError", "message", "Traceback"),
     Done(1),
     Done(1, 100),
@@ -108,6 +110,23 @@ def test_a_checksum_does_not_depend_on_how_bytes_are_cut(parts: list[bytes], tim
     large = [part * times for part in parts]
     whole = b"".join(large)
     assert checksum(large) == checksum([memoryview(bytearray(whole))]) == crc32c(whole)
+
+
+@given(st.binary(max_size=40))
+def test_a_body_and_its_checksum_with_any_bit_flipped_are_damaged(body: bytes) -> None:
+    whole = bytearray(body + check_bytes(checksum([body])))
+    assert is_undamaged(checksum([whole]))
+    for bit in range(8 * len(whole)):
+        whole[bit // 8] ^= 1 << bit % 8
+        assert not is_undamaged(checksum([whole]))
+        whole[bit // 8] ^= 1 << bit % 8
+
+
+def test_the_checksum_is_the_one_of_the_standard() -> None:
+    """The test vectors of RFC 3720, B.4."""
+    assert check_bytes(checksum([bytes(32)])) == bytes.fromhex("aa36918a")
+    assert check_bytes(checksum([b"\xff" * 32])) == bytes.fromhex("43aba862")
+    assert check_bytes(checksum([bytes(range(32))])) == bytes.fromhex("4e79dd46")
 
 
 def test_a_frame_has_the_checksum_of_its_message() -> None:

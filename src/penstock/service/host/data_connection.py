@@ -7,13 +7,13 @@ memory for it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import functools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -36,9 +36,11 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.authentication import ProcessLoss
+from penstock.service.host.body_slices import BodySlices, take_first
 from penstock.service.host.compression import Compressor, decompress
 from penstock.service.host.sockets import Channel, Part
 from penstock.service.protocol.data_messages import (
+    CHECK_SIZE,
     HEAD_SIZE,
     SLAB,
     Closing,
@@ -48,11 +50,13 @@ from penstock.service.protocol.data_messages import (
     ToClient,
     ToWorker,
     body_size,
+    check_bytes,
     checksum,
     decode_message,
     decoder_of_client,
     decoder_of_worker,
     frame,
+    is_undamaged,
     pack_columns,
     read_head,
     slab_decoder,
@@ -99,8 +103,9 @@ class Connection:
         self._receiving = threading.Lock()
         """Held while a thread reads frames; guards `_incoming` and appending to `_unread`."""
         self._checks = checks
+        self._slices = BodySlices()  #: guarded by _sending
         self._aborted = False
-        self._unread: collections.deque[Received] = collections.deque()
+        self._unread: deque[Received] = deque()
         """Messages that `poll`, or a sender in search of released segments, has read."""
 
     def fileno(self) -> int:
@@ -229,9 +234,16 @@ class Connection:
             compressor.learn(parts, rows.nbytes, time.monotonic() - began)
 
     def _send_body(self, rows: Rows, body: Sequence[Part], size: int) -> None:
-        if self._checks:
-            rows = replace(rows, check=checksum(body))
-        self._channel.send([*frame(rows, size), *body])
+        if not self._checks:
+            self._channel.send([*frame(rows, size), *body])
+            return
+        ahead, left, crc = frame(replace(rows, checked=True), size + CHECK_SIZE), deque(body), 0
+        for count in self._slices.sizes(size):
+            parts = take_first(left, count)
+            crc = checksum(parts, crc)
+            behind = [] if left else [check_bytes(crc)]
+            self._channel.send([*ahead, *parts, *behind])
+            ahead = []
 
     def _send_shared(self, pool: SlabPool, rows: Rows, parts: list[memoryview]) -> bool:
         """Sends rows through shared memory; returns False if no cell is free."""
@@ -323,6 +335,7 @@ class MessageReader:
     ) -> None:
         self._channel = channel
         self._reader = FrameReader(channel)
+        self._slices = BodySlices()
         self._decoder = decoder_of_client if client else decoder_of_worker
         self._pool, self._mapped = pool, mapped
         self.read_available, self.complete = self._reader.read_available, self._reader.complete
@@ -356,11 +369,13 @@ class MessageReader:
     def _read_columns(self, rows: Rows, size: int) -> list[Column] | None:
         """The columns of rows with a body of `size` bytes; None if the body is damaged."""
         shared, described = rows.segment >= 0, body_size(rows.columns)
+        if rows.checked:
+            size -= CHECK_SIZE
         expected = described
         if shared:
             expected = 0
         elif rows.packed:
-            expected = min(size, described)
+            expected = min(max(size, 0), described)
         if rows.nbytes != described or size != expected:
             raise DataLossError(
                 f"data connection: {size} bytes after rows of {rows.nbytes}, described as "
@@ -382,15 +397,27 @@ class MessageReader:
         return self._mapped.take(rows.segment, rows.nbytes)
 
     def _received_body(self, rows: Rows, size: int) -> memoryview | None:
-        body = BUFFERS.take(size)
-        self._reader.fill(body)
-        if rows.check is not None and checksum((body,)) != rows.check:
-            return None
-        if not rows.packed:
+        body = self._read_checked(size) if rows.checked else self._read_body(size)
+        if body is None or not rows.packed:
             return body
         plain = BUFFERS.take(rows.nbytes)
         decompress(rows.packed, body, plain)
         return plain
+
+    def _read_body(self, size: int) -> memoryview:
+        body = BUFFERS.take(size)
+        self._reader.fill(body)
+        return body
+
+    def _read_checked(self, size: int) -> memoryview | None:
+        """A body that its checksum follows; None if either is damaged."""
+        whole, start, crc = BUFFERS.take(size + CHECK_SIZE), 0, 0
+        for count in self._slices.sizes(len(whole)):
+            part = whole[start : start + count]
+            self._reader.fill(part)
+            crc = checksum((part,), crc)
+            start += count
+        return whole[:size] if is_undamaged(crc) else None
 
 
 class FrameReader:

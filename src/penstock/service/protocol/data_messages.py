@@ -9,7 +9,8 @@ A frame is a head, a message and, behind `Rows`, the columns of a chunk:
     head     24 bytes: two that never change, the kind, the sizes of the two parts that follow,
              the checksum of the message, and that of the head up to here
     message  msgpack; of the kind that the head says
-    body     the bytes of columns, as `element.buffers` packs them; the message has its checksum
+    body     the bytes of columns, as `element.buffers` packs them; if the message says that they
+             are `checked`, their checksum follows, as part of the body
 
 A receiver checks the head before it uses a size, and the message before it decodes it. After a
 damaged head or message it cannot find the next frame, so the connection is closed. After a damaged
@@ -101,8 +102,8 @@ class Rows(Message, frozen=True):
     """The time that it took to compute them."""
     structure: str = ""
     """The structure of each element; empty for a bare leaf."""
-    check: int | None = None
-    """The checksum of the bytes that follow; None if the connection needs none."""
+    checked: bool = False
+    """Whether the checksum of the bytes that follow is behind them."""
     began: int | None = None
     """For a stream that is a part of a file: where it began, if the worker had to find that out."""
 
@@ -288,6 +289,11 @@ MESSAGE, SLAB = 0, 1
 MAX_MESSAGE = 256 << 20
 MAX_BODY = 8 << 30
 
+CHECK_SIZE = 4
+"""Bytes of a checksum behind a body."""
+
+_UNDAMAGED = 0x48674BC7
+
 _HEAD = struct.Struct("<2sBxIQI")
 _MARK = b"\xf0P"
 _CHECKED = _HEAD.size
@@ -322,13 +328,25 @@ def decode_message(decoder: msgspec.msgpack.Decoder[Any], data: bytes | memoryvi
         raise DataLossError(f"data connection: what arrived is not a message ({error})") from None
 
 
-def checksum(parts: Iterable[bytes | memoryview]) -> int:
-    """The CRC32C of consecutive parts."""
-    crc = 0
+def checksum(parts: Iterable[bytes | memoryview], crc: int = 0) -> int:
+    """The CRC32C of consecutive parts, behind others whose CRC32C is `crc`."""
     for part in parts:
         small = len(part) <= _COPIED
         crc = google_crc32c.extend(crc, bytes(part) if small else np.frombuffer(part, np.uint8))
     return crc
+
+
+def check_bytes(crc: int) -> bytes:
+    """A checksum as it follows a body."""
+    return crc.to_bytes(CHECK_SIZE, "little")
+
+
+def is_undamaged(crc: int) -> bool:
+    """Whether `crc`, the CRC32C of a body and of the checksum behind it, belongs to equal ones.
+
+    Whatever bytes a CRC is computed of, it becomes this number if it continues over itself.
+    """
+    return crc == _UNDAMAGED
 
 
 def frame(message: Any, body: int = 0, kind: int = MESSAGE) -> list[bytes]:
