@@ -233,6 +233,29 @@ def test_a_reader_that_was_taken_for_dead_continues(monkeypatch):
         assert sorted(found) == list(range(300))
 
 
+def test_a_reader_that_waits_for_leases_says_that_the_dispatcher_is_silent(
+    cluster, monkeypatch, caplog
+):
+    """Not that other readers have leased the rest: there are none."""
+    times = {"CLIENT_HEARTBEAT": 0.02, "WAIT_WARNING": 0.1, "LONGEST_LOOK": 0.1}
+    for name, seconds in times.items():
+        monkeypatch.setattr(f"penstock.service.protocol.timing.{name}", seconds)
+    named = cluster.distribute(job_name="silent", max_outstanding_requests=1)
+    remote = opened(Dataset.range(300).filter(lambda x: True).apply(named))
+    remote.pull(1)
+
+    def unanswered(request):
+        until(lambda: "waiting for" in caplog.text)
+        raise InternalError("the reader has logged why it waits")
+
+    with monkeypatch.context() as cut, caplog.at_level("WARNING"):
+        cut.setattr(remote._opening.session, "call", unanswered)
+        with pytest.raises(InternalError, match="the reader has logged"):
+            drained(remote, 1)
+    assert "for leases of the dispatcher, which has not answered for" in caplog.text
+    remote.close()
+
+
 def test_what_is_kept_is_bounded_by_max_outstanding_requests(cluster):
     calls = Calls()
     made = Dataset.range(500).map(calls).apply(cluster.distribute(max_outstanding_requests=5))

@@ -188,7 +188,11 @@ class Agent:
         The time counts from sending the last answered request, which is before the dispatcher
         began to count; `LEASE_TRUST` leaves room for clocks that differ.
         """
-        return not self._leased or now - self._heard < self._valid
+        return not self._leased or self.silence(now) < self._valid
+
+    def silence(self, now: float) -> float:
+        """Seconds since this reader sent the last request that the dispatcher answered."""
+        return now - self._heard
 
     def commit(self) -> None:
         """Waits until the dispatcher has what was reported, or says that it forgot this client."""

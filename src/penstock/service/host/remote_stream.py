@@ -390,6 +390,9 @@ class RemoteStream(Stream):
         if ask is not None:
             link = self._links[ask.worker]
             return describe_request(ask, link, self._work.streams, self._now())
+        silence = self._agent.silence(self._now())
+        if silence > timing.SEVERAL * timing.CLIENT_HEARTBEAT:
+            return f"leases of the dispatcher, which has not answered for {silence:.0f} s"
         return "elements that this reader may read: " + (
             "other readers have leased what is left"
             if self._reading.leased
