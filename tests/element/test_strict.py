@@ -37,6 +37,28 @@ def test_bytes_are_not_taken_for_text_without_a_word(call: Any) -> None:
             next(iter(dataset))
 
 
+MADE_TEXT: dict[str, Callable[[Any], Any]] = {
+    "percent": lambda x: "%s.txt" % x,  # noqa: UP031
+    "percent of several": lambda x: "%s/%d" % (x, 1),  # noqa: UP031
+    "str()": lambda x: str(x) + ".txt",
+    "a piece": lambda x: str(x.strip()[:1]),
+}
+
+
+@pytest.mark.parametrize("call", MADE_TEXT.values(), ids=MADE_TEXT)
+def test_bytes_become_text_with_a_warning(call: Any) -> None:
+    with pytest.warns(UserWarning, match=r"write them with their b and quotes, like b'a'; use th"):
+        first = next(iter(LETTERS.map(call)))
+    assert first.startswith(b"b'a'")
+
+
+def test_bytes_are_printed_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="print\\(\\) write them") as caught:
+        assert list(LETTERS.filter(lambda x: print(x) is None)) == [b"a", b"b", b"c"]
+    assert capsys.readouterr().out.endswith("b'a'\nb'b'\nb'c'\n")
+    assert caught[0].filename == __file__, "the warning names the line of the function"
+
+
 class Named(NamedTuple):
     letter: Any
 
@@ -99,7 +121,10 @@ def test_all_else_is_as_with_bytes() -> None:
     strict = StrictBytes(plain)
     assert isinstance(strict, bytes)
     assert type(strict).__name__ == "bytes"
-    assert (repr(strict), str(strict), hash(strict)) == (repr(plain), str(plain), hash(plain))
+    assert (repr(strict), hash(strict)) == (repr(plain), hash(plain))
+    with pytest.warns(UserWarning, match="write them with"):
+        assert str(strict) == str(plain)
+    assert str(strict, "ascii") == strict.decode() == plain.decode()
     assert type(pickle.loads(pickle.dumps(strict))) is bytes
     assert copy.deepcopy(strict) == copy.copy(strict) == plain
     assert bytes(np.array(strict)) == bytes(np.array(plain))

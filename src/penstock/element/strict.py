@@ -1,4 +1,4 @@
-"""Strict strings: bytes that raise if they are compared with text or formatted.
+"""Strict strings: bytes that raise if they are compared with text or formatted, and warn in `str`.
 
 `b"a" == "a"` is False and `f"{b'a'}"` is `"b'a'"`, so a filter that compares with text silently
 drops every element. Some calls of users' functions get strict strings instead of plain bytes; the
@@ -7,6 +7,7 @@ engine converts results back and never stores a strict string.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,11 @@ from penstock.element.chunk import Chunk
 
 _LONGEST = 4096
 """Longer strings are not made strict, because that copies them."""
+
+_STR_WARNING = (
+    "strings are bytes, and str(), %s and print() write them with their b and quotes, like b'a'; "
+    "use their decode(), or repr() if that is what you mean"
+)
 
 _GIVE_BYTES = (
     "__add__ __mul__ __mod__ capitalize center expandtabs join ljust lower lstrip partition "
@@ -48,7 +54,12 @@ class StrictBytes(np.bytes_):  # type: ignore[misc]  # Final for type checkers o
 
     __hash__ = bytes.__hash__
     __repr__ = bytes.__repr__
-    __str__ = bytes.__str__
+
+    def __str__(self) -> str:
+        # Not an error, because `print(x)` comes here, too. The text is the same for all strings, so
+        # that Python shows it once for each line.
+        warnings.warn(_STR_WARNING, stacklevel=2)
+        return bytes.__repr__(self)
 
     def __format__(self, spec: str) -> str:
         raise TypeError(
