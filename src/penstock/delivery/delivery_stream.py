@@ -9,35 +9,34 @@ from penstock.delivery import Delivery
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Inlet
+from penstock.engine.inlets import FedStream
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.tuning import Budget, Depth
 
 
-class DeliveryStream(Stream):
+class DeliveryStream(FedStream):
     """The chunks of `source`, sent by a delivery."""
 
     def __init__(self, source: Stream, delivery: Delivery) -> None:
-        self.inputs = (source,)
-        self._inlet = Inlet(source)
+        super().__init__(source)
         self._delivery = delivery
 
     def pull(self, limit: int) -> Chunk:
-        chunk = self._inlet.pull(limit)
+        chunk = self._feed.pull(limit)
         try:
             return self._send(chunk)
         except Exception:
             if len(chunk) == 1:
                 raise
             # Only one element fails, in its turn; those before it must be handed on.
-            self._inlet.unread(chunk, 0)
-            return self._send(self._inlet.pull(1))
+            self._feed.unread(chunk, 0)
+            return self._send(self._feed.pull(1))
 
     def _send(self, chunk: Chunk) -> Chunk:
         return self._delivery.send(chunk)
 
     def save(self) -> State:
-        return self._inlet.save()
+        return self._feed.save()
 
     def close(self) -> None:
         super().close()

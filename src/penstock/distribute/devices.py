@@ -128,11 +128,16 @@ def _as_list(devices: Any, call: str) -> list[Any]:
     return [one.name if isinstance(one, LogicalDevice) else one for one in devices]
 
 
+def framework_of(value: object) -> str | None:
+    """The framework that defines the type of a value; None for NumPy and Python."""
+    return FRAMEWORKS.get(type(value).__module__.partition(".")[0])
+
+
 def _framework(device: object) -> str | None:
     """The backend that a device belongs to by its type or spelling; imports nothing."""
     if isinstance(device, str):
         return "torch" if TORCH_NAME.fullmatch(device) else None
-    return FRAMEWORKS.get(type(device).__module__.partition(".")[0])
+    return framework_of(device)
 
 
 def _infer_backend(devices: list[Any], call: str) -> str:

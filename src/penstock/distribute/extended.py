@@ -89,22 +89,27 @@ class StrategyExtended:
         call = "ReplicaContext.all_reduce"
         op = reduce.reduce_op(reduce_op, call)
 
-        def combine(leaf: Any) -> PerReplica:
-            values = self._collect_values(leaf, tree, call)
-            total = reduce.reduce_leaf(self._replicas, op, values, None, call)
-            return reduce.copy_to_replicas(self._replicas, total)
+        def total(values: PerReplica) -> Any:
+            return reduce.reduce_leaf(self._replicas, op, values, None, call)
 
-        return map_leaves(combine, tree)
+        return self._combine_leaves(total, tree, call)
 
     def _all_gather(self, tree: Any, axis: Any) -> Any:
         call = "ReplicaContext.all_gather"
 
-        def combine(leaf: Any) -> PerReplica:
-            values = self._collect_values(leaf, tree, call)
-            whole = reduce.gather_leaf(self._replicas, values, axis, call)
-            return reduce.copy_to_replicas(self._replicas, whole)
+        def whole(values: PerReplica) -> Any:
+            return reduce.gather_leaf(self._replicas, values, axis, call)
 
-        return map_leaves(combine, tree)
+        return self._combine_leaves(whole, tree, call)
+
+    def _combine_leaves(self, combine: Callable[[PerReplica], Any], tree: Any, call: str) -> Any:
+        """Combines the values of each leaf, and copies the result to all replicas."""
+
+        def copies(leaf: Any) -> PerReplica:
+            combined = combine(self._collect_values(leaf, tree, call))
+            return reduce.copy_to_replicas(self._replicas, combined)
+
+        return map_leaves(copies, tree)
 
     def _collect_values(self, leaf: Any, tree: Any, call: str) -> PerReplica:
         """A `PerReplica` of a leaf, also if all replicas passed the same object."""

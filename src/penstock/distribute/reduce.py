@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distribute.backends import Backend, Handle
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import current_value
@@ -136,8 +137,16 @@ def _tensor(replicas: Replicas, value: Any, index: int, call: str) -> Any:
 
 def _add_all(replicas: Replicas, tensors: Sequence[Any], call: str) -> Any:
     _check_shapes(tensors, call)
-    total = replicas.backend.add(tensors, replicas.devices[0].handle)
+    total = add_tensors(replicas.backend, tensors, replicas.devices[0].handle)
     return total if replicas.collectives is None else replicas.collectives.all_reduce(total)
+
+
+def add_tensors(backend: Backend, tensors: Sequence[Any], handle: Handle) -> Any:
+    """The sum of tensors of one shape, from any devices, on a device."""
+    total = backend.put(tensors[0], handle)
+    for tensor in tensors[1:]:
+        total = total + backend.put(tensor, handle)
+    return total
 
 
 def _gather_from_workers(replicas: Replicas, tensor: Any) -> list[Any]:

@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import numpy as np
-
-from penstock.delivery import Tensor
 from penstock.distribute.backends import Backend
 from penstock.distribute.devices import Device
-
-
-class Collectives(Protocol):
-    """Operations that all processes of a strategy must call, in the same order."""
-
-    def gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        """Every process's array (shapes may differ, dtypes not), in the order of the workers."""
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of every process's tensor, on the device of this process's tensor.
-
-        The tensors belong to the backend and have one shape and one dtype.
-        """
-
-    def broadcast(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The array of worker 0; every worker passes an array of the same shape and dtype."""
-
-    def barrier(self) -> None:
-        """Returns when every process has called it."""
+from penstock.distribute.workers.collectives import Peers
 
 
 @dataclass(frozen=True)
@@ -39,7 +17,7 @@ class Replicas:
     devices: tuple[Device, ...]
     workers: int = 1
     worker: int = 0
-    collectives: Collectives | None = None
+    collectives: Peers | None = None
 
     @property
     def here(self) -> int:

@@ -98,7 +98,12 @@ class Strategy:
         positional, named = self._run_arguments(fn, args, kwargs, options)
         if jit:
             return self._run_compiled(fn, positional, named)
-        return each_replica(self, fn, positional, named)
+        return self._run_each(fn, positional, named)
+
+    def _run_each(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        return each_replica(self, fn, args, kwargs)
 
     def _run_arguments(
         self, fn: Any, args: Any, kwargs: Any, options: Any
@@ -289,20 +294,10 @@ class DefaultStrategy(SingleReplicaStrategy):
     def __init__(self) -> None:
         super().__init__(Replicas(load("numpy"), (Device("CPU", 0),)))
 
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: RunOptions | None = None,
-        *,
-        jit: bool = False,
+    def _run_each(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Calls the function without changing its arguments."""
-        positional, named = self._run_arguments(fn, args, kwargs, options)
-        if jit:
-            return self._run_compiled(fn, positional, named)
-        return fn(*positional, **named)
+        return fn(*args, **kwargs)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None

@@ -181,6 +181,17 @@ class Inlet:
         return self._rest_place.state if self._rest is not None else self._marked.stream.save()
 
 
+class FedStream(Stream):
+    """An operator with one input, which it reads through an inlet: `_feed`."""
+
+    def __init__(self, source: Stream, count: int = 0) -> None:
+        self.inputs = (source,)
+        self._feed = Inlet(source, count)
+
+    def input_states(self) -> list[State]:
+        return [self._feed.save()]
+
+
 class Demand:
     """How much to ask for: little at first, more while it costs little time and memory."""
 

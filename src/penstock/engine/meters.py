@@ -19,7 +19,6 @@ class Meter:
     """One operator: elements, bytes and chunks handed on, and the time spent in its pulls."""
 
     node: Node
-    depth: int = 0
     elements: int = 0
     chunks: int = 0
     nbytes: int = 0

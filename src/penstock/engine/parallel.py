@@ -19,7 +19,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.calling import Calling
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Inlet, Place
+from penstock.engine.inlets import FedStream, Place
 from penstock.engine.logs import Logs
 from penstock.engine.results import Results
 from penstock.engine.user_calls import Calls, FailedCall
@@ -38,7 +38,7 @@ class _Task:
         self.future = future
 
 
-class ParallelMapStream(Stream):
+class ParallelMapStream(FedStream):
     """A function of every element, several at once.
 
     Results come in order or, without `ordered`, as they are ready. A state of the latter names the
@@ -55,8 +55,7 @@ class ParallelMapStream(Stream):
         ordered: bool,
         state: State,
     ) -> None:
-        self.inputs = (source,)
-        self._feed = Inlet(source)
+        super().__init__(source)
         self._calling = calling
         self._arguments = arguments
         self._ordered = ordered
@@ -205,7 +204,7 @@ class ParallelMapStream(Stream):
         for task in [*current, *self._tasks]:
             if task.first <= oldest < task.first + task.size:
                 return [task.place.after(oldest - task.first).state]
-        return [self._feed.save()]
+        return super().input_states()
 
     def close(self) -> None:
         self._calling.stop(join=True, drop=True)

@@ -188,21 +188,14 @@ class _Probe:
         calls = Calls("map", node.function)
         if node.vectorized:
             rows = call_vectorized(calls, Chunk.of(samples), 0)
-            return spec_of_rows(rows, given)
+            return spec_of_rows(rows)
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
             return spec_of_element(as_element(calls.one(sample, 0, *more)))
 
         found = self._try_samples(calls.where, answer, samples)
-        if not _has_unknown(given):
-            return found
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return relax(found, answer(_shorten_sample(samples[0], given)))
-        except Exception:
-            return _guess_spec(found, samples[0], given)
+        return _relax_by_shorter(found, answer, samples[0], given)
 
     def _of_scan(self, state: Any, function: Function, samples: list[Any], given: Any) -> Any:
         found = []
@@ -212,13 +205,11 @@ class _Probe:
             state = as_element(state)
             found.append(spec_of_element(as_element(output)))
         relaxed = self._relax_all(found, f"Dataset.scan: {function}")
-        if not _has_unknown(given):
-            return relaxed
-        try:
-            _, output = calls.plain(len(samples), state, _shorten_sample(samples[0], given))
-            return relax(relaxed, spec_of_element(as_element(output)))
-        except Exception:
-            return _guess_spec(relaxed, samples[0], given)
+
+        def answer(sample: Any) -> Any:
+            return spec_of_element(as_element(calls.plain(len(samples), state, sample)[1]))
+
+        return _relax_by_shorter(relaxed, answer, samples[0], given)
 
     def _of_group(self, node: nodes.GroupByWindow, samples: list[Any], given: Any) -> Any:
         """The common spec of the windows of all known keys."""
@@ -262,7 +253,7 @@ class _Probe:
         return result
 
 
-def spec_of_rows(rows: Chunk, given: Any) -> Any:
+def spec_of_rows(rows: Chunk) -> Any:
     leaves = [spec_of_leaf(as_value(column)).unbatch() for column in rows.columns]
     return nest.unflatten(rows.tree, leaves)
 
@@ -278,6 +269,18 @@ def _dims(leaf: Any) -> tuple[int | None, ...] | None:
 
 def _identity(element: Any) -> Any:
     return element
+
+
+def _relax_by_shorter(found: Any, answer: Callable[[Any], Any], sample: Any, given: Any) -> Any:
+    """The spec `found`, relaxed by the answer for a shorter sample if a dimension is unknown."""
+    if not _has_unknown(given):
+        return found
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return relax(found, answer(_shorten_sample(sample, given)))
+    except Exception:
+        return _guess_spec(found, sample, given)
 
 
 def _shorten_sample(sample: Any, spec: Any) -> Any:

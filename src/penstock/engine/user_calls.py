@@ -157,7 +157,8 @@ class Calls:
             if not is_failure(cause):
                 raise
             self._span = len(results) + 1
-            return results, self._failure(ordinal + len(results), cause)
+            number = ordinal + len(results)
+            return results, failure(self.operator, self.function, number, cause)
         self._span = min(2 * self._span, _SPAN)
         return results, None
 
@@ -210,9 +211,6 @@ class Calls:
             if error is not None:
                 results.append(FailedCall(error))
         return results
-
-    def _failure(self, ordinal: int, cause: BaseException) -> OpError:
-        return failure(self.operator, self.function, ordinal, cause)
 
     def _pace(self, seconds: float) -> None:
         """Chooses the length of the next block: short if the function is slow."""

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.formats.files import expand, open_bytes
-from penstock.engine.formats.records import BlockReader
+from penstock.engine.formats.records import RecordReader
 from penstock.engine.formats.text import TextReader
 from penstock.engine.formats.tfrecord import TFRecordWriter
 from penstock.errors import (
@@ -184,8 +184,8 @@ def test_a_failed_resume_leaves_no_file_open(
         opened.append(file)
         original(self, file, position)
 
-    original = BlockReader._go_to
-    monkeypatch.setattr(BlockReader, "_go_to", remember)
+    original = RecordReader._go_to
+    monkeypatch.setattr(RecordReader, "_go_to", remember)
     with pytest.raises(DataLossError, match="ends 95 bytes before position 100"):
         TextReader(tmp_path / "file", position=100).read(1)
     assert [file.closed for file in opened] == [True]

@@ -51,9 +51,6 @@ class Backend(Protocol):
     def is_traced(self, value: object) -> bool:
         """Whether it is a placeholder for a value known only when a compiled function runs."""
 
-    def add(self, tensors: Sequence[Tensor], handle: Handle) -> Tensor:
-        """The sum of tensors of one shape, from any devices, on a device."""
-
     def sum(self, tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
         """The sum over one axis or several, on the device of the tensor."""
 

@@ -5,7 +5,7 @@ Without `jax_enable_x64`, JAX has no 64-bit numbers and narrows them to 32 bits,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -19,7 +19,6 @@ from penstock.delivery.jax_delivery import open_delivery
 from penstock.delivery.moving import array_of, to_native
 from penstock.distribute.backends import jax_global
 from penstock.distribute.backends.jax_compiled import run_compiled
-from penstock.distribute.values.per_replica import PerReplica
 
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "rocm": "GPU", "tpu": "TPU"}
 
@@ -64,12 +63,6 @@ class JaxBackend:
     def is_traced(self, value: object) -> bool:
         return isinstance(value, jax.core.Tracer)
 
-    def add(self, tensors: Sequence[jax.Array], handle: jax.Device) -> jax.Array:
-        total: jax.Array = jax.device_put(tensors[0], handle)
-        for tensor in tensors[1:]:
-            total = jnp.add(total, jax.device_put(tensor, handle))
-        return total
-
     def sum(self, tensor: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
         total: jax.Array = jnp.sum(tensor, axis, dtype=tensor.dtype)
         return total
@@ -87,17 +80,10 @@ class JaxBackend:
         entered: AbstractContextManager[Any] = jax.default_device(handle)
         return entered
 
-    def run_compiled(
-        self, strategy: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """`Strategy.run(..., jit=True)`."""
-        return run_compiled(strategy, fn, args, kwargs)
-
-    def to_global(self, value: Any, axis: int) -> Any:
-        return jax_global.to_global(value, axis)
-
-    def from_global(self, array: Any) -> PerReplica:
-        return jax_global.from_global(array)
+    # What only this backend has.
+    run_compiled = staticmethod(run_compiled)
+    to_global = staticmethod(jax_global.to_global)
+    from_global = staticmethod(jax_global.from_global)
 
     def thread_settings(self) -> AbstractContextManager[Any]:
         return _JaxSettings()

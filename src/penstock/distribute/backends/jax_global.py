@@ -61,7 +61,7 @@ def _join_leaf(leaf: Any, axis: int) -> Any:
             )
     mesh = mesh_of([next(iter(value.devices())) for value in leaf.values], "to_global")
     if isinstance(leaf, Mirrored):
-        return _whole(leaf.values, _spread_over(mesh))
+        return everywhere(leaf.values, mesh)
     check_alike(leaf.values, "to_global", "the replicas' values")
     shape = leaf.values[0].shape
     if not -len(shape) <= axis < len(shape):
@@ -102,13 +102,10 @@ def along(values: Sequence[Any], axis: int, mesh: Any) -> Any:
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(values))
 
 
-def _whole(values: Sequence[Any], sharding: Any) -> Any:
-    return jax.make_array_from_single_device_arrays(values[0].shape, sharding, list(values))
-
-
 def everywhere(values: Sequence[Any], mesh: Any) -> Any:
     """A global array of which every device of the mesh has a copy."""
-    return _whole(values, _spread_over(mesh))
+    sharding = _spread_over(mesh)
+    return jax.make_array_from_single_device_arrays(values[0].shape, sharding, list(values))
 
 
 def _spread_over(mesh: Any, *axes: str | None) -> Any:

@@ -53,12 +53,6 @@ class NumpyBackend:
     def is_traced(self, value: object) -> bool:
         return False
 
-    def add(self, tensors: Sequence[Any], handle: None) -> Any:
-        total = tensors[0]
-        for tensor in tensors[1:]:
-            total = np.add(total, tensor)
-        return total
-
     def sum(self, tensor: Any, axis: int | tuple[int, ...]) -> Any:
         array = np.asarray(tensor)
         return array.sum(axis, dtype=array.dtype)

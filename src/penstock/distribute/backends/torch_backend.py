@@ -61,12 +61,6 @@ class TorchBackend:
     def is_traced(self, value: object) -> bool:
         return False
 
-    def add(self, tensors: Sequence[torch.Tensor], handle: torch.device) -> torch.Tensor:
-        total = tensors[0].to(handle)
-        for tensor in tensors[1:]:
-            total = torch.add(total, tensor.to(handle))
-        return total
-
     def sum(self, tensor: torch.Tensor, axis: int | tuple[int, ...]) -> torch.Tensor:
         return torch.sum(tensor, axis, dtype=tensor.dtype)
 

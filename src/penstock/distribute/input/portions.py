@@ -23,7 +23,7 @@ from penstock.element.columns import Column
 from penstock.element.ragged import Ragged
 from penstock.engine.collate import UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Inlet, Place, discard
+from penstock.engine.inlets import FedStream, Place, discard
 from penstock.engine.streams.batching import UnbatchStream
 from penstock.errors import UnbatchedError
 
@@ -69,12 +69,11 @@ class PartialStep:
         return replace(self, failures=self.failures + 1)
 
 
-class PortionsStream(Stream):
+class PortionsStream(FedStream):
     """What all rules do: reads elements from the input, and saves states of the input."""
 
     def __init__(self, source: Stream, replicas: int, position: Position) -> None:
-        self.inputs = (source,)
-        self._feed = Inlet(source)
+        super().__init__(source)
         self._replicas = replicas
         self._step = position.step
         self._known_failures = position.failures

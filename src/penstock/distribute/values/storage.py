@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute import replica_context
-from penstock.distribute.devices import FRAMEWORKS, resolve
+from penstock.distribute.devices import framework_of, resolve
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.values import texts
 from penstock.distribute.values.operators import current_value
@@ -110,11 +110,6 @@ def _reason(error: OpError) -> str:
 
 
 _REMEDY = "pass an array, a number, a string, or lists of them of one length"
-
-
-def framework_of(value: Any) -> str | None:
-    """The framework of a tensor; None for values of NumPy and Python."""
-    return FRAMEWORKS.get(type(value).__module__.partition(".")[0])
 
 
 def find_home(value: Any, strategy: Any) -> Replicas:

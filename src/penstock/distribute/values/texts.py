@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute.backends import load
-from penstock.distribute.devices import FRAMEWORKS
+from penstock.distribute.devices import framework_of
 from penstock.element.dtypes import of_numpy
 
 
@@ -15,7 +15,7 @@ def as_array(value: Any) -> Any:
     """A tensor as a NumPy value (bytes for a single string); None for anything else."""
     if isinstance(value, np.ndarray | np.generic | bytes):
         return value
-    framework = FRAMEWORKS.get(type(value).__module__.partition(".")[0])
+    framework = framework_of(value)
     if framework is None:
         return None
     backend = load(framework)

@@ -263,6 +263,15 @@ def connect(
     return peers
 
 
+def check_number(membership: Membership, found: tuple[int, int], known_as: str, call: str) -> None:
+    """Raises if this process has another number, or count, in what the framework has started."""
+    if (membership.worker, membership.workers) != found:
+        raise DisagreementError(
+            f"{call}: this is worker {membership.worker} of {membership.workers}, but {known_as}; "
+            "make the strategy first, or give both the same numbers"
+        )
+
+
 def absence_error(
     membership: Membership, absent: Sequence[int], timeout: float, call: str
 ) -> OpError:

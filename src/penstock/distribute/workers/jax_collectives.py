@@ -21,8 +21,14 @@ import numpy as np
 
 from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
-from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
-from penstock.errors import DisagreementError, FailedPreconditionError, InvalidArgumentError
+from penstock.distribute.workers.collectives import (
+    ROOM,
+    Array,
+    Peers,
+    absence_error,
+    check_number,
+)
+from penstock.errors import FailedPreconditionError, InvalidArgumentError
 
 Result = TypeVar("Result")
 
@@ -133,21 +139,12 @@ def connect(
             f"must be AUTO, got {implementation}"
         )
     if jax.distributed.is_initialized():
-        _check_number(membership, call)
+        index, count = jax.process_index(), jax.process_count()
+        known_as = f"process {index} of {count} in jax.distributed, which is initialized"
+        check_number(membership, (index, count), known_as, call)
     else:
         _join_service(membership, timeout, call)
     return JaxCollectives(membership, timeout, call)
-
-
-def _check_number(membership: Membership, call: str) -> None:
-    number = membership.worker, membership.workers
-    found = jax.process_index(), jax.process_count()
-    if number != found:
-        raise DisagreementError(
-            f"{call}: this is worker {number[0]} of {number[1]}, but process {found[0]} of "
-            f"{found[1]} in jax.distributed, which is initialized; make the strategy first, or "
-            "give both the same numbers"
-        )
 
 
 def _join_service(membership: Membership, timeout: float, call: str) -> None:

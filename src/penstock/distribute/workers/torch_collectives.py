@@ -19,9 +19,14 @@ import torch.distributed
 
 from penstock.delivery import Tensor
 from penstock.distribute.workers.cluster import Membership
-from penstock.distribute.workers.collectives import ROOM, Array, Peers, absence_error
+from penstock.distribute.workers.collectives import (
+    ROOM,
+    Array,
+    Peers,
+    absence_error,
+    check_number,
+)
 from penstock.errors import (
-    DisagreementError,
     FailedPreconditionError,
     InvalidArgumentError,
     UnavailableError,
@@ -144,7 +149,9 @@ def connect(
             f"{call}: NCCL is for CUDA devices, and torch sees none here; use AUTO or RING"
         )
     if dist.is_initialized():
-        _check_number(membership, call)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        known_as = f"rank {rank} of {size} in the torch.distributed process group that exists"
+        check_number(membership, (rank, size), known_as, call)
     else:
         _join_process_group(membership, timeout, call)
     try:
@@ -153,17 +160,6 @@ def connect(
         raise UnavailableError(
             f"{call}: the workers connected, but could not form a process group ({_line(error)})"
         ) from error
-
-
-def _check_number(membership: Membership, call: str) -> None:
-    number = membership.worker, membership.workers
-    found = dist.get_rank(), dist.get_world_size()
-    if number != found:
-        raise DisagreementError(
-            f"{call}: this is worker {number[0]} of {number[1]}, but rank {found[0]} of {found[1]} "
-            "in the torch.distributed process group that exists; make the strategy first, or "
-            "give both the same numbers"
-        )
 
 
 def _join_process_group(membership: Membership, timeout: float, call: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engine.formats.files import Path
-from penstock.engine.formats.records import BlockReader
+from penstock.engine.formats.records import RecordReader
 from penstock.errors import InvalidArgumentError
 
 ENCODING = ("utf-8", "surrogateescape")
@@ -32,7 +32,7 @@ class Row(list[str]):
         self.place = place
 
 
-class CsvReader(BlockReader[Row]):
+class CsvReader(RecordReader[Row]):
     """Rows as lists of text; `position` is the byte after the last row, 0 before the header.
 
     Python's csv module is not used: it reads stray quotes as text, limits the length of a field for

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from penstock.engine.formats.files import Path, size_of
-from penstock.engine.formats.records import BlockReader, Part
+from penstock.engine.formats.records import Part, RecordReader
 from penstock.errors import DataLossError, InvalidArgumentError
 
 
-class FixedReader(BlockReader[bytes]):
+class FixedReader(RecordReader[bytes]):
     """`position` is the byte after the last record, 0 before the header."""
 
     call = "FixedLengthRecordDataset"
@@ -33,11 +33,9 @@ class FixedReader(BlockReader[bytes]):
         _check_at_least(1, "record_bytes", record_bytes)
         _check_at_least(0, "header_bytes", header_bytes)
         _check_at_least(0, "footer_bytes", footer_bytes)
-        super().__init__(path, compression, buffer_size, position)
+        super().__init__(path, compression, buffer_size, position, part)
         self._record_bytes = record_bytes
         self._header_bytes, self._footer_bytes = header_bytes, footer_bytes
-        self._part = part
-        self._stop: int | None = None
 
     def _cut(self, limit: int) -> list[bytes]:
         if self._stop is not None:

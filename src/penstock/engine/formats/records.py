@@ -7,7 +7,7 @@ It opens its file at the first `read`, so a missing file is an error only when i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import BinaryIO, ClassVar, Generic, Protocol, TypeVar
+from typing import BinaryIO, ClassVar, Generic, TypeVar
 
 from penstock.engine.formats.files import (
     Path,
@@ -25,50 +25,38 @@ Part = tuple[int, int | None]
 """A part of a file: the records that begin from one byte on and before another (None: the end)."""
 
 
-class RecordReader(Protocol[Record]):
-    """The records of one file, in order."""
+class RecordReader(ABC, Generic[Record]):
+    """The records of one file, in order.
 
-    @property
-    def position(self) -> int:
-        """The byte from which a new file reader continues: all records so far lie before it."""
-
-    def read(self, limit: int) -> list[Record]:
-        """1 to `limit` records, [] at the end.
-
-        An error is raised after all records before it. It ends the reader, unless only one record
-        is lost: then the next read continues behind that record.
-        """
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether there is nothing more to read."""
-
-    def close(self) -> None:
-        """Ends the reader; a second time does nothing."""
-
-
-class BlockReader(ABC, Generic[Record]):
-    """A file reader whose subclasses implement `_cut`: it cuts records from the front of a buffer.
-
-    `_buffer[_start:]` are the bytes that were read and not cut; `_more` says whether the file may
-    have more bytes.
+    Subclasses implement `_cut`, which cuts records from the front of a buffer. `_buffer[_start:]`
+    are the bytes that were read and not cut; `_more` says whether the file may have more bytes.
     """
 
     call: ClassVar[str]
 
     def __init__(
-        self, path: Path, compression: str | None, buffer_size: int | None, position: int
+        self,
+        path: Path,
+        compression: str | None,
+        buffer_size: int | None,
+        position: int,
+        part: Part | None = None,
     ) -> None:
         if position < 0:
             raise InvalidArgumentError(f"{self.call}: position must be at least 0, got {position}")
         self.path = as_path(path, self.call)
         self.position = position
+        """The byte from which a new file reader continues: all records so far lie before it."""
+        self._part = part
+        self._stop: int | None = None
+        """Where the part ends, once the file is open; None for the end of the file."""
         self._compression = compression
         self._block = block_size(buffer_size, self.call)
         self._file: BinaryIO | None = None
         self._buffer, self._start = b"", 0
         self._more = True
         self.has_ended = False
+        """Whether there is nothing more to read."""
         self._continues = False
         """Whether the reader has moved behind a damaged record, so that the next read continues."""
 
@@ -81,6 +69,11 @@ class BlockReader(ABC, Generic[Record]):
         """
 
     def read(self, limit: int) -> list[Record]:
+        """1 to `limit` records, [] at the end.
+
+        An error is raised after all records before it. It ends the reader, unless only one record
+        is lost: then the next read continues behind that record.
+        """
         if limit < 1:
             raise InvalidArgumentError(f"{self.call}: limit must be at least 1, got {limit}")
         if self.has_ended:
@@ -141,6 +134,7 @@ class BlockReader(ABC, Generic[Record]):
         return size
 
     def close(self) -> None:
+        """Ends the reader; a second time does nothing."""
         self.has_ended, self._more = True, False
         self._buffer, self._start = b"", 0
         if self._file is not None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from penstock.engine.formats.files import Path
-from penstock.engine.formats.records import BlockReader, Part
+from penstock.engine.formats.records import Part, RecordReader
 
 
-class TextReader(BlockReader[bytes]):
+class TextReader(RecordReader[bytes]):
     """Whole blocks are split at once; `position` is the byte after the last line given out."""
 
     call = "TextLineDataset"
@@ -25,13 +25,11 @@ class TextReader(BlockReader[bytes]):
         position: int = 0,
         part: Part | None = None,
     ) -> None:
-        super().__init__(path, compression, buffer_size, position)
+        super().__init__(path, compression, buffer_size, position, part)
         self._lines: list[bytes] = []
         self._given = 0
         self._end = position
         self._carriage_returns = False
-        self._part = part
-        self._stop: int | None = None
 
     def _cut(self, limit: int) -> list[bytes]:
         if self._given == len(self._lines):

@@ -21,7 +21,6 @@ import reprlib
 import struct
 import zlib
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -42,7 +41,7 @@ from penstock.engine.formats.framing import (
     masked_crc,
 )
 from penstock.engine.formats.inflate import WINDOW_BITS
-from penstock.engine.formats.records import BlockReader, Part
+from penstock.engine.formats.records import Part, RecordReader
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidTypeError
 
 _KNOWN_HEADERS = 4096
@@ -51,7 +50,7 @@ _MANY = 16
 """From so many records on, NumPy compares checksums in less time than Python."""
 
 
-class TFRecordReader(BlockReader[bytes]):
+class TFRecordReader(RecordReader[bytes]):
     """`position` is the byte after the last record given out."""
 
     call = "TFRecordDataset"
@@ -65,11 +64,10 @@ class TFRecordReader(BlockReader[bytes]):
         part: Part | None = None,
         begin: int | None = None,
     ) -> None:
-        super().__init__(path, compression, buffer_size, position)
+        super().__init__(path, compression, buffer_size, position, part)
         # Lengths repeat: a header seen before needs no checksum.
         self._lengths: dict[bytes, int] = {}
-        self._part, self._begin = part, begin
-        self._stop: int | None = None
+        self._begin = begin
         self.began: int | None = None
         """Where the first record of the part begins, or where the part stops if it has none."""
 
@@ -268,10 +266,5 @@ class TFRecordWriter:
     def __enter__(self) -> TFRecordWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

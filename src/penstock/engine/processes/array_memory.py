@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.columns import Array
+from penstock.engine.processes.descriptors import make_sealed_file
 from penstock.errors import DataLossError
 
 BLOCK = 64 << 10
@@ -29,7 +30,9 @@ class ArrayMemory:
         self.blocks = -(-size // BLOCK)
         self._flags_at = self.blocks * BLOCK
         self.descriptor = -1
-        self.descriptor = _make_file(self._file_size) if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = make_sealed_file("penstock-array", self._file_size)
+        self.descriptor = descriptor
         self._check()
         self.map = mmap.mmap(self.descriptor, self._file_size, prot=mmap.PROT_READ)
         self.bytes: Array = np.frombuffer(self.map, np.uint8, size)
@@ -75,17 +78,6 @@ class ArrayMemory:
         while data:
             written = os.pwrite(self.descriptor, data, place)
             place, data = place + written, data[written:]
-
-
-def _make_file(size: int) -> int:
-    made = os.memfd_create("penstock-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(made, size)
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except BaseException:
-        os.close(made)
-        raise
-    return made
 
 
 def runs_of(blocks: Array) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ import numpy as np
 from penstock.element.buffers import ALIGN
 from penstock.element.columns import Array
 from penstock.element.reused import ReusedMemory
+from penstock.engine.processes.descriptors import make_sealed_file
 from penstock.errors import DataLossError
 
 _SMALL = 96 << 10  # For smaller sizes, the allocator reuses memory.
@@ -88,9 +89,7 @@ class ReceiveBuffers:
     def take(self, size: int) -> memoryview:
         """A buffer of `size` bytes, which is reused after the last reference to it is gone."""
         if size < _SMALL:
-            raw: Array = np.empty(size + ALIGN, np.uint8)
-            start = -raw.__array_interface__["data"][0] % ALIGN
-            return raw[start : start + size].data
+            return allocate_aligned(size).data
         room = size_class(size)
         memory = self._reuse(room)
         if memory is None:
@@ -130,6 +129,13 @@ class ReceiveBuffers:
             self._lock.release()
 
 
+def allocate_aligned(size: int) -> Array:
+    """`size` bytes of new memory at an aligned address."""
+    raw: Array = np.empty(size + ALIGN, np.uint8)
+    start = -raw.__array_interface__["data"][0] % ALIGN
+    return raw[start : start + size]
+
+
 def _map_memory(room: int) -> ReusedMemory:
     # Private: a forked process keeps what it had, when this one reuses the memory.
     memory = mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -158,12 +164,8 @@ class WorkerSlab:
 
     def __init__(self, number: int, cell: int, cells: int) -> None:
         self.number, self.cell, self.cells = number, cell, cells
-        self.descriptor = os.memfd_create("penstock", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = make_sealed_file("penstock", cell * cells)
         try:
-            os.ftruncate(self.descriptor, cell * cells)
-            # The client maps the file; reading past the end of a shorter one would kill it.
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self.memory: Array = np.frombuffer(mmap.mmap(self.descriptor, cell * cells), np.uint8)
         except BaseException:
             self.close_descriptor()

@@ -1,12 +1,30 @@
-"""Descriptors of files and sockets, sent through Unix sockets."""
+"""Descriptors: files in memory, and descriptors that are sent through Unix sockets."""
 
 from __future__ import annotations
 
 import array
+import fcntl
+import os
 import socket
 from collections.abc import Sequence
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def make_sealed_file(name: str, size: int) -> int:
+    """The descriptor of a new file in memory, whose size cannot change.
+
+    Other processes map the file; reading past the end of a shorter one would kill them.
+    """
+    made = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(made, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
 
 
 def send_descriptors(

@@ -18,9 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element.buffers import ALIGN, padded_size
+from penstock.element.buffers import padded_size
 from penstock.element.columns import Array
-from penstock.engine.processes.chunk_memory import AVAILABLE, Cell, MappedSlabs, SlabPool
+from penstock.engine.processes.chunk_memory import (
+    Cell,
+    MappedSlabs,
+    SlabPool,
+    allocate_aligned,
+)
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 
 _SMALL = 16 << 10
@@ -33,8 +38,6 @@ _HEAD = struct.Struct("<IqQI")
 _MOST_RELEASED = 512
 _LARGEST = 2 * _SMALL + (16 << 10)
 _NO_SEGMENT = -1
-
-can_share = AVAILABLE
 
 
 class Packets:
@@ -131,7 +134,6 @@ def _fill(memory: Array, parts: Sequence[memoryview]) -> None:
 
 def _copy(data: memoryview) -> memoryview:
     """The same bytes at an aligned address, in memory that may be written to."""
-    raw: Array = np.empty(len(data) + ALIGN, np.uint8)
-    start = -raw.__array_interface__["data"][0] % ALIGN
-    raw[start : start + len(data)] = np.frombuffer(data, np.uint8)
-    return raw[start : start + len(data)].data
+    copied = allocate_aligned(len(data))
+    copied[:] = np.frombuffer(data, np.uint8)
+    return copied.data

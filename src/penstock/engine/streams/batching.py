@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,18 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.collate import Collate, UnstackableError, collate_all, stack_rows
 from penstock.engine.contract import State, Stream, must_settle
-from penstock.engine.inlets import Inlet, discard
+from penstock.engine.inlets import FedStream, discard
 from penstock.engine.trail import WITH_TURNS, add_turns, drawing_numbers, put_turn
 from penstock.errors import InvalidArgumentError
-from penstock.plan.nodes import Batch, Node, Rebatch
+from penstock.plan.nodes import Batch, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
 
-Wrap = Callable[[Node], Any]
-OpenInner = Callable[[Node, State, int], Stream]
 
-
-class BatchStream(Stream):
+class BatchStream(FedStream):
     """Consecutive elements collated, `size` at a time. Between pulls it holds nothing back."""
 
     def __init__(self, node: Batch, source: Stream, collate: Collate) -> None:
-        self.inputs = (source,)
-        self._feed = Inlet(source)
+        super().__init__(source)
         self._collate = collate
         self._size = node.size
         self._drop = node.drop_remainder
@@ -78,17 +73,13 @@ class BatchStream(Stream):
         if used < len(rows):
             self._feed.unread(self._last, len(self._last) - (len(rows) - used))
 
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
 
-
-class UnbatchStream(Stream):
+class UnbatchStream(FedStream):
     """The rows of every element. The state is the place of an element and a row in it."""
 
     def __init__(self, label: str, source: Stream, row: State) -> None:
-        self.inputs = (source,)
+        super().__init__(source)
         self._label = label
-        self._feed = Inlet(source)
         self._place = self._feed.place
         """Where the elements of `_rows` begin."""
         self._skip = row or 0
@@ -171,7 +162,7 @@ class UnbatchStream(Stream):
 
     def input_states(self) -> list[State]:
         if self._rows is None or self._given >= len(self._rows):
-            return [self._feed.save()]
+            return super().input_states()
         return [self._place.after(self._at()[0]).state]
 
 
@@ -184,13 +175,12 @@ def _row_numbers(numbers: Array, counts: Array) -> Array:
     )
 
 
-class RebatchStream(Stream):
+class RebatchStream(FedStream):
     """Rows cut anew by a cycle of sizes."""
 
     def __init__(self, node: Rebatch, rows: Stream, turn: State) -> None:
-        self.inputs = (rows,)
+        super().__init__(rows)
         self._node = node
-        self._feed = Inlet(rows)
         self._turn = turn or 0
 
     def pull(self, limit: int) -> Chunk:
@@ -224,9 +214,6 @@ class RebatchStream(Stream):
 
     def state(self) -> State:
         return self._turn
-
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
 
 
 def _no_rows(column: Any) -> Any:

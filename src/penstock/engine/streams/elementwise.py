@@ -14,7 +14,7 @@ from penstock.element.values import as_value
 from penstock.engine.access import Epoch, call_vectorized, leaf, pair
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
-from penstock.engine.inlets import BUDGET, Inlet, Place
+from penstock.engine.inlets import BUDGET, FedStream, Place
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
 from penstock.engine.user_calls import Calls, FailedCall, Seeded
@@ -25,13 +25,12 @@ from penstock.plan.seeds import numbers_from
 log = logging.getLogger("penstock")
 
 
-class MapStream(Stream):
+class MapStream(FedStream):
     """A function of every element, in the caller's thread."""
 
     def __init__(self, node: Map, source: Stream, epoch: Epoch, ordinal: State) -> None:
-        self.inputs = (source,)
+        super().__init__(source, ordinal or 0)
         self._node = node
-        self._feed = Inlet(source, ordinal or 0)
         self._calls = map_calls(node, epoch)
         self._results = Results(self._calls)
         self._used = 0
@@ -71,7 +70,7 @@ class MapStream(Stream):
 
     def input_states(self) -> list[State]:
         if not len(self._results):
-            return [self._feed.save()]
+            return super().input_states()
         return [self._feed.place.after(self._used - len(self._results)).state]
 
 
@@ -92,12 +91,11 @@ def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
     return pair(leaf(numbers), rows)
 
 
-class FilterStream(Stream):
+class FilterStream(FedStream):
     """The elements for which a predicate holds."""
 
     def __init__(self, node: Filter | TakeWhile, source: Stream, ordinal: State) -> None:
-        self.inputs = (source,)
-        self._feed = Inlet(source, ordinal or 0)
+        super().__init__(source, ordinal or 0)
         self._calls = Calls(node.label, node.function)
         self._failed: OpError | None = None
 
@@ -144,7 +142,7 @@ class FilterStream(Stream):
         return self._feed.count - (self._failed is not None)
 
     def input_states(self) -> list[State]:
-        return [self._feed.save() if self._failed is None else self._failed_at.state]
+        return super().input_states() if self._failed is None else [self._failed_at.state]
 
 
 def _is_flag(value: Any) -> bool:
@@ -177,13 +175,12 @@ class TakeWhileStream(FilterStream):
         return [super().state(), self._ended]
 
 
-class ScanStream(Stream):
+class ScanStream(FedStream):
     """A function of (state, element) that gives (state, element)."""
 
     def __init__(self, node: Scan, source: Stream, state: State) -> None:
-        self.inputs = (source,)
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
-        self._feed = Inlet(source, ordinal)
+        super().__init__(source, ordinal)
         self._calls = Calls("scan", node.function)
         self._state = copy_unowned(begin)
         self._results = Results(self._calls)
@@ -226,9 +223,6 @@ class ScanStream(Stream):
             return super().save()
         begin = {"own": self._begin, "inputs": [self._feed.place.state]}
         return Place(begin, self._results.ordinal - self._begin[0]).state
-
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
 
 
 def check_scan(where: str, state: Any, result: Any) -> tuple[Any, Any]:

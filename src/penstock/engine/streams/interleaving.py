@@ -19,7 +19,7 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import BUDGET, Demand, Inlet, Place
+from penstock.engine.inlets import BUDGET, Demand, FedStream, Inlet, Place
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams.merging import Alike
 from penstock.engine.streams.windowing import plan_of
@@ -64,7 +64,7 @@ class Slot:
         return chunk
 
 
-class InterleaveStream(Stream):
+class InterleaveStream(FedStream):
     """Takes a block of elements from each slot in turn; refills exhausted slots at their turn.
 
     Whole rounds are woven of the chunks that the slots give; where a slot is exhausted or fails,
@@ -82,9 +82,8 @@ class InterleaveStream(Stream):
         numbered: bool,
         state: State,
     ) -> None:
-        self.inputs = (source,)
+        super().__init__(source)
         self._node = node
-        self._feed = Inlet(source)
         self._key = key
         self._open_inner = open_inner
         self._calls = Calls(node.label, node.function)

@@ -10,13 +10,13 @@ import numpy as np
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Counted, Inlet
+from penstock.engine.inlets import Counted, FedStream
 from penstock.engine.logs import Sequels
 from penstock.plan.nodes import INFINITE
 from penstock.plan.seeds import derive_array
 
 
-class ShuffleStream(Stream):
+class ShuffleStream(FedStream):
     """Elements in random order, within a buffer that holds them.
 
     The buffer is filled, and the element at a random index handed on: the last element moves there,
@@ -25,8 +25,7 @@ class ShuffleStream(Stream):
     """
 
     def __init__(self, source: Stream, buffer: int | None, key: int, state: State) -> None:
-        self.inputs = (source,)
-        self._feed = Inlet(source)
+        super().__init__(source)
         self._size = buffer
         self._key = key
         self._count = 0
@@ -81,9 +80,6 @@ class ShuffleStream(Stream):
 
     def state(self) -> State:
         return [self._count, list(self._held)]
-
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
 
 
 class RepeatStream(Stream):

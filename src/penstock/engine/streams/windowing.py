@@ -11,7 +11,7 @@ from penstock import errors
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Inlet
+from penstock.engine.inlets import FedStream
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
 from penstock.plan.functions import Function
@@ -21,16 +21,15 @@ Wrap = Callable[[Node], Any]
 OpenInner = Callable[[Node, State, int], Stream]
 
 
-class WindowStream(Stream):
+class WindowStream(FedStream):
     """Datasets of consecutive elements. It holds the elements that later windows need again.
 
     Failures are held as well, by their number: every window that has one of them fails.
     """
 
     def __init__(self, node: Window, source: Stream, wrap: Wrap, state: State) -> None:
-        self.inputs = (source,)
+        super().__init__(source)
         self._node = node
-        self._feed = Inlet(source)
         self._wrap = wrap
         self._held: Chunk | None = None
         self._failed: dict[int, Exception] = {}
@@ -102,24 +101,20 @@ class WindowStream(Stream):
         failed = [[i, kind_of(e).__name__, str(e)] for i, e in self._failed.items()]
         return [held, failed, self._gap]
 
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
-
 
 def _rebuild_error(kind: str, message: str) -> Exception:
     found: type[Exception] = getattr(errors, kind, errors.UnknownError)
     return found(message)
 
 
-class GroupByWindowStream(Stream):
+class GroupByWindowStream(FedStream):
     """Windows of elements with one key, each reduced to a dataset, whose elements are handed on."""
 
     def __init__(
         self, node: GroupByWindow, source: Stream, wrap: Wrap, open_inner: OpenInner, state: State
     ) -> None:
-        self.inputs = (source,)
+        super().__init__(source)
         self._node = node
-        self._feed = Inlet(source)
         self._wrap = wrap
         self._open_inner = open_inner
         self._key = Calls("group_by_window", node.key)
@@ -208,9 +203,6 @@ class GroupByWindowStream(Stream):
             "inner": inner,
             "at": [self._count, windows, self._ended],
         }
-
-    def input_states(self) -> list[State]:
-        return [self._feed.save()]
 
     def close(self) -> None:
         if self._inner is not None:

@@ -5,7 +5,6 @@ The modules that serve load when the first server is made. A server that is drop
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock.data.dataset import ENVIRONMENT
@@ -40,12 +39,7 @@ class _Server:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
