@@ -21,8 +21,9 @@ import numpy as np
 from penstock.data import adapters, element_specs, padding, sampling, tracing
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
-from penstock.data.delivered import DeliveredIterator
+from penstock.data.delivered import Check, DeliveredIterator
 from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.delivery import Delivery
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
@@ -33,7 +34,7 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
 from penstock.engine.formats import files, runs, saved
-from penstock.engine.lower import open_plan
+from penstock.engine.lower import chunks_of
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
 from penstock.errors import (
@@ -46,7 +47,6 @@ from penstock.plan import codec, nodes, seeds, show
 from penstock.plan.functions import Function, check_function
 from penstock.plan.known_specs import known_spec
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
-from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 
@@ -55,8 +55,6 @@ SHARD_HINT = -1
 
 DEFAULT_CYCLE = 2
 """How many datasets `interleave` opens at once: a constant, for one order on every machine."""
-
-_SAVED_AT_ONCE = 1024
 
 _MOST = np.iinfo(np.int64).max
 """The greatest cardinality that fits into an int64."""
@@ -1092,6 +1090,19 @@ class Dataset:
     def __iter__(self) -> Iterator:
         return Iterator(self._plan, ENVIRONMENT, self._iterations)
 
+    def _deliver(
+        self, open_delivery: Callable[[], Delivery], ahead: int, check: Check
+    ) -> DeliveredIterator:
+        """Iterates over the elements as tensors; see `DeliveredIterator`."""
+        return DeliveredIterator(
+            self._plan,
+            ENVIRONMENT,
+            self._iterations,
+            open_delivery=open_delivery,
+            ahead=ahead,
+            check=check,
+        )
+
     def as_numpy_iterator(self) -> NumpyIterator:
         """An iterator whose elements hold only NumPy values and bytes.
 
@@ -1270,14 +1281,7 @@ class Dataset:
             key=seeds.draw(),
             options=nodes.options_of(self._plan),
         )
-        stream = open_plan(prepare(self._plan), None, context)
-        try:
-            while True:
-                yield stream.pull(_SAVED_AT_ONCE)
-        except StopIteration:
-            return
-        finally:
-            stream.close()
+        yield from chunks_of(self._plan, context)
 
     def options(self) -> Options:
         """The options of the whole plan; they cannot be changed, only overridden by `with_options`.

@@ -6,7 +6,7 @@ Each is a plan over file names: a missing or damaged file raises when iteration 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
@@ -16,12 +16,38 @@ from penstock.element.spec import TensorSpec
 from penstock.errors import InvalidTypeError
 from penstock.plan.functions import Function
 from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import Interleave, Node, Records
+from penstock.plan.nodes import FILE_DATASETS, Interleave, Node, Records
 
 Options = tuple[tuple[str, Any], ...]
 
 
-class TextLineDataset(Dataset):
+class _RecordDataset(Dataset):
+    """The records of files of one format, which has no options of its own."""
+
+    _format: ClassVar[str]
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = FILE_DATASETS[self._format]
+        options = reader_options(where, compression_type, buffer_size)
+        super().__init__(
+            plan_records(
+                where,
+                self._format,
+                filenames=filenames,
+                options=options,
+                parallel=num_parallel_reads,
+            )
+        )
+
+
+class TextLineDataset(_RecordDataset):
     """The lines of text files, without their ends.
 
     Args:
@@ -39,24 +65,10 @@ class TextLineDataset(Dataset):
     b'one' b'two'
     """
 
-    def __init__(
-        self,
-        filenames: Any,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        where = "TextLineDataset"
-        options = reader_options(where, compression_type, buffer_size)
-        super().__init__(
-            plan_records(
-                where, "text", filenames=filenames, options=options, parallel=num_parallel_reads
-            )
-        )
+    _format = "text"
 
 
-class TFRecordDataset(Dataset):
+class TFRecordDataset(_RecordDataset):
     """The records of TFRecord files, their checksums verified.
 
     Args:
@@ -76,21 +88,7 @@ class TFRecordDataset(Dataset):
     b'payload'
     """
 
-    def __init__(
-        self,
-        filenames: Any,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        where = "TFRecordDataset"
-        options = reader_options(where, compression_type, buffer_size)
-        super().__init__(
-            plan_records(
-                where, "tfrecord", filenames=filenames, options=options, parallel=num_parallel_reads
-            )
-        )
+    _format = "tfrecord"
 
 
 class FixedLengthRecordDataset(Dataset):

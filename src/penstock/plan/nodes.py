@@ -489,12 +489,13 @@ class Generator(Node):
     method = "from_generator"
 
 
-_READERS = {
+FILE_DATASETS = {
     "text": "TextLineDataset",
     "tfrecord": "TFRecordDataset",
     "fixed": "FixedLengthRecordDataset",
     "csv": "CsvDataset",
 }
+"""The class of datasets that reads each format."""
 
 
 @node
@@ -516,7 +517,7 @@ class Records(Node):
 
     @property
     def label(self) -> str:
-        return _READERS[self.format]
+        return FILE_DATASETS[self.format]
 
 
 @node

@@ -11,7 +11,7 @@ from jax.sharding import Sharding
 
 from penstock.data import element_specs
 from penstock.data.arguments import describe
-from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
 from penstock.delivery import Delivery
 from penstock.delivery.jax_berths import Handle
@@ -32,13 +32,14 @@ def adapt(dataset: Dataset, sharding: Any) -> DeliveredIterator:
             f"got {describe(sharding)}"
         )
     element_specs.check_numpy(WHERE, known_spec(dataset.__plan__))
-    return _deliver(dataset, _choose_delivery(sharding), _AHEAD, partial(refuse_datasets, WHERE))
+    check = partial(refuse_datasets, WHERE)
+    return dataset._deliver(_choose_delivery(sharding), _AHEAD, check)
 
 
 def deliver_to_default(dataset: Dataset, check: Check) -> DeliveredIterator:
     """Iterates over a dataset on JAX's default device; works ahead unless that is the CPU."""
     ahead = 0 if find_default_device().platform == "cpu" else _AHEAD
-    return _deliver(dataset, _choose_delivery(None), ahead, check)
+    return dataset._deliver(_choose_delivery(None), ahead, check)
 
 
 def _choose_delivery(sharding: Sharding | jax.Device | None) -> Callable[[], Delivery]:
@@ -50,16 +51,3 @@ def _choose_delivery(sharding: Sharding | jax.Device | None) -> Callable[[], Del
     else:
         handle = Handle(sharding)
     return partial(open_delivery, [handle], None, _AHEAD)
-
-
-def _deliver(
-    dataset: Dataset, open_delivery: Callable[[], Delivery], ahead: int, check: Check
-) -> DeliveredIterator:
-    return DeliveredIterator(
-        dataset.__plan__,
-        ENVIRONMENT,
-        dataset._iterations,
-        open_delivery=open_delivery,
-        ahead=ahead,
-        check=check,
-    )

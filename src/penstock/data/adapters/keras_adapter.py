@@ -17,7 +17,7 @@ from typing import Any
 from penstock.data import element_specs
 from penstock.data.adapters import load, missing_framework
 from penstock.data.arguments import integer
-from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator
 from penstock.delivery.moving import ColumnDelivery, own_rows
 from penstock.element import nest
@@ -201,14 +201,8 @@ class KerasBatches:
 
 def _on_host(dataset: Dataset) -> DeliveredIterator:
     """Iterates over the batches as arrays that share no memory."""
-    return DeliveredIterator(
-        dataset.__plan__,
-        ENVIRONMENT,
-        dataset._iterations,
-        open_delivery=lambda: ColumnDelivery([None], None, own_rows),
-        ahead=0,
-        check=_choose_check(dataset),
-    )
+    open_delivery = functools.partial(ColumnDelivery, [None], None, own_rows)
+    return dataset._deliver(open_delivery, 0, _choose_check(dataset))
 
 
 def _on_jax_device(dataset: Dataset) -> DeliveredIterator:

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.data import element_specs
 from penstock.data.arguments import describe, flag, integer
-from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
 from penstock.delivery import Delivery
 from penstock.delivery.moving import ColumnDelivery
@@ -95,6 +95,10 @@ class Target:
         """How many elements are in transit while the caller works on another."""
         return _AHEAD if self.device.type == "cuda" and self.is_pinned else 0
 
+    def deliver(self, dataset: Dataset, check: Check) -> DeliveredIterator:
+        """Iterates over a dataset as tensors that arrive here."""
+        return dataset._deliver(self.open_delivery, self.ahead, check)
+
     def open_delivery(self) -> Delivery:
         if not self.is_pinned:
             return ColumnDelivery([self.device], None, move_rows)
@@ -115,7 +119,7 @@ class TorchDataset(IterableDataset[Any]):
     def __iter__(self) -> DeliveredIterator:
         worker = get_worker_info()
         if worker is None:
-            return _deliver(self._dataset, self._target, _CHECK)
+            return self._target.deliver(self._dataset, _CHECK)
         if self._target != Target(torch.device("cpu")):
             raise FailedPreconditionError(
                 f"{WHERE}: a worker process of a DataLoader must leave devices alone, but the "
@@ -123,7 +127,7 @@ class TorchDataset(IterableDataset[Any]):
                 "or use num_workers=0"
             )
         plan = _plan_shard(self._dataset, worker.num_workers, worker.id)
-        shard = _deliver(Dataset(plan), self._target, _CHECK)
+        shard = self._target.deliver(Dataset(plan), _CHECK)
         # The only number that is the same for all workers and new in every epoch.
         key = worker.seed - worker.id
         shard.load_state_dict(shard.state_dict() | {"key": key, "iteration": key + self._begun})
@@ -142,18 +146,7 @@ class TorchDataset(IterableDataset[Any]):
 
 def deliver_to_device(dataset: Dataset, device: torch.device, check: Check) -> DeliveredIterator:
     """Iterates over a dataset on a device, through pinned memory if that is a GPU."""
-    return _deliver(dataset, Target(device, device.type == "cuda"), check)
-
-
-def _deliver(dataset: Dataset, target: Target, check: Check) -> DeliveredIterator:
-    return DeliveredIterator(
-        dataset.__plan__,
-        ENVIRONMENT,
-        dataset._iterations,
-        open_delivery=target.open_delivery,
-        ahead=target.ahead,
-        check=check,
-    )
+    return Target(device, device.type == "cuda").deliver(dataset, check)
 
 
 def _plan_shard(dataset: Dataset, workers: int, worker: int) -> Node:

@@ -5,8 +5,10 @@ Most of them repeat a method of `Dataset`, for code that was written before the 
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -147,105 +149,40 @@ def RandomDataset(  # noqa: N802
     return Dataset.random(seed, rerandomize_each_iteration)
 
 
-def dense_to_ragged_batch(
-    batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64
-) -> Transformation:
-    """`Dataset.ragged_batch`, for `apply`.
+Arguments = ParamSpec("Arguments")
+
+
+def _for_apply(
+    method: Callable[Concatenate[Dataset, Arguments], Dataset],
+) -> Callable[Arguments, Transformation]:
+    """The function that takes the arguments of a method, and returns a transformation for `apply`.
 
     >>> ds = Dataset.range(1, 3).map(lambda x: np.full(x, x))
     >>> print(*ds.apply(dense_to_ragged_batch(2)))
     <Ragged [[1], [2, 2]]>
     """
-    return lambda dataset: dataset.ragged_batch(batch_size, drop_remainder, row_splits_dtype)
+
+    @functools.wraps(method)
+    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Transformation:
+        return lambda dataset: method(dataset, *args, **kwargs)
+
+    parameters = inspect.signature(method).parameters.values()
+    shown = [one for one in parameters if one.name not in ("self", "name")]
+    make.__dict__["__signature__"] = inspect.Signature(shown)
+    return make
 
 
-def unbatch() -> Transformation:
-    """`Dataset.unbatch`, for `apply`."""
-    return lambda dataset: dataset.unbatch()
-
-
-def unique() -> Transformation:
-    """`Dataset.unique`, for `apply`."""
-    return lambda dataset: dataset.unique()
-
-
-def ignore_errors(log_warning: bool = False) -> Transformation:
-    """`Dataset.ignore_errors`, for `apply`."""
-    return lambda dataset: dataset.ignore_errors(log_warning)
-
-
-def enumerate_dataset(start: int = 0) -> Transformation:
-    """`Dataset.enumerate`, for `apply`."""
-    return lambda dataset: dataset.enumerate(start)
-
-
-def take_while(predicate: Callable[..., Any]) -> Transformation:
-    """`Dataset.take_while`, for `apply`."""
-    return lambda dataset: dataset.take_while(predicate)
-
-
-def scan(initial_state: Any, scan_func: Callable[..., Any]) -> Transformation:
-    """`Dataset.scan`, for `apply`."""
-    return lambda dataset: dataset.scan(initial_state, scan_func)
-
-
-def snapshot(
-    path: Any,
-    compression: str | None = "AUTO",
-    reader_func: Callable[..., Any] | None = None,
-    shard_func: Callable[..., Any] | None = None,
-) -> Transformation:
-    """`Dataset.snapshot`, for `apply`."""
-    return lambda dataset: dataset.snapshot(
-        path, compression=compression, reader_func=reader_func, shard_func=shard_func
-    )
-
-
-def group_by_window(
-    key_func: Callable[..., Any],
-    reduce_func: Callable[..., Any],
-    window_size: int | None = None,
-    window_size_func: Callable[..., Any] | None = None,
-) -> Transformation:
-    """`Dataset.group_by_window`, for `apply`."""
-    return lambda dataset: dataset.group_by_window(
-        key_func, reduce_func, window_size=window_size, window_size_func=window_size_func
-    )
-
-
-def bucket_by_sequence_length(
-    element_length_func: Callable[..., Any],
-    bucket_boundaries: Sequence[int],
-    bucket_batch_sizes: Sequence[int],
-    padded_shapes: Any = None,
-    padding_values: Any = None,
-    pad_to_bucket_boundary: bool = False,
-    no_padding: bool = False,
-    drop_remainder: bool = False,
-) -> Transformation:
-    """`Dataset.bucket_by_sequence_length`, for `apply`."""
-    return lambda dataset: dataset.bucket_by_sequence_length(
-        element_length_func,
-        bucket_boundaries=bucket_boundaries,
-        bucket_batch_sizes=bucket_batch_sizes,
-        padded_shapes=padded_shapes,
-        padding_values=padding_values,
-        pad_to_bucket_boundary=pad_to_bucket_boundary,
-        no_padding=no_padding,
-        drop_remainder=drop_remainder,
-    )
-
-
-def rejection_resample(
-    class_func: Callable[..., Any],
-    target_dist: Any,
-    initial_dist: Any = None,
-    seed: int | None = None,
-) -> Transformation:
-    """`Dataset.rejection_resample`, for `apply`."""
-    return lambda dataset: dataset.rejection_resample(
-        class_func, target_dist=target_dist, initial_dist=initial_dist, seed=seed
-    )
+dense_to_ragged_batch = _for_apply(Dataset.ragged_batch)
+unbatch = _for_apply(Dataset.unbatch)
+unique = _for_apply(Dataset.unique)
+ignore_errors = _for_apply(Dataset.ignore_errors)
+enumerate_dataset = _for_apply(Dataset.enumerate)
+take_while = _for_apply(Dataset.take_while)
+scan = _for_apply(Dataset.scan)
+snapshot = _for_apply(Dataset.snapshot)
+group_by_window = _for_apply(Dataset.group_by_window)
+bucket_by_sequence_length = _for_apply(Dataset.bucket_by_sequence_length)
+rejection_resample = _for_apply(Dataset.rejection_resample)
 
 
 def parallel_interleave(

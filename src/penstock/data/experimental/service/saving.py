@@ -26,19 +26,16 @@ from penstock.engine.context import Context
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.runs import RunWriter
-from penstock.engine.lower import open_plan
+from penstock.engine.lower import chunks_of
 from penstock.errors import AbortedError, InvalidArgumentError
 from penstock.plan import codec, nodes, seeds
 from penstock.plan.nodes import INFINITE, Node, options_of
-from penstock.plan.optimize import prepare
 from penstock.plan.shape import ENDLESS, Form, Shape
 from penstock.plan.splits import piece, shape_of
 
 _WHERE = "distributed_save"
 _SHARDS = 128
 """The largest number of shards: enough for many workers, and few enough for a folder."""
-
-_AT_ONCE = 1024
 
 
 def distributed_save(
@@ -163,14 +160,7 @@ class ShardWriter:
     def _chunks(self, content: ShardContent) -> Iterator[Chunk]:
         for plan in content.plans(_decode_plan(self.plan)):
             context = Context(ENVIRONMENT, epoch=(0,), key=self.key, options=options_of(plan))
-            stream = open_plan(prepare(plan), None, context)
-            try:
-                while True:
-                    yield stream.pull(_AT_ONCE)
-            except StopIteration:
-                pass
-            finally:
-                stream.close()
+            yield from chunks_of(plan, context)
 
 
 @functools.lru_cache(maxsize=4)
