@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from penstock.delivery import jax_berths, jax_cuda, row_fetch
+from penstock.delivery import jax_berths, jax_delivery, row_fetch
 from penstock.delivery.jax_berths import Handle
 from penstock.delivery.locked_memory import LockedArrays
 from tests.delivery.simulated_cuda import Library
@@ -25,5 +25,5 @@ def library(monkeypatch) -> Library:
 @pytest.fixture
 def devices(monkeypatch) -> list[Any]:
     """Two of JAX's devices whose memory the driver here can write to, and small berths."""
-    monkeypatch.setattr(jax_cuda, "_LARGE", 64)
+    monkeypatch.setattr(jax_delivery, "_LARGE", 64)
     return list(map(Handle, jax.devices("cpu")[:2]))

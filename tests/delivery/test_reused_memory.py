@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.delivery import jax_cuda, locked_memory
+from penstock.delivery import jax_delivery, locked_memory
 from penstock.delivery.cuda import Driver
 from penstock.delivery.locked_memory import LockedArrays, is_reused
 from penstock.element import nest
@@ -114,7 +114,7 @@ class Slow(Library):
 
 def test_a_cell_is_held_until_the_gpu_has_read_it(small: None, devices: list[Any]) -> None:
     library, shared = Slow(), SharedMemory()
-    delivery = jax_cuda.JaxCudaDelivery(devices[:1], None, 2, Driver(library))
+    delivery = jax_delivery.JaxCudaDelivery(devices[:1], None, 2, Driver(library))
     for value in range(2):
         chunk = Chunk(nest.LEAF, [shared.receive(value)], 1)
         ((array,),) = delivered(delivery, chunk)
@@ -134,7 +134,7 @@ def test_without_locked_memory_chunks_arrive_all_the_same(
     small: None, library: Library, devices: list[Any]
 ) -> None:
     driver, shared = Driver(Library(cuMemHostRegister_v2=712)), SharedMemory()
-    delivery = jax_cuda.JaxCudaDelivery(devices[:1], None, 2, driver)
+    delivery = jax_delivery.JaxCudaDelivery(devices[:1], None, 2, driver)
     ((array,),) = delivered(delivery, Chunk(nest.LEAF, [shared.receive(5)], 1))
     assert set(np.asarray(array).view(np.uint8)) == {5}
     gc.collect()

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from penstock.delivery import cuda, jax_cuda, locked_memory, row_fetch
+from penstock.delivery import cuda, jax_delivery, locked_memory, row_fetch
 from penstock.delivery.cuda import Driver
 from penstock.delivery.locked_memory import Buffers, LockedArrays
 from penstock.delivery.row_fetch import RowFetch, owners_of_row_numbers
@@ -214,7 +214,7 @@ def test_a_mark_is_passed_or_waited_for_and_forgotten():
 
 
 def test_jax_gets_what_cuda_copied(library, devices):
-    delivery = jax_cuda.JaxCudaDelivery(devices, [-1, 0, 1, 0], 2, Driver(library))
+    delivery = jax_delivery.JaxCudaDelivery(devices, [-1, 0, 1, 0], 2, Driver(library))
     rows = np.arange(2 * 8 * 4, dtype=np.float32).reshape(2, 8, 4)
     mixed = [np.arange(100, dtype=">i4"), b"word"]
     chunk = Chunk(nest.tuple_of(4), [np.full(2, 2), rows, np.arange(2), mixed], 2)
@@ -229,7 +229,7 @@ def test_jax_gets_what_cuda_copied(library, devices):
 
 
 def test_berths_and_buffers_are_used_again_even_if_what_was_received_is_gone(library, devices):
-    delivery = jax_cuda.JaxCudaDelivery(devices, [0, 1], 2, Driver(library))
+    delivery = jax_delivery.JaxCudaDelivery(devices, [0, 1], 2, Driver(library))
     kept = []
     for i in range(20):
         rows = np.full((1, 50), i, np.int32)
@@ -245,7 +245,7 @@ def test_berths_and_buffers_are_used_again_even_if_what_was_received_is_gone(lib
 
 
 def test_steps_that_were_not_received_keep_their_berths(library, devices):
-    delivery = jax_cuda.JaxCudaDelivery(devices[:1], [0], 2, Driver(library))
+    delivery = jax_delivery.JaxCudaDelivery(devices[:1], [0], 2, Driver(library))
     sent = [delivery.send(Chunk(nest.LEAF, [np.full((1, 50), i, np.int32)], 1)) for i in range(10)]
     for i, chunk in enumerate(sent):
         (array,) = delivery.receive(chunk.columns[0])
@@ -260,7 +260,7 @@ def test_jax_gets_rows_by_their_numbers(library, devices, status):
     words = np.array([b"%d" % i for i in range(40)], object)
     whole = Chunk(nest.tuple_of(3), [rows, wide, words], 40)
     driver = Driver(Library(cuMemcpyBatchAsync_v2=status, cuMemcpyHtoDAsync_v2=status))
-    plain = jax_cuda.JaxCudaDelivery(devices, [-1, 0, 0, 0, 1, 1, 1], 2, driver)
+    plain = jax_delivery.JaxCudaDelivery(devices, [-1, 0, 0, 0, 1, 1, 1], 2, driver)
     delivery = plain.of_rows(whole)
     numbers = [np.array([[3, 2], [5, 6]]), [np.array([7, 0, 1]), np.array([], int)]]
     chunk = Chunk(nest.tuple_of(3), [np.full(2, 2), *numbers], 2)
@@ -278,6 +278,6 @@ def test_jax_fetches_no_rows_where_the_driver_cannot(devices):
         cuMemcpyBatchAsync_v2 = None
 
     driver = Driver(WithoutBatches())
-    plain = jax_cuda.JaxCudaDelivery(devices, [0], 2, driver)
+    plain = jax_delivery.JaxCudaDelivery(devices, [0], 2, driver)
     assert plain.of_rows(Chunk(nest.LEAF, [np.zeros((4, 8))], 4)) is None
     plain.close()

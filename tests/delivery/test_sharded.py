@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from penstock.delivery import jax_cuda
+from penstock.delivery import jax_delivery
 from penstock.delivery.cuda import Driver
 from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_sharded import Parts, ShardedDelivery, open_sharded
@@ -28,7 +28,7 @@ def on_gpus(sharding: NamedSharding, library: Library) -> ShardedDelivery:
     """A delivery to JAX's devices as if they were GPUs."""
     devices = sorted(sharding.addressable_devices, key=lambda device: device.id)
     handles = list(map(Handle, devices))
-    inner = jax_cuda.JaxCudaDelivery(handles, None, 2, Driver(library))
+    inner = jax_delivery.JaxCudaDelivery(handles, None, 2, Driver(library))
     return ShardedDelivery(Parts("here", sharding, devices), inner)
 
 
@@ -38,7 +38,7 @@ SHARDINGS = [split("x"), split(), split("x", "y", mesh=(2, 2)), split("y", mesh=
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("is_gpu", [False, True])
 def test_each_device_gets_its_part(library, monkeypatch, sharding, is_gpu):
-    monkeypatch.setattr(jax_cuda, "_LARGE", 64)
+    monkeypatch.setattr(jax_delivery, "_LARGE", 64)
     delivery = on_gpus(sharding, library) if is_gpu else open_sharded("here", sharding, 2)
     rows = np.arange(2 * 8 * 4, dtype=np.float32).reshape(2, 8, 4)
     mixed = [np.zeros((4, 2), np.int32), b"word"]
@@ -53,7 +53,7 @@ def test_each_device_gets_its_part(library, monkeypatch, sharding, is_gpu):
 
 @pytest.mark.parametrize("sharding", [split("x"), split(), split("y", mesh=(2, 2))])
 def test_devices_fetch_their_rows_by_number(library, monkeypatch, sharding):
-    monkeypatch.setattr(jax_cuda, "_LARGE", 64)
+    monkeypatch.setattr(jax_delivery, "_LARGE", 64)
     rows, labels = np.arange(640, dtype=np.float32).reshape(40, 16), np.arange(40, dtype=np.int32)
     whole = Chunk(nest.PAIR, [rows, labels], 40)
     delivery = on_gpus(sharding, library).of_rows(whole)

@@ -45,8 +45,7 @@ from penstock.errors import (
 )
 from penstock.plan import codec, nodes, seeds, show
 from penstock.plan.functions import Function, check_function
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 

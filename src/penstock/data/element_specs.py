@@ -23,8 +23,7 @@ from penstock.element.spec import (
     relax,
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import Node
+from penstock.plan.nodes import Node, known_spec
 
 
 def check_alike(where: str, plans: Sequence[Node]) -> None:

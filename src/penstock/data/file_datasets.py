@@ -15,8 +15,7 @@ from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
 from penstock.errors import InvalidTypeError
 from penstock.plan.functions import Function
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import FILE_DATASETS, Interleave, Node, Records
+from penstock.plan.nodes import FILE_DATASETS, Interleave, Node, Records, known_spec
 
 Options = tuple[tuple[str, Any], ...]
 

@@ -18,8 +18,7 @@ from penstock.engine.streams.elementwise import check_scan
 from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError
 from penstock.plan.functions import Function, check_function
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import Node
+from penstock.plan.nodes import Node, known_spec
 
 Call = Callable[..., Any]
 

@@ -7,7 +7,7 @@ chunk, not once per element. A chunk never changes after it is made; slices of i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,23 +65,22 @@ class Chunk:
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
         """The elements of all chunks, in order."""
-        if len(chunks) == 1:
-            return chunks[0]
-        parts = zip(*(chunk.columns for chunk in chunks), strict=True)
-        size = sum(chunk.size for chunk in chunks)
-        numbers = [chunk.numbers for chunk in chunks if chunk.numbers is not None]
-        all_numbers = np.concatenate(numbers) if len(numbers) == len(chunks) else None
-        return cls(chunks[0].tree, [columns.join(part) for part in parts], size, all_numbers)
+        return chunks[0] if len(chunks) == 1 else cls._combine(chunks, columns.join)
 
     @classmethod
     def weave(cls, chunks: Sequence[Chunk], block: int) -> Chunk:
         """A block of elements of each chunk in turn; all chunks have the same number of blocks."""
+        return cls._combine(chunks, lambda parts: columns.weave(parts, block))
+
+    @classmethod
+    def _combine(
+        cls, chunks: Sequence[Chunk], combine: Callable[[Sequence[Column]], Column]
+    ) -> Chunk:
         parts = zip(*(chunk.columns for chunk in chunks), strict=True)
-        size = sum(chunk.size for chunk in chunks)
         numbers = [chunk.numbers for chunk in chunks if chunk.numbers is not None]
-        all_numbers: Any = columns.weave(numbers, block) if len(numbers) == len(chunks) else None
-        woven = [columns.weave(part, block) for part in parts]
-        return cls(chunks[0].tree, woven, size, all_numbers)
+        all_numbers: Any = combine(numbers) if len(numbers) == len(chunks) else None
+        size = sum(chunk.size for chunk in chunks)
+        return cls(chunks[0].tree, [combine(part) for part in parts], size, all_numbers)
 
     def with_numbers(self, numbers: Array | None) -> Chunk:
         """The same elements, with these numbers."""
@@ -210,10 +209,10 @@ def _structure_text(specs: list[Any], tree: Tree) -> str:
     def name(leaf: Any) -> str:
         return leaf.dtype.name if hasattr(leaf, "dtype") else type(leaf).__name__[:-4].lower()
 
-    return repr(nest.unflatten(tree, [_Bare(name(leaf)) for leaf in specs]))
+    return repr(nest.unflatten(tree, [Bare(name(leaf)) for leaf in specs]))
 
 
-class _Bare(str):
+class Bare(str):
     """A string whose `repr` has no quotes."""
 
     __slots__ = ()

@@ -33,7 +33,6 @@ from penstock.engine.streams import (
     merging,
     ordering,
     sources,
-    storing,
     unordered,
     windowing,
 )
@@ -106,7 +105,7 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
         case nodes.Cache(source):
             return buffering.CacheStream(node, partial(_open, source, context), state)
         case nodes.Snapshot(source):
-            return storing.snapshot(node, source, context, open_plan, state)
+            return buffering.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():
             return context.environment.connect(node, state, context)
     if isinstance(state, int) and _is_accessed(node):
@@ -157,7 +156,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Records():
             return sources.RecordsStream(node, streams[0], own, context.numbered, context.trail)
         case nodes.Saved():
-            return sources.ChunksStream(partial(storing.saved_chunks, node, context.numbered), own)
+            return sources.ChunksStream(partial(sources.saved_chunks, node, context.numbered), own)
         case nodes.Map():
             return _map(node, streams[0], own, context)
         case nodes.TakeWhile():

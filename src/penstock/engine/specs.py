@@ -29,8 +29,7 @@ from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
 from penstock.plan.functions import Function
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import OPAQUE, Node
+from penstock.plan.nodes import OPAQUE, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.seeds import generator, seed_scope
 

@@ -2,7 +2,7 @@
 
 A failure is reported with the operator, the function's file and line and the element's number;
 the original exception is its cause. The engine calls users' functions on elements only here;
-`plan/file_readers.py` calls one to see whether it reads files.
+`plan/shard.py` calls one to see whether it reads files.
 """
 
 from __future__ import annotations

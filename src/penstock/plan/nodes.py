@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
@@ -1201,6 +1201,16 @@ class WithOptions(Node):
     traits = _NO_CHANGE
 
 
+def rewrite(node: Node, change: Callable[[Node], Node]) -> Node:
+    """The plan with `change` applied to every operator, inputs first.
+
+    What a service computes stays as it is.
+    """
+    if node.sealed:
+        return node
+    return change(node.with_inputs(tuple(rewrite(part, change) for part in node.inputs)))
+
+
 def options_of(node: Node) -> Options:
     """The options of a plan, merged; later settings override earlier ones.
 
@@ -1357,3 +1367,20 @@ def is_shared(node: Node) -> bool:
     if isinstance(node, Distribute) and node.job_name is not None and not node.num_consumers:
         return True
     return not node.sealed and any(map(is_shared, node.inputs))
+
+
+def known_spec(node: Node) -> Any:
+    """The spec, if it holds for every element because no function was called for it; else None.
+
+    Code must not decide anything by a spec that was found on samples.
+    """
+    if node.found_spec is not None:
+        return None if node.found_spec.sampled else node.found_spec.spec
+    inputs = [known_spec(part) for part in node.inputs]
+    if node.declared_spec is None and any(spec is None for spec in inputs):
+        return None
+    spec = node.spec_from(*inputs)
+    if spec is OPAQUE:
+        return None
+    node.keep_spec(spec)
+    return spec

@@ -21,6 +21,7 @@ from penstock.plan.nodes import (
     Unordered,
     WithOptions,
     options_of,
+    rewrite,
 )
 from penstock.plan.options import Options
 
@@ -127,23 +128,17 @@ def prepare(node: Node) -> Node:
     options = options_of(node)
     node = without_options(node)
     if options.deterministic is False:
-        node = give_up_order(node)
+        node = rewrite(node, give_up_order)
     return optimize(node, rules_for(options))
 
 
 def without_options(node: Node) -> Node:
     """The plan without `WithOptions`, so that rules match across places where options are set."""
-    if node.sealed:
-        return node
-    node = node.with_inputs(tuple(without_options(part) for part in node.inputs))
-    return node.input if isinstance(node, WithOptions) else node
+    return rewrite(node, lambda one: one.input if isinstance(one, WithOptions) else one)
 
 
 def give_up_order(node: Node) -> Node:
-    """Sets `deterministic=False` for parallel calls, unless the user set it."""
-    if node.sealed:
-        return node
-    node = node.with_inputs(tuple(give_up_order(part) for part in node.inputs))
+    """An operator with `deterministic=False` if it has parallel calls and the user set nothing."""
     if not isinstance(node, Unordered) or node.parallel is None:
         return node
     return replace(node, deterministic=False) if node.deterministic is None else node

@@ -82,9 +82,10 @@ def divided_files(reader: nodes.Records) -> Files | None:
 
 def with_parts(node: Node) -> Node:
     """Writes into the file readers of a plan how files are divided, if this process sees them."""
-    if node.sealed:
-        return node
-    node = node.with_inputs(tuple(map(with_parts, node.inputs)))
+    return nodes.rewrite(node, _with_division)
+
+
+def _with_division(node: Node) -> Node:
     if not isinstance(node, nodes.Records) or not _is_divisible(node):
         return node
     names, shuffled = _file_names(node.input)

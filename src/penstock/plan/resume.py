@@ -54,20 +54,23 @@ def _file_names(node: Node) -> Iterator[str]:
         yield from _file_names(part)
 
 
+def _seeds(node: Node) -> Iterator[tuple[int, bool]]:
+    """The seeds in a plan, inputs first, and whether each was drawn."""
+    for part in node.inputs:
+        yield from _seeds(part)
+    own = None if node.seed_field is None else getattr(node, node.seed_field)
+    if own is not None:
+        yield own, node.has_drawn_seed
+
+
 def seeds_of(node: Node) -> list[int]:
     """The seeds in a plan, inputs first."""
-    seeds = [seed for part in node.inputs for seed in seeds_of(part)]
-    own = None if node.seed_field is None else getattr(node, node.seed_field)
-    return seeds if own is None else [*seeds, own]
+    return [seed for seed, _ in _seeds(node)]
 
 
 def chosen_seeds(node: Node) -> list[int | None]:
     """The seeds that the user chose, in the order of `seeds_of`; None for each other seed."""
-    seeds = [seed for part in node.inputs for seed in chosen_seeds(part)]
-    own = None if node.seed_field is None else getattr(node, node.seed_field)
-    if own is None:
-        return seeds
-    return [*seeds, None if node.has_drawn_seed else own]
+    return [None if drawn else seed for seed, drawn in _seeds(node)]
 
 
 def draws_order(node: Node) -> bool:

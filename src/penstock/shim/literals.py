@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.arguments import element
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.element.values import as_value
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
 def describe(value: Any) -> str:
@@ -29,11 +30,7 @@ _LITERALS = (bool, int, float, complex, str, list, tuple)
 
 def leaf_of(call: str, value: Any) -> Any:
     """`value` as an array, a NumPy scalar or bytes."""
-    try:
-        leaf = as_value(value)
-    except OpError as error:
-        message = error.message.removeprefix("penstock: ")
-        raise type(error)(f"{call}: {message}") from None
+    leaf = element(call, value, as_value)
     if not isinstance(leaf, np.ndarray | np.generic | bytes):
         raise InvalidArgumentError(f"{call}: needs an array or a number, got {describe(value)}")
     return leaf

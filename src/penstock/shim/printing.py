@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from penstock.element.chunk import Bare
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 
@@ -57,13 +58,6 @@ def _open_stream(target: Any) -> Iterator[TextIO]:
         )
 
 
-class _Verbatim(str):
-    """Text that a printed structure shows without quotes."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def _text(value: Any, edge: int) -> str:
     shown = _replace_arrays(value, edge)
     return shown if isinstance(shown, str) else pprint.pformat(shown, width=sys.maxsize)
@@ -72,7 +66,7 @@ def _text(value: Any, edge: int) -> str:
 def _replace_arrays(value: Any, edge: int) -> Any:
     """`value` with every array in it replaced by its text."""
     if isinstance(value, np.ndarray | np.generic | bytes):
-        return _Verbatim(_array_text(value, edge))
+        return Bare(_array_text(value, edge))
     if isinstance(value, Ragged):
         return [_replace_arrays(row, edge) for row in value]
     if isinstance(value, dict):

@@ -18,7 +18,7 @@ from penstock.delivery.jax_berths import Handle
 from penstock.delivery.jax_delivery import find_default_device, open_delivery
 from penstock.delivery.jax_sharded import open_sharded
 from penstock.errors import InvalidTypeError
-from penstock.plan.known_specs import known_spec
+from penstock.plan.nodes import known_spec
 
 WHERE = "Dataset.as_jax"
 _AHEAD = 2

@@ -31,8 +31,7 @@ from penstock.errors import (
     InvalidTypeError,
     UnimplementedError,
 )
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import INFINITE, UNKNOWN
+from penstock.plan.nodes import INFINITE, UNKNOWN, known_spec
 
 WHERE = "Dataset.as_keras"
 

@@ -21,8 +21,7 @@ from penstock.delivery import Delivery
 from penstock.delivery.moving import ColumnDelivery
 from penstock.delivery.torch_delivery import lock_rows, move_rows, open_delivery
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import Map, Node
+from penstock.plan.nodes import Map, Node, known_spec, rewrite
 from penstock.plan.options import AutoShardPolicy, Options
 from penstock.plan.shard import shard_plan
 
@@ -49,21 +48,20 @@ def adapt(
 
 
 def _call_in_processes(dataset: Dataset, count: int) -> Dataset:
-    """The same dataset, whose maps call their functions in `count` processes; 0: in this one."""
+    """The same dataset, whose maps call their functions in `count` processes; 0: in this one.
+
+    A vectorized function is not called in parallel.
+    """
     options = Options()
     options.executor = "processes" if count else "threads"
-    plan = _set_calls(dataset.__plan__, count) if count else dataset.__plan__
+
+    def set_calls(node: Node) -> Node:
+        if isinstance(node, Map) and not node.vectorized:
+            return replace(node, parallel=count)
+        return node
+
+    plan = rewrite(dataset.__plan__, set_calls) if count else dataset.__plan__
     return Dataset(plan).with_options(options)
-
-
-def _set_calls(plan: Node, count: int) -> Node:
-    """The plan with `count` parallel calls of each function; of vectorized ones, there is one."""
-    if plan.sealed:
-        return plan
-    plan = plan.with_inputs(tuple(_set_calls(part, count) for part in plan.inputs))
-    if isinstance(plan, Map) and not plan.vectorized:
-        return replace(plan, parallel=count)
-    return plan
 
 
 def _find_device(device: Any) -> torch.device:

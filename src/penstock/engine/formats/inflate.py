@@ -27,6 +27,14 @@ class Inflated(io.RawIOBase):
         self._damaged = False
         self._complaint = f"{call}: {path!r} is not a complete {compression} file"
 
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def read(self, size: int = -1) -> bytes:
         if size < 0:
             return self.readall()

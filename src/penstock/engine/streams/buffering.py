@@ -1,4 +1,4 @@
-"""Buffering operators: caches in memory and in files; prefetching is in `engine.prefetch`.
+"""Buffering operators: caches and snapshots; prefetching is in `engine.prefetch`.
 
 A cache passes its input through and keeps it; once it has seen all of it, later passes read the
 cache and do not open the input. The files of a cache are:
@@ -18,16 +18,23 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from penstock.element import nest
 from penstock.element.chunk import Chunk
+from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import fits_spec, spec_of_chunk
 from penstock.engine.formats.blocks import translate_write_errors
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.folders import join
 from penstock.engine.formats.locks import LockFile
+from penstock.engine.formats.runs import RunWriter, Shard
+from penstock.engine.formats.saved import SavedInfo, find
 from penstock.engine.streams.recording import (
     Open,
     Recorder,
@@ -35,11 +42,30 @@ from penstock.engine.streams.recording import (
     warn_of_partial_passes,
 )
 from penstock.engine.streams.sources import ChunksStream
-from penstock.errors import InvalidArgumentError, NotFoundError, UnimplementedError
+from penstock.engine.streams.windowing import plan_of
+from penstock.engine.user_calls import Calls
+from penstock.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
+from penstock.plan import codec
 from penstock.plan.functions import Function, fingerprint
-from penstock.plan.known_specs import known_spec
-from penstock.plan.nodes import INFINITE, Cache, Node, Store
+from penstock.plan.nodes import (
+    INFINITE,
+    UNKNOWN,
+    Cache,
+    Data,
+    Node,
+    Saved,
+    Slices,
+    Snapshot,
+    Store,
+    known_spec,
+)
 from penstock.plan.resume import structure
+from penstock.plan.seeds import seed_scope
 
 log = logging.getLogger("penstock")
 
@@ -220,3 +246,80 @@ def _recorder(node: Cache) -> Recorder | None:
     if node.filename:
         return CacheWriter(node.filename, _plan_text(node.input))
     return None if node.input.cardinality == INFINITE else _MemoryRecorder(node.store)
+
+
+# Snapshots
+
+OpenPlan = Callable[[Node, State, Context], Stream]
+
+
+class SnapshotStream(RecordingStream):
+    """A pass through a snapshot that was not complete when the pass began.
+
+    It writes the snapshot, unless another pass does.
+    """
+
+    def __init__(self, node: Snapshot, folder: str, open_input: Open, state: State) -> None:
+        super().__init__(node.input, 0 if state is None else state["count"])
+        if state is not None and state["input"] is not None:
+            self._read(open_input(state["input"]))
+        else:
+            self._begin(_run(node, folder), open_input)
+
+
+def _run(node: Snapshot, folder: str) -> Recorder | None:
+    try:
+        return RunWriter(folder, node.compression, _shard(node), "Dataset.snapshot")
+    except AlreadyExistsError:
+        return None
+
+
+def _shard(node: Snapshot) -> Shard | None:
+    if node.shard is None:
+        return None
+    calls, ordinals = Calls("snapshot", node.shard), itertools.count()
+    return lambda element: calls.one(element, next(ordinals))
+
+
+class SnapshotReadStream(Stream):
+    """The elements of a complete snapshot, as the reader function arranges them."""
+
+    def __init__(self, source: Stream, count: int) -> None:
+        self.inputs = (source,)
+        self._count = count
+
+    def pull(self, limit: int) -> Chunk:
+        chunk = self.inputs[0].pull(limit)
+        self._count += len(chunk)
+        return chunk
+
+    def save(self) -> State:
+        return {"count": self._count, "input": None, "reader": self.inputs[0].save()}
+
+
+def snapshot(
+    node: Snapshot, source: Node, context: Context, open_plan: OpenPlan, state: State
+) -> Stream:
+    """The stream of a snapshot: reads it if it is complete now, else reads the input."""
+    folder = join(node.path, f"{codec.fingerprint(source):020}")
+    begun = state is not None and state["input"] is not None
+    info = None if begun else find(folder, "Dataset.snapshot")
+    if info is None:
+        return SnapshotStream(node, folder, lambda at: open_plan(source, at, context), state)
+    plan = _plan_of_snapshot(node, folder, info, context)
+    count, at = (0, None) if state is None else (state["count"], state["reader"])
+    return SnapshotReadStream(open_plan(plan, at, context.inside(0)), count)
+
+
+def _plan_of_snapshot(node: Snapshot, folder: str, info: SavedInfo, context: Context) -> Node:
+    def load(*shards: str, count: int = UNKNOWN) -> Saved:
+        return Saved(folder, shards, info.spec, count, info.compression)
+
+    if node.reader is None or not info.shards:
+        return load(*info.shards, count=info.count)
+    wrap = context.environment.wrap
+    each: list[Any] = [wrap(load(shard)) for shard in info.shards]
+    datasets = wrap(Slices(Data(Chunk(nest.LEAF, [each], len(each)))))
+    with seed_scope(context.inside(0).key):
+        made = Calls("snapshot", node.reader).plain(0, datasets)
+    return plan_of(f"Dataset.snapshot: {node.reader}", made)

@@ -13,7 +13,7 @@ from penstock.engine.access import Access, Epoch, leaf
 from penstock.engine.call_watch import watch_steps
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
-from penstock.engine.formats import open_reader
+from penstock.engine.formats import open_reader, saved
 from penstock.engine.formats.csv import ENCODING, Row
 from penstock.engine.formats.records import Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
@@ -21,9 +21,9 @@ from penstock.engine.inlets import Inlet
 from penstock.engine.trail import Trail
 from penstock.engine.user_calls import Calls, failure, is_failure
 from penstock.errors import InvalidArgumentError
-from penstock.plan.nodes import Generator, Records
+from penstock.plan.nodes import Generator, Records, Saved
 from penstock.plan.parts import DIVISION, NOWHERE
-from penstock.plan.seeds import derive_array
+from penstock.plan.seeds import derive_array, numbers_from
 
 
 class AccessStream(Stream):
@@ -321,3 +321,15 @@ class ChunksStream(Stream):
 
     def state(self) -> State:
         return self._count
+
+
+def saved_chunks(node: Saved, numbered: bool) -> Iterator[Chunk]:
+    """The elements of the shards that `node` names; an element's number depends on its shard."""
+    for number, shard in enumerate(node.shards):
+        count = 0
+        for chunk in saved.read(node.path, [shard], node.compression, node.spec, "Dataset.load"):
+            numbers = numbers_from(count, len(chunk)) if numbered else None
+            if numbers is not None and len(node.shards) > 1:
+                numbers = derive_array(number, numbers)
+            count += len(chunk)
+            yield chunk.with_numbers(numbers)
