@@ -15,8 +15,8 @@ from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
 from penstock.engine.processes.array_shares import ArrayShares
 from penstock.engine.processes.shared_arrays import (
     ArrayReader,
-    LazyRows,
     OpenArrays,
+    find_lazy_rows,
     find_reader,
     refer_to_shared,
 )
@@ -85,7 +85,7 @@ def test_rows_arrive_when_they_are_read(rows, shares):
 def test_rows_that_are_larger_than_a_block(shares):
     large = np.arange(6 * 3 * BLOCK // 8 + 42).reshape(6, -1)
     plan = open_plan_of(Dataset.from_tensor_slices(large), shares.lease())
-    lazy = LazyRows(plan.data.chunk)
+    lazy = find_lazy_rows(plan.data.chunk)
     lazy.require(np.array([3, 1]))
     column = plan.data.chunk.columns[0]
     np.testing.assert_array_equal(column[[3, 1]], large[[3, 1]])

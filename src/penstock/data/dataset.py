@@ -91,7 +91,6 @@ class Dataset:
         Args:
             tensors: A value, or a structure (tuples, dicts, dataclasses) of them; a list is an
                 array.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.from_tensors([1, 2, 3]))
         [1 2 3]
@@ -109,7 +108,6 @@ class Dataset:
 
         Args:
             tensors: An array, or a structure of arrays with as many rows. A list is an array.
-            name: Accepted and ignored.
 
         >>> for element in Dataset.from_tensor_slices(([1, 2], ["a", "b"])):
         ...     print(*element)
@@ -135,7 +133,6 @@ class Dataset:
             output_shapes: The shapes for `output_types`; unknown if None.
             args: Arguments for `generator`; they arrive as NumPy values.
             output_signature: The structure of specs that every element fits.
-            name: Accepted and ignored.
 
         >>> def count(stop):
         ...     yield from range(stop)
@@ -162,7 +159,6 @@ class Dataset:
         Args:
             args: `stop`, or `start` and `stop`, or `start`, `stop` and `step`.
             output_type: The dtype of the elements.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5, 1, -2))
         5 3
@@ -210,7 +206,6 @@ class Dataset:
         Args:
             seed: The same seed gives the same numbers.
             rerandomize_each_iteration: Whether every iteration draws other numbers.
-            name: Accepted and ignored.
 
         >>> a, b = (list(Dataset.random(seed=4).take(3)) for _ in range(2))
         >>> a == b
@@ -233,7 +228,6 @@ class Dataset:
             file_pattern: A pattern with `*`, `?` or `[...]`, or a list of them.
             shuffle: Whether they come in random order (the default), or sorted.
             seed: The seed of that order.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.list_files(__file__.replace("dataset.py", "data[r-t]*.py")))
         b'...dataset.py'
@@ -326,7 +320,6 @@ class Dataset:
             deterministic: Whether parallel calls keep the order; by default the options decide.
             synchronous: True keeps the calls in the caller's thread; not with num_parallel_calls.
             use_unbounded_threadpool: Accepted and ignored.
-            name: Accepted and ignored.
             vectorized: Whether the function gets and gives whole columns, with a leading axis
                 over many elements.
             random: Whether the function gets, as its last argument, a `numpy.random.Generator` that
@@ -408,7 +401,6 @@ class Dataset:
             block_length: How many elements each gives when it is its turn; 1 if not given.
             num_parallel_calls: How many datasets are read at once, in threads.
             deterministic: Whether parallel calls keep the order; by default the options decide.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(3).interleave(lambda x: Dataset.range(10 * x, 10 * x + 2)))
         0 10 1 11 20 21
@@ -433,7 +425,6 @@ class Dataset:
         Args:
             initial_state: A value or structure; its dtypes stay, its shapes may change.
             scan_func: Gets (state, element) and returns (state, element).
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5).scan(np.int64(0), lambda s, x: (s + x, s + x)))
         0 1 3 6 10
@@ -449,7 +440,6 @@ class Dataset:
 
         Args:
             log_warning: Whether each drop is logged (logger `penstock`).
-            name: Accepted and ignored.
 
         >>> print(*Dataset.from_tensor_slices([b"1", b"?", b"3"]).map(int).ignore_errors())
         1 3
@@ -472,7 +462,6 @@ class Dataset:
             target_dist: The proportions to reach, one per class; their sum is 1.
             initial_dist: The proportions that the elements come in; estimated if None.
             seed: The seed of the drawing.
-            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1000).rejection_resample(lambda x: x % 10 // 9, [0.5, 0.5], seed=1)
         >>> 0.4 < np.mean([number for number, _ in ds]) < 0.6
@@ -524,7 +513,6 @@ class Dataset:
             drop_remainder: Whether a last, smaller batch is left out.
             num_parallel_calls: How many batches are made at once, in threads.
             deterministic: Whether parallel calls keep the order; by default the options decide.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(5).batch(2))
         [0 1] [2 3] [4]
@@ -556,7 +544,6 @@ class Dataset:
                 means the largest in the batch.
             padding_values: The value to pad with, per component or one for all; 0 or "" if None.
             drop_remainder: Whether a last, smaller batch is left out.
-            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1, 4).map(lambda x: np.full(x, x))
         >>> print(*ds.padded_batch(3))
@@ -592,7 +579,6 @@ class Dataset:
             batch_size: How many elements make a batch.
             drop_remainder: Whether a last, smaller batch is left out.
             row_splits_dtype: int64 or int32.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(1, 4).map(lambda x: np.full(x, x)).ragged_batch(2))
         <Ragged [[1], [2, 2]]> <Ragged [[3, 3, 3]]>
@@ -624,7 +610,6 @@ class Dataset:
         Args:
             batch_size: How many rows make a batch, or a list of sizes to go through in turn.
             drop_remainder: Whether a last, smaller batch is left out.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(8).batch(4).rebatch([2, 1, 1]))
         [0 1] [2] [3] [4 5] [6] [7]
@@ -658,7 +643,6 @@ class Dataset:
             shift: How far the next window begins; `size` if None.
             stride: The distance between two elements of a window.
             drop_remainder: Whether windows that are not full are left out.
-            name: Accepted and ignored.
 
         >>> [list(map(int, window)) for window in Dataset.range(4).window(3, shift=1)]
         [[0, 1, 2], [1, 2, 3], [2, 3], [3]]
@@ -689,7 +673,6 @@ class Dataset:
             reduce_func: Gets a key and the dataset of a window, and returns a dataset.
             window_size: How many elements fill a window.
             window_size_func: Gets a key and returns the size of its windows.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(7).group_by_window(lambda x: x % 2, lambda k, d: d.batch(2), 2))
         [0 2] [1 3] [4 6] [5]
@@ -737,7 +720,6 @@ class Dataset:
                 that the bucket can hold.
             no_padding: Whether batches are stacked as they are.
             drop_remainder: Whether smaller batches are left out.
-            name: Accepted and ignored.
 
         >>> ds = Dataset.range(1, 5).map(lambda x: np.full(x, x))
         >>> print(*ds.bucket_by_sequence_length(len, [3], [2, 2]), sep=", ")
@@ -790,7 +772,6 @@ class Dataset:
             seed: The same seed gives the same orders.
             reshuffle_each_iteration: Whether every iteration, and every repetition, has an order
                 of its own.
-            name: Accepted and ignored.
 
         >>> sorted(map(int, Dataset.range(5).shuffle(5, seed=1)))
         [0, 1, 2, 3, 4]
@@ -1003,7 +984,6 @@ class Dataset:
 
         Args:
             buffer_size: How many; AUTOTUNE (or None) finds a number, 0 makes none ahead.
-            name: Accepted and ignored.
 
         >>> print(*Dataset.range(3).prefetch(2))
         0 1 2
@@ -1021,7 +1001,6 @@ class Dataset:
 
         Args:
             filename: Where to keep them; in memory if empty.
-            name: Accepted and ignored.
 
         >>> ds = Dataset.range(2).map(lambda x: print("made", x) or x).cache()
         >>> print(*ds, *ds)
@@ -1047,7 +1026,6 @@ class Dataset:
             compression: "AUTO", "GZIP", "NONE" or None.
             reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
             shard_func: Gets an element and returns the number of its shard.
-            name: Accepted and ignored.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -1194,7 +1172,6 @@ class Dataset:
         Args:
             initial_state: A value or structure; its dtypes stay, its shapes may change.
             reduce_func: Gets (state, element) and returns the next state.
-            name: Accepted and ignored.
 
         >>> print(Dataset.range(5).reduce(np.int64(0), lambda state, x: state + x))
         10

@@ -169,7 +169,6 @@ def one_file(format: str, options: Options, filename: bytes) -> Dataset:
 
 
 def plan_names(where: str, filenames: Any) -> Node:
-    """The plan of the file names."""
     if not check.is_dataset(filenames):
         return check.names(where, "filenames", filenames)
     plan = check.plan_of(where, "filenames", filenames)

@@ -131,7 +131,6 @@ class Buckets:
     __leaf__ = True
 
     def bucket_of(self, length: Any) -> int:
-        """The bucket of a length."""
         return bisect_right(self.boundaries, int(length))
 
     def size_of(self, bucket: Any) -> int:

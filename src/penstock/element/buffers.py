@@ -1,4 +1,4 @@
-"""Columns as descriptions and buffers: how chunk files, data connections and plans hold a chunk.
+"""Columns as descriptions and buffers: how files, connections and call processes hold a chunk.
 
 A description consists of plain values, for JSON or msgpack. It says what the buffers hold, in turn:
 
@@ -66,7 +66,6 @@ class Packing:
         return self._ragged(column) if isinstance(column, Ragged) else self._array(column)
 
     def _add(self, *parts: memoryview) -> None:
-        """Adds one buffer."""
         self.parts.extend(part for part in parts if len(part))
         if rest := -sum(map(len, parts)) % ALIGN:
             self.parts.append(_ZEROS[:rest])

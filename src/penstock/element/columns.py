@@ -90,7 +90,6 @@ def weave(columns: Sequence[Column], block: int) -> Column:
 
 
 def as_read_only(column: Column) -> Column:
-    """A read-only view of the column."""
     if isinstance(column, list):
         return [
             as_read_only(leaf) if isinstance(leaf, np.ndarray | Ragged) else leaf for leaf in column

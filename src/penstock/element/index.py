@@ -14,7 +14,6 @@ Index = range | Array
 
 
 def array_of(index: Index) -> Array:
-    """`index` as an array."""
     if isinstance(index, range):
         return np.arange(index.start, index.stop, index.step)
     return index

@@ -186,7 +186,6 @@ def as_element(value: Any) -> Any:
 
 
 def spec_of(element: Any) -> Any:
-    """The spec of an element."""
     return nest.map_structure(spec_of_leaf, element)
 
 

@@ -21,7 +21,7 @@ from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
 from penstock.engine.permute import shuffle_index
-from penstock.engine.processes.shared_arrays import LazyRows
+from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import (
@@ -68,7 +68,7 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     match node:
         case Slices(data):
             rows = data.chunk
-            return partial(_slices, rows, Mapped(rows), LazyRows(rows), take)
+            return partial(_slices, rows, Mapped(rows), find_lazy_rows(rows), take)
         case Range(start, _, step, dtype):
             if not (dtype.is_integer or dtype.is_floating):
                 raise InvalidArgumentError(
@@ -129,9 +129,10 @@ def leaf(column: Any) -> Chunk:
 
 
 def _slices(
-    rows: Chunk, mapped: Mapped, lazy: LazyRows, take: TakeRows, index: Index, epoch: Epoch
+    rows: Chunk, mapped: Mapped, lazy: LazyRows | None, take: TakeRows, index: Index, epoch: Epoch
 ) -> Chunk:
-    lazy.require(index)
+    if lazy is not None:
+        lazy.require(index)
     if isinstance(index, range):
         part = slice_of(index)
         return Chunk(rows.tree, [column[part] for column in rows.columns], len(index))

@@ -21,7 +21,6 @@ WITH_TURNS = np.dtype([("number", np.uint64), ("turn", np.int64)])
 
 
 def drawing_numbers(numbers: Array) -> Array:
-    """The numbers to draw by."""
     return numbers["number"] if numbers.dtype == WITH_TURNS else numbers
 
 

@@ -93,7 +93,6 @@ def _saved_shard(node: nodes.Saved, number: int) -> Node:
 
 
 def _concatenate(first: Pieces | None, second: Pieces | None) -> Pieces | None:
-    """The pieces of `first`, then the pieces of `second`."""
     if first is None or second is None or first.turns or second.turns:
         return first if first is not None and first.streams == ENDLESS else None
     if first.streams == ENDLESS:

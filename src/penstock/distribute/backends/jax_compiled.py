@@ -292,7 +292,6 @@ def _call_traced(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) 
 
 
 def _argument_of_replica(kind: str, detail: Any, given: Any) -> Any:
-    """The value of an argument for one replica."""
     if kind == "constant":
         return detail
     value = next(given)

@@ -241,7 +241,8 @@ class Fill:
         if self.mode == "repeat":
             return Chunk(chunk.tree, made, len(chunk))
         mask = np.arange(self.rows) < sizes[:, None]
-        return Chunk(tree_with_mask(chunk.tree), [*made, mask], len(chunk))
+        tree = nest.graft(nest.PAIR, (chunk.tree, nest.LEAF))
+        return Chunk(tree, [*made, mask], len(chunk))
 
     def _count_rows(self, chunk: Chunk) -> Any:
         counts = [
@@ -275,8 +276,3 @@ class Fill:
             longer.fill(b"")
         longer[: len(leaf)] = leaf
         return longer
-
-
-def tree_with_mask(tree: nest.Tree) -> nest.Tree:
-    """The structure of a pair of an element and its mask."""
-    return nest.graft(nest.PAIR, (tree, nest.LEAF))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.delivery import Tensor
-from penstock.distribute.workers.cluster import Membership
+from penstock.distribute.workers.cluster import Member, Membership
 from penstock.element.dtypes import as_dtype
 from penstock.errors import (
     DeadlineExceededError,
@@ -230,7 +230,7 @@ class Peers(ABC):
 
     def _failure(self, waited: float) -> OpError:
         absent = self._find_absent()
-        who = self.name_members(absent) if absent else "another worker"
+        who = _join_names(self._members, absent) if absent else "another worker"
         if waited >= self._timeout:
             return DeadlineExceededError(
                 f"{self._call}: {who} has not taken part for {waited:.0f} s; is it still running? "
@@ -240,10 +240,6 @@ class Peers(ABC):
         return UnavailableError(
             f"{self._call}: {who} {reason}, see its own output; start all workers again"
         )
-
-    def name_members(self, workers: Sequence[int]) -> str:
-        """The names of workers, for errors."""
-        return ", ".join(str(self._members[worker]) for worker in workers)
 
 
 def connect(
@@ -276,13 +272,17 @@ def absence_error(
     membership: Membership, absent: Sequence[int], timeout: float, call: str
 ) -> OpError:
     """The error for workers that did not connect in time."""
-    names = ", ".join(str(membership.members[index]) for index in absent)
+    names = _join_names(membership.members, absent)
     host, port = membership.meeting_point
     return DeadlineExceededError(
         f"{call}: waited {timeout:g} s for {names}, in vain; start all {membership.workers} "
         f"workers, with the same cluster, so that they reach {host}:{port} (timeout= says how "
         "long to wait)"
     )
+
+
+def _join_names(members: Sequence[Member], workers: Sequence[int]) -> str:
+    return ", ".join(str(members[worker]) for worker in workers)
 
 
 def _arrays_inside(parcels: Sequence[Parcel]) -> list[Array] | None:

@@ -43,18 +43,21 @@ class JaxCollectives(Peers):
     """The processes of jax.distributed."""
 
     def _exchange(self, row: Array) -> list[Array]:
-        rows = self._compute(_gather_rows, jax.numpy.asarray(row, device=_own_devices("cpu")[0]))
+        rows = self._compute("gather", jax.numpy.asarray(row, device=_own_devices("cpu")[0]))
         return list(np.asarray(rows))
 
     def _broadcast_first(self, row: Array) -> Array:
         return self._exchange(row)[0]
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        return self._compute(_sum_rows, tensor)
+        return self._compute("sum", tensor)
 
-    def _compute(self, function: Callable[[Any, Any], Any], tensor: Any) -> Any:
+    def _compute(self, action: str, tensor: Any) -> Any:
+        """Runs a `_program` on the tensors of all processes."""
+
         def compute() -> Any:
-            result = function(tensor, _one_per_process(tensor)).addressable_data(0)
+            rows = _one_per_process(tensor)
+            result = _program(action, rows)(_stack_rows(tensor, rows)).addressable_data(0)
             # Accelerators compute asynchronously; a failure on the CPU must be raised here.
             on_cpu = next(iter(tensor.devices())).platform == "cpu"
             return jax.block_until_ready(result) if on_cpu else result
@@ -98,14 +101,6 @@ def _program(action: str, rows: Any) -> Any:
     everywhere = jax.sharding.NamedSharding(rows.mesh, jax.sharding.PartitionSpec())
     actions = {"gather": lambda stacked: stacked, "sum": lambda s: s.sum(0, dtype=s.dtype)}
     return jax.jit(actions[action], out_shardings=everywhere)
-
-
-def _gather_rows(tensor: Any, rows: Any) -> Any:
-    return _program("gather", rows)(_stack_rows(tensor, rows))
-
-
-def _sum_rows(tensor: Any, rows: Any) -> Any:
-    return _program("sum", rows)(_stack_rows(tensor, rows))
 
 
 def run_with_timeout(action: Callable[[], Result], seconds: float) -> Result:

@@ -224,15 +224,21 @@ def _row_columns(plan: Node) -> Iterator[Any]:
             yield from _row_columns(part)
 
 
-class LazyRows:
-    """The columns of rows whose bytes may not have arrived; does nothing where there are none."""
+def find_lazy_rows(rows: Chunk) -> LazyRows | None:
+    """The columns of rows whose bytes may not have arrived; None if there are none."""
+    found = []
+    for column in rows.columns:
+        reader = find_reader(column)
+        if reader is not None and refer_to_shared(np.asarray(column)) is not None:
+            found.append((reader, reader.reference.nbytes // len(column)))
+    return LazyRows(found) if found else None
 
-    def __init__(self, rows: Chunk) -> None:
-        self._columns: list[tuple[ArrayReader, int]] = []
-        for column in rows.columns:
-            reader = find_reader(column)
-            if reader is not None and refer_to_shared(np.asarray(column)) is not None:
-                self._columns.append((reader, reader.reference.nbytes // len(column)))
+
+class LazyRows:
+    """Columns, each by its reader and the bytes of one row."""
+
+    def __init__(self, columns: list[tuple[ArrayReader, int]]) -> None:
+        self._columns = columns
 
     def require(self, index: Index) -> None:
         """Blocks until the rows at an index have arrived."""

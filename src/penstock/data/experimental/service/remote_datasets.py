@@ -135,18 +135,12 @@ def from_dataset_id(
 ) -> Dataset:
     """The elements of a dataset that was registered with `register_dataset`.
 
+    Arguments that are not listed here mean what they mean for `distribute`.
+
     Args:
-        processing_mode: As for `distribute`.
         service: "grpc://host:port".
         dataset_id: The id that `register_dataset` returned.
         element_spec: The spec of an element; by default as it was registered.
-        job_name: As for `distribute`.
-        consumer_index: As for `distribute`.
-        num_consumers: As for `distribute`.
-        max_outstanding_requests: As for `distribute`.
-        data_transfer_protocol: As for `distribute`.
-        cross_trainer_cache: As for `distribute`.
-        target_workers: As for `distribute`.
     """
     where = "service.from_dataset_id"
     options = ReadOptions(
