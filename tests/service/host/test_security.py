@@ -344,7 +344,8 @@ def test_no_client_of_other_machines_without_a_given_token(caplog):
         UnauthenticatedError, match="dispatcher node7:5050 is on another machine.*; set PENSTOCK_"
     ):
         Security.of_client("node7:5050")
-    assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
+    for _ in range(3):
+        assert Security.of_client("grpc://node7:5050", token=TOKEN).token == TOKEN.encode()
     assert caplog.text.count("dispatcher grpc://node7:5050: without TLS, anyone on") == 1
 
 

@@ -38,6 +38,9 @@ _NO_TLS = (
     "copy of that folder for the dispatcher, its workers and its clients"
 )
 
+_WARNED: set[str] = set()
+"""Addresses of dispatchers whose exposure was logged: a program may open many readers of one."""
+
 SHORTEST = 16
 """Bytes of the shortest token that is accepted."""
 
@@ -89,7 +92,9 @@ class Security:
             raise UnauthenticatedError(
                 f"dispatcher {address} is on another machine, and no token was given; {_GIVE}"
             )
-        found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
+        if address not in _WARNED:
+            found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
+            _WARNED.add(address)
         return found
 
     @classmethod
