@@ -77,7 +77,8 @@ def made():
 
 @contextlib.contextmanager
 def client_of(address: str):
-    client = ControlClient(address, Security.of_client(address, TOKEN))
+    """A client that waits for a dispatcher which takes long to start on a busy machine."""
+    client = ControlClient(address, Security.of_client(address, TOKEN), timeout=600)
     try:
         yield client
     finally:
