@@ -7,7 +7,6 @@ an operator has the place of each element without saving a state for each.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream, must_settle
@@ -17,12 +16,6 @@ BUDGET = 0.001
 
 _MOST_ROWS = 8192
 """The most elements to ask for at once."""
-
-
-class Source(Protocol):
-    """A stream, an inlet, or any other object with `pull`."""
-
-    def pull(self, limit: int) -> Chunk: ...
 
 
 class Counted:
@@ -208,7 +201,7 @@ class Demand:
         self.limit = max(1, min(fits, 2 * self.limit))
 
 
-def discard(stream: Source, count: int) -> int:
+def discard(stream: Stream | Inlet, count: int) -> int:
     """Pulls `count` elements (a failed one counts as well); gives how many of them were missing."""
     while count > 0:
         try:

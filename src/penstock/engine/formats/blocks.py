@@ -21,11 +21,11 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.element.buffers import ALIGN, MALFORMED
 from penstock.engine.formats.files import create_bytes, open_bytes, translate_errors
+from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.inflate import WINDOW_BITS
 from penstock.errors import (
     DataLossError,
@@ -69,17 +69,6 @@ def check_packing(compression: str | None, call: str) -> str:
 
 def _magic(packing: str) -> bytes:
     return f"penstock chunks {VERSION} {packing}".encode().ljust(_MAGIC - 1) + b"\n"
-
-
-@cache
-def _crc32c() -> Any:
-    import google_crc32c
-
-    return google_crc32c.value
-
-
-def crc32c(data: bytes) -> int:
-    return int(_crc32c()(data))
 
 
 @contextlib.contextmanager

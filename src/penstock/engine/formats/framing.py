@@ -21,7 +21,7 @@ _POLYNOMIAL = 0x82F63B78
 
 
 @cache
-def crc32c() -> Callable[[bytes], int]:
+def load_crc32c() -> Callable[[bytes], int]:
     """The function that computes a CRC32C."""
     import google_crc32c
 
@@ -29,9 +29,13 @@ def crc32c() -> Callable[[bytes], int]:
     return value
 
 
+def crc32c(data: bytes) -> int:
+    return load_crc32c()(data)
+
+
 def masked_crc(data: bytes) -> bytes:
     """The checksum as it is in the file: masked, because data may contain checksums itself."""
-    return _mask_crc(crc32c()(data)).to_bytes(4, "little")
+    return _mask_crc(crc32c(data)).to_bytes(4, "little")
 
 
 def _mask_crc(crc: int) -> int:

@@ -21,9 +21,10 @@ from typing import Any
 from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_from_json, spec_to_json
 from penstock.engine.fitting import fit_chunk
-from penstock.engine.formats.blocks import VERSION, check_packing, crc32c
+from penstock.engine.formats.blocks import VERSION, check_packing
 from penstock.engine.formats.chunks import read_chunks
 from penstock.engine.formats.folders import join, read_small
+from penstock.engine.formats.framing import crc32c
 from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
 
 METADATA = "snapshot.metadata"

@@ -35,8 +35,8 @@ from penstock.engine.formats.files import (
 from penstock.engine.formats.framing import (
     FOOTER,
     HEADER,
-    crc32c,
     find_record,
+    load_crc32c,
     mask_crcs,
     masked_crc,
 )
@@ -171,7 +171,7 @@ def _count_undamaged(records: list[bytes], footers: list[bytes]) -> int:
             if masked_crc(data) != footers[index]:
                 return index
         return len(records)
-    found = mask_crcs(np.fromiter(map(crc32c(), records), np.uint32, len(records)))
+    found = mask_crcs(np.fromiter(map(load_crc32c(), records), np.uint32, len(records)))
     wrong = found != np.frombuffer(b"".join(footers), "<u4")
     return int(wrong.argmax()) if wrong.any() else len(records)
 
