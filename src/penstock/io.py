@@ -1,5 +1,24 @@
-"""Writing files that the file readers of `penstock.data` read."""
+"""Files and records: what the file readers of `penstock.data` read, written and decoded."""
 
+from penstock.engine.formats.examples.features import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    VarLenFeature,
+)
+from penstock.engine.formats.examples.parsing import parse_example, parse_single_example
+from penstock.engine.formats.examples.ragged_features import RaggedFeature
+from penstock.engine.formats.examples.writing import serialize_example, serialize_sequence_example
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 
-__all__ = ["TFRecordOptions", "TFRecordWriter"]
+__all__ = [
+    "TFRecordOptions",
+    "TFRecordWriter",
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "VarLenFeature",
+    "RaggedFeature",
+    "parse_example",
+    "parse_single_example",
+    "serialize_example",
+    "serialize_sequence_example",
+]

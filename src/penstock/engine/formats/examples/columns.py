@@ -1,0 +1,230 @@
+"""The features of a batch of examples, as columns: each step is taken in all examples at once.
+
+What is encoded in an unusual way is marked as wrong here, and left to `reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.engine.formats.examples.keys import Keys, keys_of
+from penstock.engine.formats.examples.reading import Kind, Values
+from penstock.engine.formats.examples.wire import FIRST, SECOND, Wire, decode_varints
+
+Array = np.ndarray[Any, Any]
+
+_LONG = 32
+"""The columns of features with fewer bytes on average are decoded together."""
+
+
+class Column(NamedTuple):
+    """One feature of all examples."""
+
+    values: Array
+    """Those of all examples, one after another."""
+    counts: Array
+    """How many values each example has."""
+    kinds: Array
+    """Which list each example has, as the tag of a `Kind`; 0 for none."""
+    size: int
+    """How many values every example has, in a list of the right kind; -1 if they differ."""
+
+
+class Lists(NamedTuple):
+    """One feature list of all examples."""
+
+    steps: Column
+    """With an entry for each step, instead of one for each example."""
+    counts: Array
+    """How many steps each example has."""
+    found: Array
+    """Whether each example has the list."""
+
+
+class FeaturePlaces(NamedTuple):
+    """Where the values of names stand: arrays with a row for each name."""
+
+    found: Array
+    starts: Array
+    stops: Array
+
+
+def read_columns(
+    records: Sequence[bytes], wanted: Mapping[bytes, Kind]
+) -> tuple[dict[bytes, Column], Array]:
+    """The wanted features of `Example`s, and which examples are encoded in an unusual way."""
+    keys = keys_of(tuple(wanted))
+    wire = Wire(records, keys.longest)
+    lengths, begin = wire.read_lengths(wire.starts + 1)
+    regular = (wire.octets[wire.starts] == FIRST) & (begin + lengths == wire.stops)
+    wrong = ~regular & (wire.starts < wire.stops)
+    begin = np.where(regular, begin, wire.stops)
+    places, other = find_entries(wire, keys, begin, wire.stops)
+    columns, odd = decode_places(wire, wanted, places)
+    return columns, wrong | other | odd
+
+
+def column_of(found: Values | None, kind: Kind) -> Column:
+    """The column of a feature in one example."""
+    if found is None:
+        return Column(_empty(kind), np.zeros(1, np.int64), np.zeros(1, np.uint8), -1)
+    count = len(found.values)
+    kinds = np.array([found.kind], np.uint8)
+    return Column(found.values, np.array([count]), kinds, count if found.kind == kind else -1)
+
+
+def find_entries(
+    wire: Wire, keys: Keys, starts: Array, stops: Array
+) -> tuple[FeaturePlaces, Array]:
+    """Where each range, which is a map, has the values of the names; and which ranges are odd."""
+    (owners, begin, end), wrong = wire.split(starts, stops)
+    sizes, name = wire.read_lengths(begin + 1)
+    after = np.minimum(name + sizes, end)
+    lengths, inside = wire.read_lengths(after + 1)
+    regular = (wire.octets[begin] == FIRST) & (wire.octets[after] == SECOND)
+    regular &= inside + lengths == end
+    regular &= _is_shortest(sizes, name - begin - 1)
+    if not regular.all():
+        wrong[owners[~regular]] = True
+        inside = np.minimum(inside, end)
+
+    which = keys.find(wire, begin + 1, after)
+    mine = np.flatnonzero(which >= 0)
+    cells = which[mine] * len(starts) + owners[mine]
+    where = np.full(len(keys) * len(starts), -1)
+    where[cells] = mine
+    twice = where[cells] != mine
+    if twice.any():
+        wrong[owners[mine[twice]]] = True
+    table = where.reshape(len(keys), len(starts))
+    # The last entry, at which -1 points, is an empty range.
+    return FeaturePlaces(table >= 0, np.append(inside, 0)[table], np.append(end, 0)[table]), wrong
+
+
+def _is_shortest(lengths: Array, widths: Array) -> Any:
+    """Whether lengths are encoded in as few bytes as possible; names are compared with them."""
+    if lengths.dtype == np.uint8:
+        return True
+    return (widths == 1) | (lengths >> (7 * (widths - 1)) > 0)
+
+
+def decode_places(
+    wire: Wire, wanted: Mapping[bytes, Kind], places: FeaturePlaces
+) -> tuple[dict[bytes, Column], Array]:
+    """The columns of features, and which examples are encoded in an unusual way.
+
+    Features of one kind should be neighbours in `wanted`, so that they are decoded together.
+    """
+    kinds = np.array(list(wanted.values()), np.uint8)[:, None]
+    payloads, wrong = find_payloads(wire, kinds, places.starts, places.stops)
+    counts = np.zeros(wrong.shape, np.int64)
+    values: list[Array] = []
+    for kind, group in _groups(kinds, payloads):
+        found, some, odd = decode(wire, kind, payloads.part(group))
+        counts[group] = some.reshape(counts[group].shape)
+        if odd.any():
+            wrong[group] |= odd.reshape(counts[group].shape)
+        values += _cut(found, counts[group])
+    even = ((counts == counts[:, :1]) & (payloads.tags == kinds)).all(axis=1)
+    sizes = np.where(even, counts[:, 0], -1).tolist() if wrong.size else [-1] * len(wanted)
+    columns = {
+        name: Column(values[index], counts[index], payloads.tags[index], sizes[index])
+        for index, name in enumerate(wanted)
+    }
+    return columns, np.logical_or.reduce(wrong, axis=0)
+
+
+def _cut(values: Array, counts: Array) -> list[Array]:
+    """The values of each feature of a group."""
+    if len(counts) == 1:
+        return [values]
+    ends = np.cumsum(counts.sum(axis=1)).tolist()
+    return [values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+class Payloads(NamedTuple):
+    """Where the values of features stand."""
+
+    tags: Array
+    """Which list each feature has; 0 for none."""
+    lists: Array
+    """Where the lists begin."""
+    starts: Array
+    """Where the packed numbers begin, or the only string."""
+    stops: Array
+    """Where both end; both are empty if there are no values, or none of the right kind."""
+    single: bool
+    """Whether every feature has packed numbers, or one string."""
+
+    def part(self, group: slice) -> Payloads:
+        """The features of a group, flat."""
+        return self._replace(
+            lists=self.lists[group].ravel(),
+            starts=self.starts[group].ravel(),
+            stops=self.stops[group].ravel(),
+        )
+
+
+def find_payloads(wire: Wire, kinds: Array, starts: Array, stops: Array) -> tuple[Payloads, Array]:
+    """Where features have values of their kinds; and which are encoded in an unusual way."""
+    tags = wire.octets[starts]
+    lengths, lists = wire.read_lengths(starts + 1)
+    inner, begin = wire.read_lengths(lists + 1)
+    usual = (tags == kinds) & (lists + lengths == stops)
+    single = usual & (wire.octets[lists] == FIRST) & (begin + inner == stops)
+    if single.all():
+        return Payloads(tags, lists, begin, stops, True), np.zeros(starts.shape, bool)
+    tags = np.where(starts < stops, tags, np.uint8(0))
+    usual &= tags != 0
+    known = (tags == Kind.BYTES) | (tags == Kind.FLOAT) | (tags == Kind.INT64) | (tags == 0)
+    several = usual & ((lists == stops) | (kinds == Kind.BYTES))
+    wrong = ~known | (tags == kinds) & ~single & ~several
+    lists, begin = np.where(usual, lists, stops), np.where(single, begin, stops)
+    return Payloads(tags, lists, begin, stops, False), wrong
+
+
+def _groups(kinds: Array, payloads: Payloads) -> list[tuple[Kind, slice]]:
+    """Features that are decoded together: neighbours of one kind; long lists of numbers alone."""
+    sizes = (payloads.stops - payloads.starts).sum(axis=1).tolist()
+    limit = _LONG * payloads.stops.shape[1]
+    groups: list[tuple[Kind, slice]] = []
+    before = None
+    for index, kind in enumerate(kinds[:, 0].tolist()):
+        alone = kind != Kind.BYTES and sizes[index] > limit
+        if alone or kind != before:
+            groups.append((Kind(kind), slice(index, index + 1)))
+        else:
+            groups[-1] = (Kind(kind), slice(groups[-1][1].start, index + 1))
+        before = None if alone else kind
+    return groups
+
+
+def decode(wire: Wire, kind: Kind, payloads: Payloads) -> tuple[Array, Array, Array]:
+    """The values of lists of one kind, how many each has, and which are unusual."""
+    if kind == Kind.BYTES:
+        return _decode_bytes(wire, payloads)
+    octets = wire.copy(payloads.starts, payloads.stops)
+    sizes = payloads.stops - payloads.starts
+    if kind == Kind.INT64:
+        return decode_varints(octets, np.cumsum(sizes))
+    wrong = sizes % 4 != 0
+    values = octets[: 0 if wrong.any() else None].view("<f4")
+    return values, sizes // 4, wrong
+
+
+def _decode_bytes(wire: Wire, payloads: Payloads) -> tuple[Array, Array, Array]:
+    count = len(payloads.starts)
+    if payloads.single:
+        values = wire.strings(payloads.starts, payloads.stops)
+        return values, np.ones(count, np.int64), np.zeros(count, bool)
+    ranges, wrong = wire.split(payloads.lists, payloads.stops)
+    owners, starts, stops = ranges.in_order()
+    return wire.strings(starts, stops), np.bincount(owners, minlength=count), wrong
+
+
+def _empty(kind: Kind) -> Array:
+    dtypes = {Kind.BYTES: object, Kind.FLOAT: np.float32, Kind.INT64: np.int64}
+    return np.zeros(0, dtypes[kind])

@@ -1,0 +1,196 @@
+"""The wire format of protocol buffers, read in many messages at once.
+
+A *range* is a start and a stop in the joined bytes. Positions that were computed from damaged
+bytes stay within them: a range never exceeds the range around it, and zeros follow the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+FIRST, SECOND = 0x0A, 0x12
+"""The tags of fields 1 and 2, if their values are messages, strings or packed lists."""
+
+_ZEROS = 512
+"""Longer than the head of any field, so that a head can be read at every position."""
+
+_TOO_LONG = 1 << 40
+"""Stands for the length in a varint of more than five bytes: it exceeds every range."""
+
+_SHORT = 16
+"""ByteRanges that are shorter on average are copied by index, the others one by one."""
+
+
+_SMALL, _MANY = 64, 50
+"""Strings of up to so many bytes are made together, if there are so many of each size."""
+
+
+class ByteRanges(NamedTuple):
+    """ByteRanges, each found in another range: its `owner`."""
+
+    owners: Array
+    starts: Array
+    stops: Array
+
+    def in_order(self) -> ByteRanges:
+        """Sorted by owner; the ranges of one owner keep their order."""
+        if (self.owners[1:] >= self.owners[:-1]).all():
+            return self
+        order = np.argsort(self.owners, kind="stable")
+        return ByteRanges(self.owners[order], self.starts[order], self.stops[order])
+
+
+class Wire:
+    """The bytes of many messages, one after another."""
+
+    def __init__(self, messages: Sequence[bytes], longest: int) -> None:
+        """`longest` is the most bytes that are read from a position on, by `words`."""
+        self.data = b"".join([*messages, bytes(_ZEROS + longest)])
+        self.octets = np.frombuffer(self.data, np.uint8)
+        self.words = np.ndarray((len(self.data) - 7,), "<u8", self.data, strides=(1,))
+        """The eight bytes from each position on."""
+        lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+        self.stops = np.cumsum(lengths)
+        self.starts = self.stops - lengths
+
+    def read_lengths(self, at: Array) -> tuple[Array, Array]:
+        """The lengths that stand at the positions, and where they end."""
+        octets = self.octets[at]
+        if octets.max(initial=0) < 0x80:
+            return octets, at + 1
+        more, width = octets >> 7, np.ones(at.shape, np.int64)
+        lengths = (octets & 0x7F).astype(np.int64)
+        for place in range(1, 5):
+            octets = self.octets[at + place] * more
+            lengths |= (octets & 0x7F).astype(np.int64) << (7 * place)
+            width += more
+            more = octets >> 7
+        return np.where(more, _TOO_LONG, lengths), at + width
+
+    def split(self, starts: Array, stops: Array) -> tuple[ByteRanges, Array]:
+        """The values of field 1 in each range, and which ranges do not consist of them exactly.
+
+        All ranges advance by one value in each round. The first values of all come first.
+        """
+        owners, at, limits = np.arange(len(starts)), starts, stops
+        rounds = []
+        while True:
+            alive = at < limits
+            if not alive.all():
+                owners, at, limits = owners[alive], at[alive], limits[alive]
+            if not len(at):
+                break
+            lengths, begin = self.read_lengths(at + 1)
+            end = begin + lengths
+            rounds.append((owners, at, begin, end))
+            at = end
+        return self._check_rounds(rounds, stops)
+
+    def _check_rounds(self, rounds: list[Any], stops: Array) -> tuple[ByteRanges, Array]:
+        none = np.zeros(0, np.int64)
+        rounds = rounds if len(rounds) == 1 else [(none,) * 4, *rounds]
+        owners, tags, begin, end = map(np.concatenate, zip(*rounds, strict=True))
+        limits = stops[owners]
+        bad = (self.octets[tags] != FIRST) | (end > limits)
+        wrong = np.zeros(len(stops), bool)
+        if bad.any():
+            wrong[owners[bad]] = True
+            begin, end = np.minimum(begin, limits), np.minimum(end, limits)
+        return ByteRanges(owners, begin, end), wrong
+
+    def windows(self, size: int) -> Array:
+        """The `size` bytes from each position on."""
+        shape = (len(self.data) - size + 1,)
+        return np.ndarray(shape, f"V{size}", self.data, strides=(1,))
+
+    def copy(self, starts: Array, stops: Array) -> Array:
+        """The bytes of all ranges, one after another."""
+        lengths = stops - starts
+        total = int(lengths.sum())
+        if total and (lengths == lengths[0]).all():
+            return self.windows(int(lengths[0]))[starts].view(np.uint8)
+        if total > _SHORT * len(starts):
+            return np.frombuffer(b"".join(self.slices(starts, stops)), np.uint8)
+        before = np.cumsum(lengths) - lengths
+        return self.octets[np.repeat(starts - before, lengths) + np.arange(total)]
+
+    def strings(self, starts: Array, stops: Array) -> Array:
+        """The bytes of each range, as an array of strings."""
+        strings, lengths = np.empty(len(starts), object), stops - starts
+        sizes = {*lengths.tolist()}
+        if max(sizes, default=0) > _SMALL or len(sizes) * _MANY > len(starts):
+            strings[:] = self.slices(starts, stops)
+            return strings
+        # NumPy makes many strings of one size faster than Python cuts them.
+        for size in sizes:
+            same = slice(None) if len(sizes) == 1 else lengths == size
+            strings[same] = self.windows(size)[starts[same]].tolist() if size else b""
+        return strings
+
+    def slices(self, starts: Array, stops: Array) -> list[bytes]:
+        data = self.data
+        return [
+            data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+
+
+def encode_length(value: int) -> bytes:
+    """The varint of an integer that is not negative."""
+    octets = bytearray()
+    while value >= 0x80:
+        octets.append(value & 0x7F | 0x80)
+        value >>= 7
+    octets.append(value)
+    return bytes(octets)
+
+
+def decode_varints(octets: Array, stops: Array) -> tuple[Array, Array, Array]:
+    """The varints in consecutive ranges that end before `stops`.
+
+    Returns the values, how many each range has, and which ranges do not consist of varints.
+    """
+    last = np.flatnonzero(octets < 0x80)
+    if len(last) == len(stops) and (last == stops - 1).all():
+        counts, wrong = np.ones(len(stops), np.int64), np.zeros(len(stops), bool)
+    else:
+        counts, wrong = _count(octets, last, stops)
+    first = np.empty_like(last)
+    first[:1] = 0
+    np.add(last[:-1], 1, out=first[1:])
+    values, long = _join_sevens(octets, first)
+    if long.any():
+        wrong[np.searchsorted(stops, first[long], side="right")] = True
+    return values, counts, wrong
+
+
+def _count(octets: Array, last: Array, stops: Array) -> tuple[Array, Array]:
+    """How many varints end in each range, and which ranges do not end with one."""
+    counts = np.searchsorted(last, stops)
+    counts[1:] -= counts[:-1].copy()
+    begin = np.concatenate(([0], stops[:-1]))
+    ends = octets.take(stops - 1, mode="clip") if len(octets) else np.zeros(len(stops), np.uint8)
+    return counts, (stops > begin) & (ends >= 0x80)
+
+
+def _join_sevens(octets: Array, first: Array) -> tuple[Array, Array]:
+    """The values of the varints that begin at `first`, and which have more than ten bytes.
+
+    Each byte has seven bits, the low ones first.
+    """
+    octet = octets[first]
+    more = octet >> 7
+    values = (octet & 0x7F).astype(np.uint32)
+    place = 0
+    while place < 9 and more.any():
+        place += 1
+        if place == 4:
+            values = values.astype(np.uint64)
+        octet = octets.take(first + place, mode="clip") * more
+        values |= (octet & 0x7F).astype(values.dtype) << values.dtype.type(7 * place)
+        more = octet >> 7
+    return values.astype(np.int64), more.astype(bool)

@@ -1,0 +1,275 @@
+"""`parse_example` and `serialize_example`, beside what TensorFlow returned for the same bytes."""
+
+import json
+import pathlib
+import random
+
+import numpy as np
+import pytest
+
+from penstock import io
+from penstock.element.ragged import Ragged
+from penstock.engine.formats.examples.columns import read_columns
+from penstock.engine.formats.examples.parsing import wanted_of
+from penstock.engine.formats.examples.wire import decode_varints
+from penstock.engine.formats.examples.writing import encode_varints
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from tests.engine.formats import example_cases as cases
+
+RECORDED = json.loads((pathlib.Path(__file__).parent / "cases" / "examples.json").read_text())
+
+
+def parse(function, records, features):
+    """The result as plain lists, None for an error."""
+    try:
+        found = function(records, cases.declare(io, features))
+    except InvalidArgumentError:
+        return None
+    return {name: cases.to_plain(value) for name, value in found.items()}
+
+
+def text(value):
+    return json.dumps(value, sort_keys=True)
+
+
+@pytest.mark.parametrize("case", RECORDED, ids=range(len(RECORDED)))
+def test_a_batch_is_parsed_as_tensorflow_parses_it(case):
+    records = cases.as_bytes(case["records"])
+    assert text(parse(io.parse_example, records, case["features"])) == text(case["batch"])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in RECORDED if "single" in case], ids=lambda case: None
+)
+def test_one_example_is_parsed_as_tensorflow_parses_it(case):
+    record = cases.as_bytes(case["records"][0])
+    assert text(parse(io.parse_single_example, record, case["features"])) == text(case["single"])
+    assert text(parse(io.parse_example, record, case["features"])) == text(case["single"])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_batch_equals_its_examples_one_by_one(seed):
+    """Batches are read by NumPy, single examples by plain Python."""
+    draw = random.Random(seed)
+    case = cases.draw_case(draw, draw.choice([0, 0.3]))
+    features = {
+        name: declared if declared["kind"] != "sequence" else {**declared, "kind": "variable"}
+        for name, declared in case["features"].items()
+    }
+    records = cases.as_bytes(case["records"])
+    each = [parse(io.parse_single_example, record, features) for record in records]
+    batch = parse(io.parse_example, records, features)
+    if None in each:
+        assert batch is None
+    else:
+        assert text(batch) == text({name: [one[name] for one in each] for name in features})
+
+
+EXAMPLE = {"number": 3, "name": "x", "vector": [0.5, 1.5], "words": ["a", b"\0b\0"], "none": []}
+FEATURES = {
+    "number": io.FixedLenFeature([], "int64"),
+    "name": io.FixedLenFeature([], "string"),
+    "vector": io.FixedLenFeature([2], "float32"),
+    "words": io.VarLenFeature("string"),
+    "none": io.VarLenFeature("float32"),
+}
+
+
+def test_usual_batches_are_read_without_plain_python():
+    records = [io.serialize_example(EXAMPLE | {"number": number}) for number in (1, 1000, -1)]
+    _, wrong = read_columns(records, wanted_of(FEATURES, "test"))
+    assert not wrong.any()
+
+
+@pytest.mark.parametrize("cut", range(1, len(io.serialize_example(EXAMPLE))))
+def test_truncated_examples_are_refused_with_their_index(cut):
+    whole = io.serialize_example(EXAMPLE)
+    with pytest.raises(InvalidArgumentError, match="io.parse_example: example 2 cannot be read"):
+        io.parse_example([whole, whole, whole[:-cut], whole], FEATURES)
+
+
+def test_results_have_the_dtypes_and_shapes_that_were_declared():
+    parsed = io.parse_example(np.array([io.serialize_example(EXAMPLE)] * 3, object), FEATURES)
+    assert parsed["number"].dtype == np.int64
+    assert parsed["number"].shape == (3,)
+    assert parsed["vector"].dtype == np.float32
+    assert parsed["vector"].shape == (3, 2)
+    assert parsed["name"].tolist() == [b"x"] * 3
+    assert isinstance(parsed["words"], Ragged)
+    assert parsed["words"][2].tolist() == [b"a", b"\0b\0"]
+    assert parsed["none"].values.dtype == np.float32
+    single = io.parse_single_example(io.serialize_example(EXAMPLE), FEATURES)
+    assert single["name"] == b"x"
+    assert single["number"] == 3
+    assert single["words"].tolist() == [b"a", b"\0b\0"]
+
+
+def test_many_examples_of_different_sizes_are_parsed():
+    draw = random.Random(7)
+    examples = [
+        {
+            "text": draw.randbytes(draw.choice([3, 120, 127, 130, 20_000])),
+            "ids": [draw.randrange(1 << draw.randrange(63)) for _ in range(draw.randrange(50))],
+            "score": draw.random(),
+        }
+        for _ in range(300)
+    ]
+    parsed = io.parse_example(
+        [io.serialize_example(example) for example in examples],
+        {
+            "text": io.FixedLenFeature([], "string"),
+            "ids": io.VarLenFeature("int64"),
+            "score": io.FixedLenFeature([], "float32"),
+        },
+    )
+    assert parsed["text"].tolist() == [example["text"] for example in examples]
+    assert parsed["ids"].to_list() == [example["ids"] for example in examples]
+    np.testing.assert_array_equal(
+        parsed["score"], np.array([example["score"] for example in examples], np.float32)
+    )
+
+
+def test_varints_keep_every_integer():
+    draw = random.Random(3)
+    values = np.array(
+        [draw.randrange(-(1 << 63), 1 << 63) >> draw.randrange(64) for _ in range(99)]
+    )
+    octets = np.frombuffer(encode_varints(values), np.uint8)
+    assert encode_varints(values) == b"".join(cases.varint(int(value)) for value in values)
+    decoded, counts, wrong = decode_varints(octets, np.array([len(octets)]))
+    assert decoded.tolist() == values.tolist()
+    assert counts.tolist() == [99]
+    assert not wrong.any()
+
+
+def make(**value):
+    return lambda: io.serialize_example(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (make(x=1 << 70), InvalidTypeError, "io.serialize_example: 'x': a feature holds numbers"),
+        (make(x=1j), InvalidTypeError, "a feature holds numbers or strings, got 1j"),
+        (make(x=[[1], [2, 3]]), InvalidArgumentError, "rows of .* differ in length; flatten"),
+        (make(x=[["a"], ["b", "c"]]), InvalidArgumentError, "rows of .* differ in length"),
+        (make(x=np.uint64((1 << 64) - 1)), InvalidArgumentError, "does not fit into int64"),
+        (make(x=1e300), InvalidArgumentError, "1e\\+300 does not fit into float32"),
+        (lambda: io.serialize_example({1: 2}), InvalidTypeError, "name of a feature must be a str"),
+        (lambda: io.FixedLenFeature([None], "int64"), InvalidArgumentError, "every dimension of"),
+        (lambda: io.FixedLenFeature([], "int32"), InvalidTypeError, "dtype must be float32, int64"),
+        (
+            lambda: io.FixedLenFeature([2], "int64", 1),
+            InvalidArgumentError,
+            r"default_value has 1 values, but shape \[2\] has 2",
+        ),
+        (lambda: io.FixedLenFeature([], "int64", "a"), InvalidTypeError, "default_value: "),
+        (
+            lambda: io.FixedLenSequenceFeature([], "int64", True, [1, 2]),
+            InvalidArgumentError,
+            "default_value must be one value",
+        ),
+        (
+            lambda: io.FixedLenSequenceFeature([0], "int64"),
+            InvalidArgumentError,
+            "shape .* has no values, so steps cannot be counted",
+        ),
+        (
+            lambda: io.RaggedFeature("int64", row_splits_dtype="float32"),
+            InvalidArgumentError,
+            "row_splits_dtype must be int32 or int64",
+        ),
+        (
+            lambda: io.RaggedFeature("int64", partitions=["x"]),
+            InvalidTypeError,
+            "partitions must be RaggedFeature.RowSplits",
+        ),
+        (
+            lambda: io.RaggedFeature.UniformRowLength(0),
+            InvalidArgumentError,
+            "length must be at least 1, got 0",
+        ),
+        (
+            lambda: io.parse_example(["text"], FEATURES),
+            InvalidTypeError,
+            "an example must be bytes, got 'text'",
+        ),
+        (lambda: io.parse_example(3, FEATURES), InvalidTypeError, "must be bytes, got 3"),
+        (lambda: io.parse_example([b""], {}), InvalidArgumentError, "at least one feature"),
+        (
+            lambda: io.parse_example([b""], {"x": "int64"}),
+            InvalidTypeError,
+            "feature 'x' must be a FixedLenFeature, .*, got 'int64'",
+        ),
+        (
+            lambda: io.parse_example(
+                [b""], {"x": io.VarLenFeature("int64"), "y": io.RaggedFeature("float32", "x")}
+            ),
+            InvalidArgumentError,
+            "feature 'x' is declared with two dtypes",
+        ),
+        (
+            lambda: io.parse_example([b""], {"x": io.FixedLenSequenceFeature([], "int64")}),
+            InvalidArgumentError,
+            "feature 'x' is a FixedLenSequenceFeature and needs allow_missing=True",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        (io.FixedLenFeature([], "float32"), "int64 values, but its dtype was given as float32"),
+        (io.FixedLenFeature([3], "int64"), r"2 values, but shape \[3\] has 3"),
+        (io.FixedLenSequenceFeature([4], "int64", True), "2 values, which is no multiple of the 4"),
+    ],
+)
+def test_features_that_do_not_fit_name_the_example(feature, message):
+    good = {"float32": {"x": 0.5}, "int64": {"x": [1] * 12}}[feature.dtype.name]
+    count = {(): 1, (3,): 3, (4,): 4}[feature.shape]
+    good = {"x": [good["x"]] if feature.dtype == "float32" else good["x"][:count]}
+    records = [io.serialize_example(good), io.serialize_example({"x": [1, 2]})]
+    with pytest.raises(InvalidArgumentError, match=f"feature 'x' of example 1 has {message}"):
+        io.parse_example(records, {"x": feature})
+
+
+def test_a_missing_feature_names_the_example():
+    records = [io.serialize_example({"x": 1}), io.serialize_example({})]
+    with pytest.raises(InvalidArgumentError, match="'x' of example 1 has no value, and the f"):
+        io.parse_example(records, {"x": io.FixedLenFeature([], "int64")})
+
+
+@pytest.mark.parametrize(
+    ("partition", "values"),
+    [
+        ("RowLengths", [1, 1]),
+        ("RowLengths", [4, -1]),
+        ("RowSplits", [0, 2]),
+        ("RowSplits", [1, 3]),
+        ("RowStarts", [1]),
+        ("RowStarts", [0, 2, 1]),
+        ("RowLimits", [4, 3]),
+        ("ValueRowIds", [0, 1]),
+        ("ValueRowIds", [1, 0, 1]),
+        ("ValueRowIds", [-1, 0, 0]),
+    ],
+)
+def test_partitions_that_do_not_fit_are_refused(partition, values):
+    records = [
+        io.serialize_example({"v": []}),
+        io.serialize_example({"v": [1, 2, 3], "p": values}),
+    ]
+    feature = io.RaggedFeature("int64", "v", [getattr(io.RaggedFeature, partition)("p")])
+    message = f"'p' of example 1 has {partition} that do not fit the 3 values"
+    with pytest.raises(InvalidArgumentError, match=message):
+        io.parse_example(records, {"r": feature})
+
+
+def test_values_that_cannot_be_divided_are_refused():
+    feature = io.RaggedFeature("int64", "v", [io.RaggedFeature.UniformRowLength(2)])
+    with pytest.raises(InvalidArgumentError, match="of example 0 has 3 values, which cannot be"):
+        io.parse_example([io.serialize_example({"v": [1, 2, 3]})], {"r": feature})
