@@ -35,7 +35,7 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}
 # Heavy dependencies and optional frameworks: the only things that a function may import.
 LOADED_WHEN_NEEDED = {
     *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "msgspec"),
-    *("pyarrow", "torch", "jax", "keras", "ray", "tensorflow"),
+    *("zipfile", "pyarrow", "torch", "jax", "keras", "ray", "tensorflow"),
 }
 # The one room of ours that is heavy: it loads msgspec, which only distributed datasets need.
 HEAVY_ROOM = "penstock.service."
@@ -47,7 +47,8 @@ HEAVY_MODULES = {
     *("tempfile", "unittest", "xml", "numpy.random", "numpy.ma", "numpy.polynomial", "numpy.fft"),
     *("numpy.testing", "numpy.ctypeslib", "concurrent.futures.process", "importlib.metadata"),
     *("cloudpickle", "fsspec", "google_crc32c", "msgspec", "cryptography", "ml_dtypes"),
-    *("jax", "keras", "pyarrow", "tensorflow", "torch"),
+    *("jax", "keras", "tensorflow", "torch", "zipfile"),
+    *("datasets", "pandas", "polars", "pyarrow"),
 }
 # What `service.logic` may import besides itself, the protocol and the errors: nothing that acts,
 # waits, or reads a clock.

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data import adapters, element_specs, padding, sampling, tracing
+from penstock.data import (
+    adapters,
+    element_specs,
+    foreign_datasets,
+    padding,
+    sampling,
+    tables,
+    tracing,
+)
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.delivered import Check, DeliveredIterator
@@ -240,6 +248,143 @@ class Dataset:
             return Dataset(names)
         key = check.seed(where, seed)
         return Dataset(nodes.Shuffle(names, len(found), key, drawn=seed is None))
+
+    @staticmethod
+    def from_numpy(path: Any, columns: Sequence[str] | None = None) -> Dataset:
+        """The rows of arrays in `.npy` and `.npz` files, which are mapped into memory.
+
+        Args:
+            path: A path, a pattern, or a list of them; any fsspec URL.
+            columns: Which arrays of an `.npz` file, or fields of a structured array, to read.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/x.npy", np.arange(6).reshape(3, 2))
+        ...     print(*Dataset.from_numpy(f"{folder}/*.npy"))
+        [0 1] [2 3] [4 5]
+        """
+        if isinstance(path, np.ndarray) and path.dtype.kind not in "SUO":
+            raise InvalidTypeError(
+                "Dataset.from_numpy: needs a path, got an array; use Dataset.from_tensor_slices"
+            )
+        return Dataset(tables.plan_files("from_numpy", "numpy", paths=path, columns=columns))
+
+    @staticmethod
+    def from_parquet(path: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+        """The rows of Parquet files, each a dict of its columns.
+
+        Only the footers of the files are read before the dataset is used. docs/files.md says what
+        becomes of each type of column, and what a shuffle costs.
+
+        Args:
+            path: A path, a pattern, or a list of them; any fsspec URL.
+            columns: Which columns to read; all of them by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import pyarrow, pyarrow.parquet, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     table = pyarrow.table({"x": [1, 2], "name": ["a", None]})
+        ...     pyarrow.parquet.write_table(table, f"{folder}/rows.parquet")
+        ...     for row in Dataset.from_parquet(f"{folder}/*.parquet", fill={"name": "?"}):
+        ...         print(row["x"], row["name"])
+        1 b'a'
+        2 b'?'
+        """
+        plan = tables.plan_files("from_parquet", "parquet", paths=path, columns=columns, fill=fill)
+        return Dataset(plan)
+
+    @staticmethod
+    def from_arrow(source: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+        """The rows of Arrow tables, in memory or in files (IPC and Feather).
+
+        Args:
+            source: A table, a record batch or a list of them; or a path, a pattern, or a list of
+                them. Tables are not copied. Local files are mapped into memory.
+            columns: Which columns to read; all of them by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import pyarrow
+        >>> rows = Dataset.from_arrow(pyarrow.table({"x": [1, 2], "ids": [[3], [4, 5]]}))
+        >>> rows[1]["ids"]
+        array([4, 5])
+        """
+        table = tables.arrow_table("Dataset.from_arrow", source)
+        if table is not None:
+            return Dataset(tables.plan_table("from_arrow", table, columns=columns, fill=fill))
+        plan = tables.plan_files("from_arrow", "arrow", paths=source, columns=columns, fill=fill)
+        return Dataset(plan)
+
+    @staticmethod
+    def from_pandas(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+        """The rows of a pandas frame, each a dict of its columns, without the index.
+
+        Args:
+            frame: A `pandas.DataFrame`.
+            columns: Which columns to read; all of them by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import pandas
+        >>> rows = Dataset.from_pandas(pandas.DataFrame({"x": [1, 2], "name": ["a", "b"]}))
+        >>> rows[1]["x"], rows[1]["name"]
+        (np.int64(2), b'b')
+        """
+        table = foreign_datasets.table_of_pandas(frame)
+        return Dataset(tables.plan_table("from_pandas", table, columns=columns, fill=fill))
+
+    @staticmethod
+    def from_polars(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+        """The rows of a Polars frame, each a dict of its columns.
+
+        Args:
+            frame: A `polars.DataFrame`.
+            columns: Which columns to read; all of them by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import polars
+        >>> rows = Dataset.from_polars(polars.DataFrame({"x": [1, 2], "name": ["a", "b"]}))
+        >>> rows[1]["x"], rows[1]["name"]
+        (np.int64(2), b'b')
+        """
+        table = foreign_datasets.table_of_polars(frame)
+        return Dataset(tables.plan_table("from_polars", table, columns=columns, fill=fill))
+
+    @staticmethod
+    def from_huggingface(
+        dataset: Any, columns: Sequence[str] | None = None, fill: Any = None
+    ) -> Dataset:
+        """The rows of a Hugging Face dataset, each a dict of its columns.
+
+        Args:
+            dataset: A `datasets.Dataset`, whose Arrow table is used in place, in the order of its
+                indices; or a `datasets.IterableDataset`, which is read from its start.
+            columns: Which columns to read; those of the dataset's format by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import datasets
+        >>> texts = datasets.Dataset.from_dict({"text": ["a", "b", "c"]}).select([2, 0])
+        >>> [row["text"] for row in Dataset.from_huggingface(texts)]
+        [b'c', b'a']
+        """
+        return Dataset(foreign_datasets.plan_huggingface(dataset, columns, fill))
+
+    @staticmethod
+    def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
+        """The items of a PyTorch dataset, as NumPy values.
+
+        Args:
+            dataset: With `__getitem__` and `__len__`, an item is read by its index. Any other
+                iterable is read from its start; its first element says what elements look like.
+            num_parallel_calls: How many items to read at once, as in `map`.
+
+        >>> class Squares:
+        ...     def __len__(self):
+        ...         return 3
+        ...     def __getitem__(self, number):
+        ...         return number * number
+        >>> print(*Dataset.from_torch(Squares()))
+        0 1 4
+        """
+        return Dataset(foreign_datasets.plan_torch(dataset, num_parallel_calls))
 
     @staticmethod
     def load(

@@ -22,6 +22,7 @@ from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
 from penstock.engine.permute import shuffle_index
 from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
+from penstock.engine.table_access import open_table, positions_of
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import (
@@ -39,10 +40,12 @@ from penstock.plan.nodes import (
     Random,
     Range,
     Repeat,
+    Select,
     Shard,
     Shuffle,
     Skip,
     Slices,
+    TableRows,
     Tail,
     Take,
     WithOptions,
@@ -69,6 +72,11 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
         case Slices(data):
             rows = data.chunk
             return partial(_slices, rows, Mapped(rows), find_lazy_rows(rows), take)
+        case TableRows():
+            table = open_table(node)
+            return lambda index, epoch: table.read(index, take)
+        case Select():
+            return lambda index, epoch: read[0](positions_of(read[1](index, epoch)), epoch)
         case Range(start, _, step, dtype):
             if not (dtype.is_integer or dtype.is_floating):
                 raise InvalidArgumentError(

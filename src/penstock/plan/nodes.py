@@ -494,6 +494,7 @@ FILE_DATASETS = {
     "tfrecord": "TFRecordDataset",
     "fixed": "FixedLengthRecordDataset",
     "csv": "CsvDataset",
+    "json_lines": "from_json_lines",
 }
 """The class of datasets that reads each format."""
 
@@ -544,6 +545,71 @@ class Saved(Node):
     reason = "saved elements are read from the start"
 
     method = "load"
+
+
+class TableFile(NamedTuple):
+    """A file of rows, as it was when the dataset was made."""
+
+    path: str
+    size: int
+    """In bytes."""
+    modified: str
+    """When it was changed last, and which machine's clock says so; empty if that is not known."""
+    footer: int
+    """A checksum of what the file says about its blocks."""
+    blocks: tuple[int, ...]
+    """The number of rows in each block that can be read alone."""
+
+    def __repr__(self) -> str:
+        return repr(self.path)
+
+
+@node
+class TableRows(Node):
+    """The rows of tables: of files, or of one table in memory.
+
+    A table in memory is `data`, the bytes of its blocks, and one file without a path.
+    """
+
+    source: str
+    """The name of the user's call."""
+    format: str
+    files: tuple[TableFile, ...]
+    columns: tuple[str, ...]
+    """The columns that are read; none for rows that are bare arrays."""
+    spec: Any
+    fill: tuple[tuple[str, Any], ...] = ()
+    """What takes the place of a missing value, by column."""
+    data: Data | None = None
+
+    traits = Trait.READS_FILES
+    free_fields = ("source",)
+
+    @property
+    def declared_spec(self) -> Any:
+        return self.spec
+
+    @cached_property
+    def cardinality(self) -> int:
+        return sum(sum(file.blocks) for file in self.files)
+
+    @property
+    def label(self) -> str:
+        return self.source
+
+
+@node
+class Select(Node):
+    """The elements of `input` at the positions that are the elements of `positions`."""
+
+    input: Node
+    positions: Node
+
+    traits = Trait.NONE
+
+    @cached_property
+    def cardinality(self) -> int:
+        return self.positions.cardinality
 
 
 # Elementwise

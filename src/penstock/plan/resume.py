@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import Cache, Node, Records, Shard, Slices, Snapshot
+from penstock.plan.nodes import Cache, Node, Records, Shard, Slices, Snapshot, TableRows
 from penstock.plan.traits import Trait
 
 
@@ -38,6 +38,9 @@ def _settings(node: Node) -> Iterator[str]:
         yield str(node.data.spec)
     if isinstance(node, Records):
         yield from _file_names(node.input)
+    if isinstance(node, TableRows):
+        yield str(node.spec)
+        yield from (os.path.basename(file.path) for file in node.files)
     for field in fields(node):
         value = getattr(node, field.name)
         plain = isinstance(value, int | str | DType) or value is None

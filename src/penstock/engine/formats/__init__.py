@@ -1,7 +1,9 @@
 """Files to records and elements, one module per format; nothing here uses plans or threads.
 
 A new format of records is a module with a file reader that keeps the contract of
-`records.RecordReader`, and a line in the table below. Saved datasets are in `saved`.
+`records.RecordReader`, and a line in `READERS`. A new format of tables, whose rows can be read in
+any order, keeps the contract of `tables.TableReader` and gets a line in `TABLES`. Saved datasets
+are in `saved`.
 """
 
 from __future__ import annotations
@@ -9,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.engine.formats.arrow_files import ArrowReader
 from penstock.engine.formats.csv import CsvReader
 from penstock.engine.formats.files import Path
 from penstock.engine.formats.fixed import FixedReader
+from penstock.engine.formats.numpy_files import NumpyReader
+from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.records import RecordReader
+from penstock.engine.formats.tables import TableReader
 from penstock.engine.formats.text import TextReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.errors import InvalidArgumentError
@@ -23,6 +29,13 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
     "fixed": FixedReader,
     "csv": CsvReader,
 }
+
+TABLES: dict[str, Callable[[str, str], TableReader]] = {
+    "arrow": ArrowReader,
+    "numpy": NumpyReader,
+    "parquet": ParquetReader,
+}
+"""By format: what opens a file, given its path and the call of the user."""
 
 
 def open_reader(

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from penstock.engine.formats.inflate import WINDOW_BITS, Inflated
 from penstock.errors import (
@@ -109,6 +109,83 @@ def size_of(file: BinaryIO) -> int | None:
         return file.seek(0, os.SEEK_END) if file.seekable() else None
     except ValueError:  # A stream that finds out too late that it cannot seek.
         return None
+
+
+def resolve_paths(paths: Path | Iterable[Path], call: str) -> list[str]:
+    """The files that paths and patterns name, in the order given; those of a pattern sorted.
+
+    `{a,b}` and `{00..11}` are expanded first. Local paths become absolute.
+    """
+    if isinstance(paths, str | bytes | os.PathLike):
+        paths = [paths]
+    names = [name for path in paths for name in expand_braces(as_path(path, call))]
+    found = [path for name in names for path in _find_files(name, call)]
+    if not found:
+        raise InvalidArgumentError(f"{call}: needs at least one path, got an empty list")
+    return [path if "://" in path else os.path.abspath(path) for path in found]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """All names that a pattern with `{a,b}` or `{0..9}` stands for.
+
+    >>> expand_braces("{a,b}-{08..10}")
+    ['a-08', 'a-09', 'a-10', 'b-08', 'b-09', 'b-10']
+    """
+    found = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
+    if found is None:
+        return [pattern]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    ends = expand_braces(after)
+    return [before + choice + end for choice in _choices(found[1]) for end in ends]
+
+
+def _choices(inside: str) -> list[str]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    if numbers is None:
+        return inside.split(",")
+    width = len(numbers[1]) if numbers[1].startswith("0") else 0
+    return [f"{number:0{width}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
+
+
+def _find_files(name: str, call: str) -> list[str]:
+    is_pattern = re.search(r"[*?\[]", name) is not None
+    if not is_pattern or ("://" not in name and os.path.exists(name)):
+        if "://" not in name and os.path.isdir(name):
+            raise FailedPreconditionError(
+                f"{call}: {name!r} is a folder; name the files in it, as {name.rstrip('/')}/*"
+            )
+        return [name]
+    return expand(name, call)
+
+
+class FileVersion(NamedTuple):
+    """What tells one version of a file from another, without reading it."""
+
+    size: int
+    modified: str
+    """When it was changed last, and which machine's clock says so; empty if that is not known."""
+
+
+def version_of(path: str, call: str) -> FileVersion:
+    with translate_errors(path, call):
+        if "://" not in path:
+            found = os.stat(path)
+            return FileVersion(found.st_size, f"{found.st_mtime_ns} {os.uname().nodename}")
+        from fsspec.core import url_to_fs
+
+        system, inside = url_to_fs(path)
+        info = system.info(inside)
+        facts = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "created"))
+        modified = next((str(fact) for fact in facts if fact), "")
+        return FileVersion(int(info.get("size") or 0), modified)
+
+
+def has_changed(path: str, known: FileVersion, now: FileVersion) -> bool:
+    """Whether a file is another one than it was. Copies on other machines have their own times."""
+    if known.size != now.size:
+        return True
+    same_clock = "://" in path or known.modified.split()[1:] == now.modified.split()[1:]
+    return bool(known.modified) and same_clock and known.modified != now.modified
 
 
 def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") -> list[str]:

@@ -30,7 +30,7 @@ from penstock.engine.processes.array_holder import (
 from penstock.engine.processes.array_memory import BLOCK, ArrayMemory, runs_of
 from penstock.errors import OpError
 from penstock.plan.array_references import ArrayReference, FileArray, SharedArray
-from penstock.plan.nodes import Node, Slices, Snapshot
+from penstock.plan.nodes import Node, Slices, Snapshot, TableRows
 
 _ATTEMPTS, _PAUSE = 100, 0.01
 """How often a process looks for the holder, and seconds between two attempts: the name of a holder
@@ -217,7 +217,7 @@ class OpenArrays:
 
 def _row_columns(plan: Node) -> Iterator[Any]:
     """The columns that are read through `LazyRows` only. A snapshot also computes digests."""
-    if isinstance(plan, Slices):
+    if isinstance(plan, Slices | TableRows) and plan.data is not None:
         yield from plan.data.chunk.columns
     if not isinstance(plan, Snapshot):
         for part in plan.inputs:

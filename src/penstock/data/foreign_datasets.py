@@ -1,0 +1,212 @@
+"""Frames and datasets of other libraries: pandas, Polars, Hugging Face and PyTorch.
+
+Nothing here imports a library before the user has passed one of its objects.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.data.tables import plan_files, plan_positions, plan_table, select_columns
+from penstock.element import nest
+from penstock.element.columns import take
+from penstock.element.spec import TensorSpec
+from penstock.element.values import as_element, spec_of
+from penstock.engine.formats.arrow_columns import ArrowBlock, check_fill, specs_of
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.tables import Selection
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.plan.functions import Function
+from penstock.plan.nodes import Generator, Map, Node, Range, Unbatch
+
+
+def comes_from(value: Any, package: str) -> bool:
+    """Whether the class of a value, or a base of it, is defined in a package."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
+
+
+def table_of_pandas(frame: Any) -> Any:
+    """The columns of a pandas frame as an Arrow table; the index is left out.
+
+    NaN is a value in a column of floats, and a missing value in every other column.
+    """
+    call = "Dataset.from_pandas"
+    if not comes_from(frame, "pandas") or not hasattr(frame, "columns"):
+        raise InvalidTypeError(f"{call}: needs a DataFrame, got {check.describe(frame)}")
+    arrow = load_extra("pyarrow", call)
+    arrays = {}
+    for name in frame.columns:
+        if not isinstance(name, str) or name in arrays:
+            raise InvalidArgumentError(
+                f"{call}: columns must have different names that are strings, got {name!r}"
+            )
+        try:
+            arrays[name] = _array_of_series(arrow, frame[name])
+        except (arrow.ArrowException, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"{call}: column {name!r} of dtype {frame[name].dtype} cannot be read: {error}"
+            ) from error
+    return arrow.table(arrays)
+
+
+def _array_of_series(arrow: Any, series: Any) -> Any:
+    dtype = series.dtype
+    if isinstance(dtype, np.dtype) and dtype.kind == "f":
+        return arrow.array(series.to_numpy(), from_pandas=False)
+    return arrow.array(series, from_pandas=True)
+
+
+def table_of_polars(frame: Any) -> Any:
+    """A Polars frame as an Arrow table."""
+    call = "Dataset.from_polars"
+    if comes_from(frame, "polars") and hasattr(frame, "collect"):
+        raise InvalidTypeError(
+            f"{call}: a LazyFrame has no rows yet; pass frame.collect(), or read its files with "
+            "Dataset.from_parquet"
+        )
+    if not comes_from(frame, "polars") or not hasattr(frame, "to_arrow"):
+        raise InvalidTypeError(f"{call}: needs a DataFrame, got {check.describe(frame)}")
+    load_extra("pyarrow", call)
+    return frame.to_arrow()
+
+
+def plan_huggingface(dataset: Any, columns: Any, fill: Any) -> Node:
+    """The rows of a Hugging Face dataset, from its Arrow table."""
+    source, call = "from_huggingface", "Dataset.from_huggingface"
+    if isinstance(dataset, dict):
+        raise InvalidTypeError(
+            f"{call}: this is a dict of datasets; choose one of {', '.join(map(repr, dataset))}"
+        )
+    if not comes_from(dataset, "datasets"):
+        raise InvalidTypeError(f"{call}: needs a datasets.Dataset, got {check.describe(dataset)}")
+    if not hasattr(dataset, "data"):
+        return _plan_stream(call, dataset, columns, fill)
+    if dataset.format["type"] == "custom":
+        raise InvalidArgumentError(
+            f"{call}: the dataset has a transform, which would not be called; remove it with "
+            "with_format(None), and use Dataset.map"
+        )
+    names = list(dataset.format["columns"]) if columns is None else columns
+    paths = _mapped_paths(dataset.data)
+    if paths is None:
+        plan = plan_table(source, dataset.data.table, columns=names, fill=fill)
+    else:
+        plan = plan_files(source, "arrow", paths=paths, columns=names, fill=fill)
+    indices = dataset._indices
+    return plan if indices is None else plan_positions(plan, indices.column(0).to_numpy())
+
+
+def _mapped_paths(table: Any) -> list[str] | None:
+    """The files that a table maps, if it has exactly their rows and columns; else None."""
+    blocks = getattr(table, "blocks", [[table]])
+    parts = [block[0] for block in blocks if len(block) == 1]
+    mapped = [part for part in parts if getattr(part, "path", None) and _keeps_rows(part.replays)]
+    if len(mapped) != len(blocks):
+        return None
+    return [part.path for part in mapped]
+
+
+def _keeps_rows(replays: Any) -> bool:
+    """Whether the changes that a table makes to its file only choose columns."""
+    return all(name in ("drop", "replace_schema_metadata", "select") for name, *_ in replays or ())
+
+
+def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
+    """The rows of a dataset that can only be read from its start, some Arrow tables at a time."""
+    if columns is not None:
+        dataset = dataset.select_columns(list(columns))
+    stream = dataset.with_format("arrow")
+    features = dataset.features
+    schema = _first_schema(call, stream) if features is None else features.arrow_schema
+    specs = specs_of(schema)
+    names = select_columns(call, None, specs, "")
+    kinds = {name: schema.field(name).type for name in names}
+    selection = Selection(call, "", names, check_fill(call, fill, kinds))
+    batches = Function(functools.partial(iterate_batches, stream, selection))
+    signature = nest.map_structure(lambda spec: spec.batch(None), specs)
+    return Unbatch(Generator(batches, (), signature))
+
+
+def _first_schema(call: str, stream: Any) -> Any:
+    first = next(iter(stream.iter(_ROWS)), None)
+    if first is None:
+        raise InvalidArgumentError(f"{call}: the dataset is empty")
+    return first.schema
+
+
+def iterate_batches(stream: Any, selection: Selection) -> Iterator[Any]:
+    """The columns of the Arrow tables of a Hugging Face stream."""
+    first = 0
+    for table in stream.iter(_ROWS):
+        for batch in table.combine_chunks().to_batches():
+            rows = ArrowBlock(batch, first, selection).rows(range(batch.num_rows), take)
+            yield nest.unflatten(rows.tree, rows.columns)
+            first += batch.num_rows
+
+
+_ROWS = 256
+"""How many rows of a stream are converted at once."""
+
+
+def plan_torch(dataset: Any, parallel: Any) -> Node:
+    """The items of a PyTorch dataset: by index if it has a length, else in its own order."""
+    call = "Dataset.from_torch"
+    calls = check.parallelism(call, "num_parallel_calls", parallel)
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        numbers = Range(0, len(dataset), 1, check.dtype(call, "dtype", np.int64))
+        item = Function(functools.partial(get_item, dataset))
+        return Map(numbers, item, parallel=calls)
+    if not hasattr(dataset, "__iter__"):
+        raise InvalidTypeError(
+            f"{call}: needs a dataset with __getitem__ and __len__, or with __iter__, got "
+            f"{check.describe(dataset)}"
+        )
+    if calls is not None:
+        raise InvalidArgumentError(
+            f"{call}: num_parallel_calls={parallel} needs a dataset with __getitem__ and __len__; "
+            f"{type(dataset).__name__} can only be iterated over"
+        )
+    return _plan_iterable(call, dataset)
+
+
+def _plan_iterable(call: str, dataset: Any) -> Node:
+    """The elements of an iterable; its first one says what they look like."""
+    first = next(iterate(dataset), _NOTHING)
+    if first is _NOTHING:
+        raise InvalidArgumentError(f"{call}: the dataset is empty")
+    signature = nest.map_structure(_any_length, spec_of(check.element(call, first, as_element)))
+    return Generator(Function(functools.partial(iterate, dataset)), (), signature)
+
+
+_NOTHING = object()
+
+
+def _any_length(spec: Any) -> Any:
+    """Other elements may have other shapes of the same rank."""
+    if isinstance(spec, TensorSpec) and spec.shape.rank:
+        return TensorSpec([None] * spec.shape.rank, spec.dtype)
+    return spec
+
+
+def iterate(dataset: Any) -> Iterator[Any]:
+    """The elements of a PyTorch dataset."""
+    return map(_without_tensors, iter(dataset))
+
+
+def get_item(dataset: Any, number: Any) -> Any:
+    """One item of a PyTorch dataset."""
+    return _without_tensors(dataset[int(number)])
+
+
+def _without_tensors(value: Any) -> Any:
+    """Tensors of any device as arrays; everything else as it is."""
+    return nest.map_structure(_array_of, value)
+
+
+def _array_of(leaf: Any) -> Any:
+    return leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf

@@ -1,0 +1,164 @@
+"""Plans of tables: files of rows that can be read in any order, and tables in memory.
+
+Making one reads the footers of all files and compares their columns; no row is read. A file that
+is missing, damaged or different from the first is an error of the call that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.data import arguments as check
+from penstock.element import nest
+from penstock.element.chunk import Chunk, describe_spec
+from penstock.engine.formats import TABLES
+from penstock.engine.formats.arrow_columns import check_fill, specs_of
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.files import resolve_paths, version_of
+from penstock.engine.formats.tables import TableReader
+from penstock.engine.memory_tables import TableData
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.plan.nodes import Data, Node, Select, Slices, TableFile, TableRows
+
+
+def plan_files(
+    source: str, format: str, *, paths: Any, columns: Any = None, fill: Any = None
+) -> Node:
+    """The rows of files, one file after the other."""
+    call = f"Dataset.{source}"
+    first: TableReader | None = None
+    files: list[TableFile] = []
+    names: tuple[str, ...] = ()
+    specs: Any = None
+    kinds: dict[str, Any] = {}
+    for path in resolve_paths(_check_paths(call, paths), call):
+        version = version_of(path, call)
+        reader = TABLES[format](path, call)
+        try:
+            if first is None:
+                first = reader
+                names = select_columns(call, columns, reader.specs, path)
+                specs = _pick(reader.specs, names)
+                kinds = _kinds(reader, names)
+            else:
+                _compare(call, path, _pick(reader.specs, names), files[0].path, specs)
+        finally:
+            reader.close()
+        files.append(TableFile(path, *version, reader.footer, reader.blocks))
+    filled = tuple(check_fill(call, fill, kinds).items())
+    return TableRows(source, format, tuple(files), names, specs, filled)
+
+
+def plan_table(source: str, table: Any, *, columns: Any = None, fill: Any = None) -> Node:
+    """The rows of an Arrow table in memory."""
+    call = f"Dataset.{source}"
+    specs = specs_of(table.schema)
+    names = select_columns(call, columns, specs, "")
+    kinds = {name: table.schema.field(name).type for name in names}
+    filled = tuple(check_fill(call, fill, kinds).items())
+    data = TableData(table.select(list(names)))
+    blocks = tuple(batch.num_rows for batch in data.batches)
+    file = TableFile("", size=0, modified="", footer=0, blocks=blocks)
+    return TableRows(source, "arrow", (file,), names, _pick(specs, names), filled, data)
+
+
+def plan_positions(plan: Node, positions: Any) -> Node:
+    """The rows of a table at positions."""
+    column = np.asarray(positions, np.int64)
+    return Select(plan, Slices(Data(Chunk(nest.LEAF, [column], len(column)).as_read_only())))
+
+
+def _check_paths(call: str, paths: Any) -> list[bytes]:
+    found = check.paths(call, "path", paths)
+    return list(found)
+
+
+def _kinds(reader: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The Arrow types of columns; none where the format has no missing values."""
+    schema = getattr(reader, "schema", None)
+    return {} if schema is None else {name: schema.field(name).type for name in names}
+
+
+def select_columns(call: str, columns: Any, specs: Any, path: str) -> tuple[str, ...]:
+    """The names of the columns to read; all of them without `columns`."""
+    table = repr(path) if path else "the table"
+    if not isinstance(specs, Mapping):
+        if columns is not None:
+            raise InvalidArgumentError(
+                f"{call}: columns={columns!r}, but {table} has one array without columns"
+            )
+        if isinstance(specs, str):
+            raise InvalidArgumentError(f"{call}: {table} cannot be read: {specs}")
+        return ()
+    names = tuple(specs) if columns is None else _names(call, columns)
+    for name in names:
+        if name not in specs:
+            raise InvalidArgumentError(
+                f"{call}: {table} has no column {name!r}; it has {', '.join(map(repr, specs))}"
+            )
+        if isinstance(specs[name], str):
+            raise InvalidArgumentError(
+                f"{call}: column {name!r} of {table} cannot be read: {specs[name]}; "
+                "leave it out with columns=[...]"
+            )
+    if not names:
+        raise InvalidArgumentError(f"{call}: {table} has no columns to read")
+    return names
+
+
+def _names(call: str, columns: Any) -> tuple[str, ...]:
+    listed = isinstance(columns, Sequence) and not isinstance(columns, str | bytes)
+    if not listed or not all(isinstance(name, str) for name in columns):
+        raise InvalidTypeError(
+            f"{call}: columns must be a list of names, got {check.describe(columns)}"
+        )
+    if len(set(columns)) < len(columns):
+        raise InvalidArgumentError(f"{call}: columns has a name twice: {list(columns)}")
+    return tuple(columns)
+
+
+def _pick(specs: Any, names: Sequence[str]) -> Any:
+    return {name: specs.get(name) for name in names} if isinstance(specs, Mapping) else specs
+
+
+def _compare(call: str, path: str, specs: Any, first_path: str, first: Any) -> None:
+    """Raises if a file lacks a column of the first file, or has it with another type."""
+    if specs == first:
+        return
+    if not isinstance(first, Mapping) or not isinstance(specs, Mapping):
+        raise InvalidArgumentError(
+            f"{call}: {path!r} has {_words(specs)}, but {first_path!r} has {_words(first)}"
+        )
+    name = next(name for name in first if specs.get(name) != first[name])
+    found = "no such column" if specs.get(name) is None else _words(specs[name])
+    raise InvalidArgumentError(
+        f"{call}: column {name!r} is {_words(first[name])} in {first_path!r}, but {path!r} has "
+        f"{found}; all files must have the same columns: choose some with columns=[...], or "
+        "write the file again"
+    )
+
+
+def _words(spec: Any) -> str:
+    if isinstance(spec, str):
+        return f"one that cannot be read ({spec})"
+    shapes = [str(leaf.shape) for leaf in nest.flatten(spec)[0] if hasattr(leaf, "shape")]
+    return f"{describe_spec(spec)} of shape {', '.join(shapes)}"
+
+
+def arrow_table(call: str, value: Any) -> Any | None:
+    """An Arrow table of tables, record batches or a reader of them; None for anything else."""
+    arrow = load_extra("pyarrow", call)
+    if isinstance(value, arrow.Table):
+        return value
+    if isinstance(value, arrow.RecordBatch):
+        return arrow.Table.from_batches([value])
+    if isinstance(value, arrow.RecordBatchReader):
+        return value.read_all()
+    if isinstance(value, list | tuple) and value:
+        tables = [arrow_table(call, part) for part in value if not isinstance(part, str | bytes)]
+        if len(tables) == len(value) and all(table is not None for table in tables):
+            return arrow.concat_tables(tables)
+    return None

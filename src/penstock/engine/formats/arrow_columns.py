@@ -1,0 +1,323 @@
+"""Arrow arrays as columns of elements, and Arrow types as specs.
+
+Nothing is converted silently: a type that elements cannot have is refused with a reason, and a
+missing value is an error unless there is a value to fill in. docs/files.md has the table of types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
+from penstock.element.dtypes import of_numpy
+from penstock.element.dtypes import string as string_dtype
+from penstock.element.index import Index, array_of
+from penstock.element.ragged import Ragged
+from penstock.element.spec import RaggedTensorSpec, TensorSpec
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.errors import InvalidArgumentError
+
+_MISSING = object()
+
+
+class UnreadableTypeError(Exception):
+    """An Arrow type that elements cannot have; the text is the reason."""
+
+
+class MissingValueError(Exception):
+    """A missing value, in row `row` of an array."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+def specs_of(schema: Any) -> dict[str, Any]:
+    """The spec of every column; the reason, as a text, for a column that cannot be read."""
+    found: dict[str, Any] = {}
+    for field in schema:
+        if field.name in found:
+            found[field.name] = "the table has two columns of this name"
+            continue
+        try:
+            found[field.name] = spec_of(field.type)
+        except UnreadableTypeError as error:
+            found[field.name] = str(error)
+    return found
+
+
+def spec_of(kind: Any) -> Any:
+    """The spec of an element's value in a column of an Arrow type; a dict for a struct."""
+    types = load_extra("pyarrow.types", "Dataset")
+    if types.is_struct(kind):
+        return {field.name: spec_of(field.type) for field in kind}
+    if types.is_null(kind):
+        raise UnreadableTypeError("it has no values at all")
+    shape, ragged_rank, dtype = _layout(kind, types)
+    if ragged_rank:
+        return RaggedTensorSpec(shape, dtype, ragged_rank - 1)
+    return TensorSpec(shape, dtype)
+
+
+def _layout(kind: Any, types: Any) -> tuple[tuple[int | None, ...], int, Any]:
+    """The shape of a value, how many of its leading dimensions are ragged, and the dtype."""
+    if types.is_dictionary(kind):
+        return _layout(kind.value_type, types)
+    if _is_tensor(kind):
+        return tuple(kind.shape), 0, _layout(kind.value_type, types)[2]
+    if hasattr(kind, "storage_type"):
+        return _layout(kind.storage_type, types)
+    if types.is_list(kind) or types.is_large_list(kind):
+        shape, rank, dtype = _layout(kind.value_type, types)
+        return (None, *shape), rank + 1, dtype
+    if types.is_fixed_size_list(kind):
+        shape, rank, dtype = _layout(kind.value_type, types)
+        return (kind.list_size, *shape), rank + 1 if rank else 0, dtype
+    if _is_text(kind, types) or types.is_decimal(kind):
+        return (), 0, string_dtype
+    return (), 0, _dtype_of(kind, types)
+
+
+def _dtype_of(kind: Any, types: Any) -> Any:
+    if types.is_boolean(kind):
+        return of_numpy(np.dtype(bool))
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return of_numpy(np.dtype(f"int{kind.bit_width}"))
+    if types.is_integer(kind) or types.is_floating(kind):
+        return of_numpy(np.dtype(kind.to_pandas_dtype()))
+    inside = "; give its fields columns of their own" if types.is_struct(kind) else ""
+    raise UnreadableTypeError(f"its type is {kind}, which elements cannot have{inside}")
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_tensor(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
+
+
+def convert(array: Any, fill: Any = _MISSING) -> Any:
+    """An Arrow array as a column; as a dict of columns, if it has structs.
+
+    Raises MissingValueError for the first missing value, if there is nothing to fill in.
+    """
+    types = load_extra("pyarrow.types", "Dataset")
+    kind = array.type
+    if types.is_dictionary(kind):
+        return _from_dictionary(array, fill)
+    if _is_tensor(kind):
+        return _refuse_nulls(array).to_numpy_ndarray()
+    if hasattr(kind, "storage_type"):
+        return convert(array.storage, fill)
+    if types.is_struct(kind):
+        return _from_structs(array, fill)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _from_lists(array, fill)
+    if types.is_fixed_size_list(kind):
+        return _from_fixed_lists(array, fill)
+    array = _filled(array, fill)
+    if types.is_decimal(kind):
+        array = array.cast("string")
+    if types.is_decimal(kind) or _is_text(kind, types):
+        return array.cast("binary").to_numpy(zero_copy_only=False)
+    if types.is_temporal(kind):
+        array = array.view(f"int{kind.bit_width}")
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _filled(array: Any, fill: Any) -> Any:
+    if not array.null_count:
+        return array
+    if fill is _MISSING:
+        return _refuse_nulls(array)
+    compute = load_extra("pyarrow.compute", "Dataset")
+    return compute.fill_null(array, scalar_of(fill, array.type))
+
+
+def scalar_of(fill: Any, kind: Any) -> Any:
+    """A value to fill in, as an Arrow scalar; ValueError or TypeError if it does not fit."""
+    arrow = load_extra("pyarrow", "Dataset")
+    types = arrow.types
+    if types.is_temporal(kind):
+        return arrow.scalar(fill, f"int{kind.bit_width}").cast(kind)
+    if types.is_decimal(kind) and isinstance(fill, str | bytes):
+        fill = fill if isinstance(fill, str) else fill.decode()
+        return arrow.scalar(fill).cast(kind)
+    if _is_text(kind, types) and not isinstance(fill, str | bytes):
+        raise TypeError("it is not a string")
+    if types.is_boolean(kind) and not isinstance(fill, bool | np.bool_):
+        raise TypeError("it is not a bool")
+    return arrow.scalar(fill, kind)
+
+
+def _refuse_nulls(array: Any) -> Any:
+    if array.null_count:
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+        raise MissingValueError(int(missing.argmax()))
+    return array
+
+
+def _from_dictionary(array: Any, fill: Any) -> Any:
+    """Every distinct value is converted once."""
+    if array.null_count or array.dictionary.null_count:
+        return convert(array.dictionary_decode(), fill)
+    values = convert(array.dictionary)
+    return values[array.indices.to_numpy(zero_copy_only=False)]
+
+
+def _from_structs(array: Any, fill: Any) -> dict[str, Any]:
+    if fill is _MISSING:
+        _refuse_nulls(array)
+    parts = zip(array.type, array.flatten(), strict=True)
+    return {field.name: convert(part, fill) for field, part in parts}
+
+
+def _from_lists(array: Any, fill: Any) -> Ragged:
+    """A missing list becomes an empty one, if there is a value to fill in."""
+    if array.null_count:
+        if fill is _MISSING:
+            _refuse_nulls(array)
+        arrow = load_extra("pyarrow.compute", "Dataset")
+        array = arrow.coalesce(array, load_extra("pyarrow", "Dataset").scalar([], array.type))
+    splits = array.offsets.to_numpy()
+    splits = splits - splits[0] if splits[0] else splits
+    try:
+        return Ragged(convert(array.flatten(), fill), splits)
+    except MissingValueError as error:
+        row = int(np.searchsorted(splits, error.row, side="right")) - 1
+        raise MissingValueError(row) from None
+
+
+def _from_fixed_lists(array: Any, fill: Any) -> Any:
+    size = array.type.list_size
+    values = _refuse_nulls(array).flatten()
+    try:
+        column = convert(values, fill)
+    except MissingValueError as error:
+        raise MissingValueError(error.row // size) from None
+    if isinstance(column, Ragged):
+        return Ragged(column, np.arange(len(array) + 1) * size)
+    return column.reshape(len(array), size, *column.shape[1:])
+
+
+class ArrowBlock:
+    """The rows of an Arrow record batch.
+
+    Numbers are views of Arrow's memory. All other columns are converted when their rows are read.
+    """
+
+    def __init__(self, batch: Any, first: int, selection: Selection, mapped: bool = False) -> None:
+        self._first = first
+        self._selection = selection
+        self._arrays = {name: batch.column(name) for name in selection.columns}
+        self._length = batch.num_rows
+        self._views = {name: _view_of(array) for name, array in self._arrays.items()}
+        size = 0 if mapped else sum(array.nbytes for array in self._arrays.values())
+        self.nbytes = size + _OVERHEAD * (1 + len(self._arrays))
+
+    def rows(self, index: Index, take: TakeRows) -> Chunk:
+        columns = {name: self._column(name, index, take) for name in self._arrays}
+        leaves, tree = nest.flatten(columns)
+        return Chunk(tree, leaves, len(index))
+
+    def _column(self, name: str, index: Index, take: TakeRows) -> Any:
+        view = self._views[name]
+        is_slice = isinstance(index, range) and index.step == 1
+        if view is not None:
+            return view[index.start : index.stop] if is_slice else take(view, array_of(index))  # type: ignore[union-attr]
+        array = self._arrays[name]
+        if is_slice:
+            array = array.slice(index.start, len(index))  # type: ignore[union-attr]
+        else:
+            array = array.take(load_extra("pyarrow", "Dataset").array(array_of(index)))
+        return convert_column(array, name, self._selection, _row_numbers(self._first, index))
+
+
+_OVERHEAD = 1 << 11
+"""About what the objects of one column occupy, besides their values."""
+
+
+def _row_numbers(first: int, index: Index) -> Array:
+    return array_of(index) + first
+
+
+def _view_of(array: Any) -> Array | None:
+    """The array as a view, if it has plain numbers and no missing values."""
+    types = load_extra("pyarrow.types", "Dataset")
+    plain = types.is_integer(array.type) or types.is_floating(array.type)
+    if not plain or array.null_count:
+        return None
+    view: Array = array.to_numpy(zero_copy_only=True)
+    return view
+
+
+def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> Any:
+    """A column, or an error that names the column, the table and the row."""
+    fill = selection.fill.get(name, _MISSING)
+    try:
+        return convert(array, fill)
+    except MissingValueError as error:
+        raise InvalidArgumentError(
+            f"{selection.call}: column {name!r} of {selection.table} has no value (null) in row "
+            f"{int(rows[error.row])}; give a value for it, as in fill={{{name!r}: "
+            f"{_example(array.type)!r}}}, or leave the column out with columns=[...]"
+        ) from None
+
+
+def _example(kind: Any) -> Any:
+    types = load_extra("pyarrow.types", "Dataset")
+    while types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind):
+        kind = kind.value_type
+    return "" if _is_text(kind, types) or types.is_decimal(kind) else 0
+
+
+def check_fill(call: str, fill: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The value to fill in for each column, from one value for all or a dict by column.
+
+    One value for all is for the columns that it fits.
+    """
+    if fill is None:
+        return {}
+    if not isinstance(fill, Mapping):
+        return {name: fill for name, kind in kinds.items() if fits(fill, kind) is None}
+    for name, value in fill.items():
+        if name not in kinds:
+            raise InvalidArgumentError(
+                f"{call}: fill has a value for {name!r}, but the columns are {', '.join(kinds)}"
+            )
+        if (problem := fits(value, kinds[name])) is not None:
+            raise InvalidArgumentError(
+                f"{call}: fill has {value!r} for column {name!r} of type {kinds[name]}: {problem}"
+            )
+    return dict(fill)
+
+
+def fits(fill: Any, kind: Any) -> str | None:
+    """Why a value cannot be filled into a column of an Arrow type; None if it can."""
+    types = load_extra("pyarrow.types", "Dataset")
+    if types.is_struct(kind):
+        return next((why for field in kind if (why := fits(fill, field.type))), None)
+    if types.is_dictionary(kind) or hasattr(kind, "value_type"):
+        return fits(fill, kind.value_type)
+    if hasattr(kind, "storage_type"):
+        return fits(fill, kind.storage_type)
+    try:
+        scalar_of(fill, kind)
+    except (ValueError, TypeError, OverflowError) as error:
+        return str(error)
+    return None

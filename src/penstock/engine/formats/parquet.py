@@ -1,0 +1,74 @@
+"""Parquet files: a block is a row group, decoded as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
+from penstock.engine.formats.arrow_files import read_exactly, report_damage
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.files import open_bytes, size_of
+from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.tables import Selection
+from penstock.errors import DataLossError
+
+_MAGIC = b"PAR1"
+
+
+class ParquetReader:
+    """Opening it reads the footer; a row group reads the bytes of the selected columns."""
+
+    def __init__(self, path: str, call: str) -> None:
+        self._call, self._path = call, path
+        parquet = load_extra("pyarrow.parquet", call)
+        self._source = open_bytes(path, call=call)
+        try:
+            with report_damage(path, call, "its footer cannot be read"):
+                self.footer = _footer_checksum(self._source, path, call)
+                self._source.seek(0)
+                self._file = parquet.ParquetFile(_native(self._source, path), pre_buffer=True)
+                groups = range(self._file.metadata.num_row_groups)
+                self.blocks = tuple(self._file.metadata.row_group(i).num_rows for i in groups)
+                self.schema = self._file.schema_arrow
+                self.specs = specs_of(self.schema)
+        except BaseException:
+            self._source.close()
+            raise
+
+    def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
+        with report_damage(self._path, self._call, f"row group {number} cannot be read"):
+            table = self._file.read_row_group(number, columns=list(selection.columns))
+            return ArrowBlock(_one_batch(table), first, selection)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _native(source: Any, path: str) -> Any:
+    """Arrow reads a local file without Python's lock."""
+    if "://" in path:
+        return source
+    return load_extra("pyarrow", "Dataset").OSFile(path)
+
+
+def _one_batch(table: Any) -> Any:
+    """The rows of a table as one record batch; copies only columns that are in several parts."""
+    table = table.combine_chunks()
+    return table.to_batches()[0] if table.num_rows else _empty_batch(table.schema)
+
+
+def _empty_batch(schema: Any) -> Any:
+    arrow = load_extra("pyarrow", "Dataset")
+    return arrow.RecordBatch.from_arrays([arrow.array([], f.type) for f in schema], schema=schema)
+
+
+def _footer_checksum(file: Any, path: str, call: str) -> int:
+    size = size_of(file) or 0
+    end = read_exactly(file, max(size - 8, 0), min(size, 8))
+    length = int.from_bytes(end[:4], "little")
+    if size < 12 or end[4:] != _MAGIC or length > size - 12:
+        raise DataLossError(
+            f"{call}: {path!r} is not a complete Parquet file: its {size} bytes do not end with a "
+            "footer; it is cut short, or another kind of file"
+        )
+    return crc32c(read_exactly(file, size - 8 - length, length))

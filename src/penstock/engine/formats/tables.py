@@ -1,0 +1,72 @@
+"""What every format of tables offers: blocks of rows that can be read alone, as columns.
+
+Opening a file reads what the file says about its blocks and columns, and no rows. A `TableReader`
+is used by one thread at a time; a `TableBlock` never changes, so any thread may read its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array, Column
+from penstock.element.index import Index
+
+TakeRows = Callable[[Column, Array], Column]
+"""How rows are gathered from a column."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is read of a table, and the words for its errors."""
+
+    call: str
+    """The call of the user, as `Dataset.from_parquet`."""
+    path: str
+    """The file; empty for a table in memory."""
+    columns: tuple[str, ...]
+    fill: Mapping[str, Any] = field(default_factory=dict)
+    """What takes the place of a missing value, by column."""
+
+    @property
+    def table(self) -> str:
+        """The table, as errors name it."""
+        return repr(self.path) if self.path else "the table"
+
+
+class TableBlock(Protocol):
+    """Rows that were read together."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the block occupies, in bytes."""
+
+    def rows(self, index: Index, take: TakeRows) -> Chunk:
+        """The rows at an index. Errors name the row in the file."""
+
+
+class TableReader(Protocol):
+    """One open file of rows."""
+
+    @property
+    def footer(self) -> int:
+        """A checksum of what the file says about its blocks."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The number of rows in each block."""
+
+    @property
+    def specs(self) -> Mapping[str, Any] | Any:
+        """The spec of every column by name, or the spec of a row that has no columns.
+
+        For a column that cannot be read: the reason, as a text.
+        """
+
+    def read(self, number: int, first: int, selection: Selection) -> TableBlock:
+        """TableBlock `number`, whose first row is row `first` of the file."""
+
+    def close(self) -> None:
+        """Closes the file; a second time does nothing."""

@@ -1,0 +1,227 @@
+"""Random access to tables: positions to blocks, and a bounded cache of the blocks read last.
+
+Every use of a plan's table in this process shares its open files and its cache, so a worker that
+computes one range after the other decodes a block once. They are closed when the plan is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
+from penstock.element.index import Index, array_of
+from penstock.engine.formats import TABLES
+from penstock.engine.formats.files import FileVersion, has_changed, version_of
+from penstock.engine.formats.tables import Selection, TableBlock, TableReader, TakeRows
+from penstock.engine.memory_tables import MemoryReader
+from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
+from penstock.plan.nodes import TableFile, TableRows
+
+_CACHE_BYTES = 256 << 20
+"""The most memory that the blocks of one table may occupy, if there is more than one."""
+
+_OPEN_FILES = 64
+
+_WASTEFUL_BLOCKS = 256
+"""After so many blocks were read, a warning is logged if most of their rows were not used."""
+
+_WASTE = 8
+"""Rows that are decoded for each row that is used, from which on the warning is logged."""
+
+log = logging.getLogger("penstock")
+
+_tables: weakref.WeakKeyDictionary[TableRows, TableAccess] = weakref.WeakKeyDictionary()
+_tables_lock = threading.Lock()
+
+
+def open_table(node: TableRows) -> TableAccess:
+    """The rows of a table. Equal nodes of this process share them."""
+    with _tables_lock:
+        found = _tables.get(node)
+        if found is None:
+            found = _tables[node] = TableAccess(node)
+        return found
+
+
+class TableAccess:
+    """The rows of a table by position. `_lock` guards the open files and the cache."""
+
+    def __init__(self, node: TableRows) -> None:
+        self._call = f"Dataset.{node.source}"
+        self._format, self._files, self._data = node.format, node.files, node.data
+        self._selections = [
+            Selection(self._call, file.path, node.columns, dict(node.fill)) for file in node.files
+        ]
+        counts = [rows for file in node.files for rows in file.blocks]
+        self._ends = np.cumsum(counts, dtype=np.int64)
+        """The position after the last row of each block."""
+        self._first_block = np.cumsum([0, *(len(file.blocks) for file in node.files)])
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[int, TableReader] = OrderedDict()
+        self._blocks = _BlockCache()
+        self._waste = _WasteMeter(self._call, self._format)
+
+    def read(self, index: Index, take: TakeRows) -> Chunk:
+        """The rows at an index."""
+        if isinstance(index, range) and index.step == 1:
+            return self._read_range(index, take)
+        numbers = array_of(index)
+        owners = np.searchsorted(self._ends, numbers, side="right")
+        found = np.unique(owners)
+        if len(found) == 1:
+            return self._read_block(int(found[0]), numbers, take)
+        parts = [self._read_block(int(block), numbers[owners == block], take) for block in found]
+        order = np.argsort(owners, kind="stable")
+        return Chunk.join(parts).take(np.argsort(order, kind="stable"))
+
+    def _read_range(self, index: range, take: TakeRows) -> Chunk:
+        first, last = np.searchsorted(self._ends, [index.start, index.stop - 1], side="right")
+        parts = []
+        for block in range(int(first), int(last) + 1):
+            begin = self._begin(block)
+            rows = range(max(index.start, begin), min(index.stop, int(self._ends[block])))
+            if rows:
+                parts.append(self._read_block(block, rows, take))
+        return Chunk.join(parts)
+
+    def _begin(self, block: int) -> int:
+        return int(self._ends[block - 1]) if block else 0
+
+    def _read_block(self, block: int, index: Index, take: TakeRows) -> Chunk:
+        begin = self._begin(block)
+        found = self._find_block(block)
+        self._waste.count_used(len(index))
+        if isinstance(index, range):
+            return found.rows(range(index.start - begin, index.stop - begin), take)
+        return found.rows(index - begin, take)
+
+    def _find_block(self, block: int) -> TableBlock:
+        with self._lock:
+            found = self._blocks.get(block)
+            if found is None:
+                found = self._load(block)
+                self._blocks.put(block, found)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+    def _load(self, block: int) -> TableBlock | Exception:
+        """Reads a block. Damage is kept like a block, so that each of its rows fails at once."""
+        file = int(np.searchsorted(self._first_block, block, side="right")) - 1
+        number = block - int(self._first_block[file])
+        first = sum(self._files[file].blocks[:number])
+        self._waste.count_read(self._files[file].blocks[number])
+        try:
+            return self._reader(file).read(number, first, self._selections[file])
+        except DataLossError as error:
+            return error
+
+    def _reader(self, file: int) -> TableReader:
+        if (found := self._readers.get(file)) is not None:
+            self._readers.move_to_end(file)
+            if self._data is None:
+                self._check_version(self._files[file])
+            return found
+        while len(self._readers) >= _OPEN_FILES:
+            self._readers.popitem(last=False)[1].close()
+        reader = self._readers[file] = self._open(self._files[file])
+        return reader
+
+    def _open(self, file: TableFile) -> TableReader:
+        if self._data is not None:
+            return MemoryReader(self._data)
+        self._check_version(file)
+        reader = TABLES[self._format](file.path, self._call)
+        if (reader.footer, reader.blocks) != (file.footer, file.blocks):
+            reader.close()
+            raise self._changed(file, "it describes other rows")
+        return reader
+
+    def _check_version(self, file: TableFile) -> None:
+        try:
+            now = version_of(file.path, self._call)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"{self._call}: {file.path!r} does not exist here; it did where the dataset was "
+                "made, so put it at the same path on every machine that reads it"
+            ) from error
+        known = FileVersion(file.size, file.modified)
+        if has_changed(file.path, known, now):
+            what = "it was written again"
+            if now.size != known.size:
+                what = f"it had {known.size} bytes and has {now.size}"
+            raise self._changed(file, what)
+
+    def _changed(self, file: TableFile, what: str) -> FailedPreconditionError:
+        return FailedPreconditionError(
+            f"{self._call}: {file.path!r} has changed since the dataset was made: {what}; "
+            "make the dataset again"
+        )
+
+    def __del__(self) -> None:
+        for reader in getattr(self, "_readers", {}).values():
+            reader.close()
+
+
+class _BlockCache:
+    """The blocks read last, up to `_CACHE_BYTES`, and at least one."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[int, TableBlock | Exception] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, number: int) -> TableBlock | Exception | None:
+        found = self._blocks.get(number)
+        if found is not None:
+            self._blocks.move_to_end(number)
+        return found
+
+    def put(self, number: int, block: TableBlock | Exception) -> None:
+        self._blocks[number] = block
+        self._bytes += _size(block)
+        while self._bytes > _CACHE_BYTES and len(self._blocks) > 1:
+            self._bytes -= _size(self._blocks.popitem(last=False)[1])
+
+
+def _size(block: TableBlock | Exception) -> int:
+    return 1 << 12 if isinstance(block, Exception) else block.nbytes
+
+
+class _WasteMeter:
+    """Logs one warning if reads in random order decode many more rows than they use."""
+
+    def __init__(self, call: str, format: str) -> None:
+        self._call = call
+        self._is_counted = format == "parquet"
+        self._blocks = self._decoded = self._used = 0
+
+    def count_used(self, rows: int) -> None:
+        self._used += rows
+
+    def count_read(self, rows: int) -> None:
+        self._blocks += 1
+        self._decoded += rows
+        if not self._is_counted or self._blocks < _WASTEFUL_BLOCKS:
+            return
+        if self._decoded > _WASTE * max(self._used, 1):
+            self._is_counted = False
+            log.warning(
+                "%s: %d row groups were decoded for %d rows, because the order is random; "
+                "shuffle with a smaller buffer, or write smaller row groups (docs/files.md)",
+                self._call,
+                self._blocks,
+                self._used,
+            )
+
+
+def positions_of(chunk: Chunk) -> Array:
+    """The positions that are the elements of a chunk."""
+    column: Any = chunk.columns[0]
+    return np.asarray(column, np.int64)

@@ -1,0 +1,287 @@
+"""Columns of tables: which there are, missing values, types, and what is refused."""
+
+import datetime
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import polars
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from penstock.data import Dataset
+from penstock.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnavailableError,
+)
+
+
+def arrow(**columns: Any) -> Any:
+    return pa.table(columns)
+
+
+def test_columns_are_chosen_by_name() -> None:
+    table = arrow(a=[1], b=["x"], c=[2.5])
+    assert list(Dataset.from_arrow(table, columns=["c", "a"])[0]) == ["c", "a"]
+    with pytest.raises(InvalidArgumentError, match="the table has no column 'd'; it has 'a', 'b'"):
+        Dataset.from_arrow(table, columns=["d"])
+    with pytest.raises(InvalidTypeError, match="columns must be a list of names, got"):
+        Dataset.from_arrow(table, columns="a")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="columns has a name twice"):
+        Dataset.from_arrow(table, columns=["a", "a"])
+    with pytest.raises(InvalidArgumentError, match="has no columns to read"):
+        Dataset.from_arrow(table, columns=[])
+
+
+def test_a_missing_value_names_column_file_and_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(arrow(x=[0, 1, 2, 3, None, 5]), path, row_group_size=2)
+    rows = iter(Dataset.from_parquet(path))
+    assert [int(next(rows)["x"]) for _ in range(4)] == [0, 1, 2, 3]
+    message = f"column 'x' of '{path}' has no value .null. in row 4; .*fill={{'x': 0}}"
+    with pytest.raises(InvalidArgumentError, match=message):
+        next(rows)
+    assert next(rows)["x"] == 5
+    assert [int(row["x"]) for row in Dataset.from_parquet(path).ignore_errors()] == [0, 1, 2, 3, 5]
+
+
+NULLS = {
+    "number": (pa.array([1, None]), 7, 7),
+    "string": (pa.array(["a", None]), "?", b"?"),
+    "dictionary": (pa.array(["a", None]).dictionary_encode(), "?", b"?"),
+    "bool": (pa.array([True, None]), False, False),
+    "list": (pa.array([[1], None]), 7, []),
+    "item": (pa.array([[1], [2, None]]), 7, [2, 7]),
+    "fixed": (pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2)), 7, [3, 7]),
+    "struct": (pa.array([{"a": 1}, None]), 7, {"a": 7}),
+    "timestamp": (pa.array([1, None], pa.timestamp("s")), 7, 7),
+    "decimal": (pa.array([None, None], pa.decimal128(5, 2)), "1.50", b"1.50"),
+}
+
+
+@pytest.mark.parametrize("kind", NULLS)
+def test_missing_values_are_filled_if_asked(kind: str) -> None:
+    array, fill, expected = NULLS[kind]
+    first = 0 if kind == "decimal" else 1
+    with pytest.raises(InvalidArgumentError, match=f"'x' of the table has no .* in row {first}"):
+        list(Dataset.from_arrow(arrow(x=array)))
+    for given in (fill, {"x": fill}):
+        found = Dataset.from_arrow(arrow(x=array), fill=given)[1]["x"]
+        plain = {k: int(v) for k, v in found.items()} if isinstance(found, dict) else found
+        assert (plain.tolist() if isinstance(plain, np.ndarray) else plain) == expected
+
+
+def test_fill_must_fit_the_column() -> None:
+    table = arrow(x=[1, None], s=["a", None])
+    with pytest.raises(InvalidArgumentError, match="fill has 'a' for column 'x' of type int64"):
+        Dataset.from_arrow(table, fill={"x": "a"})
+    with pytest.raises(InvalidArgumentError, match="fill has 0 for column 's' of type string"):
+        Dataset.from_arrow(table, fill={"s": 0})
+    with pytest.raises(InvalidArgumentError, match="fill has a value for 'y', but the columns"):
+        Dataset.from_arrow(table, fill={"y": 0})
+    # One value for all is for the columns that it fits.
+    with pytest.raises(InvalidArgumentError, match="column 's'.* in row 1"):
+        list(Dataset.from_arrow(table, fill=0))
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (pa.array([None]), "it has no values at all"),
+        (pa.array([[{"a": 1}]]), "which elements cannot have; give its fields columns"),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())), "which elements cannot have"),
+    ],
+    ids=["null", "list of structs", "map"],
+)
+def test_types_that_elements_cannot_have(array: Any, reason: str) -> None:
+    table = arrow(x=array, y=[1])
+    with pytest.raises(InvalidArgumentError, match=f"column 'x' of the table .*{reason}"):
+        Dataset.from_arrow(table)
+    assert Dataset.from_arrow(table, columns=["y"])[0] == {"y": 1}
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(InvalidArgumentError, match="'x'.*the table has two columns of this name"):
+        Dataset.from_arrow(table)
+
+
+def test_dates_are_numbers_of_their_unit() -> None:
+    day = datetime.date(1970, 1, 3)
+    noon = datetime.datetime(1970, 1, 1, 12, tzinfo=datetime.UTC)
+    table = arrow(
+        day=pa.array([day], pa.date32()),
+        at=pa.array([noon], pa.timestamp("ms", tz="UTC")),
+        time=pa.array([datetime.time(0, 1)], pa.time32("s")),
+        span=pa.array([datetime.timedelta(seconds=2)], pa.duration("us")),
+    )
+    found = {name: value.item() for name, value in Dataset.from_arrow(table)[0].items()}
+    assert found == {"day": 2, "at": 12 * 3600 * 1000, "time": 60, "span": 2_000_000}
+
+
+def test_tensors_of_a_fixed_shape_are_arrays() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    table = arrow(x=pa.FixedShapeTensorArray.from_numpy_ndarray(values))
+    dataset = Dataset.from_arrow(table)
+    assert dataset.element_spec["x"].shape == (2, 3)
+    assert np.array_equal(dataset[1]["x"], values[1])
+
+
+def test_files_must_have_the_same_columns(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    pa.parquet.write_table(arrow(x=[1], y=[1.5]), first)
+    for columns, found in (
+        (arrow(x=["1"], y=[1.5]), "'x' is int64 of shape .*, but '.*b.parquet' has string"),
+        (arrow(x=[1]), "'y' is float64 of shape .*, but '.*b.parquet' has no such column"),
+        (arrow(x=[1], y=[None]), "but '.*b.parquet' has one that cannot be read"),
+    ):
+        pa.parquet.write_table(columns, second)
+        with pytest.raises(InvalidArgumentError, match=found):
+            Dataset.from_parquet([first, second])
+    assert [int(row["x"]) for row in Dataset.from_parquet([second, first], columns=["x"])] == [1, 1]
+
+
+def test_nothing_but_footers_is_read_when_a_dataset_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(arrow(x=range(1000)), path, compression=None, use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[4:4000] = bytes(3996)
+    path.write_bytes(content)
+    assert len(Dataset.from_parquet(path)) == 1000
+
+
+def test_a_shuffle_that_decodes_too_much_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engine.table_access._CACHE_BYTES", 1)
+    path = tmp_path / "x.parquet"
+    pa.parquet.write_table(arrow(x=range(2000)), path, row_group_size=100)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert len(list(Dataset.from_parquet(path))) == 2000
+        assert caplog.messages == []
+        assert len(list(Dataset.from_parquet(path).shuffle(2000, seed=1).batch(1))) == 2000
+    assert len(caplog.messages) == 1
+    assert "row groups were decoded for" in caplog.messages[0]
+
+
+def test_pandas_keeps_nan_in_floats() -> None:
+    frame = pandas.DataFrame({"x": [1.0, float("nan")], "s": ["a", None]})
+    assert np.isnan(Dataset.from_pandas(frame, columns=["x"])[1]["x"])
+    with pytest.raises(InvalidArgumentError, match="from_pandas: column 's' .* row 1"):
+        list(Dataset.from_pandas(frame))
+
+
+def test_frames_that_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="from_pandas: needs a DataFrame, got"):
+        Dataset.from_pandas({"x": [1]})
+    with pytest.raises(InvalidArgumentError, match="different names that are strings, got 0"):
+        Dataset.from_pandas(pandas.DataFrame([[1]]))
+    with pytest.raises(InvalidArgumentError, match="column 'x' of dtype object cannot be read"):
+        Dataset.from_pandas(pandas.DataFrame({"x": pandas.Series([1, object()], dtype=object)}))
+    with pytest.raises(InvalidTypeError, match="from_polars: a LazyFrame has no rows yet"):
+        Dataset.from_polars(polars.LazyFrame({"x": [1]}))
+    with pytest.raises(InvalidTypeError, match="from_polars: needs a DataFrame, got"):
+        Dataset.from_polars(3)
+
+
+def test_huggingface_datasets_that_are_refused() -> None:
+    rows = datasets.Dataset.from_dict({"x": [1, 2]})
+    with pytest.raises(InvalidArgumentError, match="has a transform, which would not be called"):
+        Dataset.from_huggingface(rows.with_transform(lambda batch: batch))
+    with pytest.raises(InvalidTypeError, match="dict of datasets; choose one of 'train'"):
+        Dataset.from_huggingface(datasets.DatasetDict({"train": rows}))
+    with pytest.raises(InvalidTypeError, match="needs a datasets.Dataset, got"):
+        Dataset.from_huggingface([1])
+
+
+def test_huggingface_files_travel_as_paths(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"x": [1, 2, 3], "y": ["a", "b", "c"]}).save_to_disk(str(tmp_path))
+    rows = datasets.load_from_disk(str(tmp_path))
+    plan = Dataset.from_huggingface(rows).__plan__
+    assert [Path(file.path).parent for file in plan.files] == [tmp_path]  # type: ignore[attr-defined]
+    renamed = Dataset.from_huggingface(rows.rename_column("x", "z"))
+    assert [int(row["z"]) for row in renamed] == [1, 2, 3]
+    assert list(Dataset.from_huggingface(rows.with_format(columns=["y"]))[0]) == ["y"]
+
+
+def test_huggingface_streams_without_features() -> None:
+    def rows() -> Any:
+        yield from ({"x": i, "s": f"{i}"} for i in range(3))
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    found = list(Dataset.from_huggingface(stream, columns=["s"]))
+    assert found == [{"s": b"0"}, {"s": b"1"}, {"s": b"2"}]
+
+
+def test_torch_datasets_that_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="needs a dataset with __getitem__ and __len__"):
+        Dataset.from_torch(3)
+    with pytest.raises(InvalidArgumentError, match="num_parallel_calls=2 needs a dataset with"):
+        Dataset.from_torch(iter([1]), num_parallel_calls=2)
+    with pytest.raises(InvalidArgumentError, match="from_torch: the dataset is empty"):
+        Dataset.from_torch(iter([]))
+
+
+def test_arrays_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTypeError, match="needs a path, got an array; use .*from_tensor"):
+        Dataset.from_numpy(np.zeros(3))
+    path = tmp_path / "x.npy"
+    np.save(path, np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(InvalidArgumentError, match="has Python objects, which only a pickle"):
+        Dataset.from_numpy(path)
+    np.save(path, np.float32(3))
+    with pytest.raises(InvalidArgumentError, match="is a single value and has no rows"):
+        Dataset.from_numpy(path)
+    np.save(path, np.zeros(3, np.longdouble))
+    with pytest.raises(InvalidArgumentError, match="cannot be read: its dtype is"):
+        Dataset.from_numpy(path)
+    np.save(path, np.zeros(3))
+    with pytest.raises(InvalidArgumentError, match="has one array without columns"):
+        Dataset.from_numpy(path, columns=["x"])
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.zeros(2))
+    with pytest.raises(InvalidArgumentError, match="must have the same number of rows, got"):
+        Dataset.from_numpy(tmp_path / "x.npz")
+    np.save(tmp_path / "y.npy", np.zeros((3, 2), np.int8))
+    with pytest.raises(InvalidArgumentError, match="has .*, but '.*x.npy' has float64"):
+        Dataset.from_numpy([path, tmp_path / "y.npy"])
+
+
+def test_an_empty_list_of_paths_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="needs at least one path"):
+        Dataset.from_numpy([])
+
+
+def test_an_old_feather_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.feather"
+    path.write_bytes(b"FEA1" + bytes(100))
+    with pytest.raises(InvalidArgumentError, match="is a Feather file of version 1"):
+        Dataset.from_arrow(path)
+
+
+def test_tables_without_rows() -> None:
+    dataset = Dataset.from_arrow(arrow(x=pa.array([], pa.int64())))
+    assert len(dataset) == 0
+    assert list(dataset) == list(dataset.batch(2)) == []
+
+
+def test_a_file_that_is_written_again_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(3))
+    dataset = Dataset.from_numpy(path)
+    np.save(path, np.arange(3)[::-1])
+    with pytest.raises(FailedPreconditionError, match="has changed .*it was written again; make"):
+        list(dataset)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UnavailableError, match="from_parquet: needs pyarrow; install it with: pip"):
+        Dataset.from_parquet(__file__)

@@ -1,0 +1,187 @@
+"""The sources of columns that the contract runs over, each with what another library reads."""
+
+import datetime
+import decimal
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import polars
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import torch.utils.data
+
+from penstock import Ragged
+from penstock.data import Dataset
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How to make a dataset, and its elements as another library reads them."""
+
+    make: Callable[[], Dataset]
+    expected: Callable[[], list[Any]]
+    path: str = ""
+    """The file that it reads, if it reads one."""
+    has_random_access: bool = True
+
+
+def plain(value: Any) -> Any:
+    """A value, by whichever library, as Python's own."""
+    match value:
+        case dict():
+            return {name: plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [plain(part) for part in value]
+        case Ragged():
+            return plain(value.to_list())
+        case np.ndarray() | np.generic():
+            return plain(value.tolist())
+        case str():
+            return value.encode()
+        case datetime.datetime():
+            return round(
+                (value - datetime.datetime(1970, 1, 1)) / datetime.timedelta(microseconds=1)
+            )
+        case datetime.date():
+            return (value - datetime.date(1970, 1, 1)).days
+        case decimal.Decimal():
+            return str(value).encode()
+    return value
+
+
+def golden(name: str) -> str:
+    return str(GOLDEN / name)
+
+
+def people() -> pa.Table:
+    with pa.ipc.open_file(golden("people.arrow")) as reader:
+        return reader.read_all()
+
+
+def json_elements() -> list[Any]:
+    lines = (GOLDEN / "people.jsonl").read_text(encoding="utf-8").splitlines()
+    return [plain(json.loads(line)) for line in lines]
+
+
+def arrow_sample(name: str) -> Sample:
+    path = golden(name)
+    is_stream = "stream" in name
+    opened = pa.ipc.open_stream if is_stream else pa.ipc.open_file
+    return Sample(
+        lambda: Dataset.from_arrow(path),
+        lambda: plain(opened(path).read_all().to_pylist()),
+        path,
+    )
+
+
+def parquet_sample(name: str) -> Sample:
+    path = golden(name)
+    return Sample(
+        lambda: Dataset.from_parquet(path),
+        lambda: plain(pa.parquet.read_table(path).to_pylist()),
+        path,
+    )
+
+
+def numpy_sample(name: str) -> Sample:
+    path = golden(name)
+    return Sample(lambda: Dataset.from_numpy(path), lambda: numpy_elements(path), path)
+
+
+def numpy_elements(path: str) -> list[Any]:
+    loaded = np.load(path)
+    if isinstance(loaded, np.ndarray) and loaded.dtype.names is None:
+        return plain(list(loaded))
+    names = loaded.dtype.names if isinstance(loaded, np.ndarray) else loaded.files
+    columns = {name: loaded[name] for name in names}
+    count = len(next(iter(columns.values())))
+    return [{name: plain(column[i]) for name, column in columns.items()} for i in range(count)]
+
+
+def frame() -> pandas.DataFrame:
+    return pandas.DataFrame(
+        {
+            "id": np.arange(9),
+            "x": np.arange(9) / 3,
+            "name": [f"n{i}" for i in range(9)],
+            "kind": pandas.Categorical(["a", "b", "c"] * 3),
+        }
+    )
+
+
+def huggingface() -> datasets.Dataset:
+    rows = {
+        "id": list(range(13)),
+        "text": [f"t{i}" for i in range(13)],
+        "ids": [[i] * (i % 3) for i in range(13)],
+    }
+    return datasets.Dataset.from_dict(rows)
+
+
+class Squares(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, number: int) -> Any:
+        return {"x": torch.full((2,), float(number)), "y": number * number}
+
+
+class Counting(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        return iter([(torch.arange(i), i) for i in range(7)])
+
+
+SAMPLES: dict[str, Sample] = {
+    "parquet": parquet_sample("people.parquet"),
+    "parquet-zstd": parquet_sample("people.zstd.parquet"),
+    "parquet-polars": parquet_sample("polars.parquet"),
+    "arrow": arrow_sample("people.arrow"),
+    "arrow-stream": arrow_sample("plain.stream.arrow"),
+    "arrow-stream-dictionary": arrow_sample("people.stream.arrow"),
+    "feather": arrow_sample("people.feather"),
+    "arrow-table": Sample(
+        lambda: Dataset.from_arrow(people()), lambda: plain(people().to_pylist())
+    ),
+    "npy": numpy_sample("grid.npy"),
+    "npy-fortran": numpy_sample("columns.npy"),
+    "npy-records": numpy_sample("records.npy"),
+    "npz": numpy_sample("arrays.npz"),
+    "npz-compressed": numpy_sample("packed.npz"),
+    "pandas": Sample(
+        lambda: Dataset.from_pandas(frame()), lambda: plain(frame().to_dict("records"))
+    ),
+    "polars": Sample(
+        lambda: Dataset.from_polars(polars.from_pandas(frame())),
+        lambda: plain(polars.from_pandas(frame()).to_dicts()),
+    ),
+    "huggingface": Sample(
+        lambda: Dataset.from_huggingface(huggingface()), lambda: plain(list(huggingface()))
+    ),
+    "huggingface-indices": Sample(
+        lambda: Dataset.from_huggingface(huggingface().shuffle(seed=3).select(range(2, 9))),
+        lambda: plain(list(huggingface().shuffle(seed=3).select(range(2, 9)))),
+    ),
+    "huggingface-iterable": Sample(
+        lambda: Dataset.from_huggingface(huggingface().to_iterable_dataset()),
+        lambda: plain(list(huggingface())),
+        has_random_access=False,
+    ),
+    "torch": Sample(
+        lambda: Dataset.from_torch(Squares()),
+        lambda: [{"x": [float(i)] * 2, "y": i * i} for i in range(9)],
+    ),
+    "torch-iterable": Sample(
+        lambda: Dataset.from_torch(Counting()),
+        lambda: [[list(range(i)), i] for i in range(7)],
+        has_random_access=False,
+    ),
+}
