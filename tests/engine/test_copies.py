@@ -57,6 +57,16 @@ def test_a_vectorized_function_may_reuse_its_buffer():
     assert found == list(range(LENGTH))
 
 
+def test_a_list_instead_of_a_generator_is_not_copied_at_once():
+    rows = [np.zeros(2), np.zeros(2)]
+    spec = TensorSpec((2,), np.float64)
+    iterator = iter(Dataset.from_generator(lambda: rows, output_signature=spec))
+    first = next(iterator)
+    for row in rows:
+        row[:] = 7
+    assert (first.tolist(), next(iterator).tolist()) == ([0, 0], [7, 7])
+
+
 def test_a_generator_may_reuse_its_buffer():
     def numbers():
         buffer = np.zeros(1, np.int64)

@@ -149,7 +149,7 @@ class Iterator:
             raise
         self._demand.record(chunk, time.perf_counter() - started)
         self._rows = self._elements(chunk)
-        self._size = len(chunk)
+        self._size = chunk.size
         if (shared := self._shared) is not None:
             shared.rows = self._rows
 

@@ -56,7 +56,7 @@ def collate_all(collate: Collate, rows: Chunk, sizes: list[int]) -> Chunk:
 def stack_rows(rows: Chunk, sizes: list[int]) -> Chunk:
     """Rows under one leading axis."""
     size = sizes[0]
-    if sizes[-1] == size and len(rows) == size * len(sizes):
+    if sizes[-1] == size and rows.size == size * len(sizes):
         made = [columns.stack(column, size) for column in rows.columns]
         if not any(column is None for column in made):
             return Chunk(rows.tree, made, len(sizes))  # type: ignore[arg-type]

@@ -43,10 +43,11 @@ class Stream:
         """1 to `limit` elements, StopIteration at the end."""
         raise AssertionError(f"{type(self).__name__} must say how to pull")
 
-    def pull_needed(self, needed: int, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         """Like `pull`, for a caller that can hand on nothing before it has `needed` elements.
 
-        So a stream may compute that many before it returns, also if each may block.
+        So a stream may compute that many before it returns, also if each may block; or as many as
+        have `rows` rows together, if the caller needs rows.
         """
         return self.pull(limit)
 

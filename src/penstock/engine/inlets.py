@@ -25,15 +25,15 @@ class Counted:
         self._stream = stream
         self.count = count
 
-    def pull(self, limit: int, needed: int = 1) -> Chunk:
+    def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
         try:
-            chunk = self._stream.pull_needed(needed, limit)
+            chunk = self._stream.pull_needed(needed, limit, rows)
         except StopIteration:
             raise
         except Exception:
             self.count += 1
             raise
-        self.count += len(chunk)
+        self.count += chunk.size
         return chunk
 
 
@@ -64,7 +64,7 @@ class Marked:
     """Pulls from a stream and has the place of everything that it pulled.
 
     Saving a state may be expensive (a shuffle's buffer), so a mark is set only as often as that
-    takes at most a twentieth of the time.
+    takes at most a twentieth of the time, and at most once for each `BUDGET` of work.
     """
 
     def __init__(self, stream: Stream, count: int = 0) -> None:
@@ -95,12 +95,12 @@ class Marked:
         if self._source.count == self._mark_count or isinstance(self._mark, int):
             return False
         since = time.perf_counter() - self._marked
-        return since >= 20 * self._cost or must_settle(self.stream)
+        return since >= max(20 * self._cost, BUDGET) or must_settle(self.stream)
 
-    def pull(self, limit: int, needed: int = 1) -> Chunk:
+    def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
         claims = self.stream.claims
         if claims is None:
-            return self._source.pull(limit, needed)
+            return self._source.pull(limit, needed, rows)
         return self._source.pull(claims.sure(limit))
 
 
@@ -128,24 +128,28 @@ class Inlet:
         """Whether a pull would give what was taken back."""
         return self._rest is not None or self._error is not None
 
-    def pull(self, limit: int, needed: int = 1) -> Chunk:
-        """1 to `limit` elements, of which the caller needs `needed` before it can continue."""
+    def pull(self, limit: int, needed: int = 1, rows: int = 0) -> Chunk:
+        """1 to `limit` elements, of which the caller needs `needed` before it can continue.
+
+        If `rows` is given, it needs as many as have that number of rows together.
+        """
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         if self._rest is None:
             self.place = self._marked.place()
-            return self._marked.pull(limit, needed)
+            return self._marked.pull(limit, needed, rows)
         rest, self.place = self._rest, self._rest_place
         chunk = rest.rows(0, limit)
-        self._keep(rest.rows(len(chunk), len(rest)) if len(chunk) < len(rest) else None, len(chunk))
+        used = chunk.size
+        self._keep(rest.rows(used, rest.size) if used < rest.size else None, used)
         return chunk
 
     def unread(self, chunk: Chunk, used: int) -> None:
         """Takes back the elements of the last chunk behind the first `used`, if there are any."""
-        if used == len(chunk):
+        if used == chunk.size:
             return
-        rest = chunk.rows(used, len(chunk))
+        rest = chunk.rows(used, chunk.size)
         self._keep(rest if self._rest is None else Chunk.join([rest, self._rest]), used)
 
     def unraise(self, error: Exception) -> None:
@@ -195,7 +199,7 @@ class Demand:
     def record(self, chunk: Chunk, seconds: float) -> None:
         fits = min(
             _MOST_ROWS,
-            len(chunk) * self.nbytes // max(chunk.nbytes, 1),
+            chunk.size * self.nbytes // max(chunk.nbytes, 1),
             int(self.limit * BUDGET / max(seconds, 1e-7)),
         )
         self.limit = max(1, min(fits, 2 * self.limit))

@@ -101,12 +101,12 @@ class Tap(Stream):
     def pull(self, limit: int) -> Chunk:
         return self.pull_needed(1, limit)
 
-    def pull_needed(self, needed: int, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         if self._ended:
             raise StopIteration
         started = time.perf_counter()
         try:
-            chunk = self._stream.pull_needed(needed, limit)
+            chunk = self._stream.pull_needed(needed, limit, rows)
         except StopIteration:
             self._ended = True
             self._stream.finish()
@@ -117,10 +117,10 @@ class Tap(Stream):
             raise
         if self._position is not None:
             if self._first is not None:
-                chunk = chunk.with_numbers(numbers_from(self._first + self._position, len(chunk)))
-            self._position += len(chunk)
+                chunk = chunk.with_numbers(numbers_from(self._first + self._position, chunk.size))
+            self._position += chunk.size
         if self._meter is not None:
-            self._meter.record(len(chunk), chunk.nbytes, time.perf_counter() - started)
+            self._meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
         return chunk
 
     def save(self) -> State:

@@ -114,13 +114,15 @@ class Calls:
                 raise
             raise failure(self.operator, self.function, ordinal, cause) from cause
 
-    def plain(self, ordinal: int, *arguments: Any) -> Any:
-        """Calls the function with these arguments."""
+    def plain(
+        self, ordinal: int, *arguments: Any, copy: Callable[[Any], Any] = copy_unowned
+    ) -> Any:
+        """Calls the function with these arguments, and copies what it returns."""
         if self.on_trial:
             arguments = strict(arguments)
         self._made[0] += 1
         try:
-            return plain(copy_unowned(self.call(*arguments)))
+            return plain(copy(self.call(*arguments)))
         except BaseException as cause:
             if not is_failure(cause):
                 raise

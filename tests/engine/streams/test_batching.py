@@ -104,6 +104,26 @@ def test_elements_of_a_generator_come_before_the_failure_that_follows_them() -> 
             other.pull(8)
 
 
+@pytest.mark.parametrize(
+    ("value", "spec"),
+    [
+        (np.arange(3), TOKENS),
+        ((np.arange(3), np.int64(1)), (TOKENS, TensorSpec((), np.int64))),
+        ({"a": (np.arange(3),)}, {"a": (TOKENS,)}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rows", "limit", "expected"), [(6, 9, 2), (7, 9, 3), (7, 2, 2), (0, 9, 1)]
+)
+def test_a_generator_is_asked_for_the_rows_that_are_needed_at_once(
+    value: Any, spec: Any, rows: int, limit: int, expected: int
+) -> None:
+    taken: list[Any] = []
+    stream = opened(generated([value] * 9, spec, taken)._plan)
+    assert len(stream.pull_needed(1, limit, rows)) == expected
+    assert len(taken) == expected
+
+
 def test_unbatch_hands_on_the_rows_before_an_uneven_element() -> None:
     values = [(np.arange(2), np.arange(2)), (np.arange(3), np.arange(1)), (np.arange(2),) * 2]
 

@@ -29,7 +29,7 @@ class BatchStream(FedStream):
 
     def pull(self, limit: int) -> Chunk:
         rows = self._rows(limit)
-        full, rest = divmod(len(rows), self._size)
+        full, rest = divmod(rows.size, self._size)
         if self._drop and not full:
             raise StopIteration
         return self._collate_rows(rows, [self._size] * full or [rest])
@@ -52,8 +52,8 @@ class BatchStream(FedStream):
                     raise StopIteration from None
                 raise
             parts.append(self._last)
-            count += len(self._last)
-            want -= len(self._last)
+            count += self._last.size
+            want -= self._last.size
         return Chunk.join(parts)
 
     def _collate_rows(self, rows: Chunk, sizes: list[int]) -> Chunk:
@@ -70,8 +70,8 @@ class BatchStream(FedStream):
         return batches
 
     def _keep(self, rows: Chunk, used: int) -> None:
-        if used < len(rows):
-            self._feed.unread(self._last, len(self._last) - (len(rows) - used))
+        if used < rows.size:
+            self._feed.unread(self._last, self._last.size - (rows.size - used))
 
 
 class UnbatchStream(FedStream):
@@ -91,33 +91,35 @@ class UnbatchStream(FedStream):
     def pull(self, limit: int) -> Chunk:
         return self.pull_needed(1, limit)
 
-    def pull_needed(self, needed: int, limit: int) -> Chunk:
-        while self._rows is None or self._given >= len(self._rows):
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
+        while self._rows is None or self._given >= self._rows.size:
             self._open(needed, limit)
         chunk = self._rows.rows(self._given, self._given + limit)
-        self._given += len(chunk)
+        self._given += chunk.size
         return chunk
 
     def _open(self, needed: int, limit: int) -> None:
         """Pulls elements until they have the rows that are needed; or until one fails."""
-        opened = [self._unstack(self._pull(limit))]
+        opened = [self._unstack(self._pull(needed, limit))]
         self._place = self._feed.place
-        rows, self._given, self._skip = len(opened[0][0]), self._skip, 0
+        rows, self._given, self._skip = opened[0][0].size, self._skip, 0
         # Other readers may take elements behind the first one; `_place` must find all again.
         while rows < needed and not must_settle(self.inputs[0]):
             try:
-                opened.append(self._unstack(self._pull(limit - rows)))
+                opened.append(self._unstack(self._pull(needed - rows, limit - rows)))
             except StopIteration:
                 break
             except Exception as error:
                 self._feed.unraise(error)
                 break
-            rows += len(opened[-1][0])
+            rows += opened[-1][0].size
         self._rows = Chunk.join([rows for rows, _ in opened])
         self._counts = [counts for _, counts in opened]
 
-    def _pull(self, limit: int) -> Chunk:
-        elements = self._feed.pull(1 if self._skip else max(1, limit // self._per_element))
+    def _pull(self, needed: int, limit: int) -> Chunk:
+        elements = self._feed.pull(
+            1 if self._skip else max(1, limit // self._per_element), rows=needed
+        )
         if not elements.columns:
             raise InvalidArgumentError(f"Dataset.{self._label}: elements must have components")
         return elements

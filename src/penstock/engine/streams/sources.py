@@ -100,15 +100,16 @@ class GeneratorStream(Stream):
 
     def _iterator(self) -> Iterator[Any]:
         if self._running is None:
-            made = Calls("from_generator", self._node.function).plain(0, *self._node.arguments)
-            self._running = iter(made)
+            calls = Calls("from_generator", self._node.function)
+            # Not copied: it may be a list of all elements, each of which is copied when it is used.
+            self._running = iter(calls.plain(0, *self._node.arguments, copy=lambda made: made))
             self._next = watch_steps(f"Dataset.from_generator: {self._node.function}")
         return self._running
 
     def pull(self, limit: int) -> Chunk:
         return self.pull_needed(1, limit)
 
-    def pull_needed(self, needed: int, limit: int) -> Chunk:
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         """No more than is needed: a generator may wait until its caller has used the last one."""
         if self._error is not None:
             error, self._error = self._error, None
@@ -116,8 +117,9 @@ class GeneratorStream(Stream):
             raise error
         values: list[Any] = []
         try:
-            for _ in range(min(needed, limit)):
+            while len(values) < min(needed, limit) or (rows > 0 and len(values) < limit):
                 values.append(self._next_value(self._count + len(values)))
+                rows -= _count_rows(values[-1]) or rows
         except StopIteration:
             if not values:
                 raise
@@ -162,6 +164,13 @@ class GeneratorStream(Stream):
         # If another thread is inside of it, it is closed when that thread drops it.
         if hasattr(running, "close") and not getattr(running, "gi_running", False):
             running.close()
+
+
+def _count_rows(value: Any) -> int:
+    """The rows of an element; 0 if its first component is no array with rows."""
+    while type(value) is tuple or type(value) is dict:
+        value = next(iter(value.values() if type(value) is dict else value), None)
+    return len(value) if type(value) is np.ndarray and value.ndim else 0
 
 
 class RecordsStream(Stream):
