@@ -92,3 +92,24 @@ def test_other_dtypes_are_refused_at_their_turn() -> None:
     assert stream.pull(1).elements() == [0]
     with pytest.raises(TypeError, match="got int64 and float32"):
         list(itertools.islice(iter(lambda: stream.pull(1), None), 9))
+
+
+def mixed(x: Any) -> Dataset:
+    """The third dataset has another dtype than the others."""
+    return Dataset.from_tensor_slices(np.arange(4).astype(np.float32 if x == 2 else np.int64))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("cycle", "block"), [(1, 1), (2, 1), (3, 1), (4, 3)])
+def test_elements_of_another_dtype_fail_alone(cycle: int, block: int, ordered: bool) -> None:
+    dataset = Dataset.range(4).interleave(mixed, cycle, block, deterministic=ordered)
+    assert dataset.element_spec.dtype == "int64"  # Now a stream that continues knows it, too.
+    plan = dataset._plan
+    whole = drained(opened(plan), 1)
+    values = [item[2] for item in whole if item != "FAULT"]
+    assert sorted(values) == sorted([*range(4)] * 3)
+    assert len(whole) == 16
+    for limit in (2, 3, 100):
+        assert drained(opened(plan), limit) == whole
+        for count, state in saves(plan, limit):
+            assert drained(opened(plan, state), limit) == whole[count:]

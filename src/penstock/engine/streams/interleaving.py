@@ -32,6 +32,7 @@ from penstock.engine.trail import (
     put_turn,
 )
 from penstock.engine.user_calls import Calls, FailedCall
+from penstock.errors import InvalidTypeError
 from penstock.plan.nodes import Interleave, Node
 from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 
@@ -90,7 +91,7 @@ class InterleaveStream(FedStream):
         self._slots: list[Slot | None] = [None] * node.cycle
         self._ahead = ahead
         self._numbered = numbered
-        tried = node.function.returns
+        tried = node.function.trial
         self._alike = Alike(self._calls.where, None if tried is None else tried[1])
         self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
@@ -133,7 +134,7 @@ class InterleaveStream(FedStream):
             if chunk is None:
                 weaves = self._node.cycle > 1  # The slot that has kept rounds from being whole.
             else:
-                parts.append(self._alike.check(chunk))
+                parts.append(chunk)
                 count += len(chunk)
             if self._node.cycle == 1 and parts:
                 break
@@ -195,6 +196,7 @@ class InterleaveStream(FedStream):
         left = self._node.block - self._taken if self._node.cycle > 1 else limit
         try:
             whole = slot.pull(left) if self._node.cycle > 1 else slot.feed.pull(limit)
+            self._check(slot, whole)
         except StopIteration:
             slot.stream.close()
             self._close(slot)
@@ -211,6 +213,14 @@ class InterleaveStream(FedStream):
         if self._taken >= self._node.block:
             self._advance()
         return chunk
+
+    def _check(self, slot: Slot, chunk: Chunk) -> None:
+        """Raises if elements have another structure than those before; only the first one fails."""
+        try:
+            self._alike.check(chunk)
+        except InvalidTypeError:
+            slot.feed.unread(chunk, 1)
+            raise
 
     def _numbers(self, slot: Slot, count: int, failed: bool = False) -> Array:
         """The numbers of the next elements of a slot."""

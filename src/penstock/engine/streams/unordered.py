@@ -55,7 +55,7 @@ class UnorderedInterleaveStream(InterleaveStream):
                 raise
             if chunk is not None:
                 self._record([slot.ordinal] * len(chunk))
-                parts.append(self._alike.check(chunk))
+                parts.append(chunk)
                 count += len(chunk)
         if not parts:
             raise StopIteration
