@@ -42,6 +42,9 @@ class Form(StrEnum):
 OWNED_FORMS = frozenset({Form.WHOLE, Form.SHARD, Form.SHARE})
 """Forms whose streams belong to workers."""
 
+PARTIAL_FORMS = frozenset({Form.SPLIT, Form.TURNS, Form.SHARD, Form.SHARE})
+"""Forms whose streams count only the elements of a part of the plan."""
+
 
 class Turns(NamedTuple):
     """How an `interleave` takes turns: `cycle` inputs at once, `block` elements of each.

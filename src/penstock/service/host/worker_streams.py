@@ -25,7 +25,7 @@ from penstock.errors import UnavailableError
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.shape import Form
+from penstock.plan.shape import PARTIAL_FORMS, Form
 from penstock.plan.splits import piece
 from penstock.service.host.runtime import Runtime
 from penstock.service.logic.worker import (
@@ -249,6 +249,10 @@ class WorkerStream:
         self.trail = Trail()
         """What its cursors found out about the source; all of them find the same."""
         self._pool = pool
+        # The worker does not know how many elements come before those of its stream.
+        counted = ", which counts the elements of one piece" if work.form in PARTIAL_FORMS else ""
+        self._address = f"{pool.address}{counted}"
+        """For errors that name an element by its number."""
         self._timer = pool.runtime.timer
         self._changed = pool.runtime.condition(pool.lock)
         self._closed = False
@@ -350,7 +354,7 @@ class WorkerStream:
         except StopIteration:
             raise
         except Exception as error:
-            content = fault_of(error, self._pool.address)
+            content = fault_of(error, self._address)
             place = turn_of(error)
         seconds = self._timer() - started
         if isinstance(content, Chunk):
