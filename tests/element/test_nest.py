@@ -35,6 +35,20 @@ def test_unflatten_reverses_flatten(value):
     assert type(again) is type(value)
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda x: x, lambda x: (0, x), lambda x: Point(x, None), lambda x: Pair(0, {"k": x})]
+)
+def test_keys_can_be_sorted_at_any_depth(wrap):
+    one, other = wrap({"b": 1, "a": {"d": 2, "c": 3}}), wrap({"a": {"c": 3, "d": 2}, "b": 1})
+    assert nest.sort_keys(one) == one
+    assert repr(nest.sort_keys(one)) == repr(nest.sort_keys(other)) == repr(other)
+
+
+def test_what_is_no_dict_keeps_its_order():
+    value = (OrderedDict(b=1, a=2), [{"b": 1, "a": 2}], (), None)
+    assert repr(nest.sort_keys(value)) == repr(value)
+
+
 def test_lists_and_none_are_leaves():
     assert nest.flatten(([1, 2], None))[0] == [[1, 2], None]
 

@@ -116,3 +116,15 @@ def test_a_signature_is_kept(calls: int | None) -> None:
 def test_a_signature_is_kept_wherever_a_function_is_called(read: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="fit the"):
         read()
+
+
+def test_keys_in_another_order_are_no_other_structure() -> None:
+    """Not even if another element of the same chunk has another structure."""
+    made: list[Any] = [{"a": x, "b": x} for x in range(40)] + [{"b": 40, "a": 40}, {"c": 41}]
+    for calls in (None, 2):
+        dataset = Dataset.range(42).map(lambda x: made[x], num_parallel_calls=calls)
+        assert list(dataset.ignore_errors()) == made[:41]
+        with pytest.raises(
+            InvalidArgumentError, match=r"'b': int32} for element 0 but {'c': int32"
+        ):
+            list(dataset)

@@ -158,6 +158,33 @@ def test_elements_of_another_structure_fail_as_they_do_locally(cluster, change, 
     assert outcomes(made.apply(cluster.distribute())) == local
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "flat_map"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        by_60(lambda x: [x, x], lambda x: [x, x, x]),
+        by_60(lambda x: {"a": x, "b": [x]}, lambda x: {"a": x, "b": [[x]]}),
+    ],
+)
+def test_lists_of_another_shape_fail_as_they_do_locally(cluster, change, way):
+    """In a `flat_map`, the list is an array already."""
+    made = WAYS[way](change)
+    local = outcomes(made)
+    assert [type(x) for x in local] == 60 * [str] + 40 * [tuple]
+    assert outcomes(made.apply(cluster.distribute())) == local
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_order_of_keys_is_no_difference(cluster, way):
+    change = by_60(
+        lambda x: {"a": x, "b": (1, {"c": x, "d": -x})},
+        lambda x: {"b": (1, {"d": -x, "c": x}), "a": x},
+    )
+    local = list(WAYS[way](change))
+    assert len(local) == 100
+    assert list(WAYS[way](change).apply(cluster.distribute())) == local
+
+
 def test_all_readers_of_a_job_notice_another_structure(cluster):
     made = WAYS["split"](CHANGES["keys"])
     readers = [

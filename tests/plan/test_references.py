@@ -130,7 +130,7 @@ def test_plans_travel_with_what_their_functions_were_seen_to_return(send):
     assert made.element_spec
     assert made.__plan__.function.returns is None
     sent = send(send(made.__plan__))
-    assert sent.function.returns == (0, "{'early': int64}")
+    assert sent.function.returns == (0, "{'early': int64}", None)
     with pytest.raises(InvalidArgumentError, match=r"'early': int64} for element 0 but {'late'"):
         next(iter(Dataset(sent.with_inputs((Dataset.range(5, 9).__plan__,)))))
 

@@ -209,7 +209,7 @@ def _structure_text(specs: list[Any], tree: Tree) -> str:
     def name(leaf: Any) -> str:
         return leaf.dtype.name if hasattr(leaf, "dtype") else type(leaf).__name__[:-4].lower()
 
-    return repr(nest.unflatten(tree, [Bare(name(leaf)) for leaf in specs]))
+    return repr(nest.sort_keys(nest.unflatten(tree, [Bare(name(leaf)) for leaf in specs])))
 
 
 class Bare(str):

@@ -63,6 +63,24 @@ def unflatten(tree: Tree, leaves: Any) -> Any:
     return optree.tree_unflatten(tree, leaves)
 
 
+def sort_keys(value: Any) -> Any:
+    """`value` with the keys of its dicts in the order of the leaves.
+
+    Structures that differ only in the order of their keys are equal, and then have equal text.
+    """
+    if flatten(value)[1] == LEAF:
+        return value
+    if type(value) is dict:
+        value = {key: value[key] for key in keys_of(tuple(value))[0]}
+    return optree.tree_map(
+        sort_keys,
+        value,
+        is_leaf=lambda part: part is not value,
+        none_is_leaf=True,
+        namespace=_NAMESPACE,
+    )
+
+
 def flatten_up_to(tree: Tree, value: Any) -> list[Any]:
     """The parts of `value` at the leaves of `tree`; ValueError if the structures differ."""
     return tree.flatten_up_to(value)

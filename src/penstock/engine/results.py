@@ -33,9 +33,10 @@ class Results:
         self._numbers: tuple[int, Array] | None = None
         self._failures = 0
         self._kind: Any = None
-        self._first = calls.function.returns
+        tried = calls.function.returns
+        self._first = None if tried is None else (tried.number, tried.structure)
         self._signature = calls.signature
-        self._lists: list[tuple[int, ...]] | None = None
+        self._lists = None if tried is None else tried.lists
         """The shapes of the lists in the first element, if there are any."""
 
     def __len__(self) -> int:
@@ -135,7 +136,7 @@ class Results:
     def _check_lists(self, elements: list[Any], chunk: Chunk) -> None:
         """A list is an array of one shape: the length of `x * [1, 2]` depends on x."""
         if self._lists is None:
-            self._lists = _list_shapes(elements[0])
+            self._lists = list_shapes(elements[0])
         indices = [i for i, x in enumerate(nest.flatten(elements[0])[0]) if type(x) is list]
         found = [getattr(chunk.columns[i], "shape", (0, None))[1:] for i in indices]
         if found != self._lists:
@@ -162,7 +163,7 @@ class Results:
     def _is_like_first(self, element: Any, expected: str) -> bool:
         if _describe_or_none(element) != expected or not self._fits_signature(element):
             return False
-        return self._lists is None or _list_shapes(element) == self._lists
+        return self._lists is None or list_shapes(element) == self._lists
 
     def _fits_signature(self, element: Any) -> bool:
         return self._signature is None or fits(self._signature, as_element(element))
@@ -190,7 +191,7 @@ class Results:
         if text == self._first[1]:
             return InvalidArgumentError(
                 f"{self.where} returned a list of shape {self._lists} for element {self._first[0]} "
-                f"but {_list_shapes(element)} for element {ordinal}; a number times a list repeats "
+                f"but {list_shapes(element)} for element {ordinal}; a number times a list repeats "
                 "the list, so multiply a numpy.array; and return arrays if their shapes differ"
             )
         return changed_structure(self.where, *self._first, ordinal, text)
@@ -213,6 +214,7 @@ def holds_list(element: Any) -> bool:
     return kind is list
 
 
-def _list_shapes(element: Any) -> list[tuple[int, ...]]:
+def list_shapes(element: Any) -> list[tuple[int, ...]]:
+    """The shapes of the lists in an element."""
     leaves = nest.flatten(element)[0]
     return [np.shape(as_value(leaf)) for leaf in leaves if type(leaf) is list]

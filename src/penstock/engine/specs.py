@@ -25,10 +25,11 @@ from penstock.engine.access import access, call_vectorized
 from penstock.engine.context import Context, Environment
 from penstock.engine.copies import copy_unowned
 from penstock.engine.lower import open_plan
+from penstock.engine.results import holds_list, list_shapes
 from penstock.engine.streams.windowing import plan_of
 from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
-from penstock.plan.functions import Function
+from penstock.plan.functions import Function, Trial
 from penstock.plan.nodes import OPAQUE, Node, known_spec
 from penstock.plan.options import Options
 from penstock.plan.seeds import generator, seed_scope
@@ -102,6 +103,8 @@ class _Probe:
         self._environment = environment
         self._answered = 0
         """The number of the first sample that the function did not fail on."""
+        self._lists: list[tuple[int, ...]] | None = None
+        """The shapes of the lists in the first result that has any."""
 
     def spec(self, node: Node, given: Any) -> Any:
         samples = self._samples(node.inputs[0])
@@ -109,7 +112,8 @@ class _Probe:
             node, samples or [nest.map_structure(self._make_up_leaf, given)], given
         )
         if samples and isinstance(node, nodes.Map | nodes.Interleave | nodes.Scan):
-            node.function.note_trial(self._answered, describe_spec(spec))
+            trial = Trial(self._answered, describe_spec(spec), self._lists)
+            node.function.note_trial(trial)
         return spec
 
     def _ask_function(self, node: Node, samples: list[Any], given: Any) -> Any:
@@ -191,10 +195,15 @@ class _Probe:
         more = () if node.random is None else (generator(node.random, 0, 0),)
 
         def answer(sample: Any) -> Any:
-            return spec_of_element(as_element(calls.one(sample, 0, *more)))
+            return self._spec_of_result(calls.one(sample, 0, *more))
 
         found = self._try_samples(calls.where, answer, samples)
         return _relax_by_shorter(found, answer, samples[0], given)
+
+    def _spec_of_result(self, result: Any) -> Any:
+        if self._lists is None and holds_list(result):
+            self._lists = list_shapes(result)
+        return spec_of_element(as_element(result))
 
     def _of_scan(self, state: Any, function: Function, samples: list[Any], given: Any) -> Any:
         found = []
@@ -202,7 +211,7 @@ class _Probe:
         for number, sample in enumerate(samples):
             state, output = calls.plain(number, state, sample)
             state = as_element(state)
-            found.append(spec_of_element(as_element(output)))
+            found.append(self._spec_of_result(output))
         relaxed = self._relax_all(found, f"Dataset.scan: {function}")
 
         def answer(sample: Any) -> Any:

@@ -9,11 +9,22 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+
+class Trial(NamedTuple):
+    """What a function returned for a sample."""
+
+    number: int
+    """Of the element."""
+    structure: str
+    """As text, with dtypes."""
+    lists: list[tuple[int, ...]] | None = None
+    """The shapes of the lists in it, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +36,8 @@ class Function:
     """
 
     call: Callable[..., Any]
-    returns: tuple[int, str] | None = field(default=None, compare=False)
-    """The number of an element and the structure that the function returned for it, as text.
+    returns: Trial | None = field(default=None, compare=False)
+    """The number of an element and what the function returned for it.
 
     It is set in plans that were received from another process. No process sees all elements of
     such a plan, so each compares its results with the element that the sender tried.
@@ -35,13 +46,13 @@ class Function:
     __leaf__ = True
 
     @property
-    def trial(self) -> tuple[int, str] | None:
+    def trial(self) -> Trial | None:
         """The value of `returns` after this function is sent to another process."""
         return self.__dict__.get("_tried", self.returns)
 
-    def note_trial(self, number: int, structure: str) -> None:
-        """Remembers the structure, as text, that a call on element `number` returned."""
-        self.__dict__["_tried"] = (number, structure)
+    def note_trial(self, trial: Trial) -> None:
+        """Remembers what a call on a sample returned."""
+        self.__dict__["_tried"] = trial
 
     @property
     def calls_run(self) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.plan.array_references import Refer, Resolve, refer_to_none, resolve_none
-from penstock.plan.functions import Function
+from penstock.plan.functions import Function, Trial
 from penstock.plan.nodes import Node
 from penstock.plan.typed import Json, ValueDecoder, ValueEncoder
 
@@ -169,8 +169,9 @@ class _PlanDecoder(ValueDecoder):
                 return tuple(map(self.value, parts))
             case "function", _:
                 return Function(self._function(body))
-            case "tried", [function, int(number), str(structure)]:
-                return Function(self._function(function), (number, structure))
+            case "tried", [function, int(number), str(structure), lists]:
+                shapes = None if lists is None else [tuple(shape) for shape in lists]
+                return Function(self._function(function), Trial(number, structure, shapes))
             case "tree", _:
                 self._load_classes(body)
             case "in" | "data", [tree, *_]:

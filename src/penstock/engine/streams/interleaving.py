@@ -92,7 +92,7 @@ class InterleaveStream(FedStream):
         self._ahead = ahead
         self._numbered = numbered
         tried = node.function.trial
-        self._alike = Alike(self._calls.where, None if tried is None else tried[1])
+        self._alike = Alike(self._calls.where, None if tried is None else tried.structure)
         self._next: deque[tuple[Place, Slot | FailedCall]] = deque()
         self._turn, self._taken, self._ordinal, self._ended = 0, 0, 0, False
         if state is not None:
