@@ -7,6 +7,10 @@ from penstock.engine.formats.examples.features import (
 )
 from penstock.engine.formats.examples.parsing import parse_example, parse_single_example
 from penstock.engine.formats.examples.ragged_features import RaggedFeature
+from penstock.engine.formats.examples.sequences import (
+    parse_sequence_example,
+    parse_single_sequence_example,
+)
 from penstock.engine.formats.examples.writing import serialize_example, serialize_sequence_example
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 
@@ -19,6 +23,8 @@ __all__ = [
     "RaggedFeature",
     "parse_example",
     "parse_single_example",
+    "parse_sequence_example",
+    "parse_single_sequence_example",
     "serialize_example",
     "serialize_sequence_example",
 ]

@@ -90,7 +90,7 @@ def _draw_record(
 ) -> bytes:
     entries = []
     for name, dtype in dtypes.items():
-        declared = features.get(name, {"kind": "variable"})
+        declared = features.get(name, {"kind": "variable", "plain": True})
         if "default" in declared and draw.random() < 0.2:
             continue
         feature = _draw_feature(draw, dtype, declared, oddness)
@@ -122,7 +122,8 @@ def _draw_feature(
     if draw.random() < oddness / 3:
         count, dtype = draw.randrange(4), draw.choice(DTYPES)
     feature = encode_feature(dtype, draw_values(draw, dtype, count), draw.random() >= oddness)
-    if draw.random() < oddness / 3:
+    # In sequence examples TensorFlow refuses these, by another parser with rules of its own.
+    if not declared.get("plain") and draw.random() < oddness / 3:
         other = encode_feature("int64", [7])
         feature = draw.choice([b"", feature + other, feature + b"\x22\x00", b"\x22\x01a"])
     return feature
@@ -152,6 +153,8 @@ def _declare(io: Any, declared: dict[str, Any]) -> Any:
         case "sequence":
             default = None if default is None else default[0]
             return io.FixedLenSequenceFeature(declared["shape"], dtype, True, default)
+        case "steps":
+            return io.FixedLenSequenceFeature(declared["shape"], dtype, declared["missing"])
         case "variable":
             return io.VarLenFeature(dtype)
     partitions = [
@@ -170,3 +173,41 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list):
         return [to_plain(item) for item in value]
     return _plain(value)
+
+
+def draw_sequence_case(draw: random.Random, oddness: float) -> dict[str, Any]:
+    """A batch of sequence examples."""
+    dtypes = {name: draw.choice(DTYPES) for name in draw.sample(NAMES, 2)}
+    context = {name: draw_declaration(draw, dtype) for name, dtype in dtypes.items()}
+    context = {
+        name: {**one, "plain": True} for name, one in context.items() if one["kind"] != "sequence"
+    }
+    list_dtypes = {name: draw.choice(DTYPES) for name in draw.sample(NAMES, 2)}
+    sequence = {
+        name: {"kind": draw.choice(["steps", "steps", "variable", "ragged"]), "dtype": dtype}
+        for name, dtype in list_dtypes.items()
+    }
+    for declared in sequence.values():
+        if declared["kind"] == "steps":
+            declared["shape"] = draw.choice([[], [1], [2]])
+            declared["missing"] = draw.random() < 0.6
+    records = []
+    for _ in range(draw.choice([1, 2, 4])):
+        head = _draw_record(draw, dtypes, context, oddness)
+        lists = [
+            entry(name, _draw_steps(draw, dtype, sequence[name], oddness))
+            for name, dtype in list_dtypes.items()
+            if draw.random() < 0.8
+        ]
+        records.append(head + field(2, b"".join(lists)))
+    return {"context": context, "sequence": sequence, "records": [_plain(one) for one in records]}
+
+
+def _draw_steps(draw: random.Random, dtype: str, declared: dict[str, Any], oddness: float) -> bytes:
+    steps = []
+    for _ in range(draw.randrange(4)):
+        kind = "fixed" if declared["kind"] == "steps" else "variable"
+        plain = {**declared, "kind": kind, "plain": True}
+        feature = _draw_feature(draw, dtype, plain, oddness)
+        steps.append(field(1, feature))
+    return b"".join(steps)

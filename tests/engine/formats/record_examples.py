@@ -125,6 +125,50 @@ def record(features: dict[str, Any], records: list[bytes]) -> dict[str, Any]:
     return case
 
 
+def record_sequences(case: dict[str, Any]) -> dict[str, Any]:
+    """TensorFlow's answer for a batch of sequence examples. `VarLenFeature` is a ragged one."""
+    parts = [
+        {name: {**one, "kind": one["kind"].replace("variable", "ragged")} for name, one in part}
+        for part in (case["context"].items(), case["sequence"].items())
+    ]
+    records = tf.constant(cases.as_bytes(case["records"]))
+    try:
+        found = tf.io.parse_sequence_example(records, *(cases.declare(tf.io, one) for one in parts))
+    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
+        return {**case, "batch": None}
+    return {**case, "batch": [{name: plain(one) for name, one in part.items()} for part in found]}
+
+
+def write(name: str, recorded: list[dict[str, Any]]) -> None:
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in recorded)
+    (CASES / name).write_text(f"[\n{lines}\n]\n")
+
+
+def serialized() -> list[dict[str, Any]]:
+    """Examples as protobuf serializes them."""
+    several = [
+        {"a": [1, -1, 1 << 40], "b": [0.5], "c": ["x", ""]},
+        {"z": [], "longer": list(range(300)), "a": ["y" * 200]},
+        {"": [0]},
+        {},
+    ]
+    recorded = []
+    for values in several:
+        message = tf.train.Example(features=tf.train.Features())
+        for name, some in values.items():
+            feature = message.features.feature[name]
+            match some:
+                case [str(), *_]:
+                    feature.bytes_list.value.extend(one.encode() for one in some)
+                case [float(), *_]:
+                    feature.float_list.value.extend(some)
+                case [int(), *_]:
+                    feature.int64_list.value.extend(some)
+        data = message.SerializeToString(deterministic=True)
+        recorded.append({"values": values, "data": cases.to_plain(data)})
+    return recorded
+
+
 def main() -> None:
     recorded = [record(features, records) for features, records in invented()]
     for seed in range(110):
@@ -132,8 +176,14 @@ def main() -> None:
         case = cases.draw_case(draw, draw.choice([0, 0.2, 0.4]))
         recorded.append(record(case["features"], cases.as_bytes(case["records"])))
     CASES.mkdir(exist_ok=True)
-    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in recorded)
-    (CASES / "examples.json").write_text(f"[\n{lines}\n]\n")
+    write("examples.json", recorded)
+    sequences = []
+    for seed in range(50):
+        draw = random.Random(seed)
+        case = cases.draw_sequence_case(draw, draw.choice([0, 0.2, 0.4]))
+        sequences.append(record_sequences(case))
+    write("sequences.json", sequences)
+    write("serialized.json", serialized())
 
 
 if __name__ == "__main__":

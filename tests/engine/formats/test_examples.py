@@ -16,7 +16,10 @@ from penstock.engine.formats.examples.writing import encode_varints
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from tests.engine.formats import example_cases as cases
 
-RECORDED = json.loads((pathlib.Path(__file__).parent / "cases" / "examples.json").read_text())
+CASES = pathlib.Path(__file__).parent / "cases"
+RECORDED = json.loads((CASES / "examples.json").read_text())
+SEQUENCES = json.loads((CASES / "sequences.json").read_text())
+SERIALIZED = json.loads((CASES / "serialized.json").read_text())
 
 
 def parse(function, records, features):
@@ -32,8 +35,19 @@ def text(value):
     return json.dumps(value, sort_keys=True)
 
 
-@pytest.mark.parametrize("case", RECORDED, ids=range(len(RECORDED)))
-def test_a_batch_is_parsed_as_tensorflow_parses_it(case):
+CUT_OFF = 61
+"""TensorFlow accepts an example of this case that ends before its length does."""
+
+
+def test_a_length_that_exceeds_the_example_is_refused():
+    case = RECORDED[CUT_OFF]
+    with pytest.raises(InvalidArgumentError, match="by their length, but the bytes end before"):
+        io.parse_example(cases.as_bytes(case["records"]), cases.declare(io, case["features"]))
+
+
+@pytest.mark.parametrize("number", [n for n in range(len(RECORDED)) if n != CUT_OFF])
+def test_a_batch_is_parsed_as_tensorflow_parses_it(number):
+    case = RECORDED[number]
     records = cases.as_bytes(case["records"])
     assert text(parse(io.parse_example, records, case["features"])) == text(case["batch"])
 
@@ -45,6 +59,98 @@ def test_one_example_is_parsed_as_tensorflow_parses_it(case):
     record = cases.as_bytes(case["records"][0])
     assert text(parse(io.parse_single_example, record, case["features"])) == text(case["single"])
     assert text(parse(io.parse_example, record, case["features"])) == text(case["single"])
+
+
+@pytest.mark.parametrize("case", SERIALIZED, ids=range(len(SERIALIZED)))
+def test_serialized_examples_are_those_of_protobuf(case):
+    assert io.serialize_example(case["values"]) == cases.as_bytes(case["data"])
+
+
+def parse_sequences(case, rows=slice(None)):
+    records = cases.as_bytes(case["records"])[rows]
+    declared = [cases.declare(io, case[part]) for part in ("context", "sequence")]
+    try:
+        found = io.parse_sequence_example(records, *declared)
+    except InvalidArgumentError:
+        return None
+    return [{name: cases.to_plain(value) for name, value in part.items()} for part in found]
+
+
+@pytest.mark.parametrize("case", SEQUENCES, ids=range(len(SEQUENCES)))
+def test_sequences_are_parsed_as_tensorflow_parses_them(case):
+    assert text(parse_sequences(case)) == text(case["batch"])
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in SEQUENCES if case["batch"] is not None], ids=lambda case: None
+)
+def test_one_sequence_example_equals_a_batch_of_one(case):
+    declared = [cases.declare(io, case[part]) for part in ("context", "sequence")]
+    single = io.parse_single_sequence_example(cases.as_bytes(case["records"][0]), *declared)
+    batch = parse_sequences(case, slice(1))[:2]
+    expected = [{name: value[0] for name, value in part.items()} for part in batch]
+    found = [{name: cases.to_plain(value) for name, value in part.items()} for part in single]
+    assert text(found) == text(expected)
+
+
+def test_sequences_are_serialized_and_parsed():
+    data = io.serialize_sequence_example(
+        {"id": 7, "name": "x"}, {"frames": [[1.0, 2.0], [3.0, 4.0]], "words": [["a"], []]}
+    )
+    short = io.serialize_sequence_example({"id": 8, "name": "y"}, {"frames": [[5.0, 6.0]]})
+    context, lists, lengths = io.parse_sequence_example(
+        [data, short],
+        {"id": io.FixedLenFeature([], "int64"), "name": io.VarLenFeature("string")},
+        {"frames": io.FixedLenSequenceFeature([2], "float32"), "words": io.VarLenFeature("string")},
+    )
+    assert context["id"].tolist() == [7, 8]
+    assert lists["frames"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [0, 0]]]
+    assert lists["words"].to_list() == [[[b"a"], []], []]
+    assert lengths["frames"].tolist() == [2, 1]
+
+
+STEPS = {"x": io.FixedLenSequenceFeature([2], "int64")}
+
+
+@pytest.mark.parametrize(
+    ("lists", "features", "message"),
+    [
+        ({}, STEPS, "'x' of example 1 has no list; give it allow_missing=True"),
+        ({"x": [[1, 2], [3]]}, STEPS, r"example 1 has a step with 1 values, but shape \[2\] has 2"),
+        ({"x": [[0.5, 1.5]]}, STEPS, "of example 1 has float32 values, but its dtype was given as"),
+    ],
+)
+def test_lists_that_do_not_fit_name_the_example(lists, features, message):
+    good = io.serialize_sequence_example({}, {"x": [[1, 2]]})
+    bad = io.serialize_sequence_example({}, lists)
+    with pytest.raises(InvalidArgumentError, match=message):
+        io.parse_sequence_example([good, bad], sequence_features=features)
+
+
+# Without its last 17 bytes, the example is a whole one without feature lists.
+@pytest.mark.parametrize("cut", [*range(1, 17), 18, 19, 20])
+def test_truncated_sequence_examples_are_refused_with_their_index(cut):
+    whole = io.serialize_sequence_example({"a": 1}, {"x": [[1, 2]]})
+    with pytest.raises(InvalidArgumentError, match="parse_sequence_example: example 1 cannot be"):
+        io.parse_sequence_example([whole, whole[:-cut]], sequence_features=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("context", "sequence", "error", "message"),
+    [
+        (None, None, InvalidArgumentError, "needs context_features or sequence_features, got nei"),
+        (STEPS, None, InvalidTypeError, "context feature 'x' must be a FixedLenFeature, VarLen"),
+        (
+            None,
+            {"x": io.RaggedFeature("int64", "y")},
+            InvalidTypeError,
+            "sequence feature 'x' must be .* RaggedFeature without value_key and partitions",
+        ),
+    ],
+)
+def test_wrong_declarations_of_sequences_are_refused(context, sequence, error, message):
+    with pytest.raises(error, match=message):
+        io.parse_sequence_example([b""], context, sequence)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -59,10 +165,9 @@ def test_a_batch_equals_its_examples_one_by_one(seed):
     records = cases.as_bytes(case["records"])
     each = [parse(io.parse_single_example, record, features) for record in records]
     batch = parse(io.parse_example, records, features)
-    if None in each:
-        assert batch is None
-    else:
-        assert text(batch) == text({name: [one[name] for one in each] for name in features})
+    refused = None in each
+    joined = None if refused else {name: [one[name] for one in each] for name in features}
+    assert text(batch) == text(joined)
 
 
 EXAMPLE = {"number": 3, "name": "x", "vector": [0.5, 1.5], "words": ["a", b"\0b\0"], "none": []}

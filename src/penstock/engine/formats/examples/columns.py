@@ -33,17 +33,6 @@ class Column(NamedTuple):
     """How many values every example has, in a list of the right kind; -1 if they differ."""
 
 
-class Lists(NamedTuple):
-    """One feature list of all examples."""
-
-    steps: Column
-    """With an entry for each step, instead of one for each example."""
-    counts: Array
-    """How many steps each example has."""
-    found: Array
-    """Whether each example has the list."""
-
-
 class FeaturePlaces(NamedTuple):
     """Where the values of names stand: arrays with a row for each name."""
 
