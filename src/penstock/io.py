@@ -12,6 +12,14 @@ from penstock.engine.formats.examples.sequences import (
     parse_single_sequence_example,
 )
 from penstock.engine.formats.examples.writing import serialize_example, serialize_sequence_example
+from penstock.engine.formats.files import read_file, write_file
+from penstock.engine.formats.images import (
+    decode_image,
+    decode_jpeg,
+    decode_png,
+    encode_jpeg,
+    encode_png,
+)
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 
 __all__ = [
@@ -27,4 +35,11 @@ __all__ = [
     "parse_single_sequence_example",
     "serialize_example",
     "serialize_sequence_example",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
+    "encode_jpeg",
+    "encode_png",
+    "read_file",
+    "write_file",
 ]

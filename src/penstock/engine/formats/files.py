@@ -11,8 +11,9 @@ import glob
 import io
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
 from penstock.engine.formats.inflate import WINDOW_BITS, Inflated
@@ -75,6 +76,55 @@ def open_bytes(
 def create_bytes(path: Path, call: str) -> BinaryIO:
     """A new, empty file to write to; it replaces an existing file."""
     return _open_file(as_path(path, call), "wb", _WRITE_BUFFER, call)
+
+
+def read_file(filename: Path) -> bytes:
+    """The bytes of a whole file.
+
+    Args:
+      filename: A local path or an fsspec URL.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "new", "file")
+    >>> write_file(path, b"text")
+    >>> read_file(path)
+    b'text'
+    """
+    call = "io.read_file"
+    path = as_path(filename, call)
+    with translate_errors(path, call), open_bytes(path, call=call) as file:
+        return b"".join(iter(lambda: file.read(_WRITE_BUFFER), b""))
+
+
+def write_file(filename: Path, contents: bytes | str) -> None:
+    """Writes a whole file, which is replaced if it exists; makes the folders on its path.
+
+    A local file is complete or not there: the bytes go to a new file, which then gets the name.
+
+    Args:
+      filename: A local path or an fsspec URL.
+      contents: The bytes; text is encoded as UTF-8.
+    """
+    call = "io.write_file"
+    path = as_path(filename, call)
+    if not isinstance(contents, bytes | str):
+        raise InvalidTypeError(f"{call}: contents must be bytes or text, got {type(contents)}")
+    data = contents.encode() if isinstance(contents, str) else contents
+    with translate_errors(path, call):
+        if "://" in path:
+            with _open_remote(path, "wb") as remote:
+                remote.write(data)
+            return
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        partial = f"{path}.{os.getpid()}-{threading.get_ident()}.partial"
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial)
+            raise
 
 
 def _open_file(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
