@@ -7,8 +7,10 @@ there when a worker registers with that address.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 import msgspec
 
@@ -200,18 +202,23 @@ class Roster:
             self._loads.setdefault(len(record.streams), {})[record.info.worker] = None
 
 
-def find_least_loaded(
-    workers: Iterable[WorkerRecord], given: Sequence[str | None] = ()
-) -> WorkerRecord | None:
-    """The first of `workers` that is in `given` the fewest times; None if there are none."""
-    best, fewest = None, len(given) + 1
-    for record in workers:
-        times = given.count(record.info.worker)
-        if times < fewest:
-            best, fewest = record, times
+def spread(workers: Iterable[WorkerRecord], given: Iterable[str | None]) -> Iterator[WorkerRecord]:
+    """Yields a worker for each of several streams: the first that has got the fewest of them.
+
+    `given` are the workers of further streams, which count. Without workers it yields nothing.
+    """
+    counts, turns = Counter(given), []
+    for turn, record in enumerate(workers):
+        # Lazily: mostly one stream needs a worker, and there may be thousands of workers.
+        times = counts[record.info.worker]
         if not times:
-            break
-    return best
+            yield record
+        turns.append((max(1, times), turn, record))
+    heapify(turns)
+    while turns:
+        times, turn, record = turns[0]
+        heapreplace(turns, (times + 1, turn, record))
+        yield record
 
 
 class Places:

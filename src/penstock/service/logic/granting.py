@@ -18,8 +18,8 @@ from penstock.service.logic.dispatcher_records import (
     LOST,
     ClientRecord,
     IterationRecord,
-    find_least_loaded,
     is_local,
+    spread,
 )
 from penstock.service.logic.facts import (
     ClientHeard,
@@ -128,16 +128,19 @@ def _choose_workers(
     state: State, record: IterationRecord, client: ClientRecord, chosen: list[StreamRange]
 ) -> dict[int, str | None]:
     """The worker of each stream: the worker that makes it already, if that is usable."""
+    workers, local = state.roster.workers, is_local(record.options)
     places: dict[int, str | None] = {}
-    local = is_local(record.options)
+    lacking: dict[int, None] = {}
     for stream in dict.fromkeys(at.stream for at in chosen):
-        worker = state.roster.workers.get(record.places.worker(stream) or "")
-        if worker is None or not worker.usable or (local and worker.info.host != client.host):
-            usable = state.roster.usable()
-            near = (w for w in usable if not local or w.info.host == client.host)
-            # A suspected or draining worker is better than none.
-            worker = find_least_loaded(near, list(places.values())) or worker
+        worker = workers.get(record.places.worker(stream) or "")
+        # A suspected or draining worker is better than none.
         places[stream] = worker.info.worker if worker is not None else None
+        if worker is None or not worker.usable or (local and worker.info.host != client.host):
+            lacking[stream] = None
+    staying = [worker for stream, worker in places.items() if stream not in lacking]
+    near = (w for w in state.roster.usable() if not local or w.info.host == client.host)
+    for stream, worker in zip(lacking, spread(near, staying), strict=False):
+        places[stream] = worker.info.worker
     return places
 
 

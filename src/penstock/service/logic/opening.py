@@ -399,15 +399,18 @@ def _ranges_of_others(
 ) -> dict[int, Ranges]:
     """What the other clients of a group hold or have consumed of some streams."""
     taken = {stream: Ranges() for stream in streams}
+    if not taken:
+        return taken  # A new reader: an iteration may have thousands of members.
     others = [m for m in record.members.values() if m.group == name and m.client not in undone]
     for member in others:
         for stream in streams & member.consumed.keys():
             for start, stop in member.consumed[stream]:
                 taken[stream].add(start, stop)
-    held = record.groups[name].held() if name in record.groups else ()
-    for stream, client, start, stop in held:
-        if stream in streams and client not in undone:
-            taken[stream].add(start, stop)
+    tracks = record.groups[name].tracks if name in record.groups else {}
+    for stream in streams & tracks.keys():
+        for client, held in tracks[stream].held.items():
+            for start, stop in held if client not in undone else ():
+                taken[stream].add(start, stop)
     return taken
 
 
