@@ -152,7 +152,7 @@ class Dispatcher:
         self.commit(decision.facts)
         if late:
             self._left_late(request)
-        return encode(stamp_reply(self.state, decision.reply))
+        return encode(stamp_reply(self.state, request, decision.reply))
 
     def _wait_for_room(self, facts: tuple[Fact, ...]) -> bytes:
         self.world.tell("the disk of the dispatcher is full")

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from unittest.mock import patch
 
 from penstock.service.host import worker_streams
 from penstock.service.logic.feeds import Limits
 from penstock.service.logic.state import Settings
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import JobOptions
 from tests.service.logic.invariants import check
 from tests.simulation.accounts import describe, settle
@@ -60,7 +62,7 @@ def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
     """
     history = JoiningHistory(seed) if joining else History(seed)
     try:
-        with _tuned(), _bounded(history.world):
+        with _tuned(seed), _bounded(history.world):
             outcome = history.run()
     except Exception as error:
         raise HistoryFailedError(_told(history, error)) from error
@@ -72,15 +74,23 @@ def run(seed: int, story: bool = False, joining: bool = False) -> Outcome:
 
 
 @contextmanager
-def _tuned() -> Iterator[None]:
-    """Short streams have marks, too; and the reports of waiting clients are not read."""
+def _tuned(seed: int) -> Iterator[None]:
+    """Short streams have marks, too; and the reports of waiting clients are not read.
+
+    In one of four histories intervals are as long as with thousands of clients.
+    """
     log = logging.getLogger("penstock.service")
-    frames, disabled, log.disabled = worker_streams._MARK_FRAMES, log.disabled, True
-    worker_streams._MARK_FRAMES = 3
+    disabled, log.disabled = log.disabled, True
+    scale = 1e-3 if seed % 4 == 3 else 1.0
     try:
-        yield
+        with (
+            patch.object(worker_streams, "_MARK_FRAMES", 3),
+            patch.object(timing, "HEARTBEATS", scale * timing.HEARTBEATS),
+            patch.object(timing, "LEASES", scale * timing.LEASES),
+        ):
+            yield
     finally:
-        worker_streams._MARK_FRAMES, log.disabled = frames, disabled
+        log.disabled = disabled
 
 
 @contextmanager

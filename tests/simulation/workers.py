@@ -16,7 +16,6 @@ from tests.simulation.makers import NumberTasks
 from tests.simulation.network import Network
 from tests.simulation.plans import Dataset
 
-BEAT = 1.0
 _DRAIN = 10.0
 
 
@@ -36,7 +35,7 @@ class Worker(Peer):
         self.info = WorkerInfo(name, where, host, {"tcp": where})
         self.draining = False
         machine = Machine(self)
-        running = self.running = RunningWorker(machine.event(), BEAT, machine)  # type: ignore[arg-type]
+        running = self.running = RunningWorker(machine.event(), runtime=machine)  # type: ignore[arg-type]
         running.control = running.listener = self  # type: ignore[assignment]
         running.info = self.info
         self.tasks = running.tasks = NumberTasks(self.world, plans, where, kept, machine)

@@ -13,6 +13,7 @@ from penstock.service.protocol.messages import (
     ClientHeartbeat,
     ClientHeartbeatReply,
     Grant,
+    Intervals,
     JobOptions,
     LastFact,
     Lease,
@@ -87,6 +88,19 @@ def test_it_says_regularly_that_the_reader_lives(dispatcher, make):
     assert [(beat.consumed, beat.ended) for beat in told] == [((StreamRange(0, 0, 4),), ((0, 4),))]
     assert sum(beat.elements for beat in beats) == 4
     assert sum(beat.waited for beat in beats) == 0.5
+
+
+def test_a_reader_of_a_large_service_sends_fewer_heartbeats(dispatcher, make):
+    seldom = ClientHeartbeatReply(1, intervals=Intervals(heartbeat=1e9))
+    dispatcher.answers[ClientHeartbeat] = lambda _: seldom
+    dispatcher.answers[Lease] = lambda _: LeaseReply(
+        (Grant(StreamRange(0, 0, 4)),), intervals=Intervals()
+    )
+    agent = make()
+    until(lambda: agent._interval > 1000)
+    assert len(dispatcher.of(ClientHeartbeat)) == 1
+    agent.report([], {}, 0, 0.0, want=4)
+    until(lambda: len(dispatcher.of(ClientHeartbeat)) == 2)
 
 
 def test_news_become_events_and_wake_the_reader(dispatcher, make):

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.service.host.authentication import PROOF_SIZE, ProcessLoss
 from penstock.service.host.control_client import ControlClient
-from penstock.service.host.dispatcher_server import ControlServer
+from penstock.service.host.control_server import ControlServer
 from penstock.service.host.security import Security
 from penstock.service.protocol.messages import GetDataset, GetStatus, GetStatusReply, Ok, Request
 

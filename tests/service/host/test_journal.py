@@ -220,12 +220,12 @@ def written(journal, path, tmp_path):
     facts = [f"fact {number} " + "x" * 100 for number in range(200)]
     journal.append(facts[:40])
     journal.compact(facts[:50])
-    for at in range(50, 120, 10):
-        journal.append(facts[at : at + 10])
+    for at in range(50, 125, 15):
+        journal.append(facts[at : at + 15])
     journal._file.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     journal._file.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
-    for at in range(120, 200, 10):
-        journal.append(facts[at : at + 10])
+    for at in range(125, 200, 15):
+        journal.append(facts[at : at + 15])
     (tmp_path / "copy").mkdir()
     (tmp_path / "cut").mkdir()
     return copied(path, tmp_path / "copy"), facts
@@ -233,7 +233,7 @@ def written(journal, path, tmp_path):
 
 def places(size: int, seed: int) -> list[int]:
     """Bytes at which to cut: around every page and frame, and some more."""
-    edges = {at + by for step in (4096, 4120) for at in range(0, size, step) for by in (-1, 0, 32)}
+    edges = {at + by for step in (1024, 1048) for at in range(0, size, step) for by in (-1, 0, 32)}
     more = random.Random(seed).choices(range(size), k=30)
     return sorted(at for at in edges | set(more) if 0 <= at < size)
 

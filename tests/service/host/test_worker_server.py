@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker_server import RunningWorker, Worker
+from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     CloseTask,
     Done,
@@ -42,7 +44,14 @@ from penstock.service.protocol.data_messages import (
     Rows,
     from_failed,
 )
-from penstock.service.protocol.messages import GetStatus, GetStatusReply, PutPlan, Work, WorkerInfo
+from penstock.service.protocol.messages import (
+    GetStatus,
+    GetStatusReply,
+    PutPlan,
+    Work,
+    WorkerHeartbeatReply,
+    WorkerInfo,
+)
 
 TOKEN = "a token of these tests"
 BEAT_MS = 20
@@ -499,6 +508,17 @@ def test_a_worker_sends_heartbeats_after_one_failed(monkeypatch, caplog):
     with serving():
         assert gone_on.wait(60)
     assert "a heartbeat failed; it retries" in caplog.text
+
+
+@pytest.mark.parametrize(("fixed", "seconds"), [(None, 2 * timing.WORKER_HEARTBEAT), (0.3, 0.3)])
+def test_a_worker_calls_as_often_as_the_dispatcher_or_its_user_says(fixed, seconds):
+    running = RunningWorker(threading.Event(), fixed)
+    running.control, running.tasks = Mock(), Mock()
+    running.info = WorkerInfo("w", "w:1", "host")
+    running.tasks.statuses.return_value, running.tasks.restarts = (), 0
+    running.control.call.return_value = WorkerHeartbeatReply(True, (), heartbeat=2.0)
+    running._send_heartbeat()
+    assert running._interval == seconds
 
 
 def test_a_worker_without_references_stops(service):

@@ -28,7 +28,7 @@ def world() -> World:
 
 
 def said(world: World, reply):
-    return stamp_reply(world.state, reply).last
+    return stamp_reply(world.state, Lease("a", 1, 10), reply).last
 
 
 def test_facts_are_counted_through_restarts_and_snapshots(world):
@@ -45,7 +45,7 @@ def test_facts_are_counted_through_restarts_and_snapshots(world):
 def test_an_answer_names_the_last_fact_that_it_rests_on(world):
     last = said(world, world.lease("a"))
     assert (last.life, last.number) == ("d", world.state.facts)
-    assert stamp_reply(world.state, Ok()) == Ok()
+    assert stamp_reply(world.state, Leave("a"), Ok()) == Ok()
 
 
 @pytest.mark.parametrize("compacted", [False, True])

@@ -87,6 +87,7 @@ class Agent:
         # Written with `_changed` held: the reader's thread and the agent's thread share them.
         self._opening = opening  #: guarded by _changed
         self._version = opened.version  #: guarded by _changed
+        self._intervals = opened.intervals  #: guarded by _changed
         self._complete = (opened.ready, opened.missing)  #: guarded by _changed
         self._served = bool(opened.workers)  #: guarded by _changed
         self._stopped = False  #: guarded by _changed
@@ -112,7 +113,7 @@ class Agent:
         """Seconds between two heartbeats: less while consumers wait for another consumer, for any
         worker, or for an agreement on new streams."""
         waits = not (self._complete[0] and self._served) or self._is_joining
-        heartbeat = timing.CLIENT_HEARTBEAT
+        heartbeat = self._intervals.heartbeat * timing.CLIENT_HEARTBEAT
         return timing.EAGER_HEARTBEAT * heartbeat if waits else heartbeat
 
     @property
@@ -409,6 +410,8 @@ class Agent:
 
     def _apply(self, event: Any) -> bool:
         """Notes what the dispatcher said; returns whether the reader must know of it."""
+        if isinstance(event, ClientHeartbeatReply | OpenIterationReply | LeaseReply):
+            self._intervals = event.intervals
         if not isinstance(event, ClientHeartbeatReply | OpenIterationReply):
             return True
         before = (*self._complete, self._is_joining)

@@ -13,9 +13,11 @@ its proof is checked.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -62,9 +64,14 @@ class ControlConnection:
         self._received = _Direction(make_proof(key, theirs))
         self._buffer = bytearray()
 
-    def send(self, message: bytes, deadline: float) -> None:
+    def send(self, message: bytes, deadline: float | None) -> None:
+        """Sends a message. Without a deadline it does not wait: it raises OSError if the message
+        does not fit the buffer of the socket."""
         head = _HEAD.pack(_MARK, len(message)) + self._sent.prove(message)
-        set_deadline(self.connected, deadline)
+        if deadline is None:
+            self.connected.settimeout(0.0)
+        else:
+            set_deadline(self.connected, deadline)
         if len(message) <= SMALL:
             self.connected.sendall(head + message)
         else:
@@ -72,12 +79,18 @@ class ControlConnection:
             self.connected.sendall(message)
 
     def receive(
-        self, deadline: float, before_large: Callable[[], None] = lambda: None
+        self,
+        deadline: float,
+        before_large: Callable[[], None] = lambda: None,
+        before_wait: Callable[[], None] | None = None,
     ) -> bytes | bytearray:
         """The next message; raises EOFError at the end of the connection.
 
-        `before_large` is called before memory is allocated for a large message.
+        `before_large` is called before memory is allocated for a large message, `before_wait`
+        before it waits for bytes that have not arrived.
         """
+        if before_wait is not None:
+            self._read_arrived(before_wait)
         mark, size = _HEAD.unpack(self._receive_small(_HEAD.size, deadline))
         if mark != _MARK or size > LARGEST:
             raise DataLossError(
@@ -92,6 +105,20 @@ class ControlConnection:
         if not self._received.verifies(claim, message):
             raise UnauthenticatedError("a control message was changed or repeated on its way")
         return message
+
+    def _read_arrived(self, before_wait: Callable[[], None]) -> None:
+        """Reads what has arrived; calls `before_wait` if that is no complete message."""
+        self.connected.settimeout(0.0)
+        with suppress(BlockingIOError, ssl.SSLWantReadError):
+            self._read_ahead(_BUFFER_SIZE)
+        if not self._has_message():
+            before_wait()
+
+    def _has_message(self) -> bool:
+        if len(self._buffer) < _HEAD.size:
+            return False
+        size: int = _HEAD.unpack_from(self._buffer)[1]
+        return len(self._buffer) >= _HEAD.size + PROOF_SIZE + size
 
     def _receive_small(self, size: int, deadline: float) -> bytearray:
         while len(self._buffer) < size:

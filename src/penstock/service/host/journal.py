@@ -4,8 +4,8 @@ Facts that `Journal.append` has written survive the end of the process, and afte
 power loss. If `append` raises, none of them was written. One process at a time has a journal open.
 
 In the `Ledger` every request is decided, journalled and applied under one lock; nothing else may
-change the state. Before a reply is sent, its facts are on disk. The thread waits for the disk
-without the lock, so requests that arrive together share one wait.
+change the state. Before a reply is sent, its facts are on disk. `sync` waits for the disk without
+the lock, once for all requests that were decided meanwhile.
 """
 
 from __future__ import annotations
@@ -198,10 +198,15 @@ class Journal(Generic[SomeFact]):
 
     def _prepare(self, is_new: bool) -> None:
         run = self._file.execute
+        # Most commits append one small fact, and write all pages that they change.
+        run("PRAGMA page_size = 1024")
         run("PRAGMA locking_mode = EXCLUSIVE")
         run("PRAGMA journal_mode = WAL")
         # FULL would sync at every commit; `sync` does it once for many commits.
         run("PRAGMA synchronous = NORMAL")
+        # A commit that copies the log into the file waits for the disk, and all requests wait for
+        # it. `compact` empties the log as well, mostly before it has so many pages.
+        run("PRAGMA wal_autocheckpoint = 65536")
         run("BEGIN EXCLUSIVE")
         (application,) = run("PRAGMA application_id").fetchone()
         (version,) = run("PRAGMA user_version").fetchone()
@@ -356,7 +361,13 @@ class Ledger:
         return self._state.dispatcher
 
     def answer(self, request: Request) -> Reply:
-        """Decides about a request, and returns the reply once its facts are on disk.
+        """Decides about a request, and returns the reply once its facts are on disk."""
+        reply = self.decide(request)
+        self.sync()
+        return reply
+
+    def decide(self, request: Request) -> Reply:
+        """Decides about a request; the reply must not be sent before `sync` has returned.
 
         Raises UnavailableError while the disk is full: the state is unchanged, and the client
         repeats the request.
@@ -370,10 +381,15 @@ class Ledger:
             except ResourceExhaustedError as error:
                 self._apply_heard(decision.facts)
                 raise UnavailableError(error.message) from None
-            reply = stamp_reply(self._state, decision.reply)
+            return stamp_reply(self._state, request, decision.reply)
+
+    def sync(self) -> None:
+        """Blocks until the facts that were decided before this call are on disk.
+
+        Raises UnavailableError if the disk does not store them: their replies must not be sent.
+        """
         if self._journal is not None:
             self._journal.sync()
-        return reply
 
     def _report_loss(self, request: Request) -> None:
         """Logs that the journal lost facts that a client knows, once for each reader."""

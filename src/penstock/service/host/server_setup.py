@@ -76,7 +76,8 @@ class WorkerConfig(NamedTuple):
         worker_address: The address that clients use; "%port%" is replaced by its port.
         port: The port to listen on; 0 for a free one.
         protocol: "grpc".
-        heartbeat_interval_ms: The time between two heartbeats to the dispatcher.
+        heartbeat_interval_ms: The time between two heartbeats to the dispatcher. By default the
+            dispatcher chooses it: 1 s, and up to 3 s if there are many workers.
         dispatcher_timeout_ms: How long it tries to reach the dispatcher when it starts.
         data_transfer_protocol: "tcp" or "shm" to offer only that one; by default both.
         data_transfer_address: As `worker_address`, for data; "%dts_port%" is replaced as well.

@@ -85,7 +85,7 @@ class Worker(Lifecycle):
     def _begin(self) -> None:
         """Registers and serves; raises UnavailableError if the dispatcher does not answer."""
         running = RunningWorker(
-            self._stopped, seconds(self._config.heartbeat_interval_ms, timing.WORKER_HEARTBEAT)
+            self._stopped, seconds(self._config.heartbeat_interval_ms, 0.0) or None
         )
         try:
             self._open(running)
@@ -227,13 +227,15 @@ class RunningWorker:
     info: WorkerInfo
 
     def __init__(
-        self, stopped: threading.Event, interval: float, runtime: Runtime = MACHINE
+        self, stopped: threading.Event, interval: float | None = None, runtime: Runtime = MACHINE
     ) -> None:
+        """`interval` is the time between two heartbeats; None: the dispatcher chooses it."""
         self._runtime = runtime
         self._stopped = stopped
         """Set at the end; wakes threads that wait for the worker to stop."""
         self._ending = runtime.event()
-        self._interval = interval
+        self._fixed_interval = interval
+        self._interval = interval or timing.WORKER_HEARTBEAT
         self._gate = FetchGate(runtime)
         self._hurry = runtime.event()
         """Set when the next heartbeat is due at once."""
@@ -286,6 +288,7 @@ class RunningWorker:
         assert isinstance(reply, WorkerHeartbeatReply)
         if not reply.known:
             self.register(timing.WORKER_HEARTBEAT_CALL)
+        self._interval = self._fixed_interval or reply.heartbeat * timing.WORKER_HEARTBEAT
         self.tasks.tidy(reply.jobs)
 
     def drain(self, timeout: float | None) -> None:

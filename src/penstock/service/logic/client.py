@@ -7,11 +7,11 @@ other workers, another dispatcher and, for leased elements, another number of cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.shape import OWNED_FORMS, Form, Shape
+from penstock.service.logic.client_leases import LeaseRecord, LeaseRequests
 from penstock.service.logic.feeds import Failure, Feed, Limits, Piece, spans
 from penstock.service.logic.fetching import Fetcher, Order
 from penstock.service.logic.interleave_order import MOST_INPUTS, InterleaveOrder
@@ -71,10 +71,7 @@ class Reading:
         self._unread: set[int] = set()
         """Parts of files that could not be opened."""
         self._record = LeaseRecord()
-        self._pace = Pace()
-        self._asked = False
-        """Whether a request for leases is on its way."""
-        self._retry = 0.0
+        self._requests = LeaseRequests(opened.intervals, limits.elements)
         self.set_streams(opened.streams)
         if state is not None:
             self._restore(state, opened.held)
@@ -142,40 +139,31 @@ class Reading:
         """Adds what the dispatcher leased."""
         order = self.fetcher.order
         assert isinstance(order, LeaseOrder)
-        self._asked = False
-        self._retry = now + leased.retry
+        self._requests.hear(leased, order.left, now)
         order.answer(leased.grants, leased.finished, self._record.ends)
         self.fetcher.hungry = True
         self.shared_end = self.shared_end or leased.shared
 
     def retry_lease(self) -> None:
         """The last request for leases failed: `want` may ask again."""
-        self._asked = False
+        self._requests.is_waiting = False
 
     def forget_leases(self) -> None:
         """Drops leases that were not handed out: the dispatcher may lease them to other readers."""
         self.fetcher.restart(self._lease_order())
-        self._asked, self._retry = False, 0.0
+        self._requests.reset()
 
     def want(self, now: float) -> int:
         """How many elements to ask the dispatcher for now; 0 for none."""
         order = self.fetcher.order
-        if not isinstance(order, LeaseOrder) or self._asked or order.finished or now < self._retry:
+        if not isinstance(order, LeaseOrder) or order.finished:
             return 0
-        # No more than this client has used in that time: other readers wait for what it holds.
-        soon = min(self._pace.total, self._pace.count_in(timing.LEASED_WORK), _LEASE_ROWS)
-        want = max(soon, 2 * len(self.fetcher.workers), 1)
-        if self._elements is not None:
-            want = min(want, self._elements)
-        if order.left * 2 > want:
-            return 0
-        self._asked = True
-        return want
+        return self._requests.want(order.left, len(self.fetcher.workers), now)
 
     @property
     def retry(self) -> float:
         """When leases may be asked for again."""
-        return self._retry
+        return self._requests.retry
 
     # Handing out
 
@@ -201,13 +189,13 @@ class Reading:
         self._record.settle()
         if self.leased:
             # The dispatcher leases what is not reported again if this client is lost.
-            count = max(1, min(count, self._pace.count_in(timing.UNREPORTED_WORK)))
+            count = max(1, min(count, self._requests.pace.count_in(timing.UNREPORTED_WORK)))
         taken = self.fetcher.take(count)
         if taken is not None and self.leased:
             feed, start, piece = taken
             self._record.note_end(feed)
             self._record.hand_out(StreamRange(feed.stream, start, start + len(piece)))
-            self._pace.note(len(piece), now)
+            self._requests.pace.note(len(piece), now)
         return taken
 
     def take_turns(self, count: int) -> list[Piece]:
@@ -282,90 +270,6 @@ class Reading:
         return {"order": order.state(True), "first": [] if pledge is None else [list(pledge)]}
 
 
-class Pace:
-    """How fast the user consumes elements."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._rate = 0.0
-        self._last: float | None = None
-
-    def note(self, count: int, now: float) -> None:
-        """`count` elements were handed out at the time `now`."""
-        self.total += count
-        if self._last is not None:
-            rate = count / max(now - self._last, 1e-6)
-            self._rate = rate if not self._rate else 0.5 * (self._rate + rate)
-        self._last = now
-
-    def count_in(self, seconds: float) -> int:
-        return int(self._rate * seconds)
-
-
-class LeaseRecord:
-    """What a client did with its leases: what it handed out and consumed, and which ends it saw.
-
-    Elements that were handed out count as consumed once the caller takes more.
-    """
-
-    def __init__(self) -> None:
-        self.ends: dict[int, int] = {}
-        """The length of each stream whose end was seen."""
-        self._new_ends: dict[int, int] = {}
-        """Those of them that were not reported yet."""
-        self._consumed: dict[int, Ranges] = {}
-        self._changed: set[int] = set()
-        """Streams whose ranges differ from those in `_copied`."""
-        self._copied: dict[int, Ranges] = {}
-        """Copies of `_consumed` that saved states share; a copy is never changed."""
-        self._handed: list[StreamRange] = []
-        """What was handed out last."""
-        self._unreported: list[StreamRange] = []
-
-    def restore(self, state: dict[str, Any]) -> None:
-        for stream, ranges in state["consumed"].items():
-            for start, stop in ranges:
-                self._consume(StreamRange(int(stream), start, stop))
-        self.ends = {int(stream): length for stream, length in state["ended"].items()}
-
-    def hand_out(self, at: StreamRange) -> None:
-        self._handed.append(at)
-
-    def settle(self) -> None:
-        """A caller that takes more has consumed what it took before."""
-        for at in self._handed:
-            self._consume(at)
-        self._unreported += self._handed
-        self._handed = []
-
-    def _consume(self, at: StreamRange) -> None:
-        self._consumed.setdefault(at.stream, Ranges()).add(at.start, at.stop)
-        self._changed.add(at.stream)
-
-    def return_last(self, count: int) -> None:
-        """The last `count` elements were not used, and do not count."""
-        self._handed = _without_last(self._handed, count)
-
-    def note_end(self, feed: Feed) -> None:
-        if feed.length is not None and feed.stream not in self.ends:
-            self.ends[feed.stream] = self._new_ends[feed.stream] = feed.length
-
-    def report(self, everything: bool, unused: int) -> tuple[list[StreamRange], dict[int, int]]:
-        used = _without_last(self._handed, unused) if everything else []
-        report, self._unreported = self._unreported + used, []
-        ends, self._new_ends = self._new_ends, {}
-        return report, ends
-
-    def state(self, later: Callable[[Callable[[], Any]], Any]) -> dict[str, Any]:
-        for stream in self._changed:
-            self._copied[stream] = self._consumed[stream].copy()
-        self._changed.clear()
-        return {
-            "consumed": later(partial(_save_ranges, dict(self._copied), tuple(self._handed))),
-            "ended": later(partial(_save_ends, dict(self.ends))),
-        }
-
-
 def _keeps_order(opened: OpenIterationReply, ordered: bool) -> bool:
     """Whether elements are handed out in a fixed order.
 
@@ -379,29 +283,6 @@ def _keeps_order(opened: OpenIterationReply, ordered: bool) -> bool:
 def _takes_turns(opened: OpenIterationReply, ordered: bool) -> bool:
     """Whether this client merges the inputs of an `interleave` itself."""
     return opened.work.form == Form.SPLIT and _keeps_order(opened, ordered) and not opened.leased
-
-
-def _without_last(handed: Iterable[StreamRange], count: int) -> list[StreamRange]:
-    """Ranges without their last `count` elements."""
-    kept = list(handed)
-    while count > 0 and kept:
-        last = kept.pop()
-        stop = max(last.start, last.stop - count)
-        count -= last.stop - stop
-        if stop > last.start:
-            kept.append(StreamRange(last.stream, last.start, stop))
-    return kept
-
-
-def _save_ranges(ranges: dict[int, Ranges], handed: Iterable[StreamRange]) -> dict[str, Any]:
-    for at in handed:
-        ranges[at.stream] = ranges.get(at.stream, Ranges()).copy()
-        ranges[at.stream].add(at.start, at.stop)
-    return {str(stream): [list(pair) for pair in found] for stream, found in ranges.items()}
-
-
-def _save_ends(ends: dict[int, int]) -> dict[str, int]:
-    return {str(stream): length for stream, length in ends.items()}
 
 
 def _length(work: Work, consumer: int, shape: Shape) -> int | None:

@@ -43,6 +43,7 @@ from penstock.service.logic.facts import (
     WorkerSuspected,
 )
 from penstock.service.logic.granting import find_reader, lease, report_consumed
+from penstock.service.logic.intervals import worker_heartbeat
 from penstock.service.logic.opening import depart, open_iteration, workers_for
 from penstock.service.logic.placement import extend, inherit, is_at, relieve, welcome
 from penstock.service.logic.reader_checks import MODES, find_dataset
@@ -350,9 +351,8 @@ def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float)
     started = state.settings.started
     # Just after a start, clients may not have returned yet, and the list may be incomplete.
     unsure = started is not None and now - started < state.settings.lease_seconds
-    return Decision(
-        (heard, *moved), WorkerHeartbeatReply(True, None if unsure else state.active_jobs())
-    )
+    jobs = None if unsure else state.active_jobs()
+    return Decision((heard, *moved), WorkerHeartbeatReply(True, jobs, worker_heartbeat(state)))
 
 
 def leave_worker(state: State, request: LeaveWorker) -> Decision:

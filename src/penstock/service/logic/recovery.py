@@ -30,16 +30,15 @@ from penstock.service.logic.facts import (
     StreamsPlaced,
     WorkerJoined,
 )
+from penstock.service.logic.intervals import intervals_of
 from penstock.service.logic.leases import Group
 from penstock.service.logic.state import State
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
-    ClientHeartbeatReply,
     LastFact,
     Lease,
-    LeaseReply,
     Leave,
-    OpenIterationReply,
+    OpenIteration,
     Reply,
     Request,
     StreamRange,
@@ -127,14 +126,16 @@ def _lease_facts(client: ClientRecord, group: Group) -> Iterator[Fact]:
         yield LeasesKept(client.client, tuple(held), client.number, client.answer)
 
 
-def stamp_reply(state: State, reply: Reply) -> Reply:
-    """The reply with the number of the last fact of `state`, if readers need it."""
-    if not state.lives or not isinstance(
-        reply, OpenIterationReply | LeaseReply | ClientHeartbeatReply
-    ):
+def stamp_reply(state: State, request: Request, reply: Reply) -> Reply:
+    """The reply to a client with the number of the last fact of `state`, and with its intervals."""
+    if not state.lives or not isinstance(request, OpenIteration | Lease | ClientHeartbeat):
         return reply
-    life = next(reversed(state.lives))
-    return msgspec.structs.replace(reply, last=LastFact(life, state.facts))
+    record = state.iterations[state.clients[request.client].job]
+    return msgspec.structs.replace(
+        reply,
+        last=LastFact(next(reversed(state.lives)), state.facts),
+        intervals=intervals_of(state, record),
+    )
 
 
 def lost_facts(state: State, request: Request) -> str | None:

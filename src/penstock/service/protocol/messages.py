@@ -69,6 +69,21 @@ class StreamInfo(Plain, frozen=True):
     """Coordinated reads: the lap in which it has its first turn, or UNDECIDED."""
 
 
+class Intervals(Plain, frozen=True):
+    """How much less often a client calls the dispatcher than it does if there are few clients."""
+
+    heartbeat: float = 1.0
+    """The time between two heartbeats, as a multiple of `timing.CLIENT_HEARTBEAT`."""
+    leased_work: float = 1.0
+    """The time for which elements are leased, as a multiple of `timing.LEASED_WORK`."""
+    readers: int = 1
+    """How many readers share the elements."""
+
+
+FEW_CLIENTS = Intervals()
+"""The intervals of a small service; they are not sent."""
+
+
 # Requests of clients
 
 
@@ -419,6 +434,7 @@ class OpenIterationReply(Message, frozen=True):
     last: LastFact | None = None
     joining: bool = False
     """As in `ClientHeartbeatReply`."""
+    intervals: Intervals = FEW_CLIENTS
 
 
 class Grant(Plain, frozen=True):
@@ -437,6 +453,7 @@ class LeaseReply(Message, frozen=True):
     shared: bool = False
     """With `finished`: whether any reader got elements of the iteration."""
     last: LastFact | None = None
+    intervals: Intervals = FEW_CLIENTS
 
 
 class ClientHeartbeatReply(Message, frozen=True):
@@ -451,6 +468,7 @@ class ClientHeartbeatReply(Message, frozen=True):
     joining: bool = False
     """Coordinated reads: whether the dispatcher asks all consumers for a limit, so that new streams
     begin behind all limits."""
+    intervals: Intervals = FEW_CLIENTS
 
 
 class WorkerHeartbeatReply(Message, frozen=True):
@@ -462,6 +480,8 @@ class WorkerHeartbeatReply(Message, frozen=True):
 
     known: bool
     jobs: tuple[str, ...] | None = None
+    heartbeat: float = 1.0
+    """The time until the next heartbeat, as a multiple of `timing.WORKER_HEARTBEAT`."""
 
 
 class ForgetJobsReply(Message, frozen=True):

@@ -17,15 +17,21 @@ LEASE_TRUST = 0.75
 """The fraction of a lease's time in which a reader relies on it, counted from the moment when it
 sent the last request that was answered. The rest is a margin for handing out elements in hand."""
 
-CLIENT_HEARTBEAT = 0.5
-"""The time between two heartbeats of a client."""
+CLIENT_HEARTBEAT, LONGEST_CLIENT_HEARTBEAT = 0.5, 2.0
+"""The time between two heartbeats of a client: the first if there are few clients, at most the
+second if there are many."""
+
+HEARTBEATS = 500.0
+"""How many heartbeats per second a dispatcher gets of all clients, and of all workers, before the
+time between two of them grows."""
 
 EAGER_HEARTBEAT = 0.1
 """The fraction of that time between heartbeats while the client waits for consumers, for a first
 worker, or for an agreement about new streams."""
 
 LEASE_RETRY = 0.2
-"""A client that was granted nothing asks again after this time."""
+"""A client that was granted nothing asks again after this time, or after the time for which it
+leases (`LEASED_WORK`) if that is longer."""
 
 TICK = 0.5
 """The time between two looks of a dispatcher at what has expired."""
@@ -40,16 +46,21 @@ CLIENT_CALL = 2.0
 DISPATCHER_ABSENCE = 300.0
 """A client repeats its requests for this time while the dispatcher does not answer."""
 
-LEASED_WORK = 0.1
-"""A reader leases about as many elements as the user consumes in this time."""
+LEASED_WORK, LONGEST_LEASED_WORK = 0.1, 1.0
+"""A reader leases about as many elements as the user consumes in this time, and reports them when
+it leases the next: the first if there are few clients, at most the second if there are many."""
+
+LEASES = 1000.0
+"""How many requests for leases per second a dispatcher gets before that time grows."""
 
 UNREPORTED_WORK = 0.05
 """A reader hands out at most the elements of this time before it reports them as consumed."""
 
 # Workers
 
-WORKER_HEARTBEAT = 1.0
-"""The time between two heartbeats of a worker; `heartbeat_interval_ms` changes it."""
+WORKER_HEARTBEAT, LONGEST_WORKER_HEARTBEAT = 1.0, 3.0
+"""The time between two heartbeats of a worker: the first if there are few workers, at most the
+second if there are many. `heartbeat_interval_ms` sets another time, which is then fixed."""
 
 WORKER_HEARTBEAT_CALL = 5.0
 """A heartbeat that is not answered in this time is given up; the next one follows."""
@@ -230,10 +241,15 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         "the margin is longer than the elements handed out at once": (
             t["LEASE"] - trusted > SEVERAL * t["UNREPORTED_WORK"]
         ),
-        "a lease outlives several heartbeats": trusted > SEVERAL * t["CLIENT_HEARTBEAT"],
-        "a reader consumes what it leased while it may": t["LEASED_WORK"] < trusted,
+        "a lease outlives several heartbeats": trusted > SEVERAL * t["LONGEST_CLIENT_HEARTBEAT"],
+        "clients and workers call no more often if there are many": (
+            t["CLIENT_HEARTBEAT"] <= t["LONGEST_CLIENT_HEARTBEAT"]
+            and t["LEASED_WORK"] <= t["LONGEST_LEASED_WORK"]
+            and t["WORKER_HEARTBEAT"] <= t["LONGEST_WORKER_HEARTBEAT"]
+        ),
+        "a reader consumes what it leased while it may": t["LONGEST_LEASED_WORK"] < trusted,
         "a dispatcher that was suspended hears its clients before it expires their leases": (
-            t["SUSPENSION"] + t["TICK"] + t["CLIENT_HEARTBEAT"] < trusted
+            t["SUSPENSION"] + t["TICK"] + t["LONGEST_CLIENT_HEARTBEAT"] < trusted
         ),
         # Otherwise idle time would count as suspension, and no lease would ever expire.
         "ticks are not taken for suspensions": SEVERAL * t["TICK"] < t["SUSPENSION"],
@@ -241,10 +257,10 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
             SEVERAL * (t["ARRAY_QUESTION"] + t["CLIENT_CALL"]) < t["ARRAY_SILENCE"]
         ),
         "a worker outlives several heartbeats": (
-            SEVERAL * t["WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
+            SEVERAL * t["LONGEST_WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
         ),
         "a worker outlives a heartbeat that was not answered": (
-            t["WORKER_HEARTBEAT_CALL"] + t["WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
+            t["WORKER_HEARTBEAT_CALL"] + t["LONGEST_WORKER_HEARTBEAT"] < t["WORKER_TIMEOUT"]
         ),
         "a client leaves a silent worker before the dispatcher does": (
             left_worker < t["WORKER_TIMEOUT"]
