@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import alone, report
+from benchmarks import alone, control, report
 from benchmarks.data import DATA
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.environments import PEERS, PENSTOCK, ROOT, install
@@ -29,11 +29,12 @@ COMMANDS = {
     "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "workloads": "functions on all cores: threads, processes, DataLoader, a bare pool; no network",
+    "control": "what a dispatcher costs with many readers and workers",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
     "figures": "waits, pauses and counts of a data service",
-    "all": "everything above",
+    "all": "everything above, except control",
 }
 
 
@@ -55,7 +56,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _describe(name: str, parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(workloads=[], peers=[], rounds=None)
+    parser.set_defaults(workloads=[], peers=[], rounds=None, quick=False, write=False)
+    if name == "control":
+        control.add_options(parser)
+        return
     if suite := SUITES.get(name):
         listed = f"of {', '.join(suite.names)} (default: all)"
         parser.add_argument("workloads", nargs="*", metavar="workload", help=listed)
@@ -144,6 +148,8 @@ def main() -> int:
         # In a process of its own: this one needs only the standard library.
         quick = ["--quick"] * chosen.quick
         return subprocess.call([sys.executable, "-m", "benchmarks.functions", *quick], cwd=ROOT)
+    if chosen.command == "control":
+        return 0 if control.run(chosen) else 1
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)
     well = [carry_out(name, chosen) for name in names]
     return 0 if all(well) else 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import functions, report
+from benchmarks import control, functions, report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.functions_work import WORKS
@@ -125,3 +125,25 @@ def test_nonsense_is_refused(words: str, message: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         arguments(words.split())
     assert message in capsys.readouterr().err
+
+
+def test_light_clients_read_from_a_real_dispatcher() -> None:
+    words = "control --readers 3 --workers 2 --seconds 0.5 --warm-up 0.1 --processes 1 --rate 1e4"
+    chosen = arguments(words.split())
+    found = control.measure(chosen)
+    assert found["Lease"] > 0
+    assert found["elements"] > 0
+    assert found["errors"] == 0
+    assert "requests per second" in control.table(chosen, found)
+
+
+@pytest.mark.parametrize(
+    ("change", "well"),
+    [({}, True), ({"elements": 96.0}, False), ({"user": 1.1}, False), ({"errors": 1.0}, False)],
+)
+def test_a_dispatcher_owes_progress_at_no_more_than_one_core(
+    change: dict[str, float], well: bool
+) -> None:
+    chosen = arguments("control --readers 1 --rate 100".split())
+    found = {"user": 0.5, "system": 0.2, "elements": 99.0, "errors": 0.0, **change}
+    assert control.is_well(chosen, found) == well

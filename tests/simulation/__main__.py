@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+from tests.simulation import fleet
 from tests.simulation.capacity import measure
 from tests.simulation.histories import HistoryFailedError, run, run_many
 
@@ -20,6 +21,9 @@ def main() -> int:
     options = _options()
     if options.capacity:
         print(measure(options.workers, options.clients))
+        return 0
+    if options.fleet:
+        print(fleet.run(options.workers, options.clients, deaths=options.deaths))
         return 0
     if options.seed is not None:
         return _again(options.seed, options.joining)
@@ -42,8 +46,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--capacity", action="store_true", help="measure what one dispatcher carries"
     )
-    parser.add_argument("--workers", type=int, default=1000, help="of --capacity (1000)")
-    parser.add_argument("--clients", type=int, default=1000, help="of --capacity (1000)")
+    parser.add_argument(
+        "--fleet", action="store_true", help="readers of one job, of which some die"
+    )
+    both = "of --capacity and --fleet (1000)"
+    parser.add_argument("--workers", type=int, default=1000, help=both)
+    parser.add_argument("--clients", type=int, default=1000, help=both)
+    parser.add_argument("--deaths", type=int, default=2, help="per second, of --fleet (2)")
     return parser.parse_args()
 
 
