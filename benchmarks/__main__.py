@@ -24,12 +24,16 @@ ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = 
     "import": ("Import", alone.importing),
     "figures": ("Service in figures", alone.figures),
 }
+PRINTED = {"workloads": "benchmarks.functions", "formats": "benchmarks.formats"}
+"""Commands that only print, by the module that carries them out."""
+
 COMMANDS = {
     "data": "the pipelines beside their peers, interleaved, as ratios",
     "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "workloads": "functions on all cores: threads, processes, DataLoader, a bare pool; no network",
     "control": "what a dispatcher costs with many readers and workers",
+    "formats": "Parquet and JSON lines to batches, beside pyarrow and datasets; no network",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
@@ -83,8 +87,8 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
-    if chosen.write and chosen.command == "workloads":
-        parser.error("--write: workloads are only printed")
+    if chosen.write and chosen.command in PRINTED:
+        parser.error(f"--write: {chosen.command} are only printed")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
         parser.error("--write: only for complete runs; leave out workloads, --quick and --peers")
 
@@ -144,10 +148,10 @@ def probe(name: str, chosen: argparse.Namespace) -> bool:
 def main() -> int:
     chosen = arguments()
     unwind_on_signals()
-    if chosen.command == "workloads":
+    if chosen.command in PRINTED:
         # In a process of its own: this one needs only the standard library.
         quick = ["--quick"] * chosen.quick
-        return subprocess.call([sys.executable, "-m", "benchmarks.functions", *quick], cwd=ROOT)
+        return subprocess.call([sys.executable, "-m", PRINTED[chosen.command], *quick], cwd=ROOT)
     if chosen.command == "control":
         return 0 if control.run(chosen) else 1
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import control, functions, report
+from benchmarks import control, formats, functions, report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.functions_work import WORKS
@@ -49,6 +49,20 @@ def test_functions_on_all_cores_get_every_item(name: str) -> None:
     items = work.items(10)
     found = np.concatenate(list(functions.threads(work, items)))
     assert np.array_equal(found, np.stack([work.function(item) for item in items]))
+
+
+@pytest.mark.parametrize("name", formats.TASKS)
+def test_every_way_to_read_a_file_gets_every_row(name: str) -> None:
+    task = formats.TASKS[name]
+    rates = formats.compare(task, rows=3000, rounds=1)
+    assert list(rates) == list(task.ways)
+    assert len(formats.table(name, task, rates).splitlines()) == 1 + len(rates)
+
+
+def test_a_format_that_is_too_slow_is_found() -> None:
+    task = formats.TASKS["json"]
+    assert formats.misses(task, {"penstock": 14.0, "datasets": 10.0}) == ["datasets"]
+    assert formats.misses(task, {"penstock": 15.0, "json.loads": 99.0}) == []
 
 
 def test_functions_are_compared_with_the_pool_and_the_loader() -> None:

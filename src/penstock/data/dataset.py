@@ -315,6 +315,30 @@ class Dataset:
         return Dataset(plan)
 
     @staticmethod
+    def from_json_lines(path: Any, columns: Any = None, fill: Any = None) -> Dataset:
+        """The lines of files with one JSON object per line, each a dict of its columns.
+
+        Files that end with `.gz` or `.zst` are uncompressed. The first lines of the first file say
+        which columns there are, and their types; a later line that does not fit is an error.
+
+        Args:
+            path: A path, a pattern, or a list of them; any fsspec URL.
+            columns: Which columns to read; or a dict of their dtypes, where `["int64"]` is a list
+                of any length. All columns by default, and then a line with others is an error.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "rows.jsonl")
+        ...     _ = path.write_text('{"x": 1, "name": "a"}\\n{"x": 2, "name": "b"}\\n')
+        ...     for row in Dataset.from_json_lines(path, columns={"x": "float32"}):
+        ...         print(row["x"])
+        1.0
+        2.0
+        """
+        return Dataset(tables.plan_json_lines(path, columns, fill))
+
+    @staticmethod
     def from_pandas(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
         """The rows of a pandas frame, each a dict of its columns, without the index.
 

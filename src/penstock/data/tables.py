@@ -14,14 +14,14 @@ import numpy as np
 from penstock.data import arguments as check
 from penstock.element import nest
 from penstock.element.chunk import Chunk, describe_spec
-from penstock.engine.formats import TABLES
+from penstock.engine.formats import TABLES, json_lines
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import resolve_paths, version_of
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.plan.nodes import Data, Node, Select, Slices, TableFile, TableRows
+from penstock.plan.nodes import Data, Node, Records, Select, Slices, TableFile, TableRows
 
 
 def plan_files(
@@ -63,6 +63,31 @@ def plan_table(source: str, table: Any, *, columns: Any = None, fill: Any = None
     blocks = tuple(batch.num_rows for batch in data.batches)
     file = TableFile("", size=0, modified="", footer=0, blocks=blocks)
     return TableRows(source, "arrow", (file,), names, _pick(specs, names), filled, data)
+
+
+def plan_json_lines(paths: Any, columns: Any, fill: Any) -> Node:
+    """The lines of JSON files, in order; the types of columns are stated, or those of the first."""
+    found = resolve_paths(_check_paths(json_lines.CALL, paths), json_lines.CALL)
+    call = json_lines.CALL
+    if isinstance(columns, Mapping):
+        schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
+        names = tuple(columns)
+    else:
+        schema = json_lines.infer_schema(found[0])
+        names = select_columns(call, columns, specs_of(schema), found[0])
+        schema = json_lines.select_fields(schema, names)
+    specs = specs_of(schema)
+    kinds = {name: schema.field(name).type for name in names}
+    options = (
+        ("schema", schema.serialize().to_pybytes()),
+        ("columns", names),
+        ("fill", tuple(check_fill(call, fill, kinds).items())),
+        ("is_strict", columns is None),
+        # A compressed file is read from its start, so it is not divided.
+        ("compression", json_lines.BY_NAME if any(map(json_lines.packing_of, found)) else None),
+        ("spec", _pick(specs, names)),
+    )
+    return Records(check.names(call, "path", found), "json_lines", options)
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

@@ -510,7 +510,9 @@ class Records(Node):
     traits = Trait.ELEMENTWISE | Trait.READS_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        """A string; for a row of a CSV file, the strings of its fields."""
+        """A string; for a row of CSV, the strings of its fields; for a line of JSON, a dict."""
+        if self.format == "json_lines":
+            return dict(self.options)["spec"]
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
 
     counted = False

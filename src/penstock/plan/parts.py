@@ -24,7 +24,7 @@ PART_BYTES = 8 << 20
 _MOST_SIZES = 4096
 """The number of files whose size is read, at most; the rest are assumed to be like these."""
 
-_FORMATS = ("text", "fixed", "tfrecord")
+_FORMATS = ("text", "fixed", "tfrecord", "json_lines")
 DIVISION = "division"
 """The option of a file reader that says how its files are divided."""
 

@@ -140,7 +140,15 @@ class Counting(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
         return iter([(torch.arange(i), i) for i in range(7)])
 
 
+def json_sample(name: str) -> Sample:
+    path = golden(name)
+    return Sample(lambda: Dataset.from_json_lines(path), json_elements, path, False)
+
+
 SAMPLES: dict[str, Sample] = {
+    "json-lines": json_sample("people.jsonl"),
+    "json-lines-gzip": json_sample("people.jsonl.gz"),
+    "json-lines-zstd": json_sample("people.jsonl.zst"),
     "parquet": parquet_sample("people.parquet"),
     "parquet-zstd": parquet_sample("people.zstd.parquet"),
     "parquet-polars": parquet_sample("polars.parquet"),

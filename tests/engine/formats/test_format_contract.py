@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow
 import pytest
 
 from penstock.engine.formats import READERS, open_reader
@@ -69,6 +70,19 @@ SAMPLES = {
         "csv", b'"a\nb",c\n1,2\n3,4\n', [["1", "2"], ["3", "4"]], options={"header": True}
     ),
 }
+SAMPLES["json_lines"] = Sample(
+    "json_lines",
+    b'{"x": 1}\n\n{"x": 2, "y": 0}\r\n  {"x": 33}',
+    [b'{"x": 1}', b'{"x": 2, "y": 0}', b'{"x": 33}'],
+    b'{"x": 1}\n{"x": 2}\n{"x": "a"}\n{"x": 4}\n',
+    2,
+    [b'{"x": 4}'],
+    {
+        "schema": pyarrow.schema([("x", pyarrow.int64())]).serialize().to_pybytes(),
+        "columns": ("x",),
+        "is_strict": False,
+    },
+)
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     "GZIP": gzip.compress,
@@ -144,7 +158,7 @@ def test_an_error_comes_after_the_records_before_it_and_once(
     sample = SAMPLES[name]
     assert sample.damaged is not None
     path = store(sample.damaged)
-    reader = open_reader(sample.format, path, {"buffer_size": buffer_size})
+    reader = open_reader(sample.format, path, {"buffer_size": buffer_size, **sample.options})
     before = 0
     while before < sample.whole:
         before += len(reader.read(limit))
@@ -177,7 +191,7 @@ def test_close_before_the_first_read(sample: Sample) -> None:
 
 def test_a_missing_file_is_an_error_only_when_it_is_read(sample: Sample) -> None:
     reader = open_reader(sample.format, "nowhere/at/all", sample.options)
-    with pytest.raises(NotFoundError, match="Dataset: 'nowhere/at/all' does not exist"):
+    with pytest.raises(NotFoundError, match="Dataset.*: 'nowhere/at/all' does not exist"):
         reader.read(1)
     assert reader.read(1) == []
 
@@ -208,7 +222,7 @@ def test_paths_of_every_type(sample: Sample, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", READERS)
 def test_wrong_arguments(format: str) -> None:
-    options = {"record_bytes": 1} if format == "fixed" else {}
+    options = next(s.options for s in SAMPLES.values() if s.format == format)
     with pytest.raises(InvalidTypeError, match="a path must be str, bytes or os.PathLike, got 5"):
         open_reader(format, 5, options)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="position must be at least 0, got -1"):

@@ -15,6 +15,7 @@ from penstock.engine.formats.arrow_files import ArrowReader
 from penstock.engine.formats.csv import CsvReader
 from penstock.engine.formats.files import Path
 from penstock.engine.formats.fixed import FixedReader
+from penstock.engine.formats.json_lines import JsonLinesReader
 from penstock.engine.formats.numpy_files import NumpyReader
 from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.records import RecordReader
@@ -28,6 +29,7 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
     "tfrecord": TFRecordReader,
     "fixed": FixedReader,
     "csv": CsvReader,
+    "json_lines": JsonLinesReader,
 }
 
 TABLES: dict[str, Callable[[str, str], TableReader]] = {

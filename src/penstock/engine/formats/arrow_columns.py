@@ -273,10 +273,17 @@ def convert_column(array: Any, name: str, selection: Selection, rows: Array) -> 
         return convert(array, fill)
     except MissingValueError as error:
         raise InvalidArgumentError(
-            f"{selection.call}: column {name!r} of {selection.table} has no value (null) in row "
-            f"{int(rows[error.row])}; give a value for it, as in fill={{{name!r}: "
-            f"{_example(array.type)!r}}}, or leave the column out with columns=[...]"
+            f"{selection.call}: {selection.table}, row {int(rows[error.row])}: "
+            f"{missing_value_words(name, array.type)}"
         ) from None
+
+
+def missing_value_words(name: str, kind: Any) -> str:
+    """What is wrong, and what to do, where a column has no value."""
+    return (
+        f"column {name!r} has no value (null); give a value for it, as in "
+        f"fill={{{name!r}: {_example(kind)!r}}}, or leave the column out with columns=[...]"
+    )
 
 
 def _example(kind: Any) -> Any:

@@ -100,13 +100,17 @@ class RecordReader(ABC, Generic[Record]):
         self._buffer, self._start = rest + block, 0
 
     def _open(self) -> BinaryIO:
-        file = open_bytes(self.path, self._compression, self._block, self.call)
+        file = self._open_bytes()
         try:
             self._go_to(file, self.position)
         except BaseException:
             file.close()
             raise
         return file
+
+    def _open_bytes(self) -> BinaryIO:
+        """The uncompressed bytes of the file, from its start."""
+        return open_bytes(self.path, self._compression, self._block, self.call)
 
     def _go_to(self, file: BinaryIO, position: int) -> None:
         if not position:

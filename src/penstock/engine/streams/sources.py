@@ -15,6 +15,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader, saved
 from penstock.engine.formats.csv import ENCODING, Row
+from penstock.engine.formats.json_lines import ParsedLines
 from penstock.engine.formats.records import Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.inlets import Inlet
@@ -237,7 +238,7 @@ class RecordsStream(Stream):
     def _read(self, limit: int) -> Chunk | None:
         assert self._reader is not None
         try:
-            records = list(self._reader.read(limit))
+            records = self._reader.read(limit)
         except Exception:
             self._close_ended()
             raise
@@ -247,24 +248,26 @@ class RecordsStream(Stream):
         """Reads records singly: `position` is that of a record's end only between two reads."""
         assert self._reader is not None
         assert self._file.numbers is not None
-        records: list[Any] = []
+        chunks: list[Chunk] = []
         ends: list[int] = []
         try:
-            while len(records) < limit and (record := self._reader.read(1)):
-                records += record
+            while len(chunks) < limit and (record := self._reader.read(1)):
+                chunks.append(self._chunk(record))
                 ends.append(self._reader.position)
         except Exception:
-            if not records:
+            if not chunks:
                 self._close_ended()
                 raise
             self._close_reader()
             self._reader = self._open(ends[-1])  # The next pull raises the same error again.
-        if not records:
+        if not chunks:
             return None
         numbers = derive_array(int(self._file.numbers[0]), np.array(ends, np.uint64))
-        return self._chunk(records).with_numbers(numbers)
+        return Chunk.join(chunks).with_numbers(numbers)
 
     def _chunk(self, records: list[Any]) -> Chunk:
+        if isinstance(records, ParsedLines):
+            return records.chunk
         if not isinstance(records[0], Row):
             return leaf(_strings(records))
         assert self._reader is not None

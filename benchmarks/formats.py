@@ -1,0 +1,183 @@
+"""Files to batches: penstock beside pyarrow's own scan, Hugging Face datasets and json.
+
+`PYTHON=.venv/bin/python scripts/bench formats` measures the CPU time of each way, in turns, in one
+process. A way whose package is missing is left out. The exit status is 1 if penstock misses a ratio
+that it owes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+BATCH = 1024
+SUBJECT = "penstock"
+
+Way = Callable[[str], Iterator[int]]
+"""Reads a file and yields the number of rows of each batch."""
+
+
+def write_numbers(path: str, rows: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    numbers = np.random.default_rng(0)
+    columns = {f"x{i}": numbers.random(rows, np.float32) for i in range(8)}
+    table = pyarrow.table(columns | {"y": numbers.integers(0, 10, rows)})
+    pyarrow.parquet.write_table(table, path, row_group_size=100_000)
+
+
+def write_texts(path: str, rows: int) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [f"some text of row {i}" for i in range(rows)]
+    table = pyarrow.table({"id": np.arange(rows), "text": texts})
+    pyarrow.parquet.write_table(table, path, row_group_size=50_000)
+
+
+def write_json(path: str, rows: int) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        for i in range(rows):
+            row = {"id": i, "score": i / 7, "text": f"some text of row {i}", "tags": [1, 2, 3]}
+            file.write(json.dumps(row) + "\n")
+
+
+def penstock_parquet(path: str) -> Iterator[int]:
+    from penstock.data import Dataset
+
+    for batch in Dataset.from_parquet(path).batch(BATCH):
+        yield len(next(iter(batch.values())))
+
+
+def scan_parquet(path: str) -> Iterator[int]:
+    """The same columns as arrays: a user of pyarrow would convert them as well."""
+    import pyarrow.dataset
+
+    for batch in pyarrow.dataset.dataset(path).to_batches(batch_size=BATCH):
+        arrays = [column.to_numpy(zero_copy_only=False) for column in batch.columns]
+        yield len(arrays[0])
+
+
+def penstock_json(path: str) -> Iterator[int]:
+    from penstock.data import Dataset
+
+    for batch in Dataset.from_json_lines(path).batch(BATCH):
+        yield len(batch["id"])
+
+
+def huggingface_json(path: str) -> Iterator[int]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    rows = datasets.load_dataset("json", data_files=path, split="train", streaming=True)
+    for batch in rows.with_format("numpy").batch(BATCH):
+        yield len(batch["id"])
+
+
+def python_json(path: str) -> Iterator[int]:
+    with open(path, "rb") as file:
+        for line in file:
+            json.loads(line)
+            yield 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A file of `rows` rows, the ways to read it, and the ratios that penstock owes to them."""
+
+    write: Callable[[str, int], None]
+    suffix: str
+    rows: int
+    ways: dict[str, Way]
+    owed: dict[str, float]
+
+
+TASKS = {
+    "numbers": Task(
+        write_numbers,
+        ".parquet",
+        2_000_000,
+        {SUBJECT: penstock_parquet, "pyarrow": scan_parquet},
+        {"pyarrow": 0.9},
+    ),
+    "texts": Task(
+        write_texts,
+        ".parquet",
+        500_000,
+        {SUBJECT: penstock_parquet, "pyarrow": scan_parquet},
+        {"pyarrow": 0.9},
+    ),
+    "json": Task(
+        write_json,
+        ".jsonl",
+        100_000,
+        {SUBJECT: penstock_json, "datasets": huggingface_json, "json.loads": python_json},
+        {"datasets": 1.5},
+    ),
+}
+
+
+def measure(way: Way, path: str, rows: int) -> float:
+    """Rows per second of CPU time."""
+    gc.collect()  # Else penstock could find decoded blocks of the last round.
+    started = process_time()
+    found = sum(way(path))
+    assert found == rows, f"{found} rows of {rows}"
+    return rows / (process_time() - started)
+
+
+def compare(task: Task, rows: int, rounds: int) -> dict[str, float]:
+    """The median rate of each way that is installed."""
+    rates: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, f"rows{task.suffix}"))
+        task.write(path, rows)
+        for _ in range(rounds):
+            for name, way in task.ways.items():
+                try:
+                    rates.setdefault(name, []).append(measure(way, path, rows))
+                except ModuleNotFoundError as error:
+                    print(f"{name}: not measured: {error}")
+    return {name: median(found) for name, found in rates.items() if found}
+
+
+def misses(task: Task, rates: dict[str, float]) -> list[str]:
+    """The ways whose ratio penstock owes and misses."""
+    return [
+        name
+        for name, owed in task.owed.items()
+        if name in rates and rates[SUBJECT] < owed * rates[name]
+    ]
+
+
+def table(name: str, task: Task, rates: dict[str, float]) -> str:
+    lines = [f"{name}: rows per second of CPU time, batches of {BATCH}"]
+    for way, rate in rates.items():
+        owed = f"  (owed: {task.owed[way]}x)" if way in task.owed else ""
+        ratio: Any = f"{rates[SUBJECT] / rate:.2f}x"
+        lines.append(f"  {way:12}{rate:>14,.0f}{ratio:>9}{owed}")
+    return "\n".join(lines)
+
+
+def main(words: list[str]) -> int:
+    quick, well = "--quick" in words, True
+    for name, task in TASKS.items():
+        rates = compare(task, task.rows // 20 if quick else task.rows, 1 if quick else 5)
+        print(table(name, task, rates), flush=True)
+        well &= not misses(task, rates)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""JSON lines: types of columns, errors with line numbers, parts of files."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.data.experimental.service import distribute
+from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError
+from penstock.plan import parts
+from penstock.plan.shape import Form
+from penstock.plan.splits import piece, shape_of
+from tests.engine.formats.table_samples import plain
+
+
+def write(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def values(dataset: Any, name: str = "x") -> list[Any]:
+    return [plain(row[name]) for row in dataset]
+
+
+def outcomes(dataset: Any) -> Iterator[Any]:
+    """Elements, and the messages of failures in their places."""
+    iterator = iter(dataset)
+    while True:
+        try:
+            yield plain(next(iterator))
+        except StopIteration:
+            return
+        except InvalidArgumentError as error:
+            yield str(error)
+
+
+def test_a_bad_line_is_named_and_costs_only_itself(tmp_path: Path) -> None:
+    good = [f'{{"x": {i}}}' for i in range(40)]
+    path = write(
+        tmp_path / "a.jsonl", *good[:7], "", "{oops", *good[8:30], '{"x": "a"}', *good[31:]
+    )
+    found = list(outcomes(Dataset.from_json_lines(path, columns={"x": "int64"})))
+    assert [row["x"] for row in found if isinstance(row, dict)] == [
+        *range(7),
+        *range(8, 30),
+        *range(31, 40),
+    ]
+    places = [text.split(":")[1] for text in found if isinstance(text, str)]
+    assert places == [f" {path!r}, line {n} (after byte {b})" for n, b in ((9, 63), (32, 288))]
+    assert [row["x"] for row in found[:7]] == list(range(7))
+
+
+def test_the_number_of_a_line_in_a_compressed_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"x": 1}\n' * 5 + b'{"x": null}\n' + b'{"x": 2}\n'))
+    with pytest.raises(
+        InvalidArgumentError, match="line 6 .after byte 45.: column 'x' has no value .null."
+    ):
+        list(Dataset.from_json_lines(path))
+    assert values(Dataset.from_json_lines(path, fill=0)) == [1, 1, 1, 1, 1, 0, 2]
+
+
+def test_lines_must_have_the_columns_of_the_first(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", '{"x": 1, "s": "2020-01-01"}')
+    second = write(
+        tmp_path / "b.jsonl", '{"x": 2, "s": "text", "z": 1}', '{"s": "b"}', '{"x": 1.5}'
+    )
+    found = list(outcomes(Dataset.from_json_lines([first, second])))
+    assert found[0] == {"x": 1, "s": b"2020-01-01"}
+    assert "line 1 (after byte 0): it is not a row of the columns x, s" in found[1]
+    assert "line 2 (after byte 30): column 'x' has no value" in found[2]
+    assert "line 3 (after byte 41): it is not a row of the columns" in found[3]
+    assert values(Dataset.from_json_lines([first, second], columns=["s"], fill="?"), "s") == [
+        b"2020-01-01",
+        b"text",
+        b"b",
+        b"?",
+    ]
+
+
+def test_types_can_be_stated(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl",
+        '{"x": 1, "v": [1, 2], "p": {"a": 1}}',
+        '{"x": 2.5, "v": [], "p": {"a": 2}}',
+    )
+    columns = {"x": "float32", "v": ["float64"], "p": {"a": "int32"}}
+    dataset = Dataset.from_json_lines(path, columns=columns)
+    assert [plain(row) for row in dataset] == [
+        {"x": 1.0, "v": [1.0, 2.0], "p": {"a": 1}},
+        {"x": 2.5, "v": [], "p": {"a": 2}},
+    ]
+    assert dataset.element_spec["p"]["a"].dtype.name == "int32"
+    with pytest.raises(InvalidTypeError, match="from_json_lines: columns: 'number' is not"):
+        Dataset.from_json_lines(path, columns={"x": "number"})
+
+
+def test_files_without_columns_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="has no lines; state the columns"):
+        Dataset.from_json_lines(write(tmp_path / "a.jsonl", ""))
+    with pytest.raises(DataLossError, match="cannot be read as JSON lines"):
+        Dataset.from_json_lines(write(tmp_path / "b.jsonl", "[1, 2]"))
+
+
+def test_a_large_file_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 300)
+    path = write(
+        tmp_path / "a.jsonl", *(json.dumps({"x": i, "pad": "y" * (i % 50)}) for i in range(90))
+    )
+    dataset = Dataset.from_json_lines(path)
+    plan = parts.with_parts(dataset.__plan__)
+    shape = shape_of(plan)
+    assert shape.kind == Form.SPLIT
+    assert shape.streams > 5
+    pieces = [
+        values(Dataset(piece(plan, Form.SPLIT, i, shape.streams))) for i in range(shape.streams)
+    ]
+    assert [x for part in pieces for x in part] == list(range(90))
+    served = dataset.apply(distribute("distributed_epoch", "local://2"))
+    assert values(served) == list(range(90))
+
+
+def test_a_compressed_file_among_others_is_not_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
+    plain_path = write(tmp_path / "a.jsonl", '{"x": 1}', '{"x": 2}')
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(b'{"x": 3}\n{"x": 4}\n'))
+    dataset = Dataset.from_json_lines([plain_path, packed])
+    assert parts.with_parts(dataset.__plan__) == dataset.__plan__
+    assert values(dataset) == [1, 2, 3, 4]
