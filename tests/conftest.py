@@ -31,6 +31,9 @@ settings.register_profile("ci", settings.get_profile("explore"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "explore")
 
 
+# These programs record the answers of TensorFlow and other libraries, which tests do not install.
+collect_ignore_glob = ["*/record_*.py"]
+
 # While pytest collects tests, many objects are made and none is freed: the garbage collector would
 # scan them again and again.
 gc.disable()
