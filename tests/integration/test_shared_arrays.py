@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 from penstock.data import Dataset
@@ -212,3 +213,14 @@ def test_local_workers_share_one_copy_of_an_array():
     memory = worker_memory()
     assert sum(pages for pages, _ in memory) <= 1.2 * (64 << 10)
     assert max(own for _, own in memory) < 64 << 10
+
+
+def test_a_table_in_memory_travels_once_and_is_read_by_blocks() -> None:
+    count = 200_000
+    table = pyarrow.table({"x": np.arange(count), "s": [f"row {i}" for i in range(count)]})
+    batches = pyarrow.Table.from_batches(table.to_batches(max_chunksize=30_000))
+    dataset = Dataset.from_arrow(batches).shuffle(count, seed=3).batch(500)
+    served = dataset.apply(distribute("distributed_epoch", "local://2"))
+    for here, there in zip(dataset, served, strict=True):
+        assert np.array_equal(here["x"], there["x"])
+        assert np.array_equal(here["s"], there["s"])
