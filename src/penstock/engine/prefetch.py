@@ -53,6 +53,7 @@ class _Ahead:
         while True:
             with self.changed:
                 while not self.stopping and self.elements >= self.depth.elements:
+                    self.depth.note_full()
                     self.changed.wait()
                 if self.stopping:
                     return

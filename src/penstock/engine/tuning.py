@@ -57,6 +57,9 @@ class Budget:
 class Depth:
     """How many elements to keep ready. Grows when the caller finds none, within the budget.
 
+    It grows only if there were as many before: where elements are made too slowly for the caller,
+    more of them would never be ready.
+
     A fixed depth grows only while its elements cost next to nothing: handing a number from
     thread to thread costs more than making it, so some are handed over at once. It does so at the
     first elements if it is a `guess`, which no user asked for.
@@ -68,12 +71,18 @@ class Depth:
         self._budget = budget
         self.elements = max(1, size) if size != AUTOTUNE else 2
         self._starved = 0
+        self._was_full = False
+
+    def note_full(self) -> None:
+        """Notes that so many elements are ready."""
+        self._was_full = True
 
     def note_starved(self, seconds_each: float, nbytes_each: float) -> None:
         """Notes that the caller had to wait for elements that cost this much each."""
         self._starved += 1
         if self._fixed is None:
-            if self._budget.enabled:
+            if self._budget.enabled and self._was_full:
+                self._was_full = False
                 most = int(self._budget.nbytes / max(nbytes_each, 1))
                 self.elements = max(2, min(2 * self.elements, most, 4096))
         elif self._starved >= _STARVED_OFTEN:
@@ -93,7 +102,13 @@ def _most_cheap(seconds_each: float, nbytes_each: float) -> int:
 
 
 class Parallelism:
-    """How many calls at once: climbs as long as the throughput rises with it."""
+    """How many calls at once: climbs as long as the throughput rises with it, then stays.
+
+    It tries another number for two looks and counts the second one, because the first has results
+    of calls that were made before. A number is kept if it is clearly faster. After three tries in a
+    row that failed, up and down in turns, with more looks between them each time, the number stays
+    until the rate changes for a while.
+    """
 
     def __init__(self, calls: int, budget: Budget) -> None:
         self._fixed = calls if calls != AUTOTUNE else None
@@ -103,22 +118,70 @@ class Parallelism:
         self.processes = self.most if self._fixed else min(self.most, cores())
         """How many processes make the calls, where processes do."""
         self._tuned = self._fixed is None and budget.enabled
-        self._best = 0.0
-        self._step = 1.5
-        self._previous = self.calls
+        self._kept = self.calls
+        self._rate, self._looks = 0.0, 0
+        """The mean rate with `_kept` calls, and of how many looks."""
+        self._failed = self._odd = 0
+        """The tries that failed in a row, and the looks in a row with another rate."""
+        self._is_second = False
 
     def note_rate(self, rate: float, nbytes_each: float) -> None:
         """Notes how many elements per second came with `calls` at once, and the bytes of a call."""
         if not self._tuned:
             return
         self.most = max(1, min(self._threads, int(self.nbytes / max(2 * nbytes_each, 1))))
-        if rate > 1.05 * self._best:
-            self._best, self._previous = rate, self.calls
-            self.calls = min(self.most, max(self.calls + 1, int(self.calls * self._step)))
+        if max(self.calls, self._kept) > self.most:
+            self._keep(min(self._kept, self.most), 0.0)
+        elif self.calls != self._kept:
+            self._judge_try(rate)
         else:
-            # No better: go back to what was best, and probe again now and then.
-            self.calls = min(self._previous, self.most)
-            self._best *= 0.95
+            self._note_kept(rate)
+
+    def _judge_try(self, rate: float) -> None:
+        if not self._is_second:
+            self._is_second = True
+        elif rate > _FASTER * self._rate:
+            self._keep(self.calls, rate)
+        else:
+            self.calls = self._kept
+            self._failed += 1
+            self._looks = min(self._looks, 1)
+
+    def _keep(self, calls: int, rate: float) -> None:
+        self.calls = self._kept = calls
+        self._rate, self._looks = rate, int(rate > 0)
+        self._failed = self._odd = 0
+
+    def _note_kept(self, rate: float) -> None:
+        if self._failed >= _MOST_FAILED:
+            self._watch(rate)
+            return
+        self._rate += (rate - self._rate) / (self._looks + 1)
+        self._looks += 1
+        if self._looks >= 1 << self._failed:
+            self._try_next()
+
+    def _try_next(self) -> None:
+        up = min(self.most, max(self._kept + 1, int(1.5 * self._kept)))
+        down = max(1, self._kept - 1)
+        first, second = (down, up) if self._failed % 2 else (up, down)
+        self.calls = first if first != self._kept else second
+        self._is_second = False
+
+    def _watch(self, rate: float) -> None:
+        """Tries other numbers again if the rate has changed for a while."""
+        changed = not self._rate / _CHANGE < rate < self._rate * _CHANGE
+        self._odd = self._odd + 1 if changed else 0
+        if self._odd >= _CHANGED_LOOKS:
+            self._keep(self._kept, rate)
+
+
+_FASTER = 1.05
+"""Another number of calls is kept if it is that many times as fast."""
+
+_MOST_FAILED = 3
+_CHANGE, _CHANGED_LOOKS = 1.5, 8
+"""Numbers are tried again if the rate differs by this factor in so many looks in a row."""
 
 
 class Relocation:
