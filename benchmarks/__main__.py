@@ -24,14 +24,11 @@ ALONE: dict[str, tuple[str, Callable[[bool], tuple[list[report.Row], bool]]]] = 
     "import": ("Import", alone.importing),
     "figures": ("Service in figures", alone.figures),
 }
-PRINTED = {"workloads": "benchmarks.functions", "formats": "benchmarks.formats"}
-"""Commands that only print, by the module that carries them out."""
-
 COMMANDS = {
     "data": "the pipelines beside their peers, interleaved, as ratios",
     "distribute": "steps of a distributed dataset on 1 to 8 replicas, beside tf.distribute",
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
-    "workloads": "functions on all cores: threads, processes, DataLoader, a bare pool; no network",
+    "workloads": "functions on all cores beside their peers and a bare pool; or AUTOTUNE by a grid",
     "control": "what a dispatcher costs with many readers and workers",
     "formats": "Parquet and JSON lines to batches, beside pyarrow and datasets; no network",
     "resume": "time to go on from a saved state",
@@ -69,6 +66,10 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("workloads", nargs="*", metavar="workload", help=listed)
         only = f"only these, by comma, of {', '.join(suite.peers)}"
         parser.add_argument("--peers", type=lambda text: text.split(","), help=only)
+    if name == "workloads":
+        parser.add_argument("workloads", nargs="*", metavar="workload", help="only these")
+        parser.add_argument("--grid", action="store_true", help="AUTOTUNE beside a grid")
+        parser.add_argument("--here", action="store_true", help="with this Python, without network")
     if suite or name == "all":
         often = "how often each peer runs (default 5, with --quick 2)"
         parser.add_argument("--rounds", type=int, help=often)
@@ -87,8 +88,8 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
-    if chosen.write and chosen.command in PRINTED:
-        parser.error(f"--write: {chosen.command} are only printed")
+    if chosen.write and chosen.command == "formats":
+        parser.error("--write: formats are only printed")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
         parser.error("--write: only for complete runs; leave out workloads, --quick and --peers")
 
@@ -145,13 +146,26 @@ def probe(name: str, chosen: argparse.Namespace) -> bool:
     return well
 
 
+def measure_functions(chosen: argparse.Namespace) -> int:
+    """Runs in a process of its own: this process needs only the standard library."""
+    if not chosen.here and (problem := install(PENSTOCK)):
+        print(f"penstock is missing: {problem}")
+        return 1
+    python = sys.executable if chosen.here else str(PENSTOCK.python)
+    flags = [f"--{name}" for name in ("quick", "write", "grid", "here") if vars(chosen)[name]]
+    words = [*chosen.workloads, *flags]
+    return subprocess.call([python, "-m", "benchmarks.functions", *words], cwd=ROOT)
+
+
 def main() -> int:
     chosen = arguments()
     unwind_on_signals()
-    if chosen.command in PRINTED:
+    if chosen.command == "workloads":
+        return measure_functions(chosen)
+    if chosen.command == "formats":
         # In a process of its own: this one needs only the standard library.
         quick = ["--quick"] * chosen.quick
-        return subprocess.call([sys.executable, "-m", PRINTED[chosen.command], *quick], cwd=ROOT)
+        return subprocess.call([sys.executable, "-m", "benchmarks.formats", *quick], cwd=ROOT)
     if chosen.command == "control":
         return 0 if control.run(chosen) else 1
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)

@@ -55,8 +55,9 @@ class Peer:
         return f"benchmarks.peers.{self.name}"
 
 
-PENSTOCK = Environment("penstock", ("-e", str(ROOT)), editable=True)
-TENSORFLOW = Environment("tensorflow", ("tensorflow-cpu",))
+PENSTOCK = Environment("penstock", ("-e", str(ROOT), "pillow"), editable=True)
+TENSORFLOW = Environment("tensorflow", ("tensorflow-cpu", "pillow"))
+TORCH = Environment("torch", ("torch==2.13.0", "numpy", "pillow"))
 PEERS = {
     peer.name: peer
     for peer in (
@@ -64,9 +65,9 @@ PEERS = {
         Peer("tfdata", "tf.data", TENSORFLOW),
         Peer("tf_distribute", "tf.distribute", TENSORFLOW),
         Peer("tf_service", "tf.data service", TENSORFLOW),
-        Peer("grain", "Grain", Environment("grain", ("grain", "numpy"))),
-        Peer("torch_loader", "DataLoader", Environment("torch", ("torch==2.13.0", "numpy"))),
-        Peer("ray_data", "Ray Data", Environment("ray", ("ray[data]", "numpy"))),
+        Peer("grain", "Grain", Environment("grain", ("grain", "numpy", "pillow"))),
+        Peer("torch_loader", "DataLoader", TORCH),
+        Peer("ray_data", "Ray Data", Environment("ray", ("ray[data]", "numpy", "pillow"))),
         Peer("bare", "bare NumPy", PENSTOCK),
     )
 }

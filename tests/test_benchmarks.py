@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import control, formats, functions, report
+from benchmarks import control, formats, functions, functions_grid, functions_ways, report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.functions_work import WORKS
@@ -47,7 +47,7 @@ def test_pipelines_of_documents_and_records_yield_what_the_bare_loop_yields(
 def test_functions_on_all_cores_get_every_item(name: str) -> None:
     work = WORKS[name]
     items = work.items(10)
-    found = np.concatenate(list(functions.threads(work, items)))
+    found = np.concatenate(list(functions_ways.threads(work, items)))
     assert np.array_equal(found, np.stack([work.function(item) for item in items]))
 
 
@@ -66,10 +66,25 @@ def test_a_format_that_is_too_slow_is_found() -> None:
 
 
 def test_functions_are_compared_with_the_pool_and_the_loader() -> None:
-    assert functions.measure(WORKS["rows"], "penstock, threads", 300) > 0
-    lines = functions.table("rows", WORKS["rows"], {"bare pool": 100.0, "penstock, threads": 95.0})
-    assert lines.splitlines()[-1].split() == ["penstock,", "threads", "95", "0.95x"]
-    assert "KeyError" in str(functions.ask("rows", "no such way", 1))
+    assert min(functions_ways.measure(WORKS["rows"], "penstock, threads", 300)) > 0
+    rates = {way: functions.Rates(100.0, 50.0) for way in ("bare pool", "DataLoader")}
+    rates["penstock, AUTOTUNE"] = functions.Rates(120.0, 40.0)
+    row = functions.table("tokenise", WORKS["tokenise"], 2, rates)[-1]
+    assert row[2:] == (
+        *("penstock, AUTOTUNE", "120", "1.20x", "1.20x", "40", "0.80x"),
+        "MISS: 1.5x DataLoader",
+    )
+    measured = functions.Measured(here=True)
+    assert measured.rates("rows", "no such way", 1, 1) is None
+    assert "KeyError" in measured.missing["rows, no such way"]
+
+
+def test_the_grid_measures_a_setting_and_when_it_changed_last() -> None:
+    setting = functions_grid.Setting("threads", 2, 8)
+    found = functions_grid.measure("rows", setting, warm=0.0, seconds=0.05)
+    assert (found["setting"], found["settled"]) == ((8, "threads", 2), 0.0)
+    assert found["rate"] > 0
+    assert len(functions_grid.GRID) == 24
 
 
 def test_a_pass_continues_where_the_last_pass_stopped() -> None:
