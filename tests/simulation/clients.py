@@ -155,7 +155,8 @@ class Client(Peer):
             except OutOfRangeError as error:
                 return [failed_value(error)]
             except EXPECTED as error:
-                if not self.trainer.stubborn or self._failures == MOST_FAILURES:
+                final = "reading ends here" in str(error)
+                if final or not self.trainer.stubborn or self._failures == MOST_FAILURES:
                     raise
                 self._failures += 1
                 self.world.tell(f"{self.name} goes on after {type(error).__name__}: {error}")

@@ -24,6 +24,10 @@ def test_all_consumers_of_a_round_get_elements_of_one_stream(batch: int) -> None
         run(seed, joining=True)
 
 
+def test_a_reader_that_reads_on_after_errors_stops_at_a_final_one() -> None:
+    run(1205)
+
+
 def test_a_seed_is_a_history() -> None:
     stories = []
     for _ in range(2):
