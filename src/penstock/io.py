@@ -13,6 +13,7 @@ from penstock.engine.formats.examples.sequences import (
 )
 from penstock.engine.formats.examples.writing import serialize_example, serialize_sequence_example
 from penstock.engine.formats.files import read_file, write_file
+from penstock.engine.formats.image_folders import list_classes
 from penstock.engine.formats.images import (
     decode_image,
     decode_jpeg,
@@ -20,11 +21,13 @@ from penstock.engine.formats.images import (
     encode_jpeg,
     encode_png,
 )
+from penstock.engine.formats.tar import TarWriter
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 
 __all__ = [
     "TFRecordOptions",
     "TFRecordWriter",
+    "TarWriter",
     "FixedLenFeature",
     "FixedLenSequenceFeature",
     "VarLenFeature",
@@ -40,6 +43,7 @@ __all__ = [
     "decode_png",
     "encode_jpeg",
     "encode_png",
+    "list_classes",
     "read_file",
     "write_file",
 ]

@@ -41,7 +41,7 @@ from penstock.engine.access import Access, access
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
-from penstock.engine.formats import files, runs, saved
+from penstock.engine.formats import files, image_folders, runs, saved
 from penstock.engine.lower import chunks_of
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
@@ -337,6 +337,74 @@ class Dataset:
         2.0
         """
         return Dataset(tables.plan_json_lines(path, columns, fill))
+
+    @staticmethod
+    def from_tar(path: Any, columns: Sequence[str] | None = None) -> Dataset:
+        """The samples of tar archives (WebDataset shards), each a dict of the bytes of its files.
+
+        Neighbouring files of an archive that differ only in their extension are a sample:
+        `0001.jpg` and `0001.cls` have the fields `jpg` and `cls`, and `__key__` is `0001`.
+        Archives that end with `.gz` or `.tgz` are uncompressed. Workers divide the archives, not
+        their samples.
+
+        Args:
+            path: A path, a pattern, or a list of them, as `shard-{0000..0099}.tar`; any fsspec URL.
+            columns: Which fields to read; by default those of the first sample, and then a sample
+                with other fields is an error.
+
+        >>> import os, tempfile
+        >>> from penstock.io import TarWriter
+        >>> path = os.path.join(tempfile.mkdtemp(), "shard.tar")
+        >>> with TarWriter(path) as writer:
+        ...     for number in range(2):
+        ...         writer.write({"__key__": f"{number:04}", "txt": "text", "cls": str(number)})
+        >>> [(sample["__key__"], int(sample["cls"])) for sample in Dataset.from_tar(path)]
+        [(b'0000', 0), (b'0001', 1)]
+        """
+        return Dataset(tables.plan_tar(path, columns))
+
+    @staticmethod
+    def from_image_folder(
+        path: Any,
+        class_names: Sequence[str] | None = None,
+        channels: int = 3,
+        num_parallel_calls: int | None = AUTOTUNE,
+    ) -> Dataset:
+        """The images of a folder that has a sub-folder for each class.
+
+        Each is a dict of its `image`, an array of (height, width, channels), its `label`, which is
+        the number of its class, and its `path`. Classes and files are sorted by name;
+        `io.list_classes` has the names of the classes. An image is read and decoded when it is
+        needed: `ds[i]` reads one file, and a shuffle before a `map` holds names only.
+
+        Args:
+            path: The folder; a local path or an fsspec URL. Images are JPEG, PNG, GIF (the first
+                frame) or BMP files, at any depth below the folder of their class.
+            class_names: The sub-folders to read, in the order of their labels; all by default.
+            channels: 1 for grey, 3 for colour, 4 for colour with opacity, 0 as in each file.
+            num_parallel_calls: How many images to decode at once.
+
+        >>> import os, tempfile
+        >>> from penstock import io
+        >>> folder = tempfile.mkdtemp()
+        >>> for number, name in enumerate(["cat", "dog"]):
+        ...     pixels = np.full((4, 6, 3), number, np.uint8)
+        ...     io.write_file(os.path.join(folder, name, "0.png"), io.encode_png(pixels))
+        >>> ds = Dataset.from_image_folder(folder)
+        >>> len(ds), ds[1]["image"].shape, int(ds[1]["label"]), io.list_classes(folder)[1]
+        (2, (4, 6, 3), 1, 'dog')
+        """
+        where = "Dataset.from_image_folder"
+        if channels not in (0, 1, 3, 4):
+            raise InvalidArgumentError(f"{where}: channels must be 0, 1, 3 or 4, got {channels!r}")
+        names = image_folders.check_class_names(class_names, where)
+        paths, labels = image_folders.list_images(files.as_path(path, where), names, where)
+        table = Dataset.from_tensor_slices({"path": paths, "label": np.array(labels, np.int32)})
+        return table.map(
+            functools.partial(image_folders.read_image, channels),
+            num_parallel_calls=num_parallel_calls,
+            output_signature=image_folders.spec_of(channels),
+        )
 
     @staticmethod
     def from_pandas(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:

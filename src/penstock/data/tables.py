@@ -14,7 +14,9 @@ import numpy as np
 from penstock.data import arguments as check
 from penstock.element import nest
 from penstock.element.chunk import Chunk, describe_spec
-from penstock.engine.formats import TABLES, json_lines
+from penstock.element.dtypes import string
+from penstock.element.spec import TensorSpec
+from penstock.engine.formats import TABLES, json_lines, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import resolve_paths, version_of
@@ -88,6 +90,16 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any) -> Node:
         ("spec", _pick(specs, names)),
     )
     return Records(check.names(call, "path", found), "json_lines", options)
+
+
+def plan_tar(paths: Any, columns: Any) -> Node:
+    """The samples of tar archives; the fields are stated, or those of the first sample."""
+    found = resolve_paths(_check_paths(tar.CALL, paths), tar.CALL)
+    names = tar.first_fields(found[0]) if columns is None else _names(tar.CALL, columns)
+    fields = tuple(sorted(name for name in names if name != tar.KEY))
+    spec = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
+    options = (("fields", fields), ("is_strict", columns is None), ("spec", spec))
+    return Records(check.names(tar.CALL, "path", found), "tar", options)
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

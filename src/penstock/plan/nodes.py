@@ -495,6 +495,7 @@ FILE_DATASETS = {
     "fixed": "FixedLengthRecordDataset",
     "csv": "CsvDataset",
     "json_lines": "from_json_lines",
+    "tar": "from_tar",
 }
 """The class of datasets that reads each format."""
 
@@ -510,8 +511,8 @@ class Records(Node):
     traits = Trait.ELEMENTWISE | Trait.READS_FILES
 
     def spec_from(self, *inputs: Any) -> Any:
-        """A string; for a row of CSV, the strings of its fields; for a line of JSON, a dict."""
-        if self.format == "json_lines":
+        """A string; for a row of CSV, the strings of its fields; for JSON and tar, a dict."""
+        if self.format in ("json_lines", "tar"):
             return dict(self.options)["spec"]
         return TensorSpec((None,) if self.format == "csv" else (), string_dtype)
 

@@ -19,8 +19,8 @@ from penstock.plan.options import AutoShardPolicy, Options, ShardingPolicy
 from penstock.plan.seeds import derive, seed_scope
 from penstock.plan.traits import Trait
 
-_FORMATS = ("text", "tfrecord", "fixed", "json_lines")
-"""Formats that TensorFlow shards by file, and JSON lines. It shards other formats by element."""
+_FORMATS = ("text", "tfrecord", "fixed", "json_lines", "tar")
+"""Formats that TensorFlow shards by file, JSON lines and tar. It shards others by element."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """The contract of `RecordReader`, over every format, compression and kind of path."""
 
 import gzip
+import io
 import json
 import os
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,16 @@ def tfrecords(*records: bytes) -> bytes:
         for record in records:
             writer.write(record)
     return bytes(fsspec.filesystem("memory").cat("memory://contract/made"))
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
 
 
 @dataclass
@@ -82,6 +94,19 @@ SAMPLES["json_lines"] = Sample(
         "columns": ("x",),
         "is_strict": False,
     },
+)
+SAMPLES["tar"] = Sample(
+    "tar",
+    tar_of({"a.x": b"1", "a.y": b"", "b.x": b"2" * 600, "b.y": b"3", "c.x": b"", "c.y": b"4"}),
+    [
+        {"__key__": b"a", "x": b"1", "y": b""},
+        {"__key__": b"b", "x": b"2" * 600, "y": b"3"},
+        {"__key__": b"c", "x": b"", "y": b"4"},
+    ],
+    tar_of({"a.x": b"1", "a.y": b"", "b.y": b"", "c.x": b"", "c.y": b"4"}),
+    1,
+    [{"__key__": b"c", "x": b"", "y": b"4"}],
+    {"fields": ("x", "y")},
 )
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

@@ -117,7 +117,7 @@ PIXELS = np.zeros((2, 2, 3), np.uint8)
         (
             lambda: io.decode_image(FILES["still.gif"], channels=1),
             InvalidArgumentError,
-            r"io.decode_image of a GIF: channels must be one of \(0, 3\), got 1",
+            r"io.decode_image of all frames of a GIF: channels must be one of \(0, 3\), got 1",
         ),
         (
             lambda: io.decode_image(FILES["grey.png"], dtype="int32"),

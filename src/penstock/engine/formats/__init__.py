@@ -20,6 +20,7 @@ from penstock.engine.formats.numpy_files import NumpyReader
 from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.records import RecordReader
 from penstock.engine.formats.tables import TableReader
+from penstock.engine.formats.tar import TarReader
 from penstock.engine.formats.text import TextReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.errors import InvalidArgumentError
@@ -30,6 +31,7 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
     "fixed": FixedReader,
     "csv": CsvReader,
     "json_lines": JsonLinesReader,
+    "tar": TarReader,
 }
 
 TABLES: dict[str, Callable[[str, str], TableReader]] = {

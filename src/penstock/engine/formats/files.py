@@ -268,6 +268,29 @@ def _matches(pattern: str, call: str) -> list[str]:
     return glob.glob(_python_pattern(rooted).rstrip("/"), include_hidden=True)
 
 
+def list_folder(path: str, call: str) -> list[str]:
+    """All files below a folder, by their paths from there, with `/` between folders."""
+    with translate_errors(path, call):
+        if "://" not in path:
+            found = []
+            for folder, _, names in os.walk(path, onerror=_raise, followlinks=True):
+                below = os.path.relpath(folder, path)
+                found += [os.path.normpath(os.path.join(below, name)) for name in names]
+            return found
+        from fsspec.core import url_to_fs
+
+        system, inside = url_to_fs(path)
+        root = inside.rstrip("/") + "/"
+        names = system.find(inside)
+        if not names:
+            raise FileNotFoundError(path)
+        return [name.removeprefix(root) for name in names]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _python_pattern(pattern: str) -> str:
     """What fnmatch(3) writes `\\*` and `[^a]`, Python's glob writes `[*]` and `[!a]`."""
     pattern = re.sub(r"\\(.)", lambda escaped: glob.escape(escaped[1]), pattern)

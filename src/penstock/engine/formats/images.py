@@ -47,11 +47,13 @@ def decode_image(
     contents = _check_bytes(contents, call)
     if contents[:3] == b"\xff\xd8\xff":
         pixels = _decode_jpeg(contents, channels or 0, call)
-    elif contents[:4] == b"GIF8":
-        _check_channels(channels, (0, 3), f"{call} of a GIF")
-        pixels = _decode_gif(contents, expand_animations, call)
-    else:
+    elif contents[:4] != b"GIF8":
         pixels = _decode(contents, channels or 0, ("PNG", "BMP"), call)
+    elif not expand_animations:
+        pixels = _decode(contents, channels or 3, ("GIF",), call)
+    else:
+        _check_channels(channels, (0, 3), f"{call} of all frames of a GIF")
+        pixels = _decode_gif(contents, call)
     return _convert(pixels, dtype, call)
 
 
@@ -148,16 +150,16 @@ def _decode(contents: bytes, channels: int, formats: tuple[str, ...], call: str)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _decode_gif(contents: bytes, all_frames: bool, call: str) -> Array:
+def _decode_gif(contents: bytes, call: str) -> Array:
     image = _open(contents, ("GIF",), call)
     frames = []
     try:
-        for number in range(image.n_frames if all_frames else 1):
+        for number in range(image.n_frames):
             image.seek(number)
             frames.append(np.array(image.convert("RGB")))
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise _damaged(contents, ("GIF",), call, error) from error
-    return np.stack(frames) if all_frames else frames[0]
+    return np.stack(frames)
 
 
 def _open(contents: bytes, formats: tuple[str, ...], call: str) -> Any:

@@ -23,7 +23,7 @@ from penstock.engine.formats.arrow_columns import (
 )
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import Path, as_path, open_bytes, translate_errors
-from penstock.engine.formats.records import Part
+from penstock.engine.formats.records import ParsedRecords, Part
 from penstock.engine.formats.text import TextReader
 from penstock.errors import DataLossError, InvalidArgumentError
 
@@ -36,14 +36,6 @@ BY_NAME = "BY_NAME"
 """The compression of files that are compressed if their names say so."""
 
 _PACKINGS = {".gz": "GZIP", ".zst": "ZSTD"}
-
-
-class ParsedLines(list[bytes]):
-    """Lines, and the elements that they are."""
-
-    def __init__(self, lines: Iterable[bytes], chunk: Chunk) -> None:
-        super().__init__(lines)
-        self.chunk = chunk
 
 
 def packing_of(path: str) -> str:
@@ -139,9 +131,9 @@ class JsonLinesReader(TextReader):
         first = self._given
         stop = min(first + limit, self._parsed_to)
         chunk = self._convert(first, stop)
-        return self._give(ParsedLines(self._lines[first : first + len(chunk)], chunk))
+        return self._give(ParsedRecords(self._lines[first : first + len(chunk)], chunk))
 
-    def _give(self, records: ParsedLines) -> ParsedLines:
+    def _give(self, records: ParsedRecords[bytes]) -> ParsedRecords[bytes]:
         self._given += len(records)
         self.position = self._ends[self._given - 1]
         return records

@@ -7,8 +7,10 @@ It opens its file at the first `read`, so a missing file is an error only when i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import BinaryIO, ClassVar, Generic, TypeVar
 
+from penstock.element.chunk import Chunk
 from penstock.engine.formats.files import (
     Path,
     as_path,
@@ -23,6 +25,14 @@ Record = TypeVar("Record")
 
 Part = tuple[int, int | None]
 """A part of a file: the records that begin from one byte on and before another (None: the end)."""
+
+
+class ParsedRecords(list[Record]):
+    """Records, and the elements that they are."""
+
+    def __init__(self, records: Iterable[Record], chunk: Chunk) -> None:
+        super().__init__(records)
+        self.chunk = chunk
 
 
 class RecordReader(ABC, Generic[Record]):

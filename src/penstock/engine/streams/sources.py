@@ -15,8 +15,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import converter
 from penstock.engine.formats import open_reader, saved
 from penstock.engine.formats.csv import ENCODING, Row
-from penstock.engine.formats.json_lines import ParsedLines
-from penstock.engine.formats.records import Part, RecordReader
+from penstock.engine.formats.records import ParsedRecords, Part, RecordReader
 from penstock.engine.formats.tfrecord import TFRecordReader
 from penstock.engine.inlets import Inlet
 from penstock.engine.trail import Trail
@@ -266,7 +265,7 @@ class RecordsStream(Stream):
         return Chunk.join(chunks).with_numbers(numbers)
 
     def _chunk(self, records: list[Any]) -> Chunk:
-        if isinstance(records, ParsedLines):
+        if isinstance(records, ParsedRecords):
             return records.chunk
         if not isinstance(records[0], Row):
             return leaf(_strings(records))

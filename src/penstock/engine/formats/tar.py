@@ -1,0 +1,343 @@
+"""Tar archives of samples, as WebDataset writes them: neighbouring files with one key.
+
+The key of `shard/0001.seg.png` is `shard/0001`, its field is `seg.png`. Other members than files,
+and files without an extension, are no part of a sample. An archive that ends without its end mark
+was cut off, which is an error.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.strings import bytes_of
+from penstock.engine.formats.files import Path, as_path, create_bytes, translate_errors
+from penstock.engine.formats.records import ParsedRecords, RecordReader
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+
+CALL = "Dataset.from_tar"
+KEY = "__key__"
+
+BY_NAME = "BY_NAME"
+"""The compression of archives that are compressed if their names say so."""
+
+_UNIT = 512
+_BLOCK = 1 << 20
+"""How many bytes are read at once."""
+
+_FILES = (b"0", b"\0", b"7")
+_LONG_NAME, _EXTENDED, _GLOBAL, _SPARSE = b"L", b"x", b"g", b"S"
+_NAME = re.compile(rb"(?s)^((?:.*/)?[^./][^./]*)\.([^/]*)$")
+_META = re.compile(rb"(?:^|/)__[^/]*__(?:$|/)")
+
+
+class TarMember(NamedTuple):
+    """A file of an archive that belongs to a sample."""
+
+    key: bytes
+    field: str
+    start: int
+    stop: int
+
+
+class TarReader(RecordReader[dict[str, bytes]]):
+    """Samples; `position` is the byte at which the first header of the next sample begins."""
+
+    call = CALL
+
+    def __init__(
+        self,
+        path: Path,
+        fields: tuple[str, ...] | None = None,
+        is_strict: bool = False,
+        compression: str | None = BY_NAME,
+        buffer_size: int | None = None,
+        spec: Any = None,
+        position: int = 0,
+    ) -> None:
+        super().__init__(path, compression, buffer_size or _BLOCK, position)
+        if compression == BY_NAME:
+            self._compression = packing_of(self.path)
+        self._fields, self._is_strict = fields, is_strict
+        self._usual: list[str] = []
+        """The fields of the last sample that fitted."""
+
+    def _cut(self, limit: int) -> list[dict[str, bytes]]:
+        samples: list[dict[str, bytes]] = []
+        for members in self._groups(limit):
+            if samples and self._problem(members):
+                break
+            samples.append(self._sample(members))
+            self._move(members[-1])
+        return ParsedRecords(samples, self._chunk(samples)) if samples else samples
+
+    def _move(self, last: TarMember) -> None:
+        end = last.stop + -last.stop % _UNIT
+        self.position += end - self._start
+        self._start = end
+
+    def _groups(self, limit: int) -> list[list[TarMember]]:
+        """The files of up to `limit` samples that lie complete in the buffer.
+
+        A sample is complete when the header of a file with another key is there.
+        """
+        groups: list[list[TarMember]] = []
+        members: list[TarMember] = []
+        try:
+            for member in self._members():
+                if members and member.key != members[0].key:
+                    groups.append(members)
+                    if len(groups) == limit:
+                        return groups
+                    members = []
+                members.append(member)
+        except DataLossError:
+            if not groups:
+                raise
+            return groups
+        return [*groups, members] if members and not self._more else groups
+
+    def _members(self) -> Iterator[TarMember]:
+        """The files from the first byte that was not cut, as far as the buffer reaches."""
+        at, name, size = self._start, None, None
+        buffer = self._buffer
+        while at + _UNIT <= len(buffer):
+            header = buffer[at : at + _UNIT]
+            kind = header[156:157]
+            if not header.strip(b"\0"):
+                self._more = False  # The end mark: what follows is filling.
+                return
+            start, length = at + _UNIT, self._length(header, at)
+            length = length if size is None or kind in (_LONG_NAME, _EXTENDED) else size
+            stop = start + length
+            if stop + -stop % _UNIT > len(buffer):
+                break
+            if kind == _LONG_NAME:
+                name = buffer[start:stop].rstrip(b"\0")
+            elif kind == _EXTENDED:
+                name, size = self._extended(buffer[start:stop], at, name)
+            else:
+                member = self._member(header, at, name, start, stop) if kind in _FILES else None
+                name = size = None
+                if member is not None:
+                    yield member
+            at = stop + -stop % _UNIT
+        if not self._more:
+            where = self.position + at - self._start
+            rest = "within a member" if at < len(buffer) else "without its end mark"
+            raise self._damage(where, f"the archive ends {rest}; it was cut off")
+
+    def _length(self, header: bytes, at: int) -> int:
+        """The size of a member, after the header's checksum was checked."""
+        try:
+            stated = int(header[148:156].strip(b"\0 ") or b"0", 8)
+            plain = header[:148] + b" " * 8 + header[156:]
+            if sum(plain.translate(None, b"\0")) != stated:
+                raise ValueError("the checksum of a header is wrong")
+            if header[156:157] == _SPARSE:
+                raise ValueError("sparse members are not supported")
+            if header[124] & 0x80:
+                return int.from_bytes(header[125:136], "big")
+            return int(header[124:136].strip(b"\0 ") or b"0", 8)
+        except ValueError as error:
+            raise self._damage(self.position + at - self._start, str(error)) from None
+
+    def _extended(
+        self, data: bytes, at: int, name: bytes | None
+    ) -> tuple[bytes | None, int | None]:
+        """Name and size in the records of an extended header: `LENGTH KEY=VALUE\\n`."""
+        size = None
+        try:
+            while data:
+                count = int(data[: data.index(b" ")])
+                key, _, value = data[data.index(b" ") + 1 : count - 1].partition(b"=")
+                if key == b"path":
+                    name = value
+                elif key == b"size":
+                    size = int(value)
+                data = data[max(count, 1) :]
+        except ValueError:
+            where = self.position + at - self._start
+            raise self._damage(where, "an extended header is malformed") from None
+        return name, size
+
+    def _member(
+        self, header: bytes, at: int, name: bytes | None, start: int, stop: int
+    ) -> TarMember | None:
+        if name is None:
+            name = header[:100].partition(b"\0")[0]
+            prefix = header[345:500].partition(b"\0")[0]
+            if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
+                name = prefix + b"/" + name
+        found = _NAME.match(name)
+        if found is None or _META.search(name):
+            return None
+        return TarMember(found[1], found[2].decode(errors="replace").lower(), start, stop)
+
+    def _sample(self, members: list[TarMember]) -> dict[str, bytes]:
+        if problem := self._problem(members):
+            raise self._skip(members, problem)
+        sample: dict[str, bytes] = {KEY: members[0].key}
+        for _, field, start, stop in members:
+            if self._fields is None or field in self._fields:
+                sample[field] = self._buffer[start:stop]
+        return sample
+
+    def _problem(self, members: list[TarMember]) -> str:
+        """Why a sample does not fit; empty if it does."""
+        found = [member.field for member in members]
+        if found == self._usual:
+            return ""
+        problem = self._misfit(found)
+        self._usual = self._usual if problem else found
+        return problem
+
+    def _misfit(self, found: list[str]) -> str:
+        if len(set(found)) < len(found):
+            twice = next(field for field in found if found.count(field) > 1)
+            return f"has the field {twice!r} twice"
+        if self._fields is None:
+            return ""
+        missing = [field for field in self._fields if field not in found]
+        others = [field for field in found if field not in self._fields]
+        if missing:
+            return f"has no field {missing[0]!r}"
+        return f"also has the field {others[0]!r}" if others and self._is_strict else ""
+
+    def _skip(self, members: list[TarMember], problem: str) -> InvalidArgumentError:
+        """The error of a sample that does not fit; the next read continues behind it."""
+        fields = ", ".join(repr(member.field) for member in members)
+        error = InvalidArgumentError(
+            f"{CALL}: sample {members[0].key.decode(errors='replace')!r} at byte {self.position} "
+            f"of {self.path!r} {problem}; it has {fields}; state the fields that all samples have, "
+            'as in columns=["jpg"], or leave out such samples with ignore_errors'
+        )
+        self._move(members[-1])
+        self._continues = True
+        return error
+
+    def _chunk(self, samples: list[dict[str, bytes]]) -> Chunk:
+        columns = {}
+        for field in (KEY, *self._fields) if self._fields is not None else samples[0]:
+            columns[field] = np.empty(len(samples), object)
+            columns[field][:] = [sample[field] for sample in samples]
+        leaves, tree = nest.flatten(columns)
+        return Chunk(tree, leaves, len(samples))
+
+    def _damage(self, where: int, problem: str) -> DataLossError:
+        hint = "" if where else "; is it a tar file?"
+        return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
+
+
+def packing_of(path: str) -> str:
+    """How an archive is compressed, by the end of its name; empty if it is not."""
+    return "GZIP" if path.endswith((".gz", ".tgz")) else ""
+
+
+def first_fields(path: str) -> tuple[str, ...]:
+    """The fields of the first sample of an archive."""
+    reader = TarReader(path)
+    try:
+        samples = reader.read(1)
+    finally:
+        reader.close()
+    if not samples:
+        raise InvalidArgumentError(
+            f"{CALL}: {path!r} has no samples, which are files with an extension; "
+            'state the fields, as in columns=["jpg"]'
+        )
+    return tuple(field for field in samples[0] if field != KEY)
+
+
+class TarWriter:
+    """Writes samples to a tar archive, as WebDataset does; an archive that exists is replaced.
+
+    Args:
+      path: Where to write; a local path or an fsspec URL. An archive whose name ends in `.gz` or
+        `.tgz` is compressed.
+
+    >>> import os, tempfile
+    >>> from penstock.data import Dataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "shard-0000.tar")
+    >>> with TarWriter(path) as writer:
+    ...     writer.write({"__key__": "0001", "txt": "a cat", "cls": b"3"})
+    >>> list(Dataset.from_tar(path))
+    [{'__key__': b'0001', 'cls': b'3', 'txt': b'a cat'}]
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tarfile
+
+        self._path = as_path(path, "TarWriter")
+        self._describe = tarfile.TarInfo
+        self._file = create_bytes(self._path, "TarWriter")
+        mode: Any = "w|gz" if packing_of(self._path) else "w|"
+        self._tar = tarfile.open(  # noqa: SIM115 (stays open)
+            fileobj=self._file, mode=mode, format=tarfile.GNU_FORMAT
+        )
+        self._last: bytes | None = None
+        self._closed = False
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Adds one sample: its key under `"__key__"`, and the bytes or text of each field."""
+        call = "TarWriter.write"
+        if self._closed:
+            raise FailedPreconditionError(f"{call}: {self._path!r} is closed; make a new writer")
+        key = bytes_of(self._check(sample.get(KEY), KEY))
+        found = _NAME.match(key + b".x")
+        if found is None or found[1] != key or key == self._last:
+            raise InvalidArgumentError(
+                f"{call}: {KEY} must be a new name without a dot in its last part, got {key!r}"
+            )
+        fields = {name: self._check(value, name) for name, value in sample.items() if name != KEY}
+        if not fields:
+            raise InvalidArgumentError(f"{call}: sample {key!r} has no fields")
+        with translate_errors(self._path, call):
+            for name, value in fields.items():
+                data = bytes_of(value)
+                member = self._describe(f"{key.decode()}.{name}")
+                member.size, member.mode = len(data), 0o644
+                self._tar.addfile(member, io.BytesIO(data))
+        self._last = key
+
+    def _check(self, value: Any, name: str) -> bytes | str:
+        if not isinstance(value, bytes | str):
+            raise InvalidTypeError(
+                f"TarWriter.write: field {name!r} must be bytes or text, got {value!r:.60}; "
+                "encode it first"
+            )
+        return value
+
+    def close(self) -> None:
+        """Completes the archive; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with translate_errors(self._path, "TarWriter.close"):
+            try:
+                self._tar.close()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

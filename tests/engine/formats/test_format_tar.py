@@ -1,0 +1,237 @@
+"""Tar archives, beside what the `webdataset` package and Python's tarfile read and write."""
+
+import io
+import json
+import pathlib
+import tarfile
+
+import pytest
+
+from penstock.data import Dataset
+from penstock.data.experimental import service
+from penstock.engine.formats.tar import TarReader
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
+from penstock.io import TarWriter
+
+GOLDEN = pathlib.Path(__file__).parent / "golden"
+ANSWERS = json.loads((GOLDEN / "tar.json").read_text())
+
+
+def plain(sample):
+    return {
+        name: value.decode() if name == "__key__" else value.decode("latin-1")
+        for name, value in sample.items()
+    }
+
+
+def drain(reader, limit=1):
+    samples = []
+    while some := reader.read(limit):
+        samples += some
+    return samples
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+@pytest.mark.parametrize("buffer_size", [None, 1, 700])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_samples_are_those_of_webdataset(name, buffer_size, limit):
+    # All samples have the same fields here if none are asked for: one read, one chunk.
+    reader = TarReader(GOLDEN / name, buffer_size=buffer_size)
+    limit = limit if name == "shard.tar" else 1
+    assert [plain(sample) for sample in drain(reader, limit)] == ANSWERS[name]
+
+
+def test_a_dataset_has_the_samples_of_all_archives():
+    ds = Dataset.from_tar([GOLDEN / "shard.tar", GOLDEN / "shard.tar"])
+    assert [plain(sample) for sample in ds] == ANSWERS["shard.tar"] * 2
+    assert list(ds.element_spec) == ["__key__", "cls", "seg.png", "txt"]
+    assert [plain(sample) for sample in Dataset.from_tar(str(GOLDEN / "sh*d.tar"))] == (
+        ANSWERS["shard.tar"]
+    )
+
+
+def test_selected_fields_are_read():
+    for name in ("gnu.tar", "pax.tar.gz"):
+        ds = Dataset.from_tar(GOLDEN / name, columns=["txt"]).ignore_errors()
+        expected = [
+            {"__key__": sample["__key__"], "txt": sample["txt"]}
+            for sample in ANSWERS[name]
+            if "txt" in sample
+        ]
+        assert [plain(sample) for sample in ds] == expected
+
+
+def write(path, samples):
+    with TarWriter(path) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return str(path)
+
+
+def numbered(count, first=0):
+    return [{"__key__": f"{n:03}", "txt": f"text {n}"} for n in range(first, first + count)]
+
+
+@pytest.fixture(params=["tar", "tar.gz", "tgz"])
+def archives(request, tmp_path):
+    return [write(tmp_path / f"{n}.{request.param}", numbered(4, 4 * n)) for n in range(3)]
+
+
+def test_every_element_can_be_resumed_from(archives):
+    ds = Dataset.from_tar(archives).map(lambda sample: int(sample["__key__"]))
+    iterator = iter(ds)
+    for number in range(13):
+        resumed = iter(ds)
+        resumed.load_state_dict(iterator.state_dict())
+        assert [int(value) for value in resumed] == list(range(number, 12))
+        next(iterator, None)
+
+
+def test_workers_divide_the_archives(archives):
+    ds = Dataset.from_tar(archives).map(lambda sample: int(sample["__key__"]))
+    ds = ds.apply(service.distribute("distributed_epoch", "local://2"))
+    assert [int(value) for value in ds] == list(range(12))
+
+
+def test_shards_have_all_samples_once(archives):
+    ds = Dataset.from_tar(archives)
+    keys = [int(sample["__key__"]) for n in range(3) for sample in ds.shard(3, n)]
+    assert sorted(keys) == list(range(12))
+
+
+def test_tarfile_reads_what_the_writer_wrote(tmp_path):
+    long = "folder/" * 30 + "name"
+    for name, mode in (("a.tar", "r:"), ("a.tar.gz", "r:gz")):
+        path = write(tmp_path / name, [{"__key__": long, "bin": b"\0\xff", "txt": "ä"}])
+        with tarfile.open(path, mode) as archive:
+            found = {one.name: archive.extractfile(one).read() for one in archive}
+        assert found == {f"{long}.bin": b"\0\xff", f"{long}.txt": "ä".encode()}
+
+
+WHOLE = (GOLDEN / "shard.tar").read_bytes()
+END = len(WHOLE.rstrip(b"\0")) + 511 & ~511
+"""Where the end mark of the archive begins."""
+
+
+@pytest.mark.parametrize("size", [1, 511, *range(512, END + 1, 512), *range(700, END, 900)])
+def test_a_truncated_archive_is_an_error_after_the_samples_before(size, tmp_path):
+    path = tmp_path / "cut.tar"
+    path.write_bytes(WHOLE[:size])
+    reader, samples = TarReader(path), []
+    with pytest.raises(DataLossError, match="cut.tar' is damaged at byte .* it was cut off"):
+        samples += drain(reader)
+    assert [plain(sample) for sample in samples] == ANSWERS["shard.tar"][: len(samples)]
+
+
+@pytest.mark.parametrize("byte", [0, 124, 150, 156, 300])
+def test_a_damaged_header_is_an_error_that_names_its_place(byte, tmp_path):
+    with tarfile.open(GOLDEN / "shard.tar") as archive:
+        header = archive.getmembers()[7].offset  # In the third sample.
+    damaged = bytearray(WHOLE)
+    damaged[header + byte] ^= 1
+    (tmp_path / "bad.tar").write_bytes(damaged)
+    iterator = iter(Dataset.from_tar(tmp_path / "bad.tar"))
+    assert [plain(next(iterator)) for _ in range(2)] == ANSWERS["shard.tar"][:2]
+    message = f"bad.tar' is damaged at byte {header}: the checksum of a header is wrong"
+    with pytest.raises(DataLossError, match=message):
+        next(iterator)
+
+
+def tar_of(*names):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "message"),
+    [
+        (["a.x", "b.x", "b.y", "c.x"], None, "sample 'b' at byte 512 of .* also has the field 'y'"),
+        (["a.x", "b.y", "c.x"], ["x"], "sample 'b' at byte 512 of .* has no field 'x'; it has 'y'"),
+        (["a.x", "b.x", "b.x", "c.x"], None, "sample 'b' .* has the field 'x' twice"),
+    ],
+)
+def test_a_sample_that_does_not_fit_costs_only_itself(names, columns, message, tmp_path):
+    path = tmp_path / "mixed.tar"
+    path.write_bytes(tar_of(*names))
+    ds = Dataset.from_tar(path, columns)
+    with pytest.raises(InvalidArgumentError, match=message):
+        list(ds)
+    assert [sample["__key__"] for sample in ds.ignore_errors()] == [b"a", b"c"]
+
+
+def sparse():
+    header = bytearray(tar_of("a.x")[:512])
+    header[156:157], header[148:156] = b"S", b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def extended(text):
+    with io.BytesIO() as out:
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            one = tarfile.TarInfo("x")
+            one.type, one.size = tarfile.XHDTYPE, len(text)
+            archive.addfile(one, io.BytesIO(text))
+        return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no archive" * 100, "damaged at byte 0: .*; is it a tar file"),
+        (sparse(), "sparse members are not supported"),
+        (extended(b"what is this"), "an extended header is malformed"),
+        (b"", "the archive ends without its end mark"),
+    ],
+)
+def test_other_files_are_refused(content, message, tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    with pytest.raises(DataLossError, match=message):
+        Dataset.from_tar(path)
+
+
+def test_an_archive_without_samples_is_refused(tmp_path):
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of("README"))
+    with pytest.raises(
+        InvalidArgumentError, match="x.tar' has no samples, which are files with an"
+    ):
+        Dataset.from_tar(path)
+    assert list(Dataset.from_tar(path, columns=["txt"])) == []
+    with pytest.raises(NotFoundError, match="does not exist"):
+        Dataset.from_tar(tmp_path / "missing.tar")
+
+
+@pytest.mark.parametrize(
+    ("sample", "error", "message"),
+    [
+        ({"txt": "a"}, InvalidTypeError, "field '__key__' must be bytes or text, got None"),
+        (
+            {"__key__": "a", "txt": 3},
+            InvalidTypeError,
+            "'txt' must be bytes or text, got 3; encode",
+        ),
+        ({"__key__": "a.b", "txt": ""}, InvalidArgumentError, "must be a new name without a dot"),
+        ({"__key__": "last", "txt": ""}, InvalidArgumentError, "must be a new name without a dot"),
+        ({"__key__": "a"}, InvalidArgumentError, "sample b'a' has no fields"),
+    ],
+)
+def test_samples_that_cannot_be_written_are_refused(sample, error, message, tmp_path):
+    with TarWriter(tmp_path / "x.tar") as writer:
+        writer.write({"__key__": "last", "txt": "x"})
+        with pytest.raises(error, match=message):
+            writer.write(sample)
+    with pytest.raises(FailedPreconditionError, match="x.tar' is closed; make a new writer"):
+        writer.write(sample)
+    writer.close()
+    assert len(list(Dataset.from_tar(tmp_path / "x.tar"))) == 1
