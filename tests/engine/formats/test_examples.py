@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from penstock import io
+from penstock.data import TFRecordDataset
+from penstock.data.experimental import service
 from penstock.element.ragged import Ragged
 from penstock.engine.formats.examples.columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
@@ -232,6 +234,41 @@ def test_many_examples_of_different_sizes_are_parsed():
     np.testing.assert_array_equal(
         parsed["score"], np.array([example["score"] for example in examples], np.float32)
     )
+
+
+@pytest.fixture
+def parsed(tmp_path):
+    """A dataset that parses batches of records from two files."""
+    paths = [str(tmp_path / f"{number}.tfrecord") for number in range(2)]
+    for number, path in enumerate(paths):
+        with io.TFRecordWriter(path) as writer:
+            for row in range(10 * number, 10 * number + 10):
+                writer.write(io.serialize_example({"number": row, "tags": ["x"] * (row % 4)}))
+    features = {
+        "number": io.FixedLenFeature([], "int64"),
+        "tags": io.VarLenFeature("string"),
+    }
+    records = TFRecordDataset(paths).batch(3)
+    return records.map(lambda batch: io.parse_example(batch, features))
+
+
+def plain(elements):
+    return [{name: cases.to_plain(value) for name, value in one.items()} for one in elements]
+
+
+def test_workers_parse_what_is_parsed_locally(parsed):
+    remote = parsed.apply(service.distribute("distributed_epoch", "local://2"))
+    assert plain(remote) == plain(parsed)
+    assert [number for one in plain(parsed) for number in one["number"]] == list(range(20))
+
+
+def test_parsed_batches_can_be_resumed_from_every_one(parsed):
+    expected, iterator = plain(parsed), iter(parsed)
+    for number in range(len(expected) + 1):
+        resumed = iter(parsed)
+        resumed.load_state_dict(iterator.state_dict())
+        assert plain(resumed) == expected[number:]
+        next(iterator, None)
 
 
 def test_varints_keep_every_integer():
