@@ -36,7 +36,7 @@ def test_no_more_calls_than_are_of_use(useful):
 
 def test_calls_that_hinder_each_other_are_given_up():
     calls = climbed(Parallelism(AUTOTUNE, PLENTY), lambda calls: 1000.0 / calls)
-    assert max(calls) <= 3
+    assert max(calls) <= 4
     assert calls[-20:] == [1] * 20
 
 
@@ -51,7 +51,7 @@ MACHINES = {
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05, 0.1])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_calls_settle_within_three_seconds_near_the_best_number(machine, noise):
     rate = MACHINES[machine]

@@ -9,6 +9,8 @@ import contextlib
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from penstock.plan.options import Options
 
 AUTOTUNE = -1
@@ -104,10 +106,11 @@ def _most_cheap(seconds_each: float, nbytes_each: float) -> int:
 class Parallelism:
     """How many calls at once: climbs as long as the throughput rises with it, then stays.
 
-    It tries another number for two looks and counts the second one, because the first has results
-    of calls that were made before. A number is kept if it is clearly faster. After three tries in a
-    row that failed, up and down in turns, with more looks between them each time, the number stays
-    until the rate changes for a while.
+    It looks a few times at the rate, then tries another number for three looks, of which it counts
+    the last two: the first has results of calls that were made before. A number is kept if it is
+    faster by more than the noise of the looks. After three tries in a row that failed, up and down
+    in turns, with more looks between them each time, the number stays until the rate changes for a
+    while.
     """
 
     def __init__(self, calls: int, budget: Budget) -> None:
@@ -119,11 +122,12 @@ class Parallelism:
         """How many processes make the calls, where processes do."""
         self._tuned = self._fixed is None and budget.enabled
         self._kept = self.calls
-        self._rate, self._looks = 0.0, 0
-        """The mean rate with `_kept` calls, and of how many looks."""
+        self._rates: list[float] = []
+        """The last rates with `_kept` calls."""
+        self._tried: list[float] = []
+        """The rates of the present try."""
         self._failed = self._odd = 0
         """The tries that failed in a row, and the looks in a row with another rate."""
-        self._is_second = False
 
     def note_rate(self, rate: float, nbytes_each: float) -> None:
         """Notes how many elements per second came with `calls` at once, and the bytes of a call."""
@@ -131,54 +135,54 @@ class Parallelism:
             return
         self.most = max(1, min(self._threads, int(self.nbytes / max(2 * nbytes_each, 1))))
         if max(self.calls, self._kept) > self.most:
-            self._keep(min(self._kept, self.most), 0.0)
+            self._keep(min(self._kept, self.most), [])
         elif self.calls != self._kept:
-            self._judge_try(rate)
+            self._note_try(rate)
+        elif self._failed >= _MOST_FAILED:
+            self._watch(rate)
         else:
             self._note_kept(rate)
 
-    def _judge_try(self, rate: float) -> None:
-        if not self._is_second:
-            self._is_second = True
-        elif rate > _FASTER * self._rate:
-            self._keep(self.calls, rate)
+    def _note_try(self, rate: float) -> None:
+        self._tried.append(rate)
+        if len(self._tried) < _TRY_LOOKS:
+            return
+        counted, usual = self._tried[1:], np.mean(self._rates)
+        if np.mean(counted) > max(_FASTER * usual, usual + 2 * np.std(self._rates)):
+            self._keep(self.calls, counted)
         else:
             self.calls = self._kept
             self._failed += 1
-            self._looks = min(self._looks, 1)
 
-    def _keep(self, calls: int, rate: float) -> None:
+    def _keep(self, calls: int, rates: list[float]) -> None:
         self.calls = self._kept = calls
-        self._rate, self._looks = rate, int(rate > 0)
-        self._failed = self._odd = 0
+        self._rates, self._failed, self._odd = rates, 0, 0
 
     def _note_kept(self, rate: float) -> None:
-        if self._failed >= _MOST_FAILED:
-            self._watch(rate)
-            return
-        self._rate += (rate - self._rate) / (self._looks + 1)
-        self._looks += 1
-        if self._looks >= 1 << self._failed:
+        self._rates.append(rate)
+        if len(self._rates) >= _TRY_LOOKS << self._failed:
             self._try_next()
 
     def _try_next(self) -> None:
-        up = min(self.most, max(self._kept + 1, int(1.5 * self._kept)))
+        up = min(self.most, max(self._kept + 1, int((1.5 if self._failed else 2) * self._kept)))
         down = max(1, self._kept - 1)
         first, second = (down, up) if self._failed % 2 else (up, down)
         self.calls = first if first != self._kept else second
-        self._is_second = False
+        self._tried = []
 
     def _watch(self, rate: float) -> None:
         """Tries other numbers again if the rate has changed for a while."""
-        changed = not self._rate / _CHANGE < rate < self._rate * _CHANGE
+        usual = np.mean(self._rates)
+        changed = not usual / _CHANGE < rate < usual * _CHANGE
         self._odd = self._odd + 1 if changed else 0
         if self._odd >= _CHANGED_LOOKS:
-            self._keep(self._kept, rate)
+            self._keep(self._kept, [])
 
 
 _FASTER = 1.05
-"""Another number of calls is kept if it is that many times as fast."""
+"""Another number of calls is kept if it is at least that many times as fast."""
 
+_TRY_LOOKS = 3
 _MOST_FAILED = 3
 _CHANGE, _CHANGED_LOOKS = 1.5, 8
 """Numbers are tried again if the rate differs by this factor in so many looks in a row."""
