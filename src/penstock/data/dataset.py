@@ -24,7 +24,7 @@ from penstock.data import (
     foreign_datasets,
     padding,
     sampling,
-    tables,
+    table_plans,
     tracing,
 )
 from penstock.data import arguments as check
@@ -267,7 +267,7 @@ class Dataset:
             raise InvalidTypeError(
                 "Dataset.from_numpy: needs a path, got an array; use Dataset.from_tensor_slices"
             )
-        return Dataset(tables.plan_files("from_numpy", "numpy", paths=path, columns=columns))
+        return Dataset(table_plans.plan_files("from_numpy", "numpy", paths=path, columns=columns))
 
     @staticmethod
     def from_parquet(path: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
@@ -290,7 +290,9 @@ class Dataset:
         1 b'a'
         2 b'?'
         """
-        plan = tables.plan_files("from_parquet", "parquet", paths=path, columns=columns, fill=fill)
+        plan = table_plans.plan_files(
+            "from_parquet", "parquet", paths=path, columns=columns, fill=fill
+        )
         return Dataset(plan)
 
     @staticmethod
@@ -308,10 +310,12 @@ class Dataset:
         >>> rows[1]["ids"]
         array([4, 5])
         """
-        table = tables.arrow_table("Dataset.from_arrow", source)
+        table = table_plans.arrow_table("Dataset.from_arrow", source)
         if table is not None:
-            return Dataset(tables.plan_table("from_arrow", table, columns=columns, fill=fill))
-        plan = tables.plan_files("from_arrow", "arrow", paths=source, columns=columns, fill=fill)
+            return Dataset(table_plans.plan_table("from_arrow", table, columns=columns, fill=fill))
+        plan = table_plans.plan_files(
+            "from_arrow", "arrow", paths=source, columns=columns, fill=fill
+        )
         return Dataset(plan)
 
     @staticmethod
@@ -336,7 +340,7 @@ class Dataset:
         1.0
         2.0
         """
-        return Dataset(tables.plan_json_lines(path, columns, fill))
+        return Dataset(table_plans.plan_json_lines(path, columns, fill))
 
     @staticmethod
     def from_tar(path: Any, columns: Sequence[str] | None = None) -> Dataset:
@@ -361,7 +365,7 @@ class Dataset:
         >>> [(sample["__key__"], int(sample["cls"])) for sample in Dataset.from_tar(path)]
         [(b'0000', 0), (b'0001', 1)]
         """
-        return Dataset(tables.plan_tar(path, columns))
+        return Dataset(table_plans.plan_tar(path, columns))
 
     @staticmethod
     def from_image_folder(
@@ -421,7 +425,7 @@ class Dataset:
         (np.int64(2), b'b')
         """
         table = foreign_datasets.table_of_pandas(frame)
-        return Dataset(tables.plan_table("from_pandas", table, columns=columns, fill=fill))
+        return Dataset(table_plans.plan_table("from_pandas", table, columns=columns, fill=fill))
 
     @staticmethod
     def from_polars(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
@@ -438,7 +442,7 @@ class Dataset:
         (np.int64(2), b'b')
         """
         table = foreign_datasets.table_of_polars(frame)
-        return Dataset(tables.plan_table("from_polars", table, columns=columns, fill=fill))
+        return Dataset(table_plans.plan_table("from_polars", table, columns=columns, fill=fill))
 
     @staticmethod
     def from_huggingface(

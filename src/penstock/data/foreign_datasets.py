@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data import arguments as check
-from penstock.data.tables import plan_files, plan_positions, plan_table, select_columns
+from penstock.data.table_plans import plan_files, plan_positions, plan_table, select_columns
 from penstock.element import nest
 from penstock.element.columns import take
 from penstock.element.spec import TensorSpec

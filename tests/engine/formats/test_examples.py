@@ -11,7 +11,7 @@ from penstock import io
 from penstock.data import TFRecordDataset
 from penstock.data.experimental import service
 from penstock.element.ragged import Ragged
-from penstock.engine.formats.examples.columns import read_columns
+from penstock.engine.formats.examples.feature_columns import read_columns
 from penstock.engine.formats.examples.parsing import wanted_of
 from penstock.engine.formats.examples.wire import decode_varints
 from penstock.engine.formats.examples.writing import encode_varints

@@ -19,7 +19,7 @@ from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
 from penstock.element.values import as_value
-from penstock.engine.formats.examples.columns import Column
+from penstock.engine.formats.examples.feature_columns import Column
 from penstock.engine.formats.examples.reading import Kind
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 

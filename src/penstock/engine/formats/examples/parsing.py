@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.examples.columns import Column, column_of, read_columns
+from penstock.engine.formats.examples.feature_columns import Column, column_of, read_columns
 from penstock.engine.formats.examples.features import Feature, check_kind
 from penstock.engine.formats.examples.reading import (
     Kind,

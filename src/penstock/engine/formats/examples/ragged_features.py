@@ -11,7 +11,7 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.examples.columns import Column
+from penstock.engine.formats.examples.feature_columns import Column
 from penstock.engine.formats.examples.features import (
     Feature,
     _check_dtype,

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.element.ragged import Ragged
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.examples.columns import (
+from penstock.engine.formats.examples.feature_columns import (
     Column,
     FeaturePlaces,
     decode,
