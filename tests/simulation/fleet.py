@@ -155,20 +155,20 @@ def run(workers: int, readers: int, seconds: float = 20.0, deaths: int = 2) -> F
     network.answer = _timed(dispatcher, fleet)
     fleet.total = int(RATE * readers * (START + COUNTED + seconds + 5.0))
     run = _Run(fleet, world, network)
-    somebody = Process(world, "somebody")
+    launcher = Process(world, "launcher")
     shape = Shape("random", length=fleet.total)
     register = RegisterDataset("plan", "plan", b"", shape, fleet.total, DATASET)
-    somebody.spawn(lambda: network.call(register))
+    launcher.spawn(lambda: network.call(register))
     for _ in range(workers):
         world.at(world.random.random() * START, run.add_worker)
     for _ in range(readers):
         world.at(1.0 + world.random.random() * (START - 1.0), run.add_reader)
     try:
         world.run(START, lambda: False)
-        somebody.spawn(run.use)
+        launcher.spawn(run.use)
         world.run(START + COUNTED, lambda: False)
         run.counting, fleet.busy, fleet.requests = True, 0.0, 0
-        somebody.spawn(run.kill_some)
+        launcher.spawn(run.kill_some)
         world.run(START + COUNTED + seconds, lambda: False)
         run.counting, busy, requests = False, fleet.busy, fleet.requests
         world.run(world.now + PATIENCE, lambda: not run.readers)
