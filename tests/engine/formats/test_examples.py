@@ -111,6 +111,18 @@ def test_sequences_are_serialized_and_parsed():
     assert lengths["frames"].tolist() == [2, 1]
 
 
+def test_a_step_with_two_lists_and_an_empty_context_feature_are_read():
+    """Deliberately; TensorFlow refuses both (docs/deviations.md)."""
+    two = cases.encode_feature("int64", [1]) + cases.encode_feature("int64", [2])
+    steps = cases.field(1, cases.field(1, b"x") + cases.field(2, cases.field(1, two)))
+    sequence = {"x": io.FixedLenSequenceFeature([], "int64")}
+    _, lists, _ = io.parse_sequence_example([cases.field(2, steps)], None, sequence)
+    assert lists["x"].tolist() == [[1]]
+    empty = cases.field(1, cases.entry("x", b""))
+    context, _, _ = io.parse_sequence_example([empty], {"x": io.FixedLenFeature([], "int64", 9)})
+    assert context["x"].tolist() == [9]
+
+
 STEPS = {"x": io.FixedLenSequenceFeature([2], "int64")}
 
 

@@ -105,7 +105,7 @@ FAULTS: list[tuple[Exception, type[OpError], str]] = [
     (OSError(errno.ENOSPC, "full"), ResourceExhaustedError, "no space is left for "),
     (OSError(errno.EIO, "broken"), UnknownError, "failed: .*broken"),
     (ValueError("odd"), InvalidArgumentError, "cannot be opened: odd"),
-    (ImportError("get odd"), UnimplementedError, "needs another package: get odd"),
+    (ImportError("get odd"), UnimplementedError, r"needs another package \(get odd\)"),
     (DataLossError("ours"), DataLossError, "ours"),
 ]
 

@@ -198,8 +198,7 @@ def _choices(inside: str) -> list[str]:
 
 
 def _find_files(name: str, call: str) -> list[str]:
-    is_pattern = re.search(r"[*?\[]", name) is not None
-    if not is_pattern or ("://" not in name and os.path.exists(name)):
+    if not _is_pattern(name) or ("://" not in name and os.path.exists(name)):
         if "://" not in name and os.path.isdir(name):
             raise FailedPreconditionError(
                 f"{call}: {name!r} is a folder; name the files in it, as {name.rstrip('/')}/*"
@@ -208,12 +207,23 @@ def _find_files(name: str, call: str) -> list[str]:
     return expand(name, call)
 
 
+def _is_pattern(name: str) -> bool:
+    """Whether a name has wildcards. In a web address, a query follows `?`."""
+    if name.startswith(("http://", "https://")):
+        name = name.partition("?")[0]
+    return re.search(r"[*?\[]", name) is not None
+
+
 class FileVersion(NamedTuple):
     """What tells one version of a file from another, without reading it."""
 
     size: int
     modified: str
     """When it was changed last, and which machine's clock says so; empty if that is not known."""
+
+
+_VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified created".split()
+"""The fields of a file's description that change with its content; the best one first."""
 
 
 def version_of(path: str, call: str) -> FileVersion:
@@ -225,8 +235,7 @@ def version_of(path: str, call: str) -> FileVersion:
 
         system, inside = url_to_fs(path)
         info = system.info(inside)
-        facts = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "created"))
-        modified = next((str(fact) for fact in facts if fact), "")
+        modified = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
         return FileVersion(int(info.get("size") or 0), modified)
 
 
@@ -331,6 +340,10 @@ _KINDS: tuple[tuple[type[Exception], type[OpError], str], ...] = (
     (TimeoutError, DeadlineExceededError, "took too long to answer ({error})"),
     (ConnectionError, UnavailableError, "cannot be reached ({error})"),
     (OSError, UnknownError, "failed: {error}"),
-    (ImportError, UnimplementedError, "needs another package: {error}"),
+    (
+        ImportError,
+        UnimplementedError,
+        'needs another package ({error}); for http and s3: pip install "penstock[remote]"',
+    ),
     (ValueError, InvalidArgumentError, "cannot be opened: {error}"),
 )

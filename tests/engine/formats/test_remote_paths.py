@@ -1,0 +1,211 @@
+"""Every reader of files, over HTTP, S3 and `memory://`: the elements of the local files."""
+
+import gzip
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.data import (
+    Dataset,
+    FixedLengthRecordDataset,
+    TextLineDataset,
+    TFRecordDataset,
+)
+from penstock.data.experimental import CsvDataset
+from penstock.errors import NotFoundError, UnimplementedError
+from penstock.io import TFRecordWriter, list_classes, read_file
+from tests.engine.formats.remote_places import serve_http, serve_s3, upload
+from tests.engine.formats.table_samples import GOLDEN, plain
+
+Make = Callable[[str], Dataset]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How to read files, and the names of two files of one kind."""
+
+    make: Callable[[Any], Dataset]
+    names: tuple[str, str]
+
+
+def csv(path: Any) -> Dataset:
+    return CsvDataset(path, ["int64", "string"])
+
+
+def fixed(path: Any) -> Dataset:
+    return FixedLengthRecordDataset(path, 7, header_bytes=2)
+
+
+READERS = {
+    "text": Reader(TextLineDataset, ("lines-0.txt", "lines-1.txt")),
+    "tfrecord": Reader(TFRecordDataset, ("records-0.tfrecord", "records-1.tfrecord")),
+    "csv": Reader(csv, ("rows-0.csv", "rows-1.csv")),
+    "fixed": Reader(fixed, ("fixed-0.bin", "fixed-1.bin")),
+    "parquet": Reader(Dataset.from_parquet, ("table-0.parquet", "table-1.parquet")),
+    "arrow": Reader(Dataset.from_arrow, ("table-0.arrow", "table-1.arrow")),
+    "arrow-stream": Reader(Dataset.from_arrow, ("table-0.stream", "table-1.stream")),
+    "npy": Reader(Dataset.from_numpy, ("array-0.npy", "array-1.npy")),
+    "npz": Reader(Dataset.from_numpy, ("arrays-0.npz", "arrays-1.npz")),
+    "json-lines": Reader(Dataset.from_json_lines, ("people-0.jsonl", "people-1.jsonl")),
+    "json-lines-zstd": Reader(Dataset.from_json_lines, ("p-0.jsonl.zst", "p-1.jsonl.zst")),
+    "tar": Reader(Dataset.from_tar, ("shard-0.tar", "shard-1.tar")),
+    "tar-gzip": Reader(Dataset.from_tar, ("shard-0.tar.gz", "shard-1.tar.gz")),
+}
+COPIES = {
+    "table-{}.parquet": "people.parquet",
+    "table-{}.arrow": "people.arrow",
+    "table-{}.stream": "plain.stream.arrow",
+    "array-{}.npy": "grid.npy",
+    "arrays-{}.npz": "arrays.npz",
+    "people-{}.jsonl": "people.jsonl",
+    "p-{}.jsonl.zst": "people.jsonl.zst",
+    "shard-{}.tar": "shard.tar",
+}
+
+
+def fill(folder: Path) -> None:
+    """Two files of each kind, and a folder of images."""
+    for number in range(2):
+        for pattern, name in COPIES.items():
+            shutil.copy(GOLDEN / name, folder / pattern.format(number))
+        (folder / f"shard-{number}.tar.gz").write_bytes(
+            gzip.compress(read_file(GOLDEN / "shard.tar"))
+        )
+        lines = [f"line {number} {i}" for i in range(40)]
+        (folder / f"lines-{number}.txt").write_text("\n".join(lines))
+        (folder / f"rows-{number}.csv").write_text(
+            "".join(f"{i},{t}\n" for i, t in enumerate(lines))
+        )
+        (folder / f"fixed-{number}.bin").write_bytes(b"HH" + bytes(range(70)))
+        with TFRecordWriter(str(folder / f"records-{number}.tfrecord")) as writer:
+            for line in lines:
+                writer.write(line.encode())
+    for name in ("dog/b.png", "dog/a.png", "cat/deep/1.bmp"):
+        path = folder / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, len(name), 3), len(name), np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("served")
+    fill(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def http(folder: Path) -> Iterator[str]:
+    with serve_http(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def s3(folder: Path) -> Iterator[str]:
+    with serve_s3(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def memory(folder: Path) -> Iterator[str]:
+    system = fsspec.filesystem("memory")
+    upload(system, folder, "/remote-paths")
+    yield "memory://remote-paths"
+    system.rm("/remote-paths", recursive=True)
+
+
+@pytest.fixture(params=["http", "s3", "memory"])
+def place(request: pytest.FixtureRequest) -> str:
+    """A URL with the files of the folder below."""
+    found: str = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> Reader:
+    return READERS[request.param]
+
+
+def elements(dataset: Any) -> list[Any]:
+    return [plain(element) for element in dataset]
+
+
+def paths(reader: Reader, place: Any) -> list[str]:
+    return [f"{place}/{name}" for name in reader.names]
+
+
+def test_elements_are_those_of_local_files(reader: Reader, place: str, folder: Path) -> None:
+    expected = elements(reader.make(paths(reader, folder)))
+    dataset = reader.make(paths(reader, place))
+    iterator = iter(dataset)
+    found = [plain(next(iterator)) for _ in range(len(expected) * 2 // 3)]
+    state = iterator.state_dict()
+    assert found + elements(iterator) == expected
+    resumed = iter(dataset)
+    resumed.load_state_dict(state)
+    assert found + elements(resumed) == expected
+
+
+@pytest.mark.parametrize("name", ["parquet", "npy", "tar"])
+def test_patterns_and_braces(name: str, place: str, folder: Path) -> None:
+    reader = READERS[name]
+    expected = elements(reader.make(paths(reader, folder)))
+    for part in ("*", "{0..1}", "[01]"):
+        assert elements(reader.make(f"{place}/{reader.names[0].replace('0', part)}")) == expected
+
+
+def test_lists_of_files(place: str) -> None:
+    listed = Dataset.list_files(f"{place}/lines-*.txt", shuffle=False)
+    assert elements(listed) == [f"{place}/lines-{number}.txt".encode() for number in range(2)]
+
+
+def test_folders_of_images(place: str, folder: Path) -> None:
+    local = Dataset.from_image_folder(folder / "images")
+    found = Dataset.from_image_folder(f"{place}/images")
+    assert list_classes(f"{place}/images") == ("cat", "dog")
+    assert len(found) == 3
+    for index, expected in enumerate(local):
+        name = expected["path"].decode().removeprefix(str(folder))
+        assert found[index]["path"].decode() == place + name
+        assert found[index]["label"] == expected["label"]
+        np.testing.assert_array_equal(found[index]["image"], expected["image"])
+
+
+def test_whole_files(place: str, folder: Path) -> None:
+    assert read_file(f"{place}/lines-0.txt") == (folder / "lines-0.txt").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["text", "parquet", "npy"])
+def test_a_missing_file_is_named(name: str, place: str) -> None:
+    missing = f"{place}/missing"
+    with pytest.raises(NotFoundError, match=f"{missing}.* does not exist"):
+        elements(READERS[name].make([missing]))
+
+
+def test_a_query_of_a_url_is_no_pattern(http: str, folder: Path) -> None:
+    found = Dataset.from_parquet(f"{http}/table-0.parquet?signature=a[1]")
+    assert elements(found) == elements(Dataset.from_parquet(folder / "table-0.parquet"))
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://a/b", "s3fs"), ("http://a/b", "aiohttp")])
+def test_a_missing_package_is_named(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = url.partition(":")[0]
+    opened = importlib.import_module("fsspec.registry")._registry
+    monkeypatch.delitem(opened, protocol, raising=False)
+    for name in (package, "fsspec.implementations.http"):
+        monkeypatch.setitem(sys.modules, name, None)
+    message = f"{package}.*pip install .penstock.remote."
+    with pytest.raises(UnimplementedError, match=message):
+        read_file(url)
+    with pytest.raises(UnimplementedError, match=message):
+        Dataset.from_parquet(url)
