@@ -10,6 +10,7 @@ from penstock.data.iterator import Iterator
 from penstock.engine.inlets import Marked
 from penstock.plan.nodes import Node
 from penstock.plan.optimize import RULES, optimize
+from tests.effort import spread
 from tests.engine.driving import (
     drained,
     is_json,
@@ -66,10 +67,10 @@ def test_time_changes_nothing(plan, step, monkeypatch):
 
 @every_plan
 @pytest.mark.usefixtures("_marks")
-def test_resumes_exactly_from_every_save(plan):
+def test_resumes_exactly_from_saves(plan):
     expected = model(plan)
     for limit in (1, 3):
-        for count, state in saves(fresh(plan), limit):
+        for count, state in spread(list(saves(fresh(plan), limit)), 12):
             rest = drained(opened(fresh(plan), travelled(state)), 7)
             assert rest == expected[count:], f"pulled by {limit}, saved after {count}: {state}"
 

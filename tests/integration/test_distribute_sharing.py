@@ -255,7 +255,7 @@ def test_a_reader_that_finds_all_elements_leased_starts_the_next_repetition(clus
     """Of two elements each reader may hold both, while other readers open the same repetition."""
     made = Dataset.range(2).apply
     readers = [iter(made(cluster.distribute(job_name="two elements")).repeat()) for _ in range(4)]
-    for turn in range(40):
+    for turn in range(12):
         assert int(next(readers[turn % 4])) in (0, 1)
     for reader in readers:
         reader.close()

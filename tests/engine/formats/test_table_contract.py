@@ -1,6 +1,7 @@
 """The contract of all sources of columns: what they give, from where, and how they fail."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ import fsspec
 import pytest
 
 from penstock.data import Dataset
-from penstock.data.experimental.service import distribute
 from penstock.element.spec import fits
 from penstock.errors import DataLossError, OpError
 from penstock.plan.codec import decode, encode
 from penstock.plan.references import decode_by_reference, encode_by_reference
 from tests.engine.formats.table_samples import SAMPLES, Sample, plain
+from tests.integration.clusters import Cluster
 
 FILES = {name: sample for name, sample in SAMPLES.items() if sample.path}
 BY_POSITION = {name: sample for name, sample in SAMPLES.items() if sample.has_random_access}
@@ -26,6 +27,12 @@ SIGNS = "damaged|complete|not an Arrow|ends|no lines|not a row"
 @pytest.fixture(params=SAMPLES)
 def sample(request: pytest.FixtureRequest) -> Sample:
     return SAMPLES[request.param]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2) as made:
+        yield made
 
 
 def elements(dataset: Any) -> list[Any]:
@@ -101,8 +108,8 @@ def test_plans_survive_both_codecs(name: str) -> None:
         assert elements(Dataset(sent)) == sample.expected()
 
 
-def test_the_same_through_a_service(sample: Sample) -> None:
-    dataset = sample.make().apply(distribute("distributed_epoch", "local://2"))
+def test_the_same_through_a_service(sample: Sample, cluster: Cluster) -> None:
+    dataset = sample.make().apply(cluster.distribute())
     assert elements(dataset) == sample.expected()
 
 
