@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,22 @@ def test_the_gpu_reads_chunks_of_worker_processes_in_place(torch: Torch) -> None
     gc.collect()
     assert shared.mapped.unused_count == 3
     delivery.close()
+
+
+def test_events_and_streams_do_not_wait_for_the_garbage_collector(torch: Torch) -> None:
+    """A process that is forked later would abort when its garbage collector frees them."""
+    gc.collect()
+    gc.disable()
+    try:
+        delivery = open_delivery([GPU], None, 2)
+        for value in range(3):
+            delivered(delivery, Chunk(nest.LEAF, [np.full(8, value)], 8))
+        found = [weakref.ref(each) for each in (*delivery._used, *delivery._streams.values())]
+        assert found
+        delivery.close()
+        assert not any(reference() for reference in found)
+    finally:
+        gc.enable()
 
 
 def test_a_chunk_that_cannot_be_locked_is_copied(

@@ -67,7 +67,7 @@ class JaxCudaDelivery(ColumnDelivery):
     def __init__(
         self, handles: Sequence[Handle], columns: Sequence[int] | None, ahead: int, cuda: Driver
     ) -> None:
-        super().__init__(handles, columns, self._move_rows)
+        super().__init__(handles, columns, _move_rows)
         self._ahead = ahead
         self._cuda = cuda
         self._buffers = Buffers(cuda)
@@ -90,7 +90,7 @@ class JaxCudaDelivery(ColumnDelivery):
     def _send_columns(self, chunk: Chunk) -> Chunk:
         return super().send(chunk)
 
-    def _move_rows(self, array: Array, alone: bool, handle: Handle) -> list[Any]:
+    def _move(self, array: Array, alone: bool, handle: Handle) -> list[Any]:
         return [self._move_row(array[i, ...], handle) for i in range(len(array))]
 
     def _move_row(self, row: Array, handle: Handle) -> Any:

@@ -33,7 +33,7 @@ class ColumnDelivery:
     def __init__(self, handles: Sequence[Any], columns: Sequence[int] | None, move: Move) -> None:
         self._handles = handles
         self._columns = columns
-        self._move = move
+        self._move_by = move
 
     def of_rows(self, rows: Chunk) -> ColumnDelivery | None:
         return None
@@ -68,6 +68,9 @@ class ColumnDelivery:
             else leaf
             for leaf in column
         ]
+
+    def _move(self, array: Array, alone: bool, handle: Any) -> Sequence[Any]:
+        return self._move_by(array, alone, handle)
 
     def receive(self, values: list[Any]) -> list[Any]:
         return values

@@ -111,7 +111,7 @@ class CudaDelivery(ColumnDelivery):
     def __init__(
         self, handles: Sequence[torch.device], columns: Sequence[int] | None, ahead: int
     ) -> None:
-        super().__init__(handles, columns, self._copy_rows)
+        super().__init__(handles, columns, move_rows)
         self._ahead = ahead
         gpus = {handle for handle in handles if handle.type == "cuda"}
         self._streams: dict[torch.device, torch.cuda.Stream] = {
@@ -152,9 +152,9 @@ class CudaDelivery(ColumnDelivery):
     def _send_columns(self, chunk: Chunk) -> Chunk:
         return super().send(chunk)
 
-    def _copy_rows(self, array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
+    def _move(self, array: Array, alone: bool, handle: torch.device) -> Sequence[torch.Tensor]:
         if handle.type != "cuda":
-            return move_rows(array, alone, handle)
+            return super()._move(array, alone, handle)
         tensor = self._read_in_place(array, handle)
         if tensor is None:
             locked, memory = allocate_locked(array.shape, array.dtype)
@@ -193,8 +193,14 @@ class CudaDelivery(ColumnDelivery):
         return [value.tensor if isinstance(value, TensorInTransit) else value for value in values]
 
     def close(self) -> None:
+        """Frees events and streams at once.
+
+        A process that is forked later aborts if its garbage collector frees one: it has no CUDA.
+        """
         self._drained()
         self._held.clear()
+        self._used.clear()
+        self._streams.clear()
 
 
 class CudaRows(CudaDelivery):
