@@ -62,6 +62,15 @@ def autotune(work: Work, items: Any) -> Iterable[Any]:
     return _penstock(work, items, "auto", -1)
 
 
+def local_workers(work: Work, items: Any) -> Iterable[Any]:
+    """Worker processes of a data service on this machine."""
+    from penstock.data import Dataset
+    from penstock.data.experimental.service import distribute
+
+    batches = Dataset.from_tensor_slices(items).map(work.function).batch(work.batch)
+    return batches.apply(distribute("distributed_epoch", f"local://{cores()}"))
+
+
 def _penstock(work: Work, items: Any, executor: Any, calls: int) -> Iterable[Any]:
     from penstock.data import AUTOTUNE, Dataset, Options
 
@@ -170,6 +179,7 @@ WAYS: dict[str, Callable[[Work, Any], Iterable[Any]]] = {
     "penstock, threads": threads,
     "penstock, processes": processes,
     "penstock, AUTOTUNE": autotune,
+    "penstock, local://": local_workers,
     "DataLoader": loader,
     "Grain, processes": grain_processes,
     "tf.data, py_function": tf_py_function,
