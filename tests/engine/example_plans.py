@@ -80,6 +80,14 @@ def uneven_vectors(x):
     return np.full(2, x), np.full(2 if x % 3 else 3, x)
 
 
+def features(x):
+    return {"x": np.full(int(x) % 6, x), "y": np.arange(int(x) % 6, dtype=np.float32)}
+
+
+def masked(x):
+    return {"x": np.full(int(x) % 4, x), "loss_mask": np.arange(int(x) % 4) % 2 == 1}
+
+
 def without_multiples_of_4(x):
     if x % 4 == 0:
         raise ValueError(f"{x} is not wanted")
@@ -268,6 +276,13 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "unbatch uneven": lambda s: n.Unbatch(mapped(s, uneven_vectors)),
     "rebatch": lambda s: n.Rebatch(n.Unbatch(n.Batch(s, 4)), (3,)),
     "rebatch in turns": lambda s: n.Rebatch(n.Unbatch(n.Batch(mapped(s, two), 4)), (2, 0, 3), True),
+    "pack": lambda s: n.Pack(vectors(s), 3, "first_fit", 7, open_rows=2),
+    "pack best_fit": lambda s: n.Pack(
+        mapped(s, features), 4, "best_fit", (("x", 7), ("y", -1)), (("x", 9),), 3, "split"
+    ),
+    "pack concat_split": lambda s: n.Pack(
+        mapped(s, masked), 2, "concat_split", 7, too_long="split"
+    ),
     "window": lambda s: n.Window(s, 3, 3),
     "window sliding": lambda s: n.Window(s, 3, 1),
     "window strided": lambda s: n.Window(s, 3, 2, 2, True),
@@ -343,7 +358,7 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
 
 def holds_data(plan: Node) -> bool:
     """Whether states of this plan hold elements, so that they are no JSON."""
-    holds = isinstance(plan, n.Shuffle | n.Scan | n.Window | n.GroupByWindow | n.Unique)
+    holds = isinstance(plan, n.Shuffle | n.Scan | n.Window | n.GroupByWindow | n.Unique | n.Pack)
     return plan.blocked is not None and (holds or any(map(holds_data, plan.inputs)))
 
 

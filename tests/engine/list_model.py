@@ -16,6 +16,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.permute import shuffle_index
 from penstock.plan import nodes as n
 from penstock.plan.seeds import derive, generator
+from tests.engine.list_packing import packed
 from tests.engine.list_values import FAULT, empty, padded, parts_of, rows, stacked
 
 Epoch = tuple[int, ...]
@@ -53,6 +54,8 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return (collated(plan, group) for group in groups if len(group) == size or not drop)
         case n.Rebatch(_, sizes, drop):
             return rebatched(source, sizes, drop)
+        case n.Pack():
+            return packed(plan, source)
         case n.Window():
             return windows(plan, source)
         case n.GroupByWindow():

@@ -118,6 +118,25 @@ def text(where: str, name: str, value: Any) -> str:
     return value
 
 
+def one_of(where: str, name: str, value: Any, options: Sequence[str]) -> str:
+    if value not in options:
+        shown = ", ".join(f'"{option}"' for option in options)
+        raise InvalidArgumentError(f"{where}: {name} must be one of {shown}, got {value!r}")
+    return str(value)
+
+
+def feature_values(where: str, name: str, value: Any) -> Any:
+    """One number (or None), or pairs of a feature's name and a number, of a dict."""
+    pairs = tuple(value.items()) if isinstance(value, dict) else ((None, value),)
+    for _, one in pairs:
+        if one is not None and (np.ndim(one) or np.asarray(one).dtype.kind not in "biuf"):
+            raise InvalidTypeError(
+                f"{where}: {name} must be a number, or a dict of one for each feature, "
+                f"got {value!r:.60}"
+            )
+    return pairs if isinstance(value, dict) else value
+
+
 def path(where: str, name: str, value: Any) -> str:
     """The path of one file or folder."""
     if value is None:

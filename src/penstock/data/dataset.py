@@ -51,7 +51,7 @@ from penstock.errors import (
     OutOfRangeError,
     UnimplementedError,
 )
-from penstock.plan import codec, nodes, seeds, show
+from penstock.plan import codec, nodes, packed, seeds, show
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options
@@ -72,8 +72,8 @@ Call = Callable[..., Any]
 class Dataset:
     """Elements, and how they are made: lazy, immutable, typed by `element_spec`.
 
-    Every method is that of TensorFlow's `tf.data.Dataset`, with its arguments and defaults; `name`
-    is accepted everywhere and changes nothing. Functions are Python and get NumPy values; an
+    Methods that TensorFlow's `tf.data.Dataset` has are like there, with its arguments and defaults;
+    `name` is accepted everywhere and changes nothing. Functions are Python and get NumPy values; an
     element that is a tuple is handed to them as separate arguments.
 
     >>> ds = Dataset.range(10).filter(lambda x: x % 3 != 0).map(lambda x: x * x).batch(4)
@@ -868,6 +868,59 @@ class Dataset:
                 nodes.Unbatch(self._plan), sizes=sizes, drop_remainder=drop, static=static
             )
         )
+
+    def pack(
+        self,
+        length: int,
+        strategy: str = "first_fit",
+        separator: Any = None,
+        padding: Any = 0,
+        open_rows: int = 16,
+        too_long: str = "error",
+        name: str | None = None,
+    ) -> Dataset:
+        """Rows of `length` tokens, each made of several elements, which are sequences of tokens.
+
+        An element is a 1-D array, or a dict of 1-D arrays of one length. A row is a dict of the
+        same features (`tokens`, if elements are bare arrays) and of `segment_ids` (which element
+        of the row a token is from: 1, 2, ...; 0 for padding), `positions` (the index of a token in
+        its segment) and `loss_mask` (whether a token has one before it in its segment, from which
+        a model can predict it). A bool feature `loss_mask` of the elements is packed as well, and
+        a token counts only where both are true.
+
+        Args:
+            length: How many tokens a row has.
+            strategy: "first_fit" puts an element into the first of the open rows that has room
+                for it, "best_fit" into the fullest one. "concat_split" writes elements one after
+                the other and cuts the result every `length` tokens.
+            separator: A token that follows each element; with several features, a dict of them.
+            padding: What fills the rest of a row, or a dict of that by feature.
+            open_rows: How many rows are open at once. If an element fits into none of them, the
+                row that was opened first is handed on as it is.
+            too_long: What becomes of an element with more than `length` tokens: "error", "split"
+                into several rows, or "truncate". With "concat_split" it is always split.
+
+        >>> ds = Dataset.from_tensor_slices([3, 4, 1]).map(lambda n: np.full(n, n))
+        >>> for row in ds.pack(5):
+        ...     print(row["tokens"], row["segment_ids"], row["positions"])
+        [3 3 3 1 0] [1 1 1 2 0] [0 1 2 0 0]
+        [4 4 4 4 0] [1 1 1 1 0] [0 1 2 3 0]
+        """
+        where = "Dataset.pack"
+        check.one_of(where, "strategy", strategy, packed.STRATEGIES)
+        check.one_of(where, "too_long", too_long, packed.TOO_LONG)
+        splits = strategy == "concat_split"
+        plan = nodes.Pack(
+            self._plan,
+            length=check.integer(where, "length", length, at_least=1),
+            strategy=strategy,
+            separator=check.feature_values(where, "separator", separator),
+            padding=check.feature_values(where, "padding", padding),
+            open_rows=check.integer(where, "open_rows", open_rows, at_least=1),
+            too_long="split" if splits else too_long,
+        )
+        known_spec(plan)
+        return Dataset(plan)
 
     def window(
         self,

@@ -32,6 +32,7 @@ from penstock.engine.streams import (
     interleaving,
     merging,
     ordering,
+    packing,
     sources,
     unordered,
     windowing,
@@ -177,6 +178,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return batching.UnbatchStream("unbatch", streams[0], own)
         case nodes.Rebatch():
             return batching.RebatchStream(node, streams[0], own)
+        case nodes.Pack():
+            return packing.PackStream(node, streams[0], own)
         case nodes.Window():
             return windowing.WindowStream(node, streams[0], wrap, own)
         case nodes.GroupByWindow():

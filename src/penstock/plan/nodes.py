@@ -32,6 +32,7 @@ from penstock.element.spec import (
 from penstock.element.values import spec_of_leaf
 from penstock.plan.functions import Function
 from penstock.plan.options import Options
+from penstock.plan.packed import Values, dtypes_of, packed_spec, values_for
 from penstock.plan.traits import Trait
 
 INFINITE = -1
@@ -916,6 +917,39 @@ class Rebatch(Node):
 
     counted = False
     reason = "the number of rows of an element is not known in advance"
+
+
+@node
+class Pack(Node):
+    """Rows of `length` tokens, each made of several elements, which are sequences of tokens."""
+
+    input: Node
+    length: int
+    strategy: str
+    separator: Values = None
+    padding: Values = 0
+    open_rows: int = 1
+    too_long: str = "error"
+
+    traits = Trait.SAME_ON_FILES
+
+    @property
+    def drops(self) -> bool:
+        """Whether tokens behind the first `length` of an element are dropped."""
+        return self.too_long == "truncate"
+
+    def spec_from(self, *inputs: Any) -> Any:
+        dtypes = dtypes_of(inputs[0])
+        values_for("padding", self.padding, dtypes, 0)
+        if self.separator is not None:
+            values_for("separator", self.separator, dtypes, None)
+        return packed_spec(inputs[0], self.length)
+
+    @cached_property
+    def cardinality(self) -> int:
+        return INFINITE if self.input.cardinality == INFINITE else UNKNOWN
+
+    reason = "how many sequences fit into a row is not known in advance"
 
 
 @node
