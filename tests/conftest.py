@@ -19,6 +19,9 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 # Tests use a token of their own, never that of the user. All processes of one run share it.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
 
+# The same for the indexes of files.
+os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"]
+
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests that
 # interrupt a child would wait for its end forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

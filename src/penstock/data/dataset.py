@@ -343,7 +343,9 @@ class Dataset:
         return Dataset(table_plans.plan_json_lines(path, columns, fill))
 
     @staticmethod
-    def from_tar(path: Any, columns: Sequence[str] | None = None) -> Dataset:
+    def from_tar(
+        path: Any, columns: Sequence[str] | None = None, index: bool | files.Path = False
+    ) -> Dataset:
         """The samples of tar archives (WebDataset shards), each a dict of the bytes of its files.
 
         Neighbouring files of an archive that differ only in their extension are a sample:
@@ -355,6 +357,9 @@ class Dataset:
             path: A path, a pattern, or a list of them, as `shard-{0000..0099}.tar`; any fsspec URL.
             columns: Which fields to read; by default those of the first sample, and then a sample
                 with other fields is an error.
+            index: True gives random access, also for workers: each archive is scanned once for
+                where its samples are, and this index is kept in `~/.cache/penstock/indexes`, or in
+                the folder that is given instead of True. Not for compressed archives.
 
         >>> import os, tempfile
         >>> from penstock.io import TarWriter
@@ -365,7 +370,7 @@ class Dataset:
         >>> [(sample["__key__"], int(sample["cls"])) for sample in Dataset.from_tar(path)]
         [(b'0000', 0), (b'0001', 1)]
         """
-        return Dataset(table_plans.plan_tar(path, columns))
+        return Dataset(table_plans.plan_tar(path, columns, index))
 
     @staticmethod
     def from_image_folder(

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.table_plans import plan_tfrecords
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
-from penstock.errors import InvalidTypeError
+from penstock.engine.formats.files import Path
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import FILE_DATASETS, Interleave, Node, Records, known_spec
 
@@ -76,18 +78,45 @@ class TFRecordDataset(_RecordDataset):
         buffer_size: How many bytes to read at once.
         num_parallel_reads: How many files to read at once, a record of each in turn.
         name: Accepted and ignored.
+        index: True gives random access: the dataset has a length, `ds[i]` reads one record, a
+            shuffle holds no records. The files are scanned once for where their records are, and
+            this index is kept in `~/.cache/penstock/indexes`, or in the folder that is given
+            instead of True. Not for compressed files.
 
     >>> import os, tempfile
     >>> from penstock.io import TFRecordWriter
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, "x.tfrecord")
-    ...     with TFRecordWriter(path) as writer:
-    ...         writer.write(b"payload")
-    ...     print(*TFRecordDataset(path))
-    b'payload'
+    >>> folder = tempfile.mkdtemp()
+    >>> path = os.path.join(folder, "x.tfrecord")
+    >>> with TFRecordWriter(path) as writer:
+    ...     for number in range(3):
+    ...         writer.write(b"record %d" % number)
+    >>> print(*TFRecordDataset(path))
+    b'record 0' b'record 1' b'record 2'
+    >>> TFRecordDataset(path, index=os.path.join(folder, "indexes"))[2]
+    b'record 2'
     """
 
     _format = "tfrecord"
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+        index: bool | Path = False,
+    ) -> None:
+        plan = plan_tfrecords("TFRecordDataset", filenames, index, compression_type)
+        if plan is None:
+            super().__init__(filenames, compression_type, buffer_size, num_parallel_reads, name)
+            return
+        if num_parallel_reads is not None:
+            raise InvalidArgumentError(
+                f"TFRecordDataset: num_parallel_reads={num_parallel_reads} takes records of "
+                "several files in turn, and index reads them in order; leave out one of both"
+            )
+        Dataset.__init__(self, plan)
 
 
 class FixedLengthRecordDataset(Dataset):

@@ -6,6 +6,7 @@ is missing, damaged or different from the first is an error of the call that nam
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,26 +20,57 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats import TABLES, json_lines, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.file_indexes import default_folder
 from penstock.engine.formats.files import resolve_paths, version_of
+from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.plan.nodes import Data, Node, Records, Select, Slices, TableFile, TableRows
+from penstock.plan.nodes import (
+    Data,
+    Node,
+    Records,
+    Select,
+    Slices,
+    TableFile,
+    TableRows,
+    call_of,
+)
+
+Options = tuple[tuple[str, Any], ...]
 
 
 def plan_files(
-    source: str, format: str, *, paths: Any, columns: Any = None, fill: Any = None
+    source: str,
+    format: str,
+    *,
+    paths: Any,
+    columns: Any = None,
+    fill: Any = None,
 ) -> Node:
     """The rows of files, one file after the other."""
-    call = f"Dataset.{source}"
+    found = resolve_paths(_check_paths(f"Dataset.{source}", paths), f"Dataset.{source}")
+    return _plan_rows(source, format, found, columns=columns, fill=fill)
+
+
+def _plan_rows(
+    source: str,
+    format: str,
+    paths: Sequence[str],
+    *,
+    options: Options = (),
+    columns: Any = None,
+    fill: Any = None,
+) -> TableRows:
+    call = call_of(source)
     first: TableReader | None = None
     files: list[TableFile] = []
     names: tuple[str, ...] = ()
     specs: Any = None
     kinds: dict[str, Any] = {}
-    for path in resolve_paths(_check_paths(call, paths), call):
+    for path in paths:
         version = version_of(path, call)
-        reader = TABLES[format](path, call)
+        reader = TABLES[format](path, call, **dict(options))
         try:
             if first is None:
                 first = reader
@@ -51,7 +83,7 @@ def plan_files(
             reader.close()
         files.append(TableFile(path, *version, reader.footer, reader.blocks))
     filled = tuple(check_fill(call, fill, kinds).items())
-    return TableRows(source, format, tuple(files), names, specs, filled)
+    return TableRows(source, format, tuple(files), names, specs, filled, options=options)
 
 
 def plan_table(source: str, table: Any, *, columns: Any = None, fill: Any = None) -> Node:
@@ -92,14 +124,46 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any) -> Node:
     return Records(check.names(call, "path", found), "json_lines", options)
 
 
-def plan_tar(paths: Any, columns: Any) -> Node:
+def plan_tar(paths: Any, columns: Any, index: Any) -> Node:
     """The samples of tar archives; the fields are stated, or those of the first sample."""
     found = resolve_paths(_check_paths(tar.CALL, paths), tar.CALL)
+    folder = _index_folder(tar.CALL, index)
     names = tar.first_fields(found[0]) if columns is None else _names(tar.CALL, columns)
     fields = tuple(sorted(name for name in names if name != tar.KEY))
-    spec = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
-    options = (("fields", fields), ("is_strict", columns is None), ("spec", spec))
-    return Records(check.names(tar.CALL, "path", found), "tar", options)
+    options: Options = (("fields", fields), ("is_strict", columns is None))
+    if folder is None:
+        spec = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
+        return Records(check.names(tar.CALL, "path", found), "tar", (*options, ("spec", spec)))
+    for path in found:
+        refuse_compressed(path, tar.packing_of(path), tar.CALL)
+    return _plan_rows("from_tar", "tar", found, options=(*options, ("folder", folder)))
+
+
+def plan_tfrecords(source: str, paths: Any, index: Any, compression: Any) -> Node | None:
+    """The records of TFRecord files by position; None without `index`."""
+    folder = _index_folder(source, index)
+    if folder is None:
+        return None
+    if check.is_dataset(paths):
+        raise InvalidTypeError(
+            f"{source}: with index, filenames must be known when the dataset is made; got a "
+            "dataset: give a list of names"
+        )
+    names = [os.fsdecode(name) for name in _check_paths(source, paths)]
+    found = [name if "://" in name else os.path.abspath(name) for name in names]
+    if not found:
+        raise InvalidArgumentError(f"{source}: index needs at least one path, got an empty list")
+    for path in found:
+        refuse_compressed(path, compression, source)
+    return _plan_rows(source, "tfrecord", found, options=(("folder", folder),))
+
+
+def _index_folder(call: str, index: Any) -> str | None:
+    """Where indexes are kept; None if files are read from their start."""
+    if isinstance(index, bool | np.bool_):
+        return default_folder() if index else None
+    folder = check.path(call, "index", index)
+    return folder if "://" in folder else os.path.abspath(folder)
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

@@ -54,7 +54,7 @@ class TableAccess:
     """The rows of a table by position. `_lock` guards the open files and the cache."""
 
     def __init__(self, node: TableRows) -> None:
-        self._call = f"Dataset.{node.source}"
+        self._call, self._options = node.call, dict(node.options)
         self._format, self._files, self._data = node.format, node.files, node.data
         self._selections = [
             Selection(self._call, file.path, node.columns, dict(node.fill)) for file in node.files
@@ -138,7 +138,7 @@ class TableAccess:
         if self._data is not None:
             return MemoryReader(self._data)
         self._check_version(file)
-        reader = TABLES[self._format](file.path, self._call)
+        reader = TABLES[self._format](file.path, self._call, **self._options)
         if (reader.footer, reader.blocks) != (file.footer, file.blocks):
             reader.close()
             raise self._changed(file, "it describes other rows")

@@ -551,6 +551,11 @@ class Saved(Node):
     method = "load"
 
 
+def call_of(source: str) -> str:
+    """How errors name a call: `Dataset.from_tar`, but `TFRecordDataset`."""
+    return source if source[0].isupper() else f"Dataset.{source}"
+
+
 class TableFile(NamedTuple):
     """A file of rows, as it was when the dataset was made."""
 
@@ -585,9 +590,16 @@ class TableRows(Node):
     fill: tuple[tuple[str, Any], ...] = ()
     """What takes the place of a missing value, by column."""
     data: Data | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    """More arguments for the reader of the format."""
 
     traits = Trait.READS_FILES
     free_fields = ("source",)
+
+    @property
+    def call(self) -> str:
+        """The user's call, as errors name it."""
+        return call_of(self.source)
 
     @property
     def declared_spec(self) -> Any:

@@ -18,7 +18,8 @@ import pyarrow.parquet
 import torch.utils.data
 
 from penstock import Ragged
-from penstock.data import Dataset
+from penstock.data import Dataset, TFRecordDataset
+from penstock.engine.formats.files import resolve_paths
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -32,6 +33,8 @@ class Sample:
     path: str = ""
     """The file that it reads, if it reads one."""
     has_random_access: bool = True
+    open: Callable[[str], Dataset] | None = None
+    """What reads the same from another path, if it is not the method alone."""
 
 
 def plain(value: Any) -> Any:
@@ -145,6 +148,26 @@ def json_sample(name: str) -> Sample:
     return Sample(lambda: Dataset.from_json_lines(path), json_elements, path, False)
 
 
+def indexed_sample(name: str, open: Callable[[str], Dataset], expected: list[Any]) -> Sample:
+    path = golden(name)
+    return Sample(lambda: open(path), lambda: expected, path, open=open)
+
+
+def read_answers(name: str) -> Any:
+    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
+
+
+def tar_answers(name: str) -> list[Any]:
+    """What webdataset read, with keys in UTF-8 and fields as the bytes that they are."""
+    return [
+        {
+            field: value.encode("utf-8" if field == "__key__" else "latin-1")
+            for field, value in sample.items()
+        }
+        for sample in read_answers("tar.json")[name]
+    ]
+
+
 SAMPLES: dict[str, Sample] = {
     "json-lines": json_sample("people.jsonl"),
     "json-lines-gzip": json_sample("people.jsonl.gz"),
@@ -158,6 +181,14 @@ SAMPLES: dict[str, Sample] = {
     "feather": arrow_sample("people.feather"),
     "arrow-table": Sample(
         lambda: Dataset.from_arrow(people()), lambda: plain(people().to_pylist())
+    ),
+    "tfrecord": indexed_sample(
+        "records.tfrecord",
+        lambda path: TFRecordDataset(resolve_paths(path, "test"), index=True),
+        [record.encode("latin-1") for record in read_answers("records.json")],
+    ),
+    "tar": indexed_sample(
+        "shard.tar", lambda path: Dataset.from_tar(path, index=True), tar_answers("shard.tar")
     ),
     "npy": numpy_sample("grid.npy"),
     "npy-fortran": numpy_sample("columns.npy"),

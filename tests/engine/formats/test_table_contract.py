@@ -41,6 +41,8 @@ def elements(dataset: Any) -> list[Any]:
 
 def moved(sample: Sample, path: str) -> Dataset:
     """The same source, read from another path."""
+    if sample.open is not None:
+        return sample.open(path)
     reader = getattr(Dataset, sample.make().__plan__.label)
     made: Dataset = reader(path)
     return made
@@ -138,7 +140,8 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it(name: str, tmp_path:
     sample = FILES[name]
     whole = Path(sample.path).read_bytes()
     path = tmp_path / f"cut{''.join(Path(sample.path).suffixes)}"
-    for size in {0, 3, len(whole) // 2, len(whole) - 2}:
+    shortest = 1 if name == "tfrecord" else 0  # Without bytes it has no records, and is complete.
+    for size in {shortest, 3, len(whole) // 2, len(whole.rstrip(b"\0")) - 2}:
         path.write_bytes(whole[:size])
         with pytest.raises(
             OpError, match=f"{path}.*(damaged|complete|not an Arrow|ends|no lines|not a row)"

@@ -15,6 +15,7 @@ from penstock.engine.formats.arrow_files import ArrowReader
 from penstock.engine.formats.csv import CsvReader
 from penstock.engine.formats.files import Path
 from penstock.engine.formats.fixed import FixedReader
+from penstock.engine.formats.indexed import IndexedTar, IndexedTFRecords
 from penstock.engine.formats.json_lines import JsonLinesReader
 from penstock.engine.formats.numpy_files import NumpyReader
 from penstock.engine.formats.parquet import ParquetReader
@@ -34,12 +35,14 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
     "tar": TarReader,
 }
 
-TABLES: dict[str, Callable[[str, str], TableReader]] = {
+TABLES: dict[str, Callable[..., TableReader]] = {
     "arrow": ArrowReader,
     "numpy": NumpyReader,
     "parquet": ParquetReader,
+    "tar": IndexedTar,
+    "tfrecord": IndexedTFRecords,
 }
-"""By format: what opens a file, given its path and the call of the user."""
+"""By format: what opens a file, given its path, the call of the user and the node's options."""
 
 
 def open_reader(

@@ -11,7 +11,7 @@ import glob
 import io
 import os
 import re
-import threading
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
@@ -116,7 +116,7 @@ def write_file(filename: Path, contents: bytes | str) -> None:
                 remote.write(data)
             return
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        partial = f"{path}.{os.getpid()}-{threading.get_ident()}.partial"
+        partial = f"{path}.{secrets.token_hex(8)}.partial"
         try:
             with open(partial, "wb") as file:
                 file.write(data)

@@ -241,6 +241,29 @@ class TarReader(RecordReader[dict[str, bytes]]):
         return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
 
 
+class _Scanner(TarReader):
+    """Gives out where samples end instead of the samples."""
+
+    def _cut(self, limit: int) -> list[Any]:
+        ends = []
+        for members in self._groups(limit):
+            self._move(members[-1])
+            ends.append(self.position)
+        return ends
+
+
+def scan_samples(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where the samples of an archive begin, and at last where the last one ends."""
+    scanner: RecordReader[Any] = _Scanner(path)
+    ends = [0]
+    try:
+        while some := scanner.read(1 << 20):
+            ends += some
+    finally:
+        scanner.close()
+    return np.array(ends, np.int64)
+
+
 def packing_of(path: str) -> str:
     """How an archive is compressed, by the end of its name; empty if it is not."""
     return "GZIP" if path.endswith((".gz", ".tgz")) else ""

@@ -78,7 +78,7 @@ class TFRecordReader(RecordReader[bytes]):
             self._more = False
             return []
         records, footers, end = self._split(start, edge, limit)
-        good = _count_undamaged(records, footers)
+        good = count_undamaged(records, footers)
         if good < len(records):
             del records[good:]
             end = start + sum(map(len, records)) + good * (HEADER + FOOTER)
@@ -157,14 +157,15 @@ class TFRecordReader(RecordReader[bytes]):
         return find_record(file, start, stop, size) if self._begin is None else self._begin
 
     def _damage(self, problem: str) -> DataLossError:
-        hint = "" if self.position else "; is it a TFRecord file, and is compression_type right?"
-        return DataLossError(
-            f"{self.call}: {self.path!r} has a damaged record at byte {self.position}: "
-            f"{problem}{hint}"
-        )
+        return damaged_record(self.call, self.path, self.position, problem)
 
 
-def _count_undamaged(records: list[bytes], footers: list[bytes]) -> int:
+def damaged_record(call: str, path: str, place: int, problem: str) -> DataLossError:
+    hint = "" if place else "; is it a TFRecord file, and is compression_type right?"
+    return DataLossError(f"{call}: {path!r} has a damaged record at byte {place}: {problem}{hint}")
+
+
+def count_undamaged(records: list[bytes], footers: list[bytes]) -> int:
     """How many records come before the first one whose data do not have their checksum."""
     if len(records) < _MANY:
         for index, data in enumerate(records):

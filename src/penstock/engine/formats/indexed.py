@@ -1,0 +1,195 @@
+"""TFRecord files and tar archives as tables: the places of their records are in an index.
+
+Every read checks that the records are where the index says, so an index that does not fit the file
+is an error and never other data. A compressed file has no places to go to: `refuse_compressed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Array
+from penstock.element.dtypes import string
+from penstock.element.spec import TensorSpec
+from penstock.engine.formats import tar
+from penstock.engine.formats.arrow_files import read_exactly
+from penstock.engine.formats.file_indexes import find_index, index_path
+from penstock.engine.formats.files import open_bytes, size_of, translate_errors
+from penstock.engine.formats.framing import FOOTER, HEADER, masked_crc
+from penstock.engine.formats.spans import Run, SpanReader
+from penstock.engine.formats.tables import Selection
+from penstock.engine.formats.tfrecord import count_undamaged, damaged_record
+from penstock.errors import DataLossError, InvalidArgumentError
+
+_SCAN_BLOCK = 1 << 16
+_END_MARK = bytes(1024)
+
+
+def refuse_compressed(path: str, compression: str | None, call: str) -> None:
+    if compression:
+        raise InvalidArgumentError(
+            f"{call}: {path!r} is compressed ({compression}), so no record can be read without all "
+            "bytes before it, and index cannot help; leave out index, or write the file without "
+            "compression"
+        )
+
+
+class IndexedTFRecords(SpanReader):
+    """The records of a TFRecord file."""
+
+    specs = TensorSpec((), string)
+
+    def __init__(self, path: str, call: str, folder: str) -> None:
+        self._folder = folder
+        super().__init__(path, call)
+
+    def _find_starts(self) -> Array:
+        return find_index(
+            self._path,
+            "tfrecord",
+            folder=self._folder,
+            call=self._call,
+            scan=lambda: scan_tfrecords(self._path, self._call),
+        )
+
+    def decode(self, runs: list[Run], selection: Selection) -> Chunk:
+        records: list[bytes] = []
+        footers: list[bytes] = []
+        for data, starts in runs:
+            base = starts[0]
+            for start, stop in pairwise(starts):
+                at, end = start - base + HEADER, stop - base - FOOTER
+                if data[at - HEADER : at] != _header(end - at):
+                    raise self._misplaced(start)
+                records.append(data[at:end])
+                footers.append(data[end : end + FOOTER])
+        good = count_undamaged(records, footers)
+        if good < len(records):
+            places = [start for _, starts in runs for start in starts[:-1]]
+            problem = "the checksum of its data is wrong"
+            raise damaged_record(self._call, self._path, places[good], problem)
+        column = np.empty(len(records), object)
+        column[:] = records
+        return Chunk(nest.LEAF, [column], len(records))
+
+    def _misplaced(self, place: int) -> DataLossError:
+        index = index_path(self._folder, "tfrecord", self._path)
+        problem = f"its header is not as it was when {index!r} was written; delete that index"
+        return damaged_record(self._call, self._path, place, problem)
+
+
+@lru_cache(maxsize=4096)
+def _header(length: int) -> bytes:
+    """The header of a record of so many bytes."""
+    text = length.to_bytes(8, "little", signed=True)
+    return text + masked_crc(text)
+
+
+def scan_tfrecords(path: str, call: str) -> Array:
+    """Where the records of a TFRecord file are. The data between their headers is not checked."""
+    with translate_errors(path, call), contextlib.closing(open_bytes(path, call=call)) as file:
+        size = size_of(file)
+        if size is None:
+            raise InvalidArgumentError(
+                f"{call}: the size of {path!r} is not known, so it cannot have an index; "
+                "leave out index"
+            )
+        places = _scan_headers(file, size, path, call)
+    if places[-1] > size:
+        raise damaged_record(call, path, places[-2], "the file ends within it")
+    return np.array(places, np.int64)
+
+
+def _scan_headers(file: BinaryIO, size: int, path: str, call: str) -> list[int]:
+    places, at, base, buffer = [0], 0, 0, b""
+    lengths: dict[bytes, int] = {}
+    block = _SCAN_BLOCK
+    while at < size:
+        header = buffer[at - base : at - base + HEADER]
+        if len(header) < HEADER:
+            buffer, base = read_exactly(file, at, min(block, size - at)), at
+            header = buffer[:HEADER]
+        if (length := lengths.get(header)) is None:
+            length = lengths[header] = _length_of(header, path, call, at)
+        at += HEADER + length + FOOTER
+        # Beside long records, only their headers are read.
+        block = _SCAN_BLOCK if length < _SCAN_BLOCK else HEADER
+        places.append(at)
+    return places
+
+
+def _length_of(header: bytes, path: str, call: str, place: int) -> int:
+    if len(header) < HEADER:
+        raise damaged_record(call, path, place, "the file ends within it")
+    if masked_crc(header[:8]) != header[8:]:
+        raise damaged_record(call, path, place, "the checksum of its length is wrong")
+    return int.from_bytes(header[:8], "little")
+
+
+class IndexedTar(SpanReader):
+    """The samples of a tar archive."""
+
+    def __init__(
+        self, path: str, call: str, folder: str, fields: tuple[str, ...], is_strict: bool
+    ) -> None:
+        self._folder, self._fields, self._is_strict = folder, fields, is_strict
+        self.specs = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
+        super().__init__(path, call)
+
+    def _find_starts(self) -> Array:
+        return find_index(
+            self._path,
+            "tar",
+            folder=self._folder,
+            call=self._call,
+            scan=lambda: tar.scan_samples(self._path),
+        )
+
+    def decode(self, runs: list[Run], selection: Selection) -> Chunk:
+        return Chunk.join([chunk for run in runs for chunk in self._decode_run(*run)])
+
+    def _decode_run(self, data: bytes, starts: list[int]) -> list[Chunk]:
+        reader = _RunReader(self._path, self._fields, self._is_strict, data, starts[0])
+        chunks: list[Chunk] = []
+        try:
+            while samples := reader.read(len(starts) - 1):
+                chunks.append(cast(Any, samples).chunk)
+        except DataLossError as error:
+            raise self._misplaced(starts[0]) from error
+        if reader.ends != starts[1:]:
+            raise self._misplaced(starts[0])
+        return chunks
+
+    def _misplaced(self, place: int) -> DataLossError:
+        index = index_path(self._folder, "tar", self._path)
+        return DataLossError(
+            f"{self._call}: {self._path!r} is damaged at byte {place}: its headers are not as they "
+            f"were when {index!r} was written; delete that index"
+        )
+
+
+class _RunReader(tar.TarReader):
+    """The samples in the bytes of consecutive samples, which lie at `place` of an archive."""
+
+    def __init__(
+        self, path: str, fields: tuple[str, ...], is_strict: bool, data: bytes, place: int
+    ) -> None:
+        super().__init__(path, fields, is_strict, compression="", position=place)
+        self._data = data + _END_MARK
+        self.ends: list[int] = []
+        """Where each sample ended."""
+
+    def _move(self, last: tar.TarMember) -> None:
+        super()._move(last)
+        self.ends.append(self.position)
+
+    def _open(self) -> BinaryIO:
+        return io.BytesIO(self._data)
