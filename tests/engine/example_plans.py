@@ -297,6 +297,7 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     ),
     "shuffle": lambda s: n.Shuffle(s, 4, 1),
     "shuffle all": lambda s: n.Shuffle(s, 100, 1),
+    "shuffle blocks": lambda s: n.ShuffleBlocks(s, 100, 1, blocks=2),
     "shuffle batches": lambda s: n.Shuffle(n.Batch(s, 2), 3, 1),
     "shuffle of map": lambda s: n.Shuffle(mapped(s, without_multiples_of_4), 4, 1),
     "shuffle prefetched": lambda s: n.Shuffle(n.Prefetch(s, 2), 4, 1),

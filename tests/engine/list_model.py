@@ -6,6 +6,7 @@ numbers that they are drawn from.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from penstock.data.dataset import Dataset
 from penstock.element.chunk import Chunk
+from penstock.engine.block_order import block_order
 from penstock.engine.permute import shuffle_index
 from penstock.plan import nodes as n
 from penstock.plan.seeds import derive, generator
@@ -320,9 +322,12 @@ def drawn(source: Items, buffer: int, seed: int) -> Items:
 def permuted(plan: n.Shuffle, source: Items, buffer: int, seed: int) -> Items:
     """A shuffle over random access: a window over the numbers of the elements."""
     length = plan.cardinality
+    find = partial(shuffle_index, length=max(length, 0) or None, buffer=buffer, key=seed)
+    if isinstance(plan, n.ShuffleBlocks):
+        find = block_order(plan, seed).elements
     known: list[Any] = list(source) if length >= 0 else []
     for position in range(length) if length >= 0 else count():
-        wanted = int(shuffle_index(np.array([position]), max(length, 0) or None, buffer, seed)[0])
+        wanted = int(find(np.array([position]))[0])
         known += islice(source, max(0, wanted + 1 - len(known)))
         yield known[wanted]
 

@@ -52,6 +52,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.plan import codec, nodes, packed, seeds, show
+from penstock.plan.blocks import block_lengths
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options
@@ -1059,10 +1060,12 @@ class Dataset:
 
     def shuffle(
         self,
-        buffer_size: int,
+        buffer_size: int | None = None,
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
+        *,
+        blocks: int | None = None,
     ) -> Dataset:
         """The elements in random order: none comes more than `buffer_size` - 1 places too early.
 
@@ -1071,25 +1074,59 @@ class Dataset:
             seed: The same seed gives the same orders.
             reshuffle_each_iteration: Whether every iteration, and every repetition, has an order
                 of its own.
+            blocks: Instead of `buffer_size`, for files that are read by blocks, such as the row
+                groups of Parquet: the blocks come in random order, and the elements of each
+                `blocks` neighbours are mixed. Each block is read about once.
 
         >>> sorted(map(int, Dataset.range(5).shuffle(5, seed=1)))
         [0, 1, 2, 3, 4]
         """
         where = "Dataset.shuffle"
+        again = reshuffle_each_iteration is None or check.boolean(
+            where, "reshuffle_each_iteration", reshuffle_each_iteration
+        )
+        key = check.seed(where, seed)
+        if blocks is not None:
+            window = self._check_blocks(where, buffer_size, blocks)
+            plan: Node = nodes.ShuffleBlocks(
+                self._plan,
+                buffer=sys.maxsize,
+                seed=key,
+                reshuffle=again,
+                drawn=seed is None,
+                blocks=window,
+            )
+            return Dataset(plan)
         buffer = check.integer(where, "buffer_size", buffer_size)
         if buffer < 1 and buffer != UNKNOWN:
             raise InvalidArgumentError(
                 f"{where}: buffer_size must be at least 1, or UNKNOWN_CARDINALITY (-2) for all, "
                 f"got {buffer}"
             )
-        again = reshuffle_each_iteration is None or check.boolean(
-            where, "reshuffle_each_iteration", reshuffle_each_iteration
-        )
         buffer = sys.maxsize if buffer == UNKNOWN else buffer
-        key = check.seed(where, seed)
         return Dataset(
             nodes.Shuffle(self._plan, buffer=buffer, seed=key, reshuffle=again, drawn=seed is None)
         )
+
+    def _check_blocks(self, where: str, buffer_size: Any, blocks: Any) -> int:
+        if buffer_size is not None:
+            raise InvalidArgumentError(
+                f"{where}: buffer_size={buffer_size} and blocks={blocks} exclude each other; "
+                "the window is one or the other"
+            )
+        window = check.integer(where, "blocks", blocks, at_least=1)
+        if self._plan.blocked is not None:
+            raise InvalidArgumentError(
+                f"{where}: blocks={blocks} needs random access, but {self._plan.blocked}; "
+                "shuffle before that, or with buffer_size"
+            )
+        if block_lengths(self._plan) is None:
+            raise InvalidArgumentError(
+                f"{where}: blocks={blocks} needs a source that is read by blocks, as from_parquet, "
+                "with nothing between them that changes the order; shuffle with buffer_size, which "
+                "holds no elements here"
+            )
+        return window
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The elements, `count` times; None or a negative number: without end.

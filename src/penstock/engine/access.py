@@ -16,6 +16,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of, groups, scale, slice_of
 from penstock.element.values import as_value
+from penstock.engine.block_order import BlockOrder, block_order
 from penstock.engine.call_watch import refuse_many
 from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
@@ -25,6 +26,7 @@ from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
 from penstock.engine.table_access import open_table, positions_of
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
+from penstock.plan.blocks import tables_of
 from penstock.plan.nodes import (
     INFINITE,
     AssertCardinality,
@@ -43,6 +45,7 @@ from penstock.plan.nodes import (
     Select,
     Shard,
     Shuffle,
+    ShuffleBlocks,
     Skip,
     Slices,
     TableRows,
@@ -70,8 +73,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
     read = [access(part, specs, take) for part in node.inputs]
     match node:
         case Slices(data):
-            rows = data.chunk
-            return partial(_slices, rows, Mapped(rows), find_lazy_rows(rows), take)
+            chunk = data.chunk
+            return partial(_slices, chunk, Mapped(chunk), find_lazy_rows(chunk), take)
         case TableRows():
             table = open_table(node)
             return lambda index, epoch: table.read(index, take)
@@ -96,6 +99,11 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
             collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
             return partial(_batch, read[0], collate, size, length)
+        case ShuffleBlocks():
+            for rows in tables_of(node):
+                open_table(rows).keep_blocks(node.blocks)
+            order_of = lru_cache(maxsize=2)(partial(block_order, node))
+            return partial(_shuffle_blocks, read[0], node, order_of)
         case Shuffle():
             return partial(_shuffle, read[0], node)
         case Repeat(source):
@@ -228,6 +236,20 @@ def _shuffle(read: Access, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:
     key = key_of(node.seed, epoch, node.reshuffle)
     order = shuffle_index(index, length if length >= 0 else None, node.buffer, key)
     return read(order, epoch)
+
+
+def _shuffle_blocks(
+    read: Access,
+    node: ShuffleBlocks,
+    order_of: Callable[[int], BlockOrder],
+    index: Index,
+    epoch: Epoch,
+) -> Chunk:
+    order = order_of(key_of(node.seed, epoch, node.reshuffle))
+    if not isinstance(index, range) or index.step != 1:
+        return read(order.elements(index), epoch)
+    # One window after the other: their blocks need not be in memory at the same time.
+    return Chunk.join([read(order.elements(part), epoch) for part in order.cut(index)])
 
 
 def _repeat(read: Access, length: int, by_epoch: bool, index: Index, epoch: Epoch) -> Chunk:

@@ -34,7 +34,7 @@ def shuffle_index(index: Index, length: int | None, buffer: int, key: int) -> Ar
         return _consecutive(index, length, buffer, key)
     positions = array_of(index)
     if length is not None and buffer >= length:
-        return _block(positions, length, key)
+        return permute_block(positions, length, key)
     first = buffer // 2 + 1
     second = buffer + 1 - first
     middle = _layer(positions, length, second, second // 2, derive(key, 2))
@@ -76,7 +76,7 @@ def _layer(positions: Array, length: int | None, size: int, offset: int, key: in
     for row, block_key in enumerate(derive_array(key, numbers)):
         here = rows == row
         local, count = positions[here] - starts[row], int(stops[row] - starts[row])
-        result[here] = _block(local, count, int(block_key)) + starts[row]
+        result[here] = permute_block(local, count, int(block_key)) + starts[row]
     return result
 
 
@@ -105,8 +105,8 @@ def _tables(lengths: Array, size: int, keys: Array) -> Array:
     return np.argsort(hashes, axis=1, kind="stable")
 
 
-def _block(positions: Array, length: int, key: int) -> Array:
-    """One bijection of `range(length)`."""
+def permute_block(positions: Array, length: int, key: int) -> Array:
+    """The elements at some positions of one bijection of `range(length)`."""
     if length <= _TABLE:
         return _table(length, key)[positions]
     return _walk(positions, length, key)

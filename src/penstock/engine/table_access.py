@@ -68,6 +68,11 @@ class TableAccess:
         self._blocks = _BlockCache()
         self._waste = _WasteMeter(self._call, self._format)
 
+    def keep_blocks(self, count: int) -> None:
+        """Keeps at least `count` blocks in memory, because a shuffle reads so many in turn."""
+        with self._lock:
+            self._blocks.least = max(self._blocks.least, count)
+
     def read(self, index: Index, take: TakeRows) -> Chunk:
         """The rows at an index."""
         if isinstance(index, range) and index.step == 1:
@@ -171,9 +176,10 @@ class TableAccess:
 
 
 class _BlockCache:
-    """The blocks read last, up to `_CACHE_BYTES`, and at least one."""
+    """The blocks read last, up to `_CACHE_BYTES`, and at least `least` of them."""
 
     def __init__(self) -> None:
+        self.least = 1
         self._blocks: OrderedDict[int, TableBlock | Exception] = OrderedDict()
         self._bytes = 0
 
@@ -186,7 +192,7 @@ class _BlockCache:
     def put(self, number: int, block: TableBlock | Exception) -> None:
         self._blocks[number] = block
         self._bytes += _size(block)
-        while self._bytes > _CACHE_BYTES and len(self._blocks) > 1:
+        while self._bytes > _CACHE_BYTES and len(self._blocks) > self.least:
             self._bytes -= _size(self._blocks.popitem(last=False)[1])
 
 
@@ -214,7 +220,7 @@ class _WasteMeter:
             self._is_counted = False
             log.warning(
                 "%s: %d row groups were decoded for %d rows, because the order is random; "
-                "shuffle with a smaller buffer, or write smaller row groups (docs/files.md)",
+                "use shuffle(blocks=8), or write smaller row groups (docs/files.md)",
                 self._call,
                 self._blocks,
                 self._used,

@@ -1045,6 +1045,16 @@ class Shuffle(Node):
 
 
 @node
+class ShuffleBlocks(Shuffle):
+    """The blocks of a source in random order, and their elements within a window of `blocks`."""
+
+    blocks: int = 1
+
+    traits = _SAME_ELEMENTS | _ON_ANY_FILES | Trait.DRAWS_ORDER
+    method = "shuffle"
+
+
+@node
 class Repeat(Node):
     """The elements, `count` times in a row, or without end (INFINITE)."""
 
