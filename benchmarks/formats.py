@@ -1,8 +1,8 @@
 """Files to batches: penstock beside pyarrow's own scan, Hugging Face datasets and json.
 
 `PYTHON=.venv/bin/python scripts/bench formats` measures the CPU time of each way, in turns, in one
-process. A way whose package is missing is left out. The exit status is 1 if penstock misses a ratio
-that it owes.
+process. A way whose package is missing is left out. Then `remote` measures files over HTTP. The
+exit status is 1 if penstock misses a ratio that it owes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from time import process_time
 from typing import Any
 
 import numpy as np
+
+from benchmarks import remote
 
 BATCH = 1024
 SUBJECT = "penstock"
@@ -176,6 +178,9 @@ def main(words: list[str]) -> int:
         rates = compare(task, task.rows // 20 if quick else task.rows, 1 if quick else 5)
         print(table(name, task, rates), flush=True)
         well &= not misses(task, rates)
+    shares = remote.measure(8 if quick else 100, 1 if quick else 2)
+    print(remote.table(shares), flush=True)
+    well &= quick or not remote.misses(shares)
     return 0 if well else 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import control, formats, functions, functions_grid, functions_ways, report
+from benchmarks import control, formats, functions, functions_grid, functions_ways, remote, report
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.functions_work import WORKS
@@ -176,3 +176,13 @@ def test_a_dispatcher_owes_progress_at_no_more_than_one_core(
     chosen = arguments("control --readers 1 --rate 100".split())
     found = {"user": 0.5, "system": 0.2, "elements": 99.0, "errors": 0.0, **change}
     assert control.is_well(chosen, found) == well
+
+
+def test_every_remote_reader_is_compared_with_the_link() -> None:
+    rates = remote.measure(megabytes=1, rounds=1)
+    assert list(rates) == list(remote.readers())
+    assert len(remote.table(rates).splitlines()) == 1 + len(rates)
+
+
+def test_a_reader_that_uses_too_little_of_the_link_is_named() -> None:
+    assert remote.misses({"plain": 50.0, "npy": 40.0, "arrow": 39.0}) == ["arrow"]

@@ -21,6 +21,7 @@ from penstock.element.optional import Optional
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream, copy_state, must_settle
 from penstock.engine.endings import Ending
+from penstock.engine.formats.remote_requests import counted
 from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
@@ -128,6 +129,7 @@ class Iterator:
         self._size = 0
         self._place = self._marked.place()
         started = time.perf_counter()
+        counting = counted.set(self._meters.retries)
         try:
             chunk = self._marked.pull(self._demand.limit)
         except StopIteration:
@@ -147,6 +149,8 @@ class Iterator:
                 self._shared.end.forget()
                 self._shared = None
             raise
+        finally:
+            counted.reset(counting)
         self._demand.record(chunk, time.perf_counter() - started)
         self._rows = self._elements(chunk)
         self._size = chunk.size

@@ -7,7 +7,7 @@ is missing, damaged or different from the first is an error of the call that nam
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ from penstock.engine.formats import TABLES, json_lines, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.file_indexes import default_folder
-from penstock.engine.formats.files import resolve_paths, version_of
+from penstock.engine.formats.files import FileVersion, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
+from penstock.engine.pool import Pool
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import (
     Data,
@@ -38,6 +39,8 @@ from penstock.plan.nodes import (
 )
 
 Options = tuple[tuple[str, Any], ...]
+
+_FOOTERS_AT_ONCE = 16
 
 
 def plan_files(
@@ -63,27 +66,47 @@ def _plan_rows(
     fill: Any = None,
 ) -> TableRows:
     call = call_of(source)
-    first: TableReader | None = None
     files: list[TableFile] = []
     names: tuple[str, ...] = ()
     specs: Any = None
     kinds: dict[str, Any] = {}
-    for path in paths:
-        version = version_of(path, call)
-        reader = TABLES[format](path, call, **dict(options))
-        try:
-            if first is None:
-                first = reader
-                names = select_columns(call, columns, reader.specs, path)
-                specs = _pick(reader.specs, names)
-                kinds = _kinds(reader, names)
-            else:
-                _compare(call, path, _pick(reader.specs, names), files[0].path, specs)
-        finally:
-            reader.close()
+    for path, version, reader in _inspect_files(format, paths, call, options):
+        if not files:
+            names = select_columns(call, columns, reader.specs, path)
+            specs = _pick(reader.specs, names)
+            kinds = _kinds(reader, names)
+        else:
+            _compare(call, path, _pick(reader.specs, names), files[0].path, specs)
         files.append(TableFile(path, *version, reader.footer, reader.blocks))
     filled = tuple(check_fill(call, fill, kinds).items())
     return TableRows(source, format, tuple(files), names, specs, filled, options=options)
+
+
+def _inspect_files(
+    format: str, paths: Sequence[str], call: str, options: Options
+) -> Iterator[tuple[str, FileVersion, TableReader]]:
+    """What the footers of files say, in order; the footers of remote files are read at once."""
+    if len(paths) < 2 or not any("://" in path for path in paths):
+        for path in paths:
+            yield path, *_inspect(format, path, call, options)
+        return
+    pool = Pool(_FOOTERS_AT_ONCE, "penstock-footers")
+    try:
+        answers = [pool.submit(_inspect, format, path, call, options) for path in paths]
+        for path, answer in zip(paths, answers, strict=True):
+            yield path, *answer.result()
+    finally:
+        pool.stop(drop=True)
+
+
+def _inspect(
+    format: str, path: str, call: str, options: Options
+) -> tuple[FileVersion, TableReader]:
+    """The version of a file and its reader, which is closed."""
+    version = version_of(path, call)
+    reader = TABLES[format](path, call, **dict(options))
+    reader.close()
+    return version, reader
 
 
 def plan_table(source: str, table: Any, *, columns: Any = None, fill: Any = None) -> Node:

@@ -115,6 +115,9 @@ class MemoryReader:
         self._require(range(start, stop))
         return load_extra("pyarrow", "Dataset").py_buffer(self._bytes[start:stop])
 
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        return True
+
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         if self._batches is not None:
             batch = self._batches[number]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.formats.remote_requests import RetryCount
 from penstock.plan.nodes import Map, Node, Prefetch
 from penstock.plan.seeds import numbers_from
 
@@ -38,6 +39,8 @@ class Meters:
     by_node: dict[int, Meter] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     recording: bool = True
+    retries: RetryCount = field(default_factory=RetryCount)
+    """Requests to remote files that were repeated."""
 
     def of(self, node: Node) -> Meter | None:
         if not self.recording:
@@ -51,7 +54,7 @@ class Meters:
     def profile(self, plan: Node) -> Profile:
         rows: list[OperatorProfile] = []
         self._walk(plan, 0, rows)
-        return Profile(tuple(rows), time.perf_counter() - self.started)
+        return Profile(tuple(rows), time.perf_counter() - self.started, self.retries.count)
 
     def _walk(self, node: Node, depth: int, rows: list[OperatorProfile]) -> float:
         """Adds a row per operator; returns the time that its caller spent in it."""
@@ -159,6 +162,8 @@ class Profile:
 
     operators: tuple[OperatorProfile, ...]
     seconds: float
+    retries: int = 0
+    """How many requests to remote files failed and were repeated."""
 
     @property
     def bottleneck(self) -> str:
@@ -185,4 +190,6 @@ class Profile:
                 f"{name:<28}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
             )
         notes = [f"{row.operator}: {row.note}" for row in self.operators if row.note]
+        if self.retries:
+            notes.append(f"requests to remote files that were repeated: {self.retries}")
         return "\n".join([*lines, *notes, f"bottleneck: {self.bottleneck}"])

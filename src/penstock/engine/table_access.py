@@ -66,6 +66,8 @@ class TableAccess:
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, TableReader] = OrderedDict()
         self._blocks = _BlockCache()
+        self._last = -1
+        """The block that was read last: the one after it is fetched ahead."""
         self._waste = _WasteMeter(self._call, self._format)
 
     def keep_blocks(self, count: int) -> None:
@@ -123,16 +125,21 @@ class TableAccess:
         number = block - int(self._first_block[file])
         first = sum(self._files[file].blocks[:number])
         self._waste.count_read(self._files[file].blocks[number])
+        selection = self._selections[file]
         try:
-            return self._reader(file).read(number, first, self._selections[file])
+            reader = self._reader(file)
+            in_order, self._last = block == self._last + 1, block
+            ahead = len(self._files[file].blocks) - number - 1 if in_order else 0
+            is_checked = reader.prefetch(number, ahead, selection)
+            if self._data is None and not is_checked:
+                self._check_version(self._files[file])
+            return reader.read(number, first, selection)
         except DataLossError as error:
             return error
 
     def _reader(self, file: int) -> TableReader:
         if (found := self._readers.get(file)) is not None:
             self._readers.move_to_end(file)
-            if self._data is None:
-                self._check_version(self._files[file])
             return found
         while len(self._readers) >= _OPEN_FILES:
             self._readers.popitem(last=False)[1].close()

@@ -1,4 +1,6 @@
-"""Files to records and elements, one module per format; nothing here uses plans or threads.
+"""Files to records and elements, one module per format; nothing here uses plans.
+
+Nothing starts a thread: remote files use that of fsspec's event loop (`remote_requests`).
 
 A new format of records is a module with a file reader that keeps the contract of
 `records.RecordReader`, and a line in `READERS`. A new format of tables, whose rows can be read in

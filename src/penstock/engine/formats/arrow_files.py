@@ -16,8 +16,16 @@ from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import open_bytes, size_of, translate_errors
 from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.remote_files import prefetch_blocks, prefetch_ranges
+from penstock.engine.formats.remote_requests import ChangedFileError
 from penstock.engine.formats.tables import Selection
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
+
+_NO_DAMAGE = (ConnectionError, TimeoutError, ChangedFileError)
+"""Failures of a connection, which say nothing about the file."""
+
+_HEAD = 1 << 12
+"""As many bytes as the head of a message usually has at most."""
 
 _MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
@@ -32,7 +40,7 @@ def report_damage(path: str, call: str, what: str) -> Iterator[None]:
     with translate_errors(path, call):
         try:
             yield
-        except (FileNotFoundError, PermissionError, ConnectionError, TimeoutError):
+        except (FileNotFoundError, PermissionError, *_NO_DAMAGE):
             raise
         except (arrow.ArrowException, struct.error, OSError, EOFError, ValueError) as error:
             if isinstance(error, OpError):
@@ -108,6 +116,9 @@ class ArrowReader:
             "is it of another format?"
         )
 
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        return prefetch_blocks(self._file, number, ahead, lambda block: [self._batches[block][-2:]])
+
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         with report_damage(self._path, self._call, f"record batch {number} cannot be read"):
             batch = self._read_batch(number).select(list(selection.columns))
@@ -139,8 +150,9 @@ def _messages_of_file(file: BinaryIO, size: int) -> list[_Message]:
     if end[4:] != _MAGIC or not 0 < length <= size - 10:
         raise EOFError("the file does not end with a footer")
     footer = _Table.root(read_exactly(file, size - 10 - length, length))
-    found = [_message_at(file, start) for start in footer.block_starts(3)]
-    return [_message_at(file, start) for start in footer.block_starts(2)] + found
+    starts = [*footer.block_starts(2), *footer.block_starts(3)]
+    prefetch_ranges(file, [(start, min(start + _HEAD, size)) for start in starts])
+    return [_message_at(file, start) for start in starts]
 
 
 def _messages_of_stream(file: BinaryIO, size: int) -> list[_Message]:

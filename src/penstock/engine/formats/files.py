@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import io
 import os
 import re
 import secrets
@@ -17,6 +16,14 @@ from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, cast
 
 from penstock.engine.formats.inflate import WINDOW_BITS, Inflated
+from penstock.engine.formats.remote_files import (
+    connect,
+    describe,
+    fetch_whole,
+    open_remote,
+    version_in,
+)
+from penstock.engine.formats.remote_requests import ChangedFileError, as_os_error
 from penstock.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -92,6 +99,9 @@ def read_file(filename: Path) -> bytes:
     """
     call = "io.read_file"
     path = as_path(filename, call)
+    if "://" in path:
+        with translate_errors(path, call):
+            return fetch_whole(path)
     with translate_errors(path, call), open_bytes(path, call=call) as file:
         return b"".join(iter(lambda: file.read(_WRITE_BUFFER), b""))
 
@@ -112,7 +122,7 @@ def write_file(filename: Path, contents: bytes | str) -> None:
     data = contents.encode() if isinstance(contents, str) else contents
     with translate_errors(path, call):
         if "://" in path:
-            with _open_remote(path, "wb") as remote:
+            with _create_remote(path) as remote:
                 remote.write(data)
             return
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -130,18 +140,14 @@ def write_file(filename: Path, contents: bytes | str) -> None:
 def _open_file(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
     with translate_errors(path, call):
         if "://" in path:
-            return _open_remote(path, mode)
+            return cast(BinaryIO, open_remote(path)) if mode == "rb" else _create_remote(path)
         return cast(BinaryIO, open(path, mode, buffering=buffering))
 
 
-def _open_remote(url: str, mode: str) -> BinaryIO:
+def _create_remote(url: str) -> BinaryIO:
     import fsspec
 
-    file = fsspec.open(url, mode).open()
-    if mode == "rb" and isinstance(file, io.BytesIO):
-        # fsspec returns the same `memory://` object, with one position, each time it is opened.
-        return io.BytesIO(file.getvalue())
-    return cast(BinaryIO, file)
+    return cast(BinaryIO, fsspec.open(url, "wb").open())
 
 
 def check_compression(compression: str | None, call: str) -> str:
@@ -222,21 +228,13 @@ class FileVersion(NamedTuple):
     """When it was changed last, and which machine's clock says so; empty if that is not known."""
 
 
-_VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified created".split()
-"""The fields of a file's description that change with its content; the best one first."""
-
-
 def version_of(path: str, call: str) -> FileVersion:
     with translate_errors(path, call):
         if "://" not in path:
             found = os.stat(path)
             return FileVersion(found.st_size, f"{found.st_mtime_ns} {os.uname().nodename}")
-        from fsspec.core import url_to_fs
-
-        system, inside = url_to_fs(path)
-        info = system.info(inside)
-        modified = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-        return FileVersion(int(info.get("size") or 0), modified)
+        version = version_in(describe(*connect(path)))
+        return FileVersion(version.size or 0, version.modified)
 
 
 def has_changed(path: str, known: FileVersion, now: FileVersion) -> bool:
@@ -286,9 +284,7 @@ def list_folder(path: str, call: str) -> list[str]:
                 below = os.path.relpath(folder, path)
                 found += [os.path.normpath(os.path.join(below, name)) for name in names]
             return found
-        from fsspec.core import url_to_fs
-
-        system, inside = url_to_fs(path)
+        system, inside = connect(path)
         root = inside.rstrip("/") + "/"
         names = system.find(inside)
         if not names:
@@ -307,9 +303,7 @@ def _python_pattern(pattern: str) -> str:
 
 
 def _remote_matches(pattern: str) -> list[str]:
-    from fsspec.core import url_to_fs
-
-    system, inside = url_to_fs(pattern)
+    system, inside = connect(pattern)
     before, here, after = pattern.partition(inside)
     names = system.glob(inside)
     if not here:
@@ -325,14 +319,18 @@ def translate_errors(path: str, call: str) -> Iterator[None]:
         yield
     except OpError:
         raise
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as caught:
+        error = as_os_error(caught)
+        if not isinstance(error, OSError | ValueError | ImportError):
+            raise
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceExhaustedError(f"{call}: no space is left for {path!r}") from error
+            raise ResourceExhaustedError(f"{call}: no space is left for {path!r}") from caught
         kind, problem = next(row[1:] for row in _KINDS if isinstance(error, row[0]))
-        raise kind(f"{call}: {path!r} {problem.format(error=error)}") from error
+        raise kind(f"{call}: {path!r} {problem.format(error=error)}") from caught
 
 
 _KINDS: tuple[tuple[type[Exception], type[OpError], str], ...] = (
+    (ChangedFileError, FailedPreconditionError, "{error}"),
     (FileNotFoundError, NotFoundError, "does not exist"),
     (IsADirectoryError, FailedPreconditionError, "is a directory; name the files in it"),
     (NotADirectoryError, FailedPreconditionError, "leads through a file, not a directory"),

@@ -25,6 +25,7 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats.arrow_files import read_exactly
 from penstock.engine.formats.files import open_bytes, size_of, translate_errors
 from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.remote_files import Range, prefetch_blocks
 from penstock.engine.formats.tables import Selection, TakeRows
 from penstock.engine.gather import Mapped
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
@@ -122,6 +123,20 @@ class NumpyReader:
                 name: _spec(member.dtype[name], member.shape[1:]) for name in member.dtype.names
             }
         return {name: _spec(m.dtype, m.shape[1:]) for name, m in self._members.items()}
+
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        names = [""] if "" in self._members else list(selection.columns)
+        return prefetch_blocks(self._file, number, ahead, lambda block: self._ranges(block, names))
+
+    def _ranges(self, number: int, names: list[str]) -> list[Range]:
+        """Where the rows of a block are; empty if the whole file must be read."""
+        if not all(map(_is_contiguous, self._members.values())):
+            return []
+        first = sum(self.blocks[:number])
+        members = [self._members[name] for name in names]
+        starts = [(member.start or 0) + first * member.row_bytes for member in members]
+        sizes = [self.blocks[number] * member.row_bytes for member in members]
+        return [(start, start + size) for start, size in zip(starts, sizes, strict=True) if size]
 
     def read(self, number: int, first: int, selection: Selection) -> ArrayBlock:
         stop = first + self.blocks[number]

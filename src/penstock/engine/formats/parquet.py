@@ -9,10 +9,14 @@ from penstock.engine.formats.arrow_files import read_exactly, report_damage
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import open_bytes, size_of
 from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.remote_files import Range, prefetch_blocks
 from penstock.engine.formats.tables import Selection
 from penstock.errors import DataLossError
 
 _MAGIC = b"PAR1"
+
+_GAP = 1 << 13
+"""Columns with fewer bytes between them are fetched together, as Arrow reads them."""
 
 
 class ParquetReader:
@@ -34,6 +38,27 @@ class ParquetReader:
         except BaseException:
             self._source.close()
             raise
+
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        names = set(selection.columns)
+        return prefetch_blocks(
+            self._source, number, ahead, lambda block: self._ranges(block, names)
+        )
+
+    def _ranges(self, number: int, names: set[str]) -> list[Range]:
+        """The bytes of the selected columns of a row group, side by side where they are."""
+        group = self._file.metadata.row_group(number)
+        chunks = (group.column(index) for index in range(group.num_columns))
+        found: list[Range] = []
+        for chunk in chunks:
+            if chunk.path_in_schema.partition(".")[0] in names:
+                pages = (chunk.data_page_offset, chunk.dictionary_page_offset)
+                start = min(page for page in pages if page)
+                stop = start + chunk.total_compressed_size
+                if found and start - found[-1][1] <= _GAP:
+                    start = found.pop()[0]
+                found.append((start, stop))
+        return found
 
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         with report_damage(self._path, self._call, f"row group {number} cannot be read"):

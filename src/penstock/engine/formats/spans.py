@@ -20,6 +20,7 @@ from penstock.element.index import Index, array_of
 from penstock.engine.formats.arrow_files import read_exactly
 from penstock.engine.formats.files import open_bytes, translate_errors
 from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.remote_files import prefetch_blocks
 from penstock.engine.formats.tables import Selection, TakeRows
 from penstock.errors import DataLossError, FailedPreconditionError
 
@@ -57,6 +58,15 @@ class SpanReader(ABC):
     def decode(self, runs: list[Run], selection: Selection) -> Chunk:
         """The elements that are in records. Any thread may call it, also after `close`."""
 
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        if self._local is not None:
+            return False
+        return prefetch_blocks(self._open_remote(), number, ahead, self._ranges)
+
+    def _ranges(self, number: int) -> list[Span]:
+        first = sum(self.blocks[:number])
+        return [(int(self._starts[first]), int(self._starts[first + self.blocks[number]]))]
+
     def read(self, number: int, first: int, selection: Selection) -> SpanBlock:
         starts = self._starts[first : first + self.blocks[number] + 1]
         if self._local is not None:
@@ -71,12 +81,16 @@ class SpanReader(ABC):
             nbytes=starts.nbytes + len(data),
         )
 
-    def _read_remote(self, start: int, stop: int) -> bytes:
+    def _open_remote(self) -> BinaryIO:
         if self._remote is None:
             self._remote = open_bytes(self._path, call=self._call)
+        return self._remote
+
+    def _read_remote(self, start: int, stop: int) -> bytes:
+        file = self._open_remote()
         with translate_errors(self._path, self._call):
             try:
-                return read_exactly(self._remote, start, stop - start)
+                return read_exactly(file, start, stop - start)
             except EOFError as error:
                 raise DataLossError(
                     f"{self._call}: {self._path!r} ends before byte {stop}: {error}"

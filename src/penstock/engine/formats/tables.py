@@ -65,6 +65,12 @@ class TableReader(Protocol):
         For a column that cannot be read: the reason, as a text.
         """
 
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        """Begins to fetch a block, and up to `ahead` blocks after it, if the file is remote.
+
+        True if reading the block then compares the version of the file with that at its opening.
+        """
+
     def read(self, number: int, first: int, selection: Selection) -> TableBlock:
         """TableBlock `number`, whose first row is row `first` of the file."""
 

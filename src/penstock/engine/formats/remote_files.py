@@ -1,0 +1,345 @@
+"""Remote files: ranges of bytes that are fetched ahead of their use, several at once.
+
+A file that is read in order is fetched ahead by pieces of 1 MiB, as many at once as the latency of
+its server needs. A reader that knows which bytes it will need says so with `prefetch`. After the
+last of these bytes, the version of the file is compared with that at its opening, so bytes of two
+versions are never taken for one file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from penstock.engine.formats.remote_requests import (
+    ChangedFileError,
+    ShortAnswerError,
+    begin,
+    limits_of,
+    repeat,
+)
+
+Range = tuple[int, int]
+"""The bytes from one on and before another."""
+
+RangesOf = Callable[[int], Sequence[Range]]
+"""The bytes of a block of a table, by its number; none if they are not known."""
+
+PIECE = 1 << 20
+_FIRST = 1 << 16
+"""How many bytes are fetched at least."""
+
+_AHEAD = 16
+"""The most pieces of a file that are fetched ahead."""
+
+_CHECKED = 32
+"""After so many pieces in order, the version is compared."""
+
+_KEPT = 2
+"""How many pieces stay in memory after they were read: footers are read twice."""
+
+_VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified created".split()
+"""The fields of a file's description that change with its content; the best one first."""
+
+
+class RemoteVersion(NamedTuple):
+    """What tells one version of a remote file from another, without reading it."""
+
+    size: int | None
+    modified: str
+    """Empty if the server does not say."""
+
+
+def connect(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(url)
+    return system, path
+
+
+def has_requests(system: Any) -> bool:
+    """Whether files of a system are fetched by requests in fsspec's event loop."""
+    return bool(getattr(system, "async_impl", False)) and not getattr(system, "asynchronous", False)
+
+
+def run(system: Any, request: Callable[[], Awaitable[Any]], path: str) -> Any:
+    """The result of a request, which is repeated as `repeat` says."""
+    return begin(system, repeat(request, path)).result()
+
+
+def describe(system: Any, path: str) -> dict[str, Any]:
+    """What a server says about a file, now."""
+    system.invalidate_cache(path)  # S3 would answer from the last listing.
+    if not has_requests(system):
+        found: dict[str, Any] = system.info(path)
+        return found
+    return dict(run(system, lambda: system._info(path), path))
+
+
+def version_in(info: dict[str, Any]) -> RemoteVersion:
+    modified = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+    return RemoteVersion(info.get("size"), modified)
+
+
+def open_remote(url: str) -> Any:
+    """A remote file to read."""
+    system, path = connect(url)
+    if has_requests(system):
+        info = describe(system, path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(url)
+        if info.get("size") is not None and info.get("partial", True):
+            return RemoteFile(system, path, url, version_in(info))
+    file = system.open(path, "rb")
+    # fsspec returns the same `memory://` object, with one position, each time it is opened.
+    return io.BytesIO(file.getvalue()) if isinstance(file, io.BytesIO) else file
+
+
+def fetch_whole(url: str) -> bytes:
+    """All bytes of a remote file, with one request where that is possible."""
+    system, path = connect(url)
+    if has_requests(system):
+        return bytes(run(system, lambda: system._cat_file(path), url))
+    with open_remote(url) as file:
+        return bytes(file.read())
+
+
+class _Piece:
+    """Bytes of a file that are there or on their way."""
+
+    def __init__(self, start: int, stop: int, future: Future[bytes]) -> None:
+        self.start, self.stop, self.future = start, stop, future
+        self.is_guess = False
+        """Whether it is fetched only because the bytes before it were read."""
+        self.is_of_group = False
+        """Whether the version is compared after it, or after a later piece of its group."""
+        self.was_read = False
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind requests for ranges. One thread at a time may use it."""
+
+    def __init__(self, system: Any, path: str, url: str, version: RemoteVersion) -> None:
+        self._system, self._path, self._url = system, path, url
+        self._version = version
+        self._size = version.size or 0
+        self._position = 0
+        self._limits = limits_of(system)
+        self._pieces: list[_Piece] = []
+        self._read_to = -1
+        """Where the last read ended: a read from there on is in order."""
+        self._guesses = True
+        """Whether bytes are fetched ahead if the file is read in order."""
+        self._ahead = 0
+        """The bytes up to here are on their way, if the file is read in order."""
+        self._count = 0
+        """How many pieces were fetched ahead in order."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"a position must be at least 0, got {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self.read(self._size)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """`size` bytes, fewer only at the end."""
+        start = self._position
+        whole = max(self._size - start, 0)
+        stop = start + (whole if size is None or size < 0 else min(size, whole))
+        self._prepare(start, stop)
+        parts = []
+        while start < stop:
+            piece = self._find(start, stop)
+            data = self._wait(piece)
+            parts.append(data[start - piece.start : stop - piece.start])
+            start += len(parts[-1])
+            piece.was_read = start >= piece.stop
+        self._position = self._read_to = stop
+        self._forget()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def prefetch(self, groups: Sequence[Sequence[Range]]) -> bool:
+        """Begins to fetch the ranges of groups that are read soon, one after the other.
+
+        Other bytes are not fetched ahead any more, and what was fetched for other groups is
+        dropped. True if reading the first group compares the version of the file; else some of
+        its bytes were fetched before.
+        """
+        self._guesses = False
+        wanted = [each for group in groups for each in group]
+        self._drop(lambda p: not p.was_read and not any(_overlap(p, each) for each in wanted))
+        for group in groups:
+            missing = [each for each in group if not self._has(*each)]
+            self._begin_pieces([cut for each in missing for cut in _cut(*each)])
+        first = [p for p in self._pieces if any(_overlap(p, each) for each in groups[0])]
+        return all(piece.is_of_group for piece in first)
+
+    def _begin_pieces(self, cuts: Sequence[Range]) -> None:
+        for start, stop in cuts:
+            self._begin(start, stop, is_checked=stop == cuts[-1][1]).is_of_group = True
+
+    def _drop(self, is_dropped: Callable[[_Piece], bool]) -> None:
+        for piece in [piece for piece in self._pieces if is_dropped(piece)]:
+            piece.future.cancel()
+            self._pieces.remove(piece)
+
+    def _has(self, start: int, stop: int) -> bool:
+        for piece in sorted(self._pieces, key=lambda piece: piece.start):
+            if piece.start <= start < piece.stop:
+                start = piece.stop
+        return start >= stop
+
+    def _prepare(self, start: int, stop: int) -> None:
+        """Begins requests for a read, and for those after it if the file is read in order."""
+        if start != self._read_to:
+            self._ahead = start
+            self._drop(lambda piece: piece.is_guess and not piece.start <= start < piece.stop)
+        elif self._guesses:
+            self._fetch_ahead(start)
+        if stop - start > PIECE and not self._has(start, stop):
+            missing = [cut for cut in _cut(start, stop) if not self._has(*cut)]
+            self._begin_pieces(missing)
+
+    def _fetch_ahead(self, start: int) -> None:
+        """Keeps as many pieces on their way as the limit allows."""
+        self._ahead = max(self._ahead, start)
+        for piece in sorted(self._pieces, key=lambda piece: piece.start):
+            if piece.start <= self._ahead < piece.stop:
+                self._ahead = piece.stop
+        limit = min(self._size, start + min(self._limits.large.depth, _AHEAD) * PIECE)
+        while self._ahead < limit:
+            stop = min((self._ahead // PIECE + 1) * PIECE, self._size)
+            self._count += 1
+            is_checked = stop == self._size or self._count % _CHECKED == 0
+            self._begin(self._ahead, stop, is_checked).is_guess = True
+            self._ahead = stop
+
+    def _find(self, start: int, stop: int) -> _Piece:
+        """The piece with a byte; it is fetched now if it is not on its way."""
+        for piece in self._pieces:
+            if piece.start <= start < piece.stop:
+                return piece
+        later = [piece.start for piece in self._pieces if piece.start > start]
+        end = min([max(stop, start + _FIRST), self._size, *later])
+        if end == self._size:  # A footer is read from its end on, in several steps.
+            before = [piece.stop for piece in self._pieces if piece.stop <= start]
+            start = min(start, max([0, self._size - _FIRST, *before]))
+        return self._begin(start, end)
+
+    def _begin(self, start: int, stop: int, is_checked: bool = False) -> _Piece:
+        future = begin(self._system, self._fetch(start, stop, is_checked))
+        piece = _Piece(start, stop, future)
+        self._pieces.append(piece)
+        return piece
+
+    def _wait(self, piece: _Piece) -> bytes:
+        if not piece.future.done():
+            self._limits.large.is_hungry = True
+        try:
+            data = piece.future.result()
+        except Exception:
+            self._pieces.remove(piece)
+            raise
+        finally:
+            self._limits.large.is_hungry = False
+        piece.stop = piece.start + len(data)
+        return data
+
+    def _forget(self) -> None:
+        """Drops pieces that were read, but for the last few."""
+        done = [piece for piece in self._pieces if piece.was_read]
+        for piece in done[:-_KEPT]:
+            self._pieces.remove(piece)
+
+    async def _fetch(self, start: int, stop: int, is_checked: bool) -> bytes:
+        """Runs in the event loop."""
+        limit = self._limits.small if stop - start <= _FIRST else self._limits.large
+        began = await limit.enter()
+        try:
+            data: bytes = await repeat(lambda: self._request(start, stop), self._url)
+            if stop - start == PIECE:
+                limit.adapt(began)
+        finally:
+            limit.leave()
+        if is_checked:
+            await self._check_version()
+        return data
+
+    async def _request(self, start: int, stop: int) -> bytes:
+        data: bytes = await self._system._cat_file(self._path, start=start, end=stop)
+        if len(data) == self._size:  # A server without ranges sends the whole file.
+            return data[start:]
+        if len(data) != stop - start:
+            await self._check_version()
+            raise ShortAnswerError(f"{len(data)} bytes came instead of {stop - start}")
+        return data
+
+    async def _check_version(self) -> None:
+        self._system.invalidate_cache(self._path)
+        now = version_in(await repeat(lambda: self._system._info(self._path), self._url))
+        if now != self._version:
+            raise ChangedFileError(
+                f"has changed while it was read: it had {_words(self._version)} and has "
+                f"{_words(now)}; read it again from its start"
+            )
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop(lambda piece: True)
+        super().close()
+
+
+def prefetch_ranges(file: Any, ranges: Sequence[Range]) -> None:
+    """Begins to fetch ranges that are read soon, if the file is fetched by ranges."""
+    if isinstance(file, RemoteFile):
+        file.prefetch([ranges])
+
+
+def prefetch_blocks(file: Any, number: int, ahead: int, ranges_of: RangesOf) -> bool:
+    """Begins to fetch a block of a table, and up to `ahead` blocks after it.
+
+    False if reading the block does not compare the version of the file.
+    """
+    if not isinstance(file, RemoteFile) or not (ranges := ranges_of(number)):
+        return False
+    groups, size = [ranges], 0
+    for next_number in range(number + 1, number + 1 + ahead):
+        groups.append(ranges_of(next_number))
+        size += sum(stop - start for start, stop in groups[-1])
+        if size >= _AHEAD * PIECE:
+            break
+    return file.prefetch(groups)
+
+
+def _cut(start: int, stop: int) -> list[Range]:
+    return [(at, min(at + PIECE, stop)) for at in range(start, stop, PIECE)]
+
+
+def _overlap(piece: _Piece, other: Range) -> bool:
+    return piece.start < other[1] and other[0] < piece.stop
+
+
+def _words(version: RemoteVersion) -> str:
+    return f"{version.size} bytes{f', version {version.modified}' if version.modified else ''}"
