@@ -3,9 +3,9 @@
 Images of a 20 GB array, shuffled, each turned upside down by a Python function, in batches of 512:
 by worker processes of a service (`local://12`) and by processes of the reader (`Options.executor`).
 Prints tables in Markdown: the first batch, how fast batches arrive in the first epoch, which copies
-the array into shared memory, and after it, how much memory all processes use together beside the
-array, and how long a training step of 10 ms waits. Without a GPU it runs all the same:
-`--gigabytes 0.3 --seconds 0.5 --workers 2`.
+the array into shared memory, and after it, how much memory the processes use together, and how long
+a training step of 10 ms waits. Without a GPU it runs all the same: `--gigabytes 0.3 --seconds 0.5
+--workers 2`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def ways(data: tuple[np.ndarray, np.ndarray], workers: int) -> Iterator[tuple[st
     yield f"{workers} processes of the reader", flipped(data, workers).with_options(own)
 
 
-def proportional_memory() -> float:
-    """Gigabytes of this process and its descendants; memory that they share counts once."""
+def memory_of_workers() -> float:
+    """Gigabytes of the descendants of this process; memory that they share counts once."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="ascii") as file:
@@ -56,6 +56,7 @@ def proportional_memory() -> float:
     tree, kilobytes = [os.getpid()], 0
     for process in tree:
         tree += children.get(process, ())
+    for process in tree[1:]:
         with contextlib.suppress(OSError), open(f"/proc/{process}/smaps_rollup") as file:
             kilobytes += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
     return kilobytes / 1e6
@@ -93,7 +94,7 @@ def torch_rows(data: Any, workers: int, seconds: float) -> Iterator[str]:
 def jax_rows(data: Any, workers: int, seconds: float) -> Iterator[str]:
     import jax
 
-    jax.devices()
+    jax.block_until_ready(jax.numpy.zeros(2) + 1)  # By then, JAX has started.
     for name, dataset in ways(data, workers):
         yield from measure(
             "jax", name, data, dataset.as_jax, jax.block_until_ready, np.asarray, seconds
@@ -110,7 +111,7 @@ def measure(
         h200.check(batches, numpy)
         epoch = read_epoch(batches, wait, data[0].nbytes)
         found = h200.rate(batches, wait, seconds)
-        memory = proportional_memory() - data[0].nbytes / 1e9
+        memory = memory_of_workers()
     share = memory / (data[0].nbytes / 1e9)
     cells = f"{first:.2f} | {epoch:.1f} | {found:.1f} | {memory:.1f} | {share:.2f}"
     yield f"| {framework} | {name} | {cells} |"
@@ -141,7 +142,7 @@ def main() -> None:
         return
     data = h200.rows(options.gigabytes)
     print("| framework | by | first batch, s | first epoch, GB/s | then, GB/s |", end="")
-    print(" memory beside the array, GB | of it |\n|---|---|---|---|---|---|---|", flush=True)
+    print(" memory of all workers, GB | of the array |\n|---|---|---|---|---|---|---|", flush=True)
     for line in PARTS[options.only](data, options.workers, options.seconds):
         print(line, flush=True)
 

@@ -28,7 +28,6 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from penstock.engine.processes import boot
-from penstock.engine.processes.chunk_memory import LIMIT
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 
 AVAILABLE = sys.platform == "linux"
@@ -47,7 +46,7 @@ _START = struct.Struct("<I")
 _EXIT = struct.Struct("<Ii")
 _PR_SET_PDEATHSIG = 1
 _M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # Of malloc.h.
-_KEPT_BYTES = min(LIMIT, 1 << 30)
+_KEPT_BYTES = 1 << 30
 """What a process keeps of freed memory at the end of its heap, and the largest array of it."""
 _KIND = socket.SOCK_SEQPACKET if AVAILABLE else socket.SOCK_STREAM
 
