@@ -1,5 +1,10 @@
+import resource
 import subprocess
 import sys
+
+import numpy as np
+
+from penstock.data import Dataset, Options
 
 PROGRAM = """
 import resource
@@ -19,3 +24,17 @@ def test_elements_use_the_memory_of_elements_before_them():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=True)
     pages_of_one_round = 20 * 100_000 // 4096
     assert int(done.stdout) < 10 * pages_of_one_round
+
+
+def pages_of_a_large_array(_):
+    """How many pages of memory the kernel provides for an array of 32 MB."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(32 << 20, np.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_processes_use_the_memory_of_large_arrays_again():
+    calls = Dataset.range(4).map(pages_of_a_large_array, num_parallel_calls=1)
+    pages = list(map(int, calls.with_options(Options(executor="processes"))))
+    # Without the setting: 8192 pages each time, or 16 large ones.
+    assert min(pages[1:]) < 8

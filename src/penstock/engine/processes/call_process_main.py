@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from penstock.element.chunk import Chunk, unusable_element
-from penstock.engine.heap import keep_freed_memory
 from penstock.engine.processes import call_messages, fork_server
 from penstock.engine.processes.call_messages import (
     Call,
@@ -44,7 +43,6 @@ def main(requests: int, parent: int) -> None:
 
 def run(channel: socket.socket) -> None:
     """Runs a call process until its channel ends."""
-    keep_freed_memory()
     process = _CallProcess(Packets(channel))
     with contextlib.suppress(OSError):  # The program has ended.
         process.serve()

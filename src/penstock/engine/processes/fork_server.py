@@ -27,6 +27,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from penstock.engine.heap import keep_large_arrays
 from penstock.engine.processes import boot
 from penstock.engine.processes.descriptors import receive_descriptor, send_descriptors
 
@@ -45,9 +46,6 @@ is_child = False
 _START = struct.Struct("<I")
 _EXIT = struct.Struct("<Ii")
 _PR_SET_PDEATHSIG = 1
-_M_ARENA_MAX, _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -8, -3, -1  # Of malloc.h.
-_KEPT_BYTES = 1 << 30
-"""What a process keeps of freed memory at the end of its heap, and the largest array of it."""
 _KIND = socket.SOCK_SEQPACKET if AVAILABLE else socket.SOCK_STREAM
 
 Run = Callable[[socket.socket], None]
@@ -223,7 +221,7 @@ def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
     code = 1
     try:
         _die_with(parent)
-        _keep_freed_memory()
+        keep_large_arrays()
         # Ctrl-C and systemd's SIGTERM go to all processes, but the owner decides when they end.
         # Not SIG_IGN, which programs that a function starts would inherit.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -250,19 +248,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)  # The parent ended before the call.
-
-
-def _keep_freed_memory() -> None:
-    """Makes malloc reuse the memory of large arrays.
-
-    By default it returns it to the kernel, which clears every page again for the next batch: for
-    batches of 80 MB that took nearly half of the time of a worker. Only some C libraries have it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)  # Other arenas than the first have no room for large arrays.
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _do_nothing(number: int, frame: object) -> None:
