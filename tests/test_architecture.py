@@ -35,7 +35,8 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}
 # Heavy dependencies and optional frameworks: the only things that a function may import.
 LOADED_WHEN_NEEDED = {
     *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "msgspec"),
-    *("asyncio", "tarfile", "zipfile", "pyarrow", "torch", "jax", "keras", "ray", "tensorflow"),
+    *("asyncio", "bz2", "tarfile", "tempfile", "zipfile", "pyarrow", "torch", "jax", "keras"),
+    *("ray", "tensorflow"),
 }
 # The one room of ours that is heavy: it loads msgspec, which only distributed datasets need.
 HEAVY_ROOM = "penstock.service."

@@ -7,10 +7,10 @@ was cut off, which is an error.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy as np
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.strings import bytes_of
-from penstock.engine.formats.files import Path, as_path, create_bytes, translate_errors
+from penstock.engine.formats.files import Path, as_path, translate_errors
+from penstock.engine.formats.new_files import NewFile
 from penstock.engine.formats.records import ParsedRecords, RecordReader
 from penstock.errors import (
     DataLossError,
@@ -287,6 +288,9 @@ def first_fields(path: str) -> tuple[str, ...]:
 class TarWriter:
     """Writes samples to a tar archive, as WebDataset does; an archive that exists is replaced.
 
+    The archive appears complete when the writer is closed. A `with` block that ends with an
+    exception leaves no archive.
+
     Args:
       path: Where to write; a local path or an fsspec URL. An archive whose name ends in `.gz` or
         `.tgz` is compressed.
@@ -305,10 +309,10 @@ class TarWriter:
 
         self._path = as_path(path, "TarWriter")
         self._describe = tarfile.TarInfo
-        self._file = create_bytes(self._path, "TarWriter")
+        self._new = NewFile(self._path, "TarWriter")
         mode: Any = "w|gz" if packing_of(self._path) else "w|"
         self._tar = tarfile.open(  # noqa: SIM115 (stays open)
-            fileobj=self._file, mode=mode, format=tarfile.GNU_FORMAT
+            fileobj=self._new.file, mode=mode, format=tarfile.GNU_FORMAT
         )
         self._last: bytes | None = None
         self._closed = False
@@ -348,19 +352,29 @@ class TarWriter:
         if self._closed:
             return
         self._closed = True
-        with translate_errors(self._path, "TarWriter.close"):
-            try:
+        try:
+            with translate_errors(self._path, "TarWriter.close"):
                 self._tar.close()
-            finally:
-                self._file.close()
+        except BaseException:
+            self._new.discard()
+            raise
+        self._new.commit("TarWriter.close")
 
     def __enter__(self) -> TarWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            self._discard()
+
+    def _discard(self) -> None:
+        self._closed = True
+        with contextlib.suppress(Exception):  # Else it would write to the file when it is dropped.
+            self._tar.close()
+        self._new.discard()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._discard()

@@ -1,0 +1,253 @@
+"""Rows of dicts to Parquet files; what `Dataset.from_parquet` reads back as the same elements."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.element.ragged import Ragged
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.files import Path, translate_errors
+from penstock.engine.formats.new_files import NewFile
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+
+_CALL = "ParquetWriter"
+_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+
+
+class ParquetWriter:
+    """Writes rows to a Parquet file, which appears complete when the writer is closed.
+
+    A `with` block that ends with an exception leaves no file. Types are those of the first row
+    group: numbers keep their dtype, an array of one dimension is a list of any length, an array of
+    more dimensions has the shape of the first one in every row.
+
+    Args:
+      path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
+      row_group_size: How many rows are compressed together. Readers decode them together, so a
+        shuffle is cheaper if there are few.
+      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
+      compression: "zstd", "snappy", "gzip", "lz4", "brotli" or "none".
+
+    >>> import os, tempfile
+    >>> from penstock.data import Dataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
+    >>> with ParquetWriter(path) as writer:
+    ...     for number in range(3):
+    ...         writer.write({"label": number, "text": "a" * number})
+    >>> [row["text"] for row in Dataset.from_parquet(path)]
+    [b'', b'a', b'aa']
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        row_group_size: int = 10_000,
+        schema: Any = None,
+        compression: str = "zstd",
+    ) -> None:
+        self._arrow = load_extra("pyarrow", _CALL)
+        self._parquet = load_extra("pyarrow.parquet", _CALL)
+        if row_group_size < 1:
+            raise InvalidArgumentError(
+                f"{_CALL}: row_group_size must be at least 1, got {row_group_size}"
+            )
+        if schema is not None and not isinstance(schema, self._arrow.Schema):
+            raise InvalidTypeError(f"{_CALL}: schema must be a pyarrow.Schema, got {schema!r:.80}")
+        if compression not in _COMPRESSIONS:
+            raise InvalidArgumentError(
+                f"{_CALL}: compression must be one of {_COMPRESSIONS}, got {compression!r}"
+            )
+        self._size, self._schema, self._compression = row_group_size, schema, compression
+        self._names = None if schema is None else tuple(schema.names)
+        self._columns = set(self._names or ())
+        self._rows: list[Mapping[str, Any]] = []
+        self._written = 0
+        self._writer: Any = None
+        self._new = NewFile(path, _CALL)
+        self._closed = False
+
+    def write(self, row: Any) -> None:
+        """Adds one row: the value of each column by its name."""
+        call = f"{_CALL}.write"
+        if self._closed:
+            raise FailedPreconditionError(
+                f"{call}: {self._new.path!r} is closed; make a new writer"
+            )
+        if not isinstance(row, Mapping) or not row:
+            raise InvalidTypeError(f"{call}: a row must be a dict of columns, got {row!r:.80}")
+        if self._names is None:
+            self._names, self._columns = tuple(row), set(row)
+        if row.keys() != self._columns:
+            raise InvalidArgumentError(
+                f"{call}: row {self._written + len(self._rows)} has the columns {sorted(row)}, but "
+                f"the file has {sorted(self._names)}"
+            )
+        self._rows.append(row)
+        if len(self._rows) >= self._size:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, self._rows = self._rows, []
+        if self._schema is None:
+            self._schema = self._find_schema(rows)
+        columns = [
+            self._convert(field, [row[field.name] for row in rows]) for field in self._schema
+        ]
+        table = self._arrow.Table.from_arrays(columns, schema=self._schema)
+        self._written += len(rows)
+        self._open().write_table(table, row_group_size=self._size)
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            self._writer = self._parquet.ParquetWriter(
+                self._new.file, self._schema, compression=self._compression
+            )
+        return self._writer
+
+    def _find_schema(self, rows: list[Mapping[str, Any]]) -> Any:
+        fields = []
+        for name in self._names or ():
+            kind = _first_kind(self._arrow, (row[name] for row in rows))
+            if kind is None:
+                raise InvalidArgumentError(
+                    f"{_CALL}.write: the first {len(rows)} rows do not tell the type of column "
+                    f"{name!r}; state it with schema=pyarrow.schema(...)"
+                )
+            fields.append((name, kind))
+        return self._arrow.schema(fields)
+
+    def _convert(self, field: Any, values: list[Any]) -> Any:
+        errors = (self._arrow.ArrowException, TypeError, ValueError, OverflowError)
+        with contextlib.suppress(*errors):
+            return self._arrow.array(values, field.type)
+        try:  # Arrow does not convert arrays of several dimensions, nor some nested values.
+            return self._arrow.array(list(map(_plain, values)), field.type)
+        except errors:
+            for number, value in enumerate(values):
+                self._check(field, value, self._written + number, errors)
+            raise
+
+    def _check(self, field: Any, value: Any, row: int, errors: Any) -> None:
+        try:
+            self._arrow.array([_plain(value)], field.type)
+        except errors as error:
+            raise InvalidArgumentError(
+                f"{_CALL}.write: column {field.name!r} of row {row} has {value!r:.60}, but its "
+                f"type is {field.type}: {error}"
+            ) from None
+
+    def close(self) -> None:
+        """Completes the file; a second time does nothing."""
+        if self._closed:
+            return
+        try:
+            if self._rows:
+                self._flush()
+            if self._schema is None:
+                raise FailedPreconditionError(
+                    f"{_CALL}.close: {self._new.path!r} has no rows, so its columns are not known; "
+                    "write a row, or state them with schema=pyarrow.schema(...)"
+                )
+            with translate_errors(self._new.path, f"{_CALL}.close"):
+                self._open().close()
+        except BaseException:
+            self._discard()
+            raise
+        self._closed = True
+        self._new.commit(f"{_CALL}.close")
+
+    def _discard(self) -> None:
+        self._closed = True
+        self._rows = []
+        if self._writer is not None:
+            self._writer.close()
+        self._new.discard()
+
+    def __enter__(self) -> ParquetWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        elif not self._closed:
+            self._discard()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._discard()
+
+
+def _first_kind(arrow: Any, values: Iterable[Any]) -> Any:
+    """The Arrow type of the first value that tells it; None if none does."""
+    return next((kind for value in values if (kind := _kind(arrow, value)) is not None), None)
+
+
+def _kind(arrow: Any, value: Any) -> Any:
+    match value:
+        case None:
+            return None
+        case bool() | np.bool_():
+            return arrow.bool_()
+        case str():
+            return arrow.string()
+        case bytes():
+            return arrow.binary()
+        case int():
+            return arrow.int64()
+        case float():
+            return arrow.float64()
+        case np.generic():
+            return arrow.from_numpy_dtype(value.dtype)
+        case np.ndarray():
+            return _array_kind(arrow, value)
+        case Ragged():
+            return _nest(arrow.list_, _array_kind(arrow, value.flat_values), value.ragged_rank)
+        case Mapping():
+            parts = {name: _kind(arrow, part) for name, part in value.items()}
+            return None if None in parts.values() else arrow.struct(list(parts.items()))
+        case list() | tuple():
+            inner = _first_kind(arrow, value)
+            return None if inner is None else arrow.list_(inner)
+    raise InvalidTypeError(
+        f"{_CALL}.write: a column cannot have a {type(value).__name__}; convert it to numbers, "
+        "text, bytes, arrays, lists or dicts"
+    )
+
+
+def _array_kind(arrow: Any, array: Any) -> Any:
+    """One dimension is a list of any length; of more dimensions, each has its length."""
+    if array.dtype == object or array.dtype.kind in "SU":
+        base = _first_kind(arrow, array.ravel().tolist())
+    else:
+        base = arrow.from_numpy_dtype(array.dtype)
+    if base is None or array.ndim == 0:
+        return base
+    if array.ndim == 1:
+        return arrow.list_(base)
+    for size in reversed(array.shape):
+        base = arrow.list_(base, size)
+    return base
+
+
+def _nest(wrap: Callable[[Any], Any], kind: Any, times: int) -> Any:
+    for _ in range(times):
+        kind = wrap(kind)
+    return kind
+
+
+def _plain(value: Any) -> Any:
+    """A value that Arrow converts."""
+    match value:
+        case np.ndarray() if value.ndim != 1 or value.dtype.kind in "OSU":
+            return value.tolist()
+        case Ragged():
+            return value.to_list()
+        case Mapping():
+            return {name: _plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_plain(part) for part in value]
+    return value
