@@ -30,7 +30,7 @@ COMMANDS = {
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "workloads": "functions on all cores beside their peers and a bare pool; or AUTOTUNE by a grid",
     "control": "what a dispatcher costs with many readers and workers",
-    "formats": "Parquet and JSON lines to batches, beside pyarrow and datasets; no network",
+    "formats": "files to batches, packing and mixing, beside pyarrow, datasets, Grain; no network",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
@@ -70,6 +70,8 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("workloads", nargs="*", metavar="workload", help="only these")
         parser.add_argument("--grid", action="store_true", help="AUTOTUNE beside a grid")
         parser.add_argument("--here", action="store_true", help="with this Python, without network")
+    if name == "formats":
+        parser.add_argument("workloads", nargs="*", metavar="workload", help="only these")
     if suite or name == "all":
         often = "how often each peer runs (default 5, with --quick 2)"
         parser.add_argument("--rounds", type=int, help=often)
@@ -164,8 +166,8 @@ def main() -> int:
         return measure_functions(chosen)
     if chosen.command == "formats":
         # In a process of its own: this one needs only the standard library.
-        quick = ["--quick"] * chosen.quick
-        return subprocess.call([sys.executable, "-m", "benchmarks.formats", *quick], cwd=ROOT)
+        words = [*chosen.workloads, *["--quick"] * chosen.quick]
+        return subprocess.call([sys.executable, "-m", "benchmarks.formats", *words], cwd=ROOT)
     if chosen.command == "control":
         return 0 if control.run(chosen) else 1
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)

@@ -1,4 +1,4 @@
-"""Files to batches: penstock beside pyarrow's own scan, Hugging Face datasets and json.
+"""Files to batches: penstock beside pyarrow's own scan, Hugging Face datasets, json and Grain.
 
 `PYTHON=.venv/bin/python scripts/bench formats` measures the CPU time of each way, in turns, in one
 process. A way whose package is missing is left out. Then `remote` measures files over HTTP. The
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import remote
+from benchmarks import remote, sequences
 
 BATCH = 1024
 SUBJECT = "penstock"
@@ -103,6 +103,7 @@ class Task:
     rows: int
     ways: dict[str, Way]
     owed: dict[str, float]
+    unit: str = f"rows per second of CPU time, batches of {BATCH}"
 
 
 TASKS = {
@@ -127,6 +128,21 @@ TASKS = {
         {SUBJECT: penstock_json, "datasets": huggingface_json, "json.loads": python_json},
         {"datasets": 1.5},
     ),
+    **{
+        name: Task(
+            sequences.write_documents,
+            ".npz",
+            4_000_000,
+            ways,
+            {"grain": 10},
+            f"tokens per second of CPU time, {sequences.ROWS} rows of {sequences.LENGTH} per batch",
+        )
+        for name, ways in sequences.PACKING.items()
+    },
+    **{
+        name: Task(sequences.write_rows, ".npz", 200_000, ways, {"grain": 10})
+        for name, ways in sequences.MIXING.items()
+    },
 }
 
 
@@ -164,7 +180,7 @@ def misses(task: Task, rates: dict[str, float]) -> list[str]:
 
 
 def table(name: str, task: Task, rates: dict[str, float]) -> str:
-    lines = [f"{name}: rows per second of CPU time, batches of {BATCH}"]
+    lines = [f"{name}: {task.unit}"]
     for way, rate in rates.items():
         owed = f"  (owed: {task.owed[way]}x)" if way in task.owed else ""
         ratio: Any = f"{rates[SUBJECT] / rate:.2f}x"
@@ -174,7 +190,8 @@ def table(name: str, task: Task, rates: dict[str, float]) -> str:
 
 def main(words: list[str]) -> int:
     quick, well = "--quick" in words, True
-    for name, task in TASKS.items():
+    for name in [word for word in words if word in TASKS] or TASKS:
+        task = TASKS[name]
         rates = compare(task, task.rows // 20 if quick else task.rows, 1 if quick else 5)
         print(table(name, task, rates), flush=True)
         well &= not misses(task, rates)

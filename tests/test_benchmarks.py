@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,9 @@ def test_functions_on_all_cores_get_every_item(name: str) -> None:
 def test_every_way_to_read_a_file_gets_every_row(name: str) -> None:
     task = formats.TASKS[name]
     rates = formats.compare(task, rows=3000, rounds=1)
-    assert list(rates) == list(task.ways)
+    # The tests' environment does not have Grain.
+    missing = {"grain"} if find_spec("grain") is None else set()
+    assert list(rates) == [way for way in task.ways if way not in missing]
     assert len(formats.table(name, task, rates).splitlines()) == 1 + len(rates)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.engine.context import Context
-from penstock.engine.contract import State, Stream
+from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.lower import open_plan
 from penstock.plan.nodes import Node
 from tests.engine.list_model import items
@@ -63,11 +63,11 @@ def saves(plan: Node, limit: int) -> Iterator[tuple[int, State]]:
     """The states before and after every pull, with how many elements came before each."""
     stream = opened(plan)
     count = 0
-    yield 0, stream.save()
+    yield 0, copy_state(stream.save())
     for pulled in pulls(stream, limit):
         count += len(pulled)
-        yield count, stream.save()
-    yield count, stream.save()
+        yield count, copy_state(stream.save())
+    yield count, copy_state(stream.save())
     stream.close()
 
 

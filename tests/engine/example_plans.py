@@ -219,6 +219,11 @@ def choosing(source: Node, stop: bool, other: int = 3) -> Node:
     return n.Choose(choice, (source, numbers(50 + other, 50)), stop)
 
 
+def mixing(source: Node, on_end: str) -> Node:
+    parts = (source, filtered(numbers(58, 50), is_odd), numbers(73, 70))
+    return n.Mix(parts, ("a", "b", "c"), (0.5, 0.3, 0.2), (on_end,) * 3)
+
+
 SOURCES: dict[str, Node] = {
     "access": numbers(LENGTH),
     "stream": filtered(numbers(LENGTH)),
@@ -347,6 +352,9 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     ),
     "choose wrongly": lambda s: n.Choose(s, (numbers(3), numbers(9)), False),
     "sample": lambda s: n.Choose(n.Choices((0.5, 0.2), 1), (s, numbers(4)), False),
+    "mix": lambda s: mixing(s, "stop"),
+    "mix repeating": lambda s: n.Take(mixing(n.Shuffle(s, 20, 1), "repeat"), 40),
+    "mix dropping": lambda s: mixing(mapped(s, without_multiples_of_4), "drop"),
     "random": lambda s: n.Zip((n.Random(4), s), nest.PAIR),
     "prefetch": lambda s: n.Prefetch(s, 2),
     "prefetch autotuned": lambda s: n.Prefetch(mapped(s, without_multiples_of_4, parallel=2), -1),

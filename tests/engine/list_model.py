@@ -6,8 +6,10 @@ numbers that they are drawn from.
 """
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import partial
 from itertools import chain, count, islice
+from math import ceil, floor
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,8 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return (FAULT if FAULT in pair else tree.unflatten(pair) for pair in pairs)
         case n.Choose(_, _, stop):
             return chosen_from(source, others, stop)
+        case n.Mix():
+            return mixed(plan, epoch)
         case n.Cache() | n.Distribute():
             return source
     raise AssertionError(f"the model does not know {plan.label}")
@@ -371,3 +375,34 @@ def chosen_from(choices: Items, parts: list[Items], stop: bool) -> Items:
                 return
             left -= {choice} if item is END else set()
             yield from [] if item is END else [item]
+
+
+def mixed(plan: n.Mix, epoch: Epoch) -> Items:
+    """Of the parts whose turn has come, the one draws whose turn ends first.
+
+    Turn m of a part is from m / share to (m + 1) / share, in whole draws.
+    """
+    weights = [Fraction(str(weight)) for weight in plan.weights]
+    parts = [
+        repeated(part, -1, epoch) if end == "repeat" else items(part, epoch)
+        for part, end in zip(plan.parts, plan.on_end, strict=True)
+    ]
+    while any(weights):
+        shares = [weight / sum(weights) for weight in weights]
+        counts = [0] * len(parts)
+        for now in count():
+            turns = [
+                (ceil((m + 1) / share), number)
+                for number, (m, share) in enumerate(zip(counts, shares, strict=True))
+                if share and floor(m / share) <= now
+            ]
+            number = min(turns)[1]
+            item = next(parts[number], END)
+            if item is END:
+                break
+            counts[number] += 1
+            yield item
+        if plan.on_end[number] == "stop":
+            return
+        yield from [FAULT] if plan.on_end[number] == "repeat" else []
+        weights[number] = Fraction(0)

@@ -22,6 +22,7 @@ from penstock.data import (
     adapters,
     element_specs,
     foreign_datasets,
+    mixing,
     padding,
     sampling,
     table_plans,
@@ -1312,6 +1313,36 @@ class Dataset:
             choice = nodes.Choices(tuple(shares), key, again, drawn=seed is None)
         element_specs.check_alike(where, parts)
         return Dataset(nodes.Choose(choice, tuple(parts), stop))
+
+    @staticmethod
+    def mix(
+        datasets: dict[str, tuple[Dataset, float]], on_end: str | dict[str, str] = "stop"
+    ) -> Dataset:
+        """Elements of several datasets in exact proportions: none is drawn at random.
+
+        After every n elements, each dataset has given n times its share of the weights, rounded up
+        or down. `sample_from_datasets` draws at random instead.
+
+        Weights may differ between the dataset that saved a state and the one that loads it. Every
+        dataset then continues where it was, and the proportions are counted from there. A weight
+        may be 0. `Iterator.profile().drawn` says what was drawn.
+
+        Args:
+            datasets: (dataset, weight) by name; elements have one structure.
+            on_end: What happens when it is the turn of a dataset that has ended: "stop" ends the
+                mix, "repeat" begins a new epoch of that dataset, "drop" continues with the others
+                in their proportions. One for all, or a dict by name.
+
+        >>> web, books = Dataset.range(100), Dataset.range(1000, 1003)
+        >>> mixed = Dataset.mix({"web": (web, 0.7), "books": (books, 0.3)}, on_end="repeat")
+        >>> print(*mixed.take(10))
+        0 1 1000 2 3 1001 4 5 6 1002
+        """
+        where = "Dataset.mix"
+        names, parts, weights = mixing.sources_of(where, datasets)
+        element_specs.check_alike(where, parts)
+        ends = mixing.ends_of(where, on_end, names)
+        return Dataset(nodes.Mix(parts, names=names, weights=weights, on_end=ends))
 
     # Buffering
 

@@ -27,6 +27,7 @@ from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.streams import (
     batching,
     buffering,
+    choosing,
     counting,
     elementwise,
     interleaving,
@@ -117,6 +118,8 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
             return _repeat(node, own, inputs[0], context)
         case nodes.Concatenate():
             return _concatenate(node, own, inputs[0], context)
+        case nodes.Mix():
+            return _mix(node, own, inputs, context)
     below = _context_below(node, state, context)
     streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
     if state is None and isinstance(node, nodes.Inputs):
@@ -205,7 +208,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Zip(_, tree):
             return merging.ZipStream(streams, tree)
         case nodes.Choose():
-            return merging.ChooseStream(streams, node.stop_on_empty, own)
+            return choosing.ChooseStream(streams, node.stop_on_empty, own)
         case _:
             raise AssertionError(f"no stream for {node.label}")
 
@@ -214,7 +217,9 @@ def _open(node: Node, context: Context, state: State) -> Stream:
     return open_plan(node, state, context)
 
 
-def _repeat(node: nodes.Repeat, own: State, state: State, context: Context) -> Stream:
+def _repeat(
+    node: nodes.Repeat, own: State, state: State, context: Context
+) -> ordering.RepeatStream:
     number, produced, done, *known = own
     sequels, context = _sequels(node.input, known, context)
     endless = node.count == nodes.INFINITE
@@ -233,6 +238,33 @@ def _concatenate(node: nodes.Concatenate, own: State, state: State, context: Con
     sequels, context = _sequels(node.second, known, context)
     opens = [partial(_open, part, context) for part in (node.first, nodes.Branch(node.second, 1))]
     return merging.ConcatenateStream(opens, which, state, sequels)
+
+
+def _mix(node: nodes.Mix, own: State, states: list[State], context: Context) -> Stream:
+    parts: list[Stream] = []
+    repetitions: list[Callable[[], int] | None] = []
+    for part, on_end, state in zip(node.parts, node.on_end, states, strict=True):
+        if on_end == "repeat":
+            repeated = _repeat_part(part, state, context)
+            repetitions.append(partial(getattr, repeated, "number"))
+            parts.append(repeated)
+        else:
+            repetitions.append(None)
+            parts.append(open_plan(part, state, context))
+    stream = choosing.MixStream(node, tuple(parts), repetitions, own)
+    if (meter := context.meters.of(node)) is not None:
+        meter.drawn = stream.drawn
+    return stream
+
+
+def _repeat_part(part: Node, state: State, context: Context) -> ordering.RepeatStream:
+    """A part of a `mix` without an end. Its epochs are counted, so it is never one access."""
+    skipped = state["skip"] if isinstance(state, dict) and "skip" in state else 0
+    repeat = nodes.Repeat(part)
+    own, inputs = states_of(repeat, state["from"] if skipped else state)
+    stream = _repeat(repeat, own, inputs[0], context)
+    discard(stream, skipped)
+    return stream
 
 
 def _sequels(node: Node, known: list[list[State]], context: Context) -> tuple[Sequels, Context]:

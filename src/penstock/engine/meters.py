@@ -6,12 +6,13 @@ Meters are fed from outside, by the taps between streams; no stream imports this
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import Claims, State, Stream
 from penstock.engine.formats.remote_requests import RetryCount
-from penstock.plan.nodes import Map, Node, Prefetch
+from penstock.plan.nodes import Map, Mix, Node, Prefetch
 from penstock.plan.seeds import numbers_from
 
 
@@ -24,6 +25,8 @@ class Meter:
     chunks: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    drawn: Callable[[], list[tuple[int, int]]] | None = None
+    """For a `mix`: what was drawn from each of its datasets."""
 
     def record(self, elements: int, nbytes: int, seconds: float) -> None:
         self.elements += elements
@@ -75,6 +78,7 @@ class Meters:
             busy,
             wait,
             _calls_note(node),
+            _drawn(meter),
         )
         rows.insert(at, row)
         return meter.seconds
@@ -135,6 +139,15 @@ class Tap(Stream):
 
 
 @dataclass(frozen=True)
+class Drawn:
+    """What a `mix` drew from one dataset, also before the state that it resumed from."""
+
+    elements: int
+    epochs: int
+    """How often the dataset was read to its end."""
+
+
+@dataclass(frozen=True)
 class OperatorProfile:
     """One line of a profile; times in seconds."""
 
@@ -147,6 +160,15 @@ class OperatorProfile:
     wait: float
     note: str = ""
     """Where its parallel calls run, if that is known, and why."""
+    drawn: dict[str, Drawn] = field(default_factory=dict)
+    """For a `mix`: what was drawn from each dataset."""
+
+
+def _drawn(meter: Meter) -> dict[str, Drawn]:
+    if not isinstance(meter.node, Mix) or meter.drawn is None:
+        return {}
+    pairs = zip(meter.node.names, meter.drawn(), strict=True)
+    return {name: Drawn(*counts) for name, counts in pairs}
 
 
 def _calls_note(node: Node) -> str:
@@ -164,6 +186,14 @@ class Profile:
     seconds: float
     retries: int = 0
     """How many requests to remote files failed and were repeated."""
+
+    @property
+    def drawn(self) -> dict[str, Drawn]:
+        """What every `mix` drew from its datasets, by their names; the last `mix` comes first."""
+        found: dict[str, Drawn] = {}
+        for row in self.operators:
+            found = row.drawn | found
+        return found
 
     @property
     def bottleneck(self) -> str:
@@ -192,4 +222,9 @@ class Profile:
         notes = [f"{row.operator}: {row.note}" for row in self.operators if row.note]
         if self.retries:
             notes.append(f"requests to remote files that were repeated: {self.retries}")
+        notes += [
+            f"{row.operator}: {drawn.elements} elements of {name!r}, epochs: {drawn.epochs}"
+            for row in self.operators
+            for name, drawn in row.drawn.items()
+        ]
         return "\n".join([*lines, *notes, f"bottleneck: {self.bottleneck}"])

@@ -1249,6 +1249,38 @@ class Choose(Node):
     reason = "which dataset an element comes from depends on the choices before it"
 
 
+@node
+class Mix(Node):
+    """Elements of `parts` in the proportions of `weights`, exact at every prefix."""
+
+    parts: tuple[Node, ...]
+    names: tuple[str, ...]
+    weights: tuple[float, ...]
+    on_end: tuple[str, ...]
+    """For each part: "stop", "repeat" or "drop"."""
+
+    traits = Trait.SAMPLED_BY_INPUT | Trait.COUNTS_ON_FILES
+    free_fields = ("weights",)
+
+    def spec_from(self, *inputs: Any) -> Any:
+        spec = inputs[0]
+        for other in inputs[1:]:
+            spec = relax(spec, other, "Dataset.mix")
+        return spec
+
+    @cached_property
+    def cardinality(self) -> int:
+        drawn = [
+            (part.cardinality == INFINITE or on_end == "repeat", on_end)
+            for part, weight, on_end in zip(self.parts, self.weights, self.on_end, strict=True)
+            if weight
+        ]
+        stops = any(on_end == "stop" and not endless for endless, on_end in drawn)
+        return INFINITE if not stops and any(endless for endless, _ in drawn) else UNKNOWN
+
+    reason = "which dataset an element comes from depends on how many were drawn before it"
+
+
 # Buffering
 
 

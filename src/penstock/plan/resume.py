@@ -8,26 +8,29 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import Cache, Node, Records, Shard, Slices, Snapshot, TableRows
+from penstock.plan.nodes import Cache, Mix, Node, Records, Shard, Slices, Snapshot, TableRows
 from penstock.plan.traits import Trait
 
 
 def structure(node: Node) -> str:
     """A text that is equal for plans whose saved states are interchangeable.
 
-    Prefetching, parallel calls, seeds and folders do not count. Functions and values in memory do
-    not, either: comparing them would take too long.
+    Prefetching, parallel calls, seeds and folders do not count, nor do the weights of a `mix`,
+    unless a service computes it: only this process knows how far its states are behind. Functions
+    and values in memory do not count, either: comparing them would take too long.
     """
     texts = list(_operator_texts(node))
     return f"{texts[0]}:{hashlib.sha256(','.join(texts).encode()).hexdigest()[:12]}"
 
 
-def _operator_texts(node: Node) -> Iterator[str]:
+def _operator_texts(node: Node, served: bool = False) -> Iterator[str]:
     if Trait.ADVISORY not in node.traits:
         yield node.label
         yield ",".join(_settings(node))
+    if isinstance(node, Mix) and served:
+        yield str(node.weights)
     for part in node.inputs:
-        yield from _operator_texts(part)
+        yield from _operator_texts(part, served or node.sealed)
 
 
 def _settings(node: Node) -> Iterator[str]:

@@ -1,21 +1,19 @@
-"""Merging operators: several inputs become one stream; `interleave` is in `interleaving`."""
+"""Merging operators: several inputs become one stream.
+
+`interleave` is in `interleaving`; `choose_from_datasets` and `mix` are in `choosing`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from penstock.element.chunk import Chunk, describe
-from penstock.element.index import Array
 from penstock.element.nest import Tree
 from penstock.engine.access import beside
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Inlet
 from penstock.engine.logs import Sequels
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidTypeError
 from penstock.plan.seeds import derive_array
 
 
@@ -136,113 +134,3 @@ class BranchStream(Stream):
 
     def save(self) -> State:
         return self.inputs[0].save()
-
-
-@dataclass
-class _Supply:
-    """What one dataset gives for its choices, which are at the indices `at`.
-
-    Choices from `cut` on cannot be served yet: the dataset has no more elements ready, has ended,
-    or its next element failed.
-    """
-
-    number: int
-    at: Array
-    chunk: Chunk | None
-    cut: int
-    error: Exception | None = None
-    ended: bool = False
-
-
-class ChooseStream(Stream):
-    """Elements of several inputs: each choice names the input of the next one."""
-
-    def __init__(self, parts: tuple[Stream, ...], stop_on_empty: bool, done: State) -> None:
-        self.inputs = parts
-        self._choices = Inlet(parts[0])
-        self._feeds = [Inlet(part) for part in parts[1:]]
-        self._stop = stop_on_empty
-        self._done: list[int] = list(done or ())
-        self._alike = Alike("Dataset.choose_from_datasets")
-
-    def pull(self, limit: int) -> Chunk:
-        while not self._is_finished:
-            choices = self._choices.pull(limit)
-            supplies = self._supplies(self._valid_choices(choices))
-            used = min((supply.cut for supply in supplies), default=0)
-            # A dataset has ended only if all choices before its first one are served.
-            self._done += [
-                supply.number for supply in supplies if supply.ended and supply.at[0] <= used
-            ]
-            self._give_back(choices, supplies, used)
-            chosen = [supply for supply in supplies if used and supply.chunk is not None]
-            if chosen:
-                return self._merge_supplies(chosen, used)
-        raise StopIteration
-
-    @property
-    def _is_finished(self) -> bool:
-        return bool(self._done) if self._stop else len(self._done) == len(self._feeds)
-
-    def _supplies(self, numbers: Array) -> list[_Supply]:
-        """What each chosen dataset has for its choices, as far as all of them have something."""
-        supplies: list[_Supply] = []
-        for number in dict.fromkeys(numbers.tolist()):
-            at = np.flatnonzero(numbers == number)
-            supplies.append(self._supply(number, at, len(numbers)))
-        return supplies
-
-    def _supply(self, number: int, at: Array, total: int) -> _Supply:
-        if number in self._done:
-            return _Supply(number, at, None, total)
-        try:
-            chunk = self._feeds[number].pull(len(at))
-        except StopIteration:
-            cut = int(at[0]) if self._stop else total
-            return _Supply(number, at, None, cut, ended=True)
-        except Exception as error:
-            self._feeds[number].unraise(error)
-            return _Supply(number, at, None, int(at[0]), error)
-        cut = int(at[len(chunk)]) if len(chunk) < len(at) else total
-        return _Supply(number, at, chunk, cut)
-
-    def _give_back(self, choices: Chunk, supplies: list[_Supply], used: int) -> None:
-        """Takes back what follows the first `used` choices; raises if the first choice failed."""
-        for supply in supplies:
-            if supply.chunk is not None:
-                count = int(np.searchsorted(supply.at, used))
-                self._feeds[supply.number].unread(supply.chunk, count)
-                supply.chunk = supply.chunk.rows(0, count) if count else None
-        failed = next(
-            (supply for supply in supplies if supply.error is not None and supply.cut == 0), None
-        )
-        if failed is not None:
-            used = 1
-        self._choices.unread(choices, used)
-        if failed is not None:
-            self._feeds[failed.number].pull(1)
-
-    def _merge_supplies(self, supplies: list[_Supply], used: int) -> Chunk:
-        chunks = [
-            self._alike.check(supply.chunk) for supply in supplies if supply.chunk is not None
-        ]
-        order = np.concatenate([supply.at[supply.at < used] for supply in supplies])
-        return Chunk.join(chunks).take(np.argsort(order, kind="stable"))
-
-    def _valid_choices(self, choices: Chunk) -> Array:
-        """The choices before the first invalid one; raises if that is the first of all."""
-        numbers = np.asarray(choices.columns[0])
-        wrong = np.flatnonzero((numbers < 0) | (numbers >= len(self._feeds)))
-        if len(wrong) and wrong[0] == 0:
-            self._choices.unread(choices, 1)
-            raise InvalidArgumentError(
-                f"Dataset.choose_from_datasets: choice {int(numbers[0])} is not one of the "
-                f"{len(self._feeds)} datasets; choices count from 0"
-            )
-        return numbers[: int(wrong[0])] if len(wrong) else numbers
-
-    def state(self) -> State:
-        return list(self._done)
-
-    def input_states(self) -> list[State]:
-        return [self._choices.save(), *(feed.save() for feed in self._feeds)]

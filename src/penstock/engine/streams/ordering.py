@@ -105,6 +105,11 @@ class RepeatStream(Stream):
         if self._has_more():
             self._start(self._open_repetition(number, state))
 
+    @property
+    def number(self) -> int:
+        """How many repetitions have ended."""
+        return self._number
+
     def _has_more(self) -> bool:
         return self._count == INFINITE or self._number < self._count
 

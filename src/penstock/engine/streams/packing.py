@@ -170,7 +170,7 @@ class _Sequences:
     def __init__(self, tokens: list[Array], sizes: Array, most: int, begun: int) -> None:
         ends = np.cumsum(sizes)
         self.tokens = tokens
-        self.starts: list[int] = (ends - sizes).tolist()
+        self.starts: list[int] = [0, *ends.tolist()]
         self.ends: list[int] = (ends - np.maximum(sizes - most, 0)).tolist()
         """Where the tokens end that are packed: at most `most` of each element."""
         self.used = 0
@@ -211,18 +211,26 @@ class PackStream(FedStream):
             self._open.append(row)
 
     def pull(self, limit: int) -> Chunk:
-        rows: list[_Row] = []
-        while not rows:
+        return self.pull_needed(1, limit)
+
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
+        made: list[_Row] = []
+        while len(made) < min(needed, limit):
             try:
-                self._next = self._next or self._read(limit)
+                self._next = self._next or self._read(limit - len(made))
             except StopIteration:
-                rows, self._open = self._open[:limit], self._open[limit:]
-                if not rows:
+                if not made:
+                    made, self._open = self._open[:limit], self._open[limit:]
+                break
+            except Exception as error:
+                if not made:
                     raise
-            else:
-                rows = self._pack(self._next, limit)
-        assert self._features is not None
-        return self._features.chunk_of(rows)
+                self._feed.unraise(error)
+                break
+            made += self._pack(self._next, limit - len(made))
+        if not made or self._features is None:
+            raise StopIteration
+        return self._features.chunk_of(made)
 
     def _read(self, limit: int) -> _Sequences:
         """About as many elements as fill `limit` rows."""
@@ -258,8 +266,9 @@ class PackStream(FedStream):
     def _fit(self, sequences: _Sequences, limit: int, find: Find) -> tuple[list[_Row], bool]:
         """Puts each sequence into the row that `find` returns; also says whether none is left."""
         rows, most, complete = self._open, self._node.open_rows, list[_Row]()
+        tokens, at = sequences.tokens, sequences.at
         for number in range(sequences.used, len(sequences.ends)):
-            at, end = max(sequences.at, sequences.starts[number]), sequences.ends[number]
+            end = sequences.ends[number]
             while at < end:
                 if len(complete) == limit:
                     sequences.used, sequences.at = number, at
@@ -270,11 +279,12 @@ class PackStream(FedStream):
                     continue
                 row = row or self._open_row()
                 count = min(end - at, row.room)
-                row.put(sequences.tokens, at, at + count, (count,))
+                row.put(tokens, at, at + count, (count,))
                 at += count
                 if not row.room:
                     rows.remove(row)
                     complete.append(row)
+            at = sequences.starts[number + 1]
         return complete, True
 
     def _concatenate(self, sequences: _Sequences, limit: int) -> tuple[list[_Row], bool]:

@@ -1,0 +1,251 @@
+"""Merging operators that choose the input of each element: `choose_from_datasets` and `mix`.
+
+What one pull hands on is decided in two steps: each input gives elements for its choices, then the
+choices before the first one that cannot be served yet are used, and the rest is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.element.chunk import Chunk
+from penstock.element.index import Array
+from penstock.engine.contract import Later, State, Stream
+from penstock.engine.inlets import Inlet
+from penstock.engine.proportions import Order, whole_weights
+from penstock.engine.streams.merging import Alike
+from penstock.errors import InvalidArgumentError
+from penstock.plan.nodes import Mix
+
+
+@dataclass
+class _Supply:
+    """What one dataset gives for its choices, which are at the indices `at`.
+
+    Choices from `cut` on cannot be served yet: the dataset has no more elements ready, has ended,
+    or its next element failed.
+    """
+
+    number: int
+    at: Array
+    chunk: Chunk | None
+    cut: int
+    error: Exception | None = None
+    ended: bool = False
+
+
+class _Inputs:
+    """Several datasets, from which elements are taken by choices."""
+
+    def __init__(self, streams: Sequence[Stream], where: str) -> None:
+        self.feeds = [Inlet(stream) for stream in streams]
+        self._alike = Alike(where)
+
+    def supply_all(self, numbers: Array, done: Sequence[int], skips: bool) -> list[_Supply]:
+        """What each chosen dataset has for its choices.
+
+        A dataset that is `done` has nothing. If `skips`, choices of one that ends now are skipped;
+        else no choice behind its first one can be served.
+        """
+        supplies: list[_Supply] = []
+        for number in dict.fromkeys(numbers.tolist()):
+            at = np.flatnonzero(numbers == number)
+            if number in done:
+                supplies.append(_Supply(number, at, None, len(numbers)))
+            else:
+                supplies.append(self._supply(number, at, len(numbers), skips))
+        return supplies
+
+    def _supply(self, number: int, at: Array, total: int, skips: bool) -> _Supply:
+        try:
+            chunk = self.feeds[number].pull(len(at))
+        except StopIteration:
+            cut = total if skips else int(at[0])
+            return _Supply(number, at, None, cut, ended=True)
+        except Exception as error:
+            self.feeds[number].unraise(error)
+            return _Supply(number, at, None, int(at[0]), error)
+        cut = int(at[len(chunk)]) if len(chunk) < len(at) else total
+        return _Supply(number, at, chunk, cut)
+
+    def give_back(self, supplies: list[_Supply], used: int) -> _Supply | None:
+        """Takes back what follows the first `used` choices; returns the first one if it failed."""
+        for supply in supplies:
+            if supply.chunk is not None:
+                count = int(np.searchsorted(supply.at, used))
+                self.feeds[supply.number].unread(supply.chunk, count)
+                supply.chunk = supply.chunk.rows(0, count) if count else None
+        return next((s for s in supplies if s.error is not None and s.cut == 0), None)
+
+    def merge(self, supplies: list[_Supply], used: int) -> Chunk | None:
+        """The elements of the first `used` choices; None if there are none."""
+        chosen = [supply for supply in supplies if used and supply.chunk is not None]
+        if not chosen:
+            return None
+        chunks = [self._alike.check(s.chunk) for s in chosen if s.chunk is not None]
+        order = np.concatenate([supply.at[supply.at < used] for supply in chosen])
+        return Chunk.join(chunks).take(np.argsort(order, kind="stable"))
+
+
+class ChooseStream(Stream):
+    """Elements of several inputs: each choice names the input of the next one."""
+
+    def __init__(self, parts: tuple[Stream, ...], stop_on_empty: bool, done: State) -> None:
+        self.inputs = parts
+        self._choices = Inlet(parts[0])
+        self._parts = _Inputs(parts[1:], "Dataset.choose_from_datasets")
+        self._stop = stop_on_empty
+        self._done: list[int] = list(done or ())
+
+    def pull(self, limit: int) -> Chunk:
+        while not self._is_finished:
+            choices = self._choices.pull(limit)
+            numbers = self._valid_choices(choices)
+            supplies = self._parts.supply_all(numbers, self._done, skips=not self._stop)
+            used = min((supply.cut for supply in supplies), default=0)
+            # A dataset has ended only if all choices before its first one are served.
+            self._done += [
+                supply.number for supply in supplies if supply.ended and supply.at[0] <= used
+            ]
+            failed = self._parts.give_back(supplies, used)
+            self._choices.unread(choices, used if failed is None else 1)
+            if failed is not None:
+                self._parts.feeds[failed.number].pull(1)  # Raises what was taken back.
+            if (chunk := self._parts.merge(supplies, used)) is not None:
+                return chunk
+        raise StopIteration
+
+    @property
+    def _is_finished(self) -> bool:
+        return bool(self._done) if self._stop else len(self._done) == len(self._parts.feeds)
+
+    def _valid_choices(self, choices: Chunk) -> Array:
+        """The choices before the first invalid one; raises if that is the first of all."""
+        numbers, count = np.asarray(choices.columns[0]), len(self._parts.feeds)
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
+        if len(wrong) and wrong[0] == 0:
+            self._choices.unread(choices, 1)
+            raise InvalidArgumentError(
+                f"Dataset.choose_from_datasets: choice {int(numbers[0])} is not one of the "
+                f"{count} datasets; choices count from 0"
+            )
+        return numbers[: int(wrong[0])] if len(wrong) else numbers
+
+    def state(self) -> State:
+        return list(self._done)
+
+    def input_states(self) -> list[State]:
+        return [self._choices.save(), *(feed.save() for feed in self._parts.feeds)]
+
+
+class MixStream(Stream):
+    """Elements of several inputs, in exact proportions.
+
+    An input that ended is drawn from no more. `repetitions` return how often an input that is
+    repeated began anew.
+    """
+
+    def __init__(
+        self,
+        node: Mix,
+        parts: tuple[Stream, ...],
+        repetitions: Sequence[Callable[[], int] | None],
+        state: State,
+    ) -> None:
+        self.inputs = parts
+        self._node = node
+        self._repetitions = repetitions
+        self._parts = _Inputs(parts, "Dataset.mix")
+        self._weights = whole_weights(node.weights)
+        self._change_at: int | None = None
+        """The number of the first draw that the weights of the node decide, if it comes later."""
+        self._ended: list[int] = []
+        self._before: Array = np.zeros(len(parts), np.int64)
+        """What was drawn before the proportions changed last: a weight, or a source that ended."""
+        counts = None if state is None else self._restore(state)
+        self._order = self._order_from(counts)
+        self._drawn = int(self._before.sum() + self._counts.sum())
+
+    def _restore(self, state: State) -> list[int]:
+        """Returns what was drawn in the present proportions."""
+        weights = tuple(state["weights"])
+        if weights != self._weights:
+            # Operators may have to skip what was drawn when the state was saved: it comes again.
+            self._weights, self._change_at = weights, state["drawn"]
+        self._ended, self._before = list(state["ended"]), np.array(state["before"])
+        return list(state["counts"])
+
+    def _order_from(self, counts: list[int] | None) -> Order | None:
+        """The order of the next draws; None if there are none."""
+        ends = [self._node.on_end[number] for number in self._ended if self._weights[number]]
+        left = list(self._weights)
+        for number in self._ended:
+            left[number] = 0
+        if "stop" in ends or not any(left):
+            return None
+        return Order(whole_weights(left), counts)
+
+    def pull(self, limit: int) -> Chunk:
+        while (order := self._next_order()) is not None:
+            if self._change_at is not None:
+                limit = min(limit, self._change_at - self._drawn)
+            supplies = self._parts.supply_all(order.peek(limit), (), skips=False)
+            used = min(supply.cut for supply in supplies)
+            failed = self._parts.give_back(supplies, used)
+            order.advance(used if failed is None else 1)
+            self._drawn += used if failed is None else 1
+            if failed is not None:
+                self._parts.feeds[failed.number].pull(1)  # Raises what was taken back.
+            if (chunk := self._parts.merge(supplies, used)) is not None:
+                return chunk
+            self._end(next(supply.number for supply in supplies if supply.ended and not used))
+        raise StopIteration
+
+    def _next_order(self) -> Order | None:
+        """The order of the next draws, by the weights of the node as soon as they count."""
+        if self._change_at is not None and (self._order is None or self._drawn >= self._change_at):
+            self._before = self._before + self._counts
+            self._weights, self._change_at = whole_weights(self._node.weights), None
+            self._order = self._order_from(None)
+        return self._order
+
+    def _end(self, number: int) -> None:
+        """Source `number`, whose turn it is, has no more elements."""
+        assert self._order is not None
+        self._before = self._before + self._order.counts
+        self._ended.append(number)
+        self._order = self._order_from(None)
+        if self._node.on_end[number] == "repeat":
+            raise InvalidArgumentError(
+                f"Dataset.mix: {self._node.names[number]!r} has no elements, so that it cannot be "
+                'repeated; give it the weight 0, or on_end="drop"'
+            )
+
+    @property
+    def _counts(self) -> Array:
+        """What was drawn in the present proportions."""
+        return np.zeros_like(self._before) if self._order is None else self._order.counts
+
+    def drawn(self) -> list[tuple[int, int]]:
+        """How many elements were drawn from each source, and how often each was read to its end."""
+        elements = (self._before + self._counts).tolist()
+        return [
+            (count, int(number in self._ended) if repeats is None else repeats())
+            for number, (count, repeats) in enumerate(zip(elements, self._repetitions, strict=True))
+        ]
+
+    def state(self) -> State:
+        """Also says how many draws these weights decide: all that were made when it is copied."""
+        return {
+            "weights": list(self._weights),
+            "counts": self._counts.tolist(),
+            "before": self._before.tolist(),
+            "ended": list(self._ended),
+            "drawn": Later(lambda: self._drawn) if self._change_at is None else self._change_at,
+        }
+
+    def input_states(self) -> list[State]:
+        return [feed.save() for feed in self._parts.feeds]
