@@ -190,11 +190,14 @@ def table(name: str, task: Task, rates: dict[str, float]) -> str:
 
 def main(words: list[str]) -> int:
     quick, well = "--quick" in words, True
-    for name in [word for word in words if word in TASKS] or TASKS:
+    chosen = [word for word in words if word in TASKS]
+    for name in chosen or TASKS:
         task = TASKS[name]
         rates = compare(task, task.rows // 20 if quick else task.rows, 1 if quick else 5)
         print(table(name, task, rates), flush=True)
         well &= not misses(task, rates)
+    if chosen:
+        return 0 if well else 1
     shares = remote.measure(8 if quick else 100, 1 if quick else 2)
     print(remote.table(shares), flush=True)
     well &= quick or not remote.misses(shares)
