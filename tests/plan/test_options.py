@@ -26,8 +26,9 @@ PARTS = {
 }
 SURFACE = {
     Options: (
-        "autotune dataset_name deterministic executor experimental_deterministic "
-        "experimental_distribute experimental_external_state_policy experimental_optimization "
+        "autotune cache_bytes cache_dir dataset_name deterministic executor "
+        "experimental_deterministic experimental_distribute "
+        "experimental_external_state_policy experimental_optimization "
         "experimental_service experimental_slack experimental_symbolic_checkpoint "
         "experimental_threading experimental_warm_start framework_type service threading"
     ),

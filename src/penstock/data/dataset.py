@@ -39,6 +39,7 @@ from penstock.element.spec import DatasetSpec, TensorShape, TypeSpec
 from penstock.element.values import as_value
 from penstock.engine import specs
 from penstock.engine.access import Access, access
+from penstock.engine.caching import read_with_cache
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
@@ -1474,7 +1475,7 @@ class Dataset:
 
     @functools.cached_property
     def _access(self) -> Access:
-        return access(self._plan, _spec_of)
+        return read_with_cache(access(self._plan, _spec_of), nodes.options_of(self._plan))
 
     def _slice(self, part: slice) -> Dataset:
         where = f"Dataset[{part.start or ''}:{part.stop if part.stop is not None else ''}]"

@@ -18,10 +18,11 @@ from typing import Any
 from penstock.data.states import VERSION, check_state
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
+from penstock.engine.caching import cache_of
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream, copy_state, must_settle
 from penstock.engine.endings import Ending
-from penstock.engine.formats.remote_requests import counted
+from penstock.engine.formats.remote_requests import RemoteUse, remote_use
 from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters, Profile
@@ -98,6 +99,7 @@ class Iterator:
     def _reset(self) -> None:
         self._plan = prepare(self._written)
         self._meters = Meters()
+        self._use = RemoteUse(self._meters.retries, cache_of(options_of(self._written)))
         self._stream: Stream | None = None
         self._shared: _Shared | None = None
         self._rows: PythonIterator[Any] = iter(())
@@ -129,7 +131,7 @@ class Iterator:
         self._size = 0
         self._place = self._marked.place()
         started = time.perf_counter()
-        counting = counted.set(self._meters.retries)
+        before = remote_use.set(self._use)
         try:
             chunk = self._marked.pull(self._demand.limit)
         except StopIteration:
@@ -150,7 +152,7 @@ class Iterator:
                 self._shared = None
             raise
         finally:
-            counted.reset(counting)
+            remote_use.reset(before)
         self._demand.record(chunk, time.perf_counter() - started)
         self._rows = self._elements(chunk)
         self._size = chunk.size

@@ -12,6 +12,7 @@ from functools import partial
 
 from penstock.element.chunk import Chunk
 from penstock.engine.access import access, key_of
+from penstock.engine.caching import with_cache
 from penstock.engine.calling import Calling
 from penstock.engine.collate import collate_of
 from penstock.engine.context import Context
@@ -88,7 +89,7 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
 
 def chunks_of(plan: Node, context: Context) -> Iterator[Chunk]:
     """All elements of a plan, from its start, for code that stores them."""
-    stream = open_plan(prepare(plan), None, context)
+    stream = with_cache(open_plan(prepare(plan), None, context), context.options)
     try:
         while True:
             yield stream.pull(_STORED_AT_ONCE)

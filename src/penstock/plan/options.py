@@ -332,6 +332,10 @@ class Options(OptionsBase):
     autotune = _part(AutotuneOptions, "What AUTOTUNE may use.")
     deterministic = _optional(bool, "Whether parallel calls keep the order; by default they do.")
     experimental_deterministic = _alias("deterministic")
+    cache_dir = _optional(
+        str, "A folder of this machine in which bytes of remote files are kept for the next use."
+    )
+    cache_bytes = _optional(int, "How many bytes the folder may have; by default 64 GiB.")
     dataset_name = _optional(str, "A name for the dataset.")
     framework_type = _optional(list, "Names of the frameworks that read the dataset.")
     experimental_distribute = _part(DistributeOptions, "How a strategy divides the dataset.")

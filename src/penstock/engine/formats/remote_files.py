@@ -8,6 +8,7 @@ versions are never taken for one file.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,11 +20,15 @@ from penstock.engine.formats.remote_requests import (
     ShortAnswerError,
     begin,
     limits_of,
+    remote_use,
     repeat,
 )
 
 Range = tuple[int, int]
 """The bytes from one on and before another."""
+
+Keep = Callable[[bytes], None]
+"""Keeps the bytes of a piece."""
 
 RangesOf = Callable[[int], Sequence[Range]]
 """The bytes of a block of a table, by its number; none if they are not known."""
@@ -102,7 +107,7 @@ def open_remote(url: str) -> Any:
 def fetch_whole(url: str) -> bytes:
     """All bytes of a remote file, with one request where that is possible."""
     system, path = connect(url)
-    if has_requests(system):
+    if has_requests(system) and remote_use.get().cache is None:
         return bytes(run(system, lambda: system._cat_file(path), url))
     with open_remote(url) as file:
         return bytes(file.read())
@@ -249,7 +254,14 @@ class RemoteFile(io.RawIOBase):
         return self._begin(start, end)
 
     def _begin(self, start: int, stop: int, is_checked: bool = False) -> _Piece:
-        future = begin(self._system, self._fetch(start, stop, is_checked))
+        cache = remote_use.get().cache if self._version.modified else None
+        key = f"{self._url}\n{self._version}\n{start}-{stop}"
+        data = None if cache is None else cache.find(key)
+        if data is None:
+            keep = None if cache is None else functools.partial(cache.keep, key)
+            future = begin(self._system, self._fetch(start, stop, is_checked, keep))
+        else:
+            future = begin(self._system, self._confirm(data, is_checked))
         piece = _Piece(start, stop, future)
         self._pieces.append(piece)
         return piece
@@ -273,8 +285,8 @@ class RemoteFile(io.RawIOBase):
         for piece in done[:-_KEPT]:
             self._pieces.remove(piece)
 
-    async def _fetch(self, start: int, stop: int, is_checked: bool) -> bytes:
-        """Runs in the event loop."""
+    async def _fetch(self, start: int, stop: int, is_checked: bool, keep: Keep | None) -> bytes:
+        """Runs in the event loop, as all coroutines here."""
         limit = self._limits.small if stop - start <= _FIRST else self._limits.large
         began = await limit.enter()
         try:
@@ -283,6 +295,11 @@ class RemoteFile(io.RawIOBase):
                 limit.adapt(began)
         finally:
             limit.leave()
+        if keep is not None:
+            await self._system.loop.run_in_executor(None, keep, data)
+        return await self._confirm(data, is_checked)
+
+    async def _confirm(self, data: bytes, is_checked: bool) -> bytes:
         if is_checked:
             await self._check_version()
         return data

@@ -14,7 +14,10 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from penstock.engine.formats.file_cache import FileCache
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,14 +43,25 @@ log = logging.getLogger("penstock")
 
 
 class RetryCount:
-    """How many requests of an iterator were repeated. Only the thread of fsspec's loop adds."""
+    """How many requests were repeated. Only the thread of fsspec's loop adds."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
-counted: contextvars.ContextVar[RetryCount | None] = contextvars.ContextVar("counted", default=None)
-"""Where the requests of the calling thread count what they repeat."""
+@dataclass(frozen=True)
+class RemoteUse:
+    """On whose behalf remote files are read: what is counted, and where pieces are kept."""
+
+    retries: RetryCount = field(default_factory=RetryCount)
+    cache: FileCache | None = None
+
+
+remote_use: contextvars.ContextVar[RemoteUse] = contextvars.ContextVar(
+    "remote_use",
+    default=RemoteUse(),  # noqa: B039 (not changed, but for its count)
+)
+"""How the calling thread uses remote files. The threads of an iterator inherit it."""
 
 
 class ShortAnswerError(ConnectionError):
@@ -70,8 +84,7 @@ async def repeat(request: Callable[[], Awaitable[Result]], path: str) -> Result:
             if attempt == ATTEMPTS:
                 raise ConnectionError(f"{_text(cause)}, after {ATTEMPTS} attempts") from error
             log.info("%s: attempt %d failed (%s); it is repeated", path, attempt, cause)
-            if (counter := counted.get()) is not None:
-                counter.count += 1
+            remote_use.get().retries.count += 1
             await _pause(FIRST_PAUSE * 2 ** (attempt - 1))
     raise AssertionError("the last attempt returns or raises")
 

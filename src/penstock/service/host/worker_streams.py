@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.element.chunk import Chunk
+from penstock.engine.caching import with_cache
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.inlets import Demand
@@ -89,7 +90,8 @@ class StreamPlan:
         The stream writes into `trail` what it finds out about its source.
         """
         plan = self.plan if stop is None else bound_plan(self.plan, stop)
-        return open_plan(plan, state, replace(self.context, trail=trail))
+        stream = open_plan(plan, state, replace(self.context, trail=trail))
+        return with_cache(stream, self.context.options)
 
 
 def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
