@@ -17,11 +17,11 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk, describe_spec
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
-from penstock.engine.formats import TABLES, json_lines, tar
+from penstock.engine.formats import TABLES, json_lines, mds, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.file_indexes import default_folder
-from penstock.engine.formats.files import FileVersion, resolve_paths, version_of
+from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
@@ -187,6 +187,33 @@ def _index_folder(call: str, index: Any) -> str | None:
         return default_folder() if index else None
     folder = check.path(call, "index", index)
     return folder if "://" in folder else os.path.abspath(folder)
+
+
+def plan_mds(paths: Any, columns: Any) -> Node:
+    """The samples of MDS datasets: of folders with an `index.json`, or of single shards."""
+    call = "Dataset.from_mds"
+    names = [os.fsdecode(name) for name in _check_paths(call, paths)]
+    found = [path for name in names for path in expand_braces(name)]
+    if not found:
+        raise InvalidArgumentError(f"{call}: needs at least one path, got an empty list")
+    if all(".mds" in path.rpartition("/")[2] for path in found):
+        return _plan_rows("from_mds", "mds", resolve_paths(found, call), columns=columns)
+    indexes = resolve_paths([mds.index_of(path) for path in found], call)
+    shards = [shard for index in indexes for shard in mds.find_shards(index, call)]
+    reader = TABLES["mds"](shards[0].path, call)
+    try:
+        selected = select_columns(call, columns, reader.specs, shards[0].path)
+        specs = _pick(reader.specs, selected)
+    finally:
+        reader.close()
+    for shard in shards:
+        if shard.columns != shards[0].columns:
+            raise InvalidArgumentError(
+                f"{call}: {shard.path!r} has other columns or encodings than {shards[0].path!r}; "
+                "all shards must have the same"
+            )
+    files = tuple(TableFile(*shard[:5]) for shard in shards)
+    return TableRows("from_mds", "mds", files, selected, specs)
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

@@ -168,6 +168,21 @@ def tar_answers(name: str) -> list[Any]:
     ]
 
 
+MDS_COLUMNS = ["id", "half", "text", "data", "digits", "price", "grid", "ids"]
+
+
+def mds_sample(name: str, count: int) -> Sample:
+    """One shard, with the columns of which batches can be made."""
+    rows = read_answers("mds.json")[:count]
+    expected = [
+        {name: row[name] if name != "data" else row[name].encode("latin-1") for name in MDS_COLUMNS}
+        for row in rows
+    ]
+    return indexed_sample(
+        name, lambda path: Dataset.from_mds(path, columns=MDS_COLUMNS), plain(expected)
+    )
+
+
 SAMPLES: dict[str, Sample] = {
     "json-lines": json_sample("people.jsonl"),
     "json-lines-gzip": json_sample("people.jsonl.gz"),
@@ -190,6 +205,8 @@ SAMPLES: dict[str, Sample] = {
     "tar": indexed_sample(
         "shard.tar", lambda path: Dataset.from_tar(path, index=True), tar_answers("shard.tar")
     ),
+    "mds": mds_sample("mds/shard.00000.mds", 7),
+    "mds-zstd": mds_sample("mds-zstd/shard.00000.mds.zstd", 7),
     "npy": numpy_sample("grid.npy"),
     "npy-fortran": numpy_sample("columns.npy"),
     "npy-records": numpy_sample("records.npy"),

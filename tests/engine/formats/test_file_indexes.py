@@ -260,7 +260,7 @@ def test_more_files_than_may_be_open(tmp_path):
 
 
 def test_blocks_of_a_large_file_are_the_same_everywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(spans, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(spans, "BLOCK_BYTES", 500)
     path = write_records(tmp_path / "x", TEXTS)
     url = f"memory://blocks/{tmp_path}/x"
     with fsspec.open(url, "wb") as file:

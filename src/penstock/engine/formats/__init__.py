@@ -19,6 +19,7 @@ from penstock.engine.formats.files import Path
 from penstock.engine.formats.fixed import FixedReader
 from penstock.engine.formats.indexed import IndexedTar, IndexedTFRecords
 from penstock.engine.formats.json_lines import JsonLinesReader
+from penstock.engine.formats.mds import MdsReader
 from penstock.engine.formats.numpy_files import NumpyReader
 from penstock.engine.formats.parquet import ParquetReader
 from penstock.engine.formats.records import RecordReader
@@ -39,6 +40,7 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
 
 TABLES: dict[str, Callable[..., TableReader]] = {
     "arrow": ArrowReader,
+    "mds": MdsReader,
     "numpy": NumpyReader,
     "parquet": ParquetReader,
     "tar": IndexedTar,

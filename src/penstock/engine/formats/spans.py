@@ -24,7 +24,7 @@ from penstock.engine.formats.remote_files import prefetch_blocks
 from penstock.engine.formats.tables import Selection, TakeRows
 from penstock.errors import DataLossError, FailedPreconditionError
 
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
 """A block has the records that begin in so many bytes."""
 
 Span = tuple[int, int]
@@ -46,7 +46,7 @@ class SpanReader(ABC):
         self._local = None if "://" in path else LocalBytes(path, call)
         self._remote: BinaryIO | None = None
         self._starts = self._find_starts()
-        numbers = self._starts[:-1] // _BLOCK_BYTES
+        numbers = self._starts[:-1] // BLOCK_BYTES
         self.blocks: tuple[int, ...] = tuple(np.unique(numbers, return_counts=True)[1].tolist())
         self.footer = crc32c(self._starts.tobytes())
 
@@ -152,6 +152,7 @@ class LocalBytes:
         self._path, self._call = path, call
         self._file: _Descriptor | None = None
         self._version = self._open().version()
+        self.size = self._version[0]
 
     def _open(self) -> _Descriptor:
         found = self._file
