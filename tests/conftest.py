@@ -20,7 +20,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
 
 # The same for the indexes of files.
-os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"]
+os.environ["XDG_CACHE_HOME"] = os.path.join(os.environ["XDG_STATE_HOME"], "cache")
 
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests that
 # interrupt a child would wait for its end forever.
