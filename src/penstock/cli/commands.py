@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cli import overview, server_processes
+from penstock.cli import deploy, overview, server_processes
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _status_arguments(add("status", status, "show what a service does", _STATUS))
     _forget_arguments(add("forget", forget, "forget jobs without readers", _FORGET))
     _certs_arguments(add("certs", certs, "make certificates and a token", _CERTS))
+    deploy.add_arguments(add("deploy", deploy.kubernetes, "print files for clusters", deploy.ABOUT))
     return parser
 
 
@@ -137,6 +138,14 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long to wait for the dispatcher when it starts (default: 30)",
     )
+    parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=server_processes.DRAIN_SECONDS,
+        metavar="SECONDS",
+        help="how long it finishes what clients have requested, after Ctrl-C or SIGTERM "
+        "(default: 30)",
+    )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.add_argument(
         "--stop-with-stdin",
@@ -207,7 +216,10 @@ def worker(given: argparse.Namespace) -> int:
         **_server_options(given),
     )
     return server_processes.run_worker(
-        WorkerServer(config, start=False), given.quiet, given.stop_with_stdin
+        WorkerServer(config, start=False),
+        given.quiet,
+        given.stop_with_stdin,
+        given.drain_timeout,
     )
 
 

@@ -26,7 +26,7 @@ class StoppedAtOnce(BaseException):
         self.status = 128 + number
 
 
-_DRAIN_SECONDS = 30.0
+DRAIN_SECONDS = 30.0
 """How long a worker may take to finish what clients have requested, before it leaves anyway."""
 
 
@@ -42,7 +42,9 @@ def run_dispatcher(server: DispatchServer) -> int:
         return _serve_until_signal(server.join, server.stop)
 
 
-def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
+def run_worker(
+    server: WorkerServer, quiet: bool, with_stdin: bool, drain_seconds: float = DRAIN_SECONDS
+) -> int:
     """Serves until a signal; `with_stdin` also stops it when its parent closes the pipe."""
     server.isolate()  # Before there is any thread: it forks.
     started = threading.Event()
@@ -55,7 +57,7 @@ def run_worker(server: WorkerServer, quiet: bool, with_stdin: bool) -> int:
         if not quiet:
             with contextlib.suppress(OSError):  # The reader of the pipe may be gone.
                 print("penstock worker leaves; once more to stop it at once", flush=True)
-        server.drain(_DRAIN_SECONDS)
+        server.drain(drain_seconds)
 
     with server:
         started.set()

@@ -1,0 +1,193 @@
+"""`penstock deploy`: what it prints is valid, and really starts a service."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from penstock.cli import main
+from penstock.data import Dataset
+from penstock.data.experimental.service import distribute
+from tests.integration.clusters import until
+
+READER = """
+import os
+from penstock.data import Dataset
+from penstock.data.experimental.service import distribute
+
+read = Dataset.range(100).apply(distribute("distributed_epoch", os.environ["PENSTOCK_SERVICE"]))
+assert list(map(int, read)) == list(range(100))
+"""
+
+SRUN = """#!/bin/bash
+# Starts the tasks of a job on this machine, and passes SIGTERM on to them.
+for task in $(seq "${SLURM_NTASKS:-2}"); do
+    SLURM_PROCID=$task "$@" &
+    tasks="${tasks-} $!"
+done
+trap 'kill $tasks' TERM
+wait; wait
+"""
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["deploy", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def manifests(text: str) -> dict[str, Any]:
+    found = list(yaml.safe_load_all(text))
+    return {f"{each['kind']}/{each['metadata']['name']}": each for each in found}
+
+
+def free_port(ports: range = range(1)) -> int:
+    """A port that no process has; of some ports, if they are given."""
+    for port in random.sample(ports, min(len(ports), 100)):
+        with contextlib.suppress(OSError), socket() as probe:
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise AssertionError(f"no port of {ports} is free")
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path, **environment: str) -> Iterator[Any]:
+    """A program that finds the command `penstock`; it is killed if it is still there at the end."""
+    script = folder / "penstock"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
+    script.chmod(0o755)
+    paths = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    process = subprocess.Popen(
+        command, env={**os.environ, **paths, **environment}, start_new_session=True
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--workers", "2..9", "--worker-cpus", "500m", "--worker-memory", "1.5Gi"],
+        ["--name", "data", "--namespace", "team-a", "--storage-class", "fast", "--storage", "1Ti"],
+    ],
+)
+def test_manifests_are_valid(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    image = "registry.example.org:5000/train@sha256:00ff"
+    found = manifests(rendered(capsys, "kubernetes", "--image", image, *arguments))
+    for each in found.values():
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+    assert any(name.startswith("Horizontal") for name in found) == ("2..9" in arguments)
+    for each in found.values():
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            template = each["spec"]["template"]
+            assert each["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"]
+            services = [s["spec"]["selector"] for s in found.values() if s["kind"] == "Service"]
+            assert template["metadata"]["labels"] in services
+            (container,) = template["spec"]["containers"]
+            assert container["image"] == image
+
+
+def test_the_commands_of_the_manifests_start_a_service(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, every name of the cluster is localhost."""
+    text = rendered(capsys, "kubernetes", "--image", "train", "--drain-timeout", "5")
+    certificates = str(tmp_path / "certs")
+    assert main(["certs", certificates]) == 0
+    control, data = free_port(), free_port()
+    for name, here in {
+        "penstock-dispatcher.default.svc.cluster.local": "localhost",
+        '"`echo "$POD_IP" | tr . -`.penstock-workers.default.svc.cluster.local:': '"$POD_IP:',
+        "/var/lib/penstock": str(tmp_path),
+        "/etc/penstock/certificates": certificates,
+        "5050": str(control),
+        "5051": str(data),
+    }.items():
+        assert name in text
+        text = text.replace(name, here)
+    found = manifests(text)
+    commands = [
+        found[name]["spec"]["template"]["spec"]["containers"][0]["command"]
+        for name in ("StatefulSet/penstock-dispatcher", "Deployment/penstock-workers")
+    ]
+    monkeypatch.setenv("PENSTOCK_CERTIFICATES", certificates)
+    reading = distribute("distributed_epoch", f"grpc://localhost:{control}")
+    with (
+        running(commands[0], tmp_path) as dispatcher,
+        running(commands[1], tmp_path, POD_IP="127.0.0.1") as worker,
+    ):
+        assert list(map(int, Dataset.range(100).apply(reading))) == list(range(100))
+        for process in (worker, dispatcher):
+            process.terminate()
+            assert process.wait() == 0
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_batch_script_starts_a_service_and_ends_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trains: bool
+) -> None:
+    folder = tmp_path / "a folder"
+    training = ["--", sys.executable, "-c", READER] if trains else []
+    text = rendered(capsys, "slurm", "--folder", str(folder), "--partition", "cpu", *training)
+    assert re.search("^#SBATCH --partition=cpu$", text, re.M)
+    script = tmp_path / "job.sbatch"
+    script.write_text(text)
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    # The number of the job, from which the script computes its port.
+    number = str(free_port(range(20000, 40000)) - 20000)
+    with running(["bash", str(script)], tmp_path, SLURM_JOB_ID=number) as job:
+        if trains:
+            assert job.wait() == 0
+        else:
+            address = folder / number / "address"
+            until(address.exists)
+            environment = {"PENSTOCK_SERVICE": address.read_text().strip()}
+            environment["PENSTOCK_TOKEN_FILE"] = str(folder / number / "token")
+            with running([sys.executable, "-c", READER], tmp_path, **environment) as reader:
+                assert reader.wait() == 0
+            job.terminate()
+            assert job.wait() == 143
+    assert (folder / number / "workers.log").read_text().count("penstock worker leaves") == 2
+    assert (folder / number / "token").stat().st_mode & 0o077 == 0
+
+
+def test_a_container_file_names_this_version(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, "container", "--extras", "files")
+    assert re.search(r'pip install .*"penstock\[files\]==[0-9.]+', text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kubernetes", "--image", "a b"], "--image must be the name of an image, got 'a b'"),
+        (["kubernetes", "--image", "x", "--name", "X"], "--name must be small letters"),
+        (["kubernetes", "--image", "x", "--workers", "9..2"], "--workers must be a number or"),
+        (["kubernetes", "--image", "x", "--worker-memory", "lots"], "must be a quantity of"),
+        (["slurm", "--folder", "a\nb"], "--folder must be a path"),
+        (["slurm", "--folder", "/a", "--nodes", "0"], "--nodes must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["deploy", *arguments]) == 1
+    assert message in capsys.readouterr().err
