@@ -376,6 +376,51 @@ class Dataset:
         return Dataset(table_plans.plan_tar(path, columns, index))
 
     @staticmethod
+    def from_array_record(path: Any) -> Dataset:
+        """The records of ArrayRecord files, as bytes, by the package `array_record`.
+
+        Args:
+            path: A local path, a pattern, or a list of them.
+
+        >>> import os, tempfile
+        >>> from array_record.python.array_record_module import ArrayRecordWriter
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.array_record")
+        >>> writer = ArrayRecordWriter(path, "group_size:1")
+        >>> for number in range(3):
+        ...     writer.write(b"record %d" % number)
+        >>> writer.close()
+        >>> Dataset.from_array_record(path)[2]
+        b'record 2'
+        """
+        return Dataset(table_plans.plan_files("from_array_record", "array_record", paths=path))
+
+    @staticmethod
+    def from_lance(
+        path: Any,
+        columns: Sequence[str] | None = None,
+        fill: Any = None,
+        version: int | None = None,
+    ) -> Dataset:
+        """The rows of a Lance dataset, each a dict of its columns, by the package `lance`.
+
+        The dataset keeps the version that it was made with: rows that are added or deleted later
+        do not change it.
+
+        Args:
+            path: The folder of the dataset; a local path, or a URL that `lance` opens.
+            columns: Which columns to read; all by default.
+            fill: What takes the place of missing values: one value, or a dict by column.
+            version: Which version to read; the latest by default.
+
+        >>> import lance, os, pyarrow, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "x.lance")
+        >>> _ = lance.write_dataset(pyarrow.table({"x": [1, 2], "name": ["a", "b"]}), path)
+        >>> Dataset.from_lance(path)[1]
+        {'x': np.int64(2), 'name': b'b'}
+        """
+        return Dataset(table_plans.plan_lance(path, columns, fill, version))
+
+    @staticmethod
     def from_mds(path: Any, columns: Sequence[str] | None = None) -> Dataset:
         """The samples of an MDS dataset (MosaicML Streaming), each a dict of its columns.
 

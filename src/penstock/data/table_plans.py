@@ -23,6 +23,7 @@ from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.file_indexes import default_folder
 from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
+from penstock.engine.formats.lance_tables import LanceTable
 from penstock.engine.formats.tables import TableReader
 from penstock.engine.memory_tables import TableData
 from penstock.engine.pool import Pool
@@ -214,6 +215,27 @@ def plan_mds(paths: Any, columns: Any) -> Node:
             )
     files = tuple(TableFile(*shard[:5]) for shard in shards)
     return TableRows("from_mds", "mds", files, selected, specs)
+
+
+def plan_lance(path: Any, columns: Any, fill: Any, version: Any) -> Node:
+    """The rows of a Lance dataset, at one version."""
+    call = "Dataset.from_lance"
+    place = check.path(call, "path", path)
+    place = place if "://" in place else os.path.abspath(place)
+    wanted = None if version is None else check.integer(call, "version", version, at_least=1)
+    table = LanceTable(place, call, wanted)
+    names = select_columns(call, columns, table.specs, place)
+    filled = tuple(check_fill(call, fill, _kinds(table, names)).items())
+    file = TableFile(place, size=-1, modified="", footer=table.footer, blocks=table.blocks)
+    return TableRows(
+        "from_lance",
+        "lance",
+        (file,),
+        names,
+        _pick(table.specs, names),
+        filled,
+        options=(("version", table.version),),
+    )
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

@@ -149,7 +149,8 @@ class TableAccess:
     def _open(self, file: TableFile) -> TableReader:
         if self._data is not None:
             return MemoryReader(self._data)
-        self._check_version(file)
+        if file.size >= 0:
+            self._check_version(file)
         reader = TABLES[self._format](file.path, self._call, **self._options)
         if (reader.footer, reader.blocks) != (file.footer, file.blocks):
             reader.close()

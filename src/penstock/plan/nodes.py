@@ -561,7 +561,7 @@ class TableFile(NamedTuple):
 
     path: str
     size: int
-    """In bytes."""
+    """In bytes; -1 if the format has versions, of which the reader opens the same again."""
     modified: str
     """When it was changed last, and which machine's clock says so; empty if that is not known."""
     footer: int

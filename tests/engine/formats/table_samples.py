@@ -33,6 +33,8 @@ class Sample:
     path: str = ""
     """The file that it reads, if it reads one."""
     has_random_access: bool = True
+    is_local: bool = False
+    """Whether it is read from local disks only."""
     open: Callable[[str], Dataset] | None = None
     """What reads the same from another path, if it is not the method alone."""
 
@@ -204,6 +206,16 @@ SAMPLES: dict[str, Sample] = {
     ),
     "tar": indexed_sample(
         "shard.tar", lambda path: Dataset.from_tar(path, index=True), tar_answers("shard.tar")
+    ),
+    "array-record": Sample(
+        lambda: Dataset.from_array_record(golden("records.array_record")),
+        lambda: [record.encode("latin-1") for record in read_answers("array_record.json")],
+        golden("records.array_record"),
+        is_local=True,
+    ),
+    "lance": Sample(
+        lambda: Dataset.from_lance(golden("people.lance")),
+        lambda: plain(read_answers("lance.json")),
     ),
     "mds": mds_sample("mds/shard.00000.mds", 7),
     "mds-zstd": mds_sample("mds-zstd/shard.00000.mds.zstd", 7),

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.engine.formats.array_records import ArrayRecordTable
 from penstock.engine.formats.arrow_files import ArrowReader
 from penstock.engine.formats.csv import CsvReader
 from penstock.engine.formats.files import Path
 from penstock.engine.formats.fixed import FixedReader
 from penstock.engine.formats.indexed import IndexedTar, IndexedTFRecords
 from penstock.engine.formats.json_lines import JsonLinesReader
+from penstock.engine.formats.lance_tables import LanceTable
 from penstock.engine.formats.mds import MdsReader
 from penstock.engine.formats.numpy_files import NumpyReader
 from penstock.engine.formats.parquet import ParquetReader
@@ -39,7 +41,9 @@ READERS: dict[str, Callable[..., RecordReader[Any]]] = {
 }
 
 TABLES: dict[str, Callable[..., TableReader]] = {
+    "array_record": ArrayRecordTable,
     "arrow": ArrowReader,
+    "lance": LanceTable,
     "mds": MdsReader,
     "numpy": NumpyReader,
     "parquet": ParquetReader,

@@ -1,0 +1,108 @@
+"""ArrayRecord files, read by the package `array_record`: records that can be read in any order.
+
+The package tells of a file that it cannot open only when asked (`ok`). Its reader is not known to
+be safe for several threads, so a lock guards it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.dtypes import string
+from penstock.element.index import Index, array_of
+from penstock.element.spec import TensorSpec
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.files import open_bytes
+from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.errors import DataLossError, UnimplementedError
+
+_BLOCK_ROWS = 1024
+"""A block has about so many records. They are read singly, so a block costs nothing."""
+
+
+class ArrayRecordTable:
+    """The records of one file. `_lock` guards the package's reader."""
+
+    specs = TensorSpec((), string)
+
+    def __init__(self, path: str, call: str) -> None:
+        self._call, self._path = call, path
+        if "://" in path:
+            raise UnimplementedError(
+                f"{call}: the package array_record reads local files only, got {path!r}; copy the "
+                "file to a local disk"
+            )
+        self._module = load_extra("array_record.python.array_record_module", call, "array_record")
+        open_bytes(path, call=call).close()  # It says why a file cannot be opened.
+        self._lock = threading.Lock()
+        self._reader: Any = None
+        with self._lock:
+            reader = self._open()
+            count, options = reader.num_records(), reader.writer_options_string()
+        self.blocks = tuple(
+            min(_BLOCK_ROWS, count - first) for first in range(0, count, _BLOCK_ROWS)
+        )
+        self.footer = crc32c(f"{count} {options}".encode())
+
+    def _open(self) -> Any:
+        if self._reader is None:
+            # Options of the package for random access: nothing is read ahead.
+            found = self._module.ArrayRecordReader(
+                self._path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+            )
+            if not found.ok():
+                raise self._damage("its footer cannot be read")
+            self._reader = found
+        return self._reader
+
+    def read_records(self, numbers: list[int]) -> list[bytes]:
+        """Some records; opens the file again if it was closed."""
+        with self._lock:
+            try:
+                found: list[bytes] = self._open().read(numbers)
+            except (RuntimeError, ValueError, IndexError) as error:
+                self._reader = None
+                problem = (
+                    f"records {min(numbers)} to {max(numbers)} cannot be read ({error!s:.200})"
+                )
+                raise self._damage(problem) from None
+        return found
+
+    def _damage(self, problem: str) -> DataLossError:
+        return DataLossError(
+            f"{self._call}: {self._path!r} is damaged: {problem}; it is cut short, or of another "
+            "format"
+        )
+
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        return False
+
+    def read(self, number: int, first: int, selection: Selection) -> ArrayRecordBlock:
+        return ArrayRecordBlock(self, first)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+            self._reader = None
+
+
+class ArrayRecordBlock:
+    """Neighbouring records, which are read when they are asked for."""
+
+    nbytes = 1 << 10
+
+    def __init__(self, table: ArrayRecordTable, first: int) -> None:
+        self._table, self._first = table, first
+
+    def rows(self, index: Index, take: TakeRows) -> Chunk:
+        numbers = (array_of(index) + self._first).tolist()
+        column = np.empty(len(numbers), object)
+        column[:] = self._table.read_records(numbers)
+        return Chunk(nest.LEAF, [column], len(numbers))

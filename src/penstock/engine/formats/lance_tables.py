@@ -1,0 +1,82 @@
+"""Lance datasets, read by the package `lance`: rows by index, of the version that was opened.
+
+Lance never changes a version, so nothing must be compared: rows that are added or deleted later
+belong to another version. A block is a fragment, whose rows are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.element import nest
+from penstock.element.chunk import Chunk
+from penstock.element.index import Index, array_of
+from penstock.engine.formats.arrow_columns import convert_column, specs_of
+from penstock.engine.formats.extras import load_extra
+from penstock.engine.formats.framing import crc32c
+from penstock.engine.formats.tables import Selection, TakeRows
+from penstock.errors import DataLossError, NotFoundError
+
+
+class LanceTable:
+    """One dataset, at a version; at its latest one without `version`."""
+
+    def __init__(self, path: str, call: str, version: int | None = None) -> None:
+        lance = load_extra("lance", call, "lance")
+        try:
+            self._dataset = lance.dataset(path, version=version)
+            fragments = self._dataset.get_fragments()
+            self.blocks = tuple(fragment.count_rows() for fragment in fragments)
+        except (ValueError, OSError) as error:
+            which = "" if version is None else f" at version {version}"
+            raise NotFoundError(
+                f"{call}: there is no Lance dataset at {path!r}{which} ({error!s:.200})"
+            ) from None
+        self._call, self._path = call, path
+        self.version: int = self._dataset.version
+        self.schema = self._dataset.schema
+        self.specs = specs_of(self.schema)
+        self.footer = crc32c(repr((self.version, self.blocks, str(self.schema))).encode())
+
+    def take(self, numbers: list[int], columns: tuple[str, ...]) -> Any:
+        """Some rows, as an Arrow table."""
+        try:
+            return self._dataset.take(numbers, columns=list(columns))
+        except (ValueError, OSError, RuntimeError) as error:
+            raise DataLossError(
+                f"{self._call}: {self._path!r} is damaged: rows {min(numbers)} to {max(numbers)} "
+                f"cannot be read ({error!s:.200})"
+            ) from None
+
+    def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
+        return True
+
+    def read(self, number: int, first: int, selection: Selection) -> LanceBlock:
+        return LanceBlock(self, first, selection)
+
+    def close(self) -> None:
+        """Blocks read by the dataset, which is closed with the last of them."""
+
+
+class LanceBlock:
+    """The rows of a fragment."""
+
+    nbytes = 1 << 10
+
+    def __init__(self, table: LanceTable, first: int, selection: Selection) -> None:
+        self._table, self._first, self._selection = table, first, selection
+
+    def rows(self, index: Index, take: TakeRows) -> Chunk:
+        numbers = array_of(index) + self._first
+        found = self._table.take(numbers.tolist(), self._selection.columns).combine_chunks()
+        columns = {
+            name: convert_column(_one(found.column(name)), name, self._selection, numbers)
+            for name in self._selection.columns
+        }
+        leaves, tree = nest.flatten(columns)
+        return Chunk(tree, leaves, len(numbers))
+
+
+def _one(column: Any) -> Any:
+    """A column of one chunk as an array."""
+    return column.chunk(0)
