@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
-from penstock.element.columns import Column
+from penstock.element.columns import Array, Column
 from penstock.element.dtypes import bool as bool_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import (
@@ -63,6 +63,13 @@ def choose_rule(plan: Node, spec: Any, replicas: int, policy: AutoShardPolicy) -
     if any(isinstance(leaf, NoneTensorSpec) for leaf in nest.flatten(spec)[0]):
         return Rule("batch", size, "None has no rows that could be regrouped")
     return Rule("stream", size, f"batches have {size} rows and the data is not sharded by element")
+
+
+def choose_balancing_rule(rule: Rule) -> Rule:
+    """The rule for `InputOptions.balance`, which deals out each batch on its own."""
+    if rule.name != "stream":
+        return rule
+    return Rule("batch", rule.size, "balance deals out the rows of each batch")
 
 
 def choose_filling_rule(plan: Node, spec: Any, replicas: int, mode: str) -> Rule:
@@ -243,6 +250,13 @@ class Fill:
         mask = np.arange(self.rows) < sizes[:, None]
         tree = nest.graft(nest.PAIR, (chunk.tree, nest.LEAF))
         return Chunk(tree, [*made, mask], len(chunk))
+
+    def apply_to_costs(self, costs: Array) -> Array:
+        """The costs of the rows of a filled batch; rows of zeros cost nothing."""
+        if self.mode == "repeat":
+            return costs[np.arange(self.rows) % max(len(costs), 1)]
+        more = self.rows - len(costs) if self.mode == "pad" else 0
+        return np.concatenate([costs, np.zeros(more)])
 
     def _count_rows(self, chunk: Chunk) -> Any:
         counts = [

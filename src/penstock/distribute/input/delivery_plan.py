@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.delivery import Delivery
 from penstock.distribute.input import batches
+from penstock.distribute.input.balancing import Balance
 from penstock.distribute.input.portions import (
     EvenPortions,
     PortionsStream,
@@ -63,6 +64,12 @@ class DeliveryPlan:
     @property
     def is_endless(self) -> bool:
         return self.cardinality == INFINITE
+
+    @cached_property
+    def balance(self) -> Balance | None:
+        """What deals out the rows of each batch, if there are replicas to balance."""
+        cost = self.options.balance
+        return None if cost is None or self.replicas.total == 1 else Balance(cost)
 
     @cached_property
     def drops_incomplete(self) -> bool:
@@ -122,14 +129,14 @@ class DeliveryPlan:
         """The rules under which a state may have been saved that this plan can restore."""
         if self.rule.name == "whole":
             return ("whole",)
-        if self.rule.size is None or self.options.last_batch != "short":
+        if self.rule.size is None or self.options.last_batch != "short" or self.balance:
             return ("batch", "none")
         return ("batch", "none", "stream")
 
     @property
     def allows_row_numbers(self) -> bool:
         """Whether rows may be replaced by their numbers until the backend fetches them."""
-        return self.options.last_batch != "pad"
+        return self.options.last_batch != "pad" and self.balance is None
 
     def open_portions(
         self, rule: str, portion: Any, source: Stream, position: Position
@@ -150,6 +157,7 @@ class DeliveryPlan:
             total=replicas.total,
             turns=self._batch_turns(),
             fill=self._fill(),
+            balance=self.balance,
             position=position,
         )
 

@@ -68,9 +68,13 @@ class DistributedDataset:
         return state
 
     def explain(self) -> str:
-        """What this worker reads, and how it is cut: the policy, the rule and the reasons."""
+        """What this worker reads, and how it is cut: the policy, the rule and the reasons.
+
+        With `InputOptions.balance`, also what that has gained in the steps so far.
+        """
         trees = [line for plan in self._plan.inputs for line in show.tree(plan)]
-        return "\n".join([*self._plan.reasons, "", "this worker reads:", *trees])
+        gains = [] if self._plan.balance is None else [str(self._plan.balance)]
+        return "\n".join([*self._plan.reasons, *gains, "", "this worker reads:", *trees])
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise InvalidTypeError(

@@ -76,6 +76,8 @@ def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: in
         rule = batches.choose_rule(plan, spec, replicas.total, sharding.policy)
     else:
         rule = batches.choose_filling_rule(plan, spec, replicas.total, options.last_batch)
+    if options.balance is not None:
+        rule = batches.choose_balancing_rule(rule)
     return DeliveryPlan(
         replicas=replicas,
         options=options,
@@ -187,6 +189,10 @@ def _check_placement(options: InputOptions, call: str) -> None:
         raise InvalidArgumentError(
             f"{call}: experimental_place_dataset_on_device needs replication mode PER_REPLICA and "
             "experimental_fetch_to_device=False"
+        )
+    if options.balance is not None:
+        raise InvalidArgumentError(
+            f"{call}: balance is for batches that are cut; here every replica gets whole elements"
         )
     if options.last_batch != "short":
         raise InvalidArgumentError(

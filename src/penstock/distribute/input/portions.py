@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distribute.input.balancing import Balance, even_sizes
 from penstock.distribute.input.batches import Fill
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
@@ -173,12 +174,14 @@ class EvenPortions(PortionsStream):
         total: int,
         turns: tuple[tuple[int, ...], ...],
         fill: Fill | None,
+        balance: Balance | None,
         position: Position,
     ) -> None:
         super().__init__(source, len(turns[0]), position)
         self._total = total
         self._turns = turns
         self._fill = fill
+        self._balance = balance
         self._skip = position.row
         self._waiting: Chunk | None = None
 
@@ -202,10 +205,34 @@ class EvenPortions(PortionsStream):
     def _pull_batches(self, limit: int) -> Chunk:
         while True:
             chunk = self._feed.pull(limit)
-            if self._fill is None:
-                return chunk
-            if (whole := self._fill.apply(chunk)) is not None:
+            if (whole := self._arrange(chunk)) is not None:
                 return whole
+
+    def _arrange(self, chunk: Chunk) -> Chunk | None:
+        """The batches as they are cut: filled and balanced; None if all of them are dropped."""
+        if self._balance is None:
+            return chunk if self._fill is None else self._fill.apply(chunk)
+        made: list[Chunk] = []
+        for number in range(len(chunk)):
+            try:
+                batch = self._deal_out(chunk.rows(number, number + 1))
+            except Exception:
+                self._feed.unread(chunk, max(number, 1))
+                if not number:
+                    raise
+                break
+            made += [] if batch is None else [batch]
+        return Chunk.join(made) if made else None
+
+    def _deal_out(self, batch: Chunk) -> Chunk | None:
+        assert self._balance is not None
+        costs, filled = self._balance.costs(batch), batch
+        if self._fill is not None:
+            whole = self._fill.apply(batch)
+            if whole is None:
+                return None
+            filled, costs = whole, self._fill.apply_to_costs(costs)
+        return self._balance.apply(filled, costs, even_sizes(len(costs), self._total))
 
     def _cut_turn(self, turn: tuple[int, ...], chunk: Chunk) -> Chunk:
         portions = [
