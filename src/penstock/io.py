@@ -21,13 +21,14 @@ from penstock.engine.formats.images import (
     encode_jpeg,
     encode_png,
 )
-from penstock.engine.formats.parquet_writer import ParquetWriter
+from penstock.engine.formats.table_writers import ArrowWriter, ParquetWriter
 from penstock.engine.formats.tar import TarWriter
 from penstock.engine.formats.tfrecord import TFRecordOptions, TFRecordWriter
 
 __all__ = [
     "TFRecordOptions",
     "TFRecordWriter",
+    "ArrowWriter",
     "ParquetWriter",
     "TarWriter",
     "FixedLenFeature",

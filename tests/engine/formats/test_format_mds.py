@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from penstock.data import Dataset
-from penstock.data.experimental.service import distribute
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -50,14 +49,12 @@ def test_rows_are_those_of_the_package(name):
     assert len(dataset) == 9
 
 
-def test_columns_shuffles_and_workers():
+def test_columns_and_shuffles():
     assert len(Dataset.from_mds(str(GOLDEN / "md*"), columns=["id"])) == 18
     dataset = Dataset.from_mds(str(GOLDEN / "mds{,-zstd}"), columns=["id"])
     dataset = dataset.map(lambda row: row["id"])
     assert [int(x) for x in dataset] == [*range(9), *range(9)]
     assert sorted(int(x) for x in dataset.shuffle(blocks=2, seed=1)) == sorted([*range(9)] * 2)
-    served = dataset.apply(distribute("distributed_epoch", "local://2"))
-    assert [int(x) for x in served] == [*range(9), *range(9)]
 
 
 def test_arrays_of_one_dimension_are_ragged_in_a_batch():

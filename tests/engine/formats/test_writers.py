@@ -1,4 +1,4 @@
-"""Writers of Parquet files and tar archives: what others read of them, and interrupted writes."""
+"""Writers of tables and tar archives: what other libraries read, and interrupted writes."""
 
 import os
 
@@ -18,7 +18,7 @@ from penstock.errors import (
     NotFoundError,
     OpError,
 )
-from penstock.io import ParquetWriter, TarWriter
+from penstock.io import ArrowWriter, ParquetWriter, TarWriter
 from tests.engine.formats.table_samples import plain
 
 
@@ -70,6 +70,18 @@ def test_elements_come_back_as_they_were(tmp_path):
     assert [plain(row) for row in Dataset.from_parquet(again)] == plain(rows())
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_an_arrow_file_has_the_same_rows(compression, tmp_path):
+    path = tmp_path / "x.arrow"
+    with ArrowWriter(path, batch_size=3, compression=compression) as writer:
+        for row in rows():
+            writer.write(row)
+    with pa.ipc.open_file(path) as reader:
+        assert [reader.get_batch(i).num_rows for i in range(3)] == [3, 3, 1]
+        assert plain(reader.read_all().to_pylist()) == plain(rows())
+    assert [plain(row) for row in Dataset.from_arrow(path)] == plain(rows())
+
+
 def test_a_schema_decides_where_rows_do_not(tmp_path):
     schema = pa.schema([("x", pa.float32()), ("ids", pa.list_(pa.int16()))])
     path = write(tmp_path / "x.parquet", [{"x": 1, "ids": []}, {"ids": [], "x": 2}], schema=schema)
@@ -85,11 +97,15 @@ def test_missing_values_are_nulls(tmp_path):
 
 
 def test_files_at_a_url(tmp_path):
-    for n, writer_of in enumerate((ParquetWriter, TarWriter)):
+    pairs = [
+        (ArrowWriter, Dataset.from_arrow),
+        (ParquetWriter, Dataset.from_parquet),
+        (TarWriter, Dataset.from_tar),
+    ]
+    for n, (writer_of, reader) in enumerate(pairs):
         url = f"memory://writers{tmp_path}/{n}"
         with writer_of(url) as writer:
             writer.write({"__key__": "a", "txt": "text"})
-        reader = Dataset.from_parquet if n == 0 else Dataset.from_tar
         assert [plain(row) for row in reader(url)] == [{"__key__": b"a", "txt": b"text"}]
 
 
@@ -100,7 +116,7 @@ def interrupt(writer_of, path, row):
 
 
 @pytest.mark.parametrize("place", ["", "memory://interrupted"])
-@pytest.mark.parametrize("writer_of", [ParquetWriter, TarWriter])
+@pytest.mark.parametrize("writer_of", [ArrowWriter, ParquetWriter, TarWriter])
 def test_an_interrupted_write_leaves_nothing(writer_of, place, tmp_path):
     path = f"{place}{tmp_path}/x"
     row = {"__key__": "a", "txt": "text"}
@@ -127,7 +143,7 @@ def test_an_interrupted_write_leaves_nothing(writer_of, place, tmp_path):
     assert os.listdir(tmp_path) == ([] if place else ["x"])
 
 
-@pytest.mark.parametrize("writer_of", [ParquetWriter, TarWriter])
+@pytest.mark.parametrize("writer_of", [ArrowWriter, ParquetWriter, TarWriter])
 def test_a_disk_that_fails_at_the_end_leaves_nothing(writer_of, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("the disk is gone")
@@ -171,6 +187,8 @@ def test_wrong_arguments_are_refused(tmp_path):
         ParquetWriter(tmp_path / "x", schema=3)
     with pytest.raises(InvalidArgumentError, match="compression must be one of .* got 'what'"):
         ParquetWriter(tmp_path / "x", compression="what")
+    with pytest.raises(InvalidArgumentError, match="ArrowWriter: batch_size must be at least 1"):
+        ArrowWriter(tmp_path / "x", batch_size=0)
     writer = ParquetWriter(tmp_path / "x")
     writer.write({"x": 1})
     writer.close()

@@ -10,7 +10,7 @@ import contextlib
 import io
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
 import numpy as np
 
@@ -154,19 +154,20 @@ class IndexedTar(SpanReader):
         )
 
     def decode(self, runs: list[Run], selection: Selection) -> Chunk:
-        return Chunk.join([chunk for run in runs for chunk in self._decode_run(*run)])
+        samples = [sample for run in runs for sample in self._decode_run(*run)]
+        return tar.chunk_of(samples, self._fields)
 
-    def _decode_run(self, data: bytes, starts: list[int]) -> list[Chunk]:
+    def _decode_run(self, data: bytes, starts: list[int]) -> list[dict[str, bytes]]:
         reader = _RunReader(self._path, self._fields, self._is_strict, data, starts[0])
-        chunks: list[Chunk] = []
+        samples: list[dict[str, bytes]] = []
         try:
-            while samples := reader.read(len(starts) - 1):
-                chunks.append(cast(Any, samples).chunk)
+            while some := reader.read(len(starts) - 1):
+                samples += some
         except DataLossError as error:
             raise self._misplaced(starts[0]) from error
         if reader.ends != starts[1:]:
             raise self._misplaced(starts[0])
-        return chunks
+        return samples
 
     def _misplaced(self, place: int) -> DataLossError:
         index = index_path(self._folder, "tar", self._path)
@@ -186,6 +187,9 @@ class _RunReader(tar.TarReader):
         self._data = data + _END_MARK
         self.ends: list[int] = []
         """Where each sample ended."""
+
+    def _cut(self, limit: int) -> list[dict[str, bytes]]:
+        return self._cut_samples(limit)
 
     def _move(self, last: tar.TarMember) -> None:
         super()._move(last)

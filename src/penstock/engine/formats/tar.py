@@ -76,13 +76,17 @@ class TarReader(RecordReader[dict[str, bytes]]):
         """The fields of the last sample that fitted."""
 
     def _cut(self, limit: int) -> list[dict[str, bytes]]:
+        samples = self._cut_samples(limit)
+        return ParsedRecords(samples, chunk_of(samples, self._fields)) if samples else samples
+
+    def _cut_samples(self, limit: int) -> list[dict[str, bytes]]:
         samples: list[dict[str, bytes]] = []
         for members in self._groups(limit):
             if samples and self._problem(members):
                 break
             samples.append(self._sample(members))
             self._move(members[-1])
-        return ParsedRecords(samples, self._chunk(samples)) if samples else samples
+        return samples
 
     def _move(self, last: TarMember) -> None:
         end = last.stop + -last.stop % _UNIT
@@ -229,17 +233,19 @@ class TarReader(RecordReader[dict[str, bytes]]):
         self._continues = True
         return error
 
-    def _chunk(self, samples: list[dict[str, bytes]]) -> Chunk:
-        columns = {}
-        for field in (KEY, *self._fields) if self._fields is not None else samples[0]:
-            columns[field] = np.empty(len(samples), object)
-            columns[field][:] = [sample[field] for sample in samples]
-        leaves, tree = nest.flatten(columns)
-        return Chunk(tree, leaves, len(samples))
-
     def _damage(self, where: int, problem: str) -> DataLossError:
         hint = "" if where else "; is it a tar file?"
         return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
+
+
+def chunk_of(samples: list[dict[str, bytes]], fields: tuple[str, ...] | None) -> Chunk:
+    """Samples as columns; without `fields`, those of the first sample."""
+    columns = {}
+    for field in (KEY, *fields) if fields is not None else samples[0]:
+        columns[field] = np.empty(len(samples), object)
+        columns[field][:] = [sample[field] for sample in samples]
+    leaves, tree = nest.flatten(columns)
+    return Chunk(tree, leaves, len(samples))
 
 
 class _Scanner(TarReader):

@@ -1,10 +1,14 @@
-"""Rows of dicts to Parquet files; what `Dataset.from_parquet` reads back as the same elements."""
+"""Rows of dicts to Parquet and Arrow files, which datasets read back as the same elements.
+
+A file appears when it is complete. The first rows tell the types of the columns.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO, ClassVar, Self
 
 import numpy as np
 
@@ -14,65 +18,41 @@ from penstock.engine.formats.files import Path, translate_errors
 from penstock.engine.formats.new_files import NewFile
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 
-_CALL = "ParquetWriter"
-_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
+class TableWriter(ABC):
+    """Rows of dicts to one file, by groups of rows. Subclasses say how a group is written."""
 
-class ParquetWriter:
-    """Writes rows to a Parquet file, which appears complete when the writer is closed.
+    call: ClassVar[str]
+    compressions: ClassVar[tuple[str, ...]]
 
-    A `with` block that ends with an exception leaves no file. Types are those of the first row
-    group: numbers keep their dtype, an array of one dimension is a list of any length, an array of
-    more dimensions has the shape of the first one in every row.
-
-    Args:
-      path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
-      row_group_size: How many rows are compressed together. Readers decode them together, so a
-        shuffle is cheaper if there are few.
-      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
-      compression: "zstd", "snappy", "gzip", "lz4", "brotli" or "none".
-
-    >>> import os, tempfile
-    >>> from penstock.data import Dataset
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
-    >>> with ParquetWriter(path) as writer:
-    ...     for number in range(3):
-    ...         writer.write({"label": number, "text": "a" * number})
-    >>> [row["text"] for row in Dataset.from_parquet(path)]
-    [b'', b'a', b'aa']
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        row_group_size: int = 10_000,
-        schema: Any = None,
-        compression: str = "zstd",
-    ) -> None:
-        self._arrow = load_extra("pyarrow", _CALL)
-        self._parquet = load_extra("pyarrow.parquet", _CALL)
-        if row_group_size < 1:
-            raise InvalidArgumentError(
-                f"{_CALL}: row_group_size must be at least 1, got {row_group_size}"
-            )
+    def __init__(self, path: Path, size: int, name: str, schema: Any, compression: str) -> None:
+        self._arrow = load_extra("pyarrow", self.call)
+        if size < 1:
+            raise InvalidArgumentError(f"{self.call}: {name} must be at least 1, got {size}")
         if schema is not None and not isinstance(schema, self._arrow.Schema):
-            raise InvalidTypeError(f"{_CALL}: schema must be a pyarrow.Schema, got {schema!r:.80}")
-        if compression not in _COMPRESSIONS:
-            raise InvalidArgumentError(
-                f"{_CALL}: compression must be one of {_COMPRESSIONS}, got {compression!r}"
+            raise InvalidTypeError(
+                f"{self.call}: schema must be a pyarrow.Schema, got {schema!r:.80}"
             )
-        self._size, self._schema, self._compression = row_group_size, schema, compression
+        if compression not in self.compressions:
+            raise InvalidArgumentError(
+                f"{self.call}: compression must be one of {self.compressions}, got {compression!r}"
+            )
+        self._size, self._schema, self._compression = size, schema, compression
         self._names = None if schema is None else tuple(schema.names)
         self._columns = set(self._names or ())
         self._rows: list[Mapping[str, Any]] = []
         self._written = 0
         self._writer: Any = None
-        self._new = NewFile(path, _CALL)
+        self._new = NewFile(path, self.call)
         self._closed = False
+
+    @abstractmethod
+    def _make_writer(self, file: BinaryIO) -> Any:
+        """Arrow's writer of the format."""
 
     def write(self, row: Any) -> None:
         """Adds one row: the value of each column by its name."""
-        call = f"{_CALL}.write"
+        call = f"{self.call}.write"
         if self._closed:
             raise FailedPreconditionError(
                 f"{call}: {self._new.path!r} is closed; make a new writer"
@@ -99,26 +79,33 @@ class ParquetWriter:
         ]
         table = self._arrow.Table.from_arrays(columns, schema=self._schema)
         self._written += len(rows)
-        self._open().write_table(table, row_group_size=self._size)
+        self._open().write_table(table)
 
     def _open(self) -> Any:
         if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(
-                self._new.file, self._schema, compression=self._compression
-            )
+            self._writer = self._make_writer(self._new.file)
         return self._writer
 
     def _find_schema(self, rows: list[Mapping[str, Any]]) -> Any:
         fields = []
         for name in self._names or ():
-            kind = _first_kind(self._arrow, (row[name] for row in rows))
+            kind = self._find_kind(row[name] for row in rows)
             if kind is None:
                 raise InvalidArgumentError(
-                    f"{_CALL}.write: the first {len(rows)} rows do not tell the type of column "
+                    f"{self.call}.write: the first {len(rows)} rows do not tell the type of column "
                     f"{name!r}; state it with schema=pyarrow.schema(...)"
                 )
             fields.append((name, kind))
         return self._arrow.schema(fields)
+
+    def _find_kind(self, values: Iterable[Any]) -> Any:
+        try:
+            return _first_kind(self._arrow, values)
+        except _UnknownTypeError as error:
+            raise InvalidTypeError(
+                f"{self.call}.write: a column cannot have a {error}; convert it to numbers, text, "
+                "bytes, arrays, lists or dicts"
+            ) from None
 
     def _convert(self, field: Any, values: list[Any]) -> Any:
         errors = (self._arrow.ArrowException, TypeError, ValueError, OverflowError)
@@ -136,7 +123,7 @@ class ParquetWriter:
             self._arrow.array([_plain(value)], field.type)
         except errors as error:
             raise InvalidArgumentError(
-                f"{_CALL}.write: column {field.name!r} of row {row} has {value!r:.60}, but its "
+                f"{self.call}.write: column {field.name!r} of row {row} has {value!r:.60}, but its "
                 f"type is {field.type}: {error}"
             ) from None
 
@@ -149,16 +136,16 @@ class ParquetWriter:
                 self._flush()
             if self._schema is None:
                 raise FailedPreconditionError(
-                    f"{_CALL}.close: {self._new.path!r} has no rows, so its columns are not known; "
-                    "write a row, or state them with schema=pyarrow.schema(...)"
+                    f"{self.call}.close: {self._new.path!r} has no rows, so its columns are not "
+                    "known; write a row, or state them with schema=pyarrow.schema(...)"
                 )
-            with translate_errors(self._new.path, f"{_CALL}.close"):
+            with translate_errors(self._new.path, f"{self.call}.close"):
                 self._open().close()
         except BaseException:
             self._discard()
             raise
         self._closed = True
-        self._new.commit(f"{_CALL}.close")
+        self._new.commit(f"{self.call}.close")
 
     def _discard(self) -> None:
         self._closed = True
@@ -167,7 +154,7 @@ class ParquetWriter:
             self._writer.close()
         self._new.discard()
 
-    def __enter__(self) -> ParquetWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -179,6 +166,88 @@ class ParquetWriter:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self._discard()
+
+
+class ParquetWriter(TableWriter):
+    """Writes rows to a Parquet file, which appears complete when the writer is closed.
+
+    A `with` block that ends with an exception leaves no file. Types are those of the first row
+    group: numbers keep their dtype, an array of one dimension is a list of any length, an array of
+    more dimensions has the shape of the first one in every row.
+
+    Args:
+      path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
+      row_group_size: How many rows are compressed together. Readers decode them together, so a
+        shuffle is cheaper if there are few.
+      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
+      compression: "zstd", "snappy", "gzip", "lz4", "brotli" or "none".
+
+    >>> import os, tempfile
+    >>> from penstock.data import Dataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.parquet")
+    >>> with ParquetWriter(path) as writer:
+    ...     for number in range(3):
+    ...         writer.write({"label": number, "text": "a" * number})
+    >>> [row["text"] for row in Dataset.from_parquet(path)]
+    [b'', b'a', b'aa']
+    """
+
+    call = "ParquetWriter"
+    compressions = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+
+    def __init__(
+        self,
+        path: Path,
+        row_group_size: int = 10_000,
+        schema: Any = None,
+        compression: str = "zstd",
+    ) -> None:
+        super().__init__(path, row_group_size, "row_group_size", schema, compression)
+
+    def _make_writer(self, file: BinaryIO) -> Any:
+        parquet = load_extra("pyarrow.parquet", self.call)
+        return parquet.ParquetWriter(file, self._schema, compression=self._compression)
+
+
+class ArrowWriter(TableWriter):
+    """Writes rows to an Arrow IPC file, which appears complete when the writer is closed.
+
+    Without compression, `Dataset.from_arrow` maps the file into memory, and a row costs the same
+    in any order. Types and interrupted writes are as with `ParquetWriter`.
+
+    Args:
+      path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
+      batch_size: How many rows are in a record batch.
+      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
+      compression: "none", "zstd" or "lz4".
+
+    >>> import os, tempfile
+    >>> from penstock.data import Dataset
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.arrow")
+    >>> with ArrowWriter(path) as writer:
+    ...     for number in range(3):
+    ...         writer.write({"label": number, "text": "a" * number})
+    >>> Dataset.from_arrow(path)[2]
+    {'label': np.int64(2), 'text': b'aa'}
+    """
+
+    call = "ArrowWriter"
+    compressions = ("none", "zstd", "lz4")
+
+    def __init__(
+        self, path: Path, batch_size: int = 1000, schema: Any = None, compression: str = "none"
+    ) -> None:
+        super().__init__(path, batch_size, "batch_size", schema, compression)
+
+    def _make_writer(self, file: BinaryIO) -> Any:
+        ipc = load_extra("pyarrow.ipc", self.call)
+        packing = None if self._compression == "none" else self._compression
+        options = ipc.IpcWriteOptions(compression=packing)
+        return ipc.new_file(file, self._schema, options=options)
+
+
+class _UnknownTypeError(Exception):
+    """A value that no column can have; the text is the name of its class."""
 
 
 def _first_kind(arrow: Any, values: Iterable[Any]) -> Any:
@@ -212,10 +281,7 @@ def _kind(arrow: Any, value: Any) -> Any:
         case list() | tuple():
             inner = _first_kind(arrow, value)
             return None if inner is None else arrow.list_(inner)
-    raise InvalidTypeError(
-        f"{_CALL}.write: a column cannot have a {type(value).__name__}; convert it to numbers, "
-        "text, bytes, arrays, lists or dicts"
-    )
+    raise _UnknownTypeError(type(value).__name__)
 
 
 def _array_kind(arrow: Any, array: Any) -> Any:
