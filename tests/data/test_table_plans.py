@@ -168,7 +168,7 @@ def test_a_shuffle_that_decodes_too_much_is_reported(
         assert caplog.messages == []
         assert len(list(Dataset.from_parquet(path).shuffle(2000, seed=1).batch(1))) == 2000
     assert len(caplog.messages) == 1
-    assert "row groups were decoded for" in caplog.messages[0]
+    assert "whole blocks were read for" in caplog.messages[0]
 
 
 def test_pandas_keeps_nan_in_floats() -> None:

@@ -68,7 +68,8 @@ class TableAccess:
         self._blocks = _BlockCache()
         self._last = -1
         """The block that was read last: the one after it is fetched ahead."""
-        self._waste = _WasteMeter(self._call, self._format)
+        is_read_whole = node.format == "parquet" or any("://" in file.path for file in node.files)
+        self._waste = _WasteMeter(self._call, is_read_whole)
 
     def keep_blocks(self, count: int) -> None:
         """Keeps at least `count` blocks in memory, because a shuffle reads so many in turn."""
@@ -209,11 +210,10 @@ def _size(block: TableBlock | Exception) -> int:
 
 
 class _WasteMeter:
-    """Logs one warning if reads in random order decode many more rows than they use."""
+    """Logs one warning if reads in random order read many more rows than they use."""
 
-    def __init__(self, call: str, format: str) -> None:
-        self._call = call
-        self._is_counted = format == "parquet"
+    def __init__(self, call: str, is_counted: bool) -> None:
+        self._call, self._is_counted = call, is_counted
         self._blocks = self._decoded = self._used = 0
 
     def count_used(self, rows: int) -> None:
@@ -227,7 +227,7 @@ class _WasteMeter:
         if self._decoded > _WASTE * max(self._used, 1):
             self._is_counted = False
             log.warning(
-                "%s: %d row groups were decoded for %d rows, because the order is random; "
+                "%s: %d whole blocks were read for %d rows, because the order is random; "
                 "use shuffle(blocks=8), or write smaller row groups (docs/files.md)",
                 self._call,
                 self._blocks,

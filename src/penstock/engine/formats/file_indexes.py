@@ -28,6 +28,8 @@ Scan = Callable[[], Array]
 """Reads a whole file; returns where each record begins, and at last where the last one ends."""
 
 _MAGIC = b"penstock index 1\n"
+_DTYPES = ("<u4", "<u8")
+"""Of the lengths of records."""
 
 log = logging.getLogger("penstock")
 
@@ -92,7 +94,7 @@ def _keep(place: str, data: bytes, folder: str) -> None:
 
 def _encode(starts: Array, path: str, version: FileVersion) -> bytes:
     lengths = np.diff(starts, prepend=0)
-    dtype = "<u4" if not len(lengths) or int(lengths.max()) < 1 << 32 else "<u8"
+    dtype = _DTYPES[int(lengths.max()) >= 1 << 32]
     head = {**_facts(path, version), "dtype": dtype, "count": len(starts)}
     body = json.dumps(head).encode() + b"\n" + lengths.astype(dtype).tobytes()
     return _MAGIC + crc32c(body).to_bytes(4, "little") + body
@@ -112,7 +114,7 @@ def _decode(data: bytes, path: str, version: FileVersion) -> Array | None:
     text, _, lengths = body.partition(b"\n")
     head = json.loads(text)
     wanted = _facts(path, version)
-    if {name: head.get(name) for name in wanted} != wanted:
+    if {name: head.get(name) for name in wanted} != wanted or head["dtype"] not in _DTYPES:
         return None
     found = np.frombuffer(lengths, head["dtype"])
     return np.cumsum(found, dtype=np.int64) if len(found) == head["count"] else None
