@@ -22,7 +22,7 @@ from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.tables import Selection, TakeRows
 from penstock.errors import DataLossError, UnimplementedError
 
-_BLOCK_ROWS = 1024
+_BLOCK_ROWS = 1 << 14
 """A block has about so many records. They are read singly, so a block costs nothing."""
 
 
