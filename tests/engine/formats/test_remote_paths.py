@@ -45,9 +45,18 @@ def fixed(path: Any) -> Dataset:
     return FixedLengthRecordDataset(path, 7, header_bytes=2)
 
 
+def indexed_records(path: Any) -> Dataset:
+    return TFRecordDataset(path, index=True)
+
+
+def indexed_tar(path: Any) -> Dataset:
+    return Dataset.from_tar(path, index=True)
+
+
 READERS = {
     "text": Reader(TextLineDataset, ("lines-0.txt", "lines-1.txt")),
     "tfrecord": Reader(TFRecordDataset, ("records-0.tfrecord", "records-1.tfrecord")),
+    "tfrecord-index": Reader(indexed_records, ("records-0.tfrecord", "records-1.tfrecord")),
     "csv": Reader(csv, ("rows-0.csv", "rows-1.csv")),
     "fixed": Reader(fixed, ("fixed-0.bin", "fixed-1.bin")),
     "parquet": Reader(Dataset.from_parquet, ("table-0.parquet", "table-1.parquet")),
@@ -58,6 +67,9 @@ READERS = {
     "json-lines": Reader(Dataset.from_json_lines, ("people-0.jsonl", "people-1.jsonl")),
     "json-lines-zstd": Reader(Dataset.from_json_lines, ("p-0.jsonl.zst", "p-1.jsonl.zst")),
     "tar": Reader(Dataset.from_tar, ("shard-0.tar", "shard-1.tar")),
+    "tar-index": Reader(indexed_tar, ("shard-0.tar", "shard-1.tar")),
+    "mds": Reader(Dataset.from_mds, ("shard-0.mds", "shard-1.mds")),
+    "mds-zstd": Reader(Dataset.from_mds, ("shard-0.mds.zstd", "shard-1.mds.zstd")),
     "tar-gzip": Reader(Dataset.from_tar, ("shard-0.tar.gz", "shard-1.tar.gz")),
 }
 COPIES = {
@@ -69,6 +81,8 @@ COPIES = {
     "people-{}.jsonl": "people.jsonl",
     "p-{}.jsonl.zst": "people.jsonl.zst",
     "shard-{}.tar": "shard.tar",
+    "shard-{}.mds": "mds/shard.00000.mds",
+    "shard-{}.mds.zstd": "mds-zstd/shard.00000.mds.zstd",
 }
 
 
