@@ -20,7 +20,6 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats import TABLES, json_lines, mds, tar
 from penstock.engine.formats.arrow_columns import check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
-from penstock.engine.formats.file_indexes import default_folder
 from penstock.engine.formats.files import FileVersion, expand_braces, resolve_paths, version_of
 from penstock.engine.formats.indexed import refuse_compressed
 from penstock.engine.formats.lance_tables import LanceTable
@@ -183,9 +182,12 @@ def plan_tfrecords(source: str, paths: Any, index: Any, compression: Any) -> Nod
 
 
 def _index_folder(call: str, index: Any) -> str | None:
-    """Where indexes are kept; None if files are read from their start."""
+    """Where indexes are kept; empty for the user's own folder on each machine.
+
+    None if files are read from their start.
+    """
     if isinstance(index, bool | np.bool_):
-        return default_folder() if index else None
+        return "" if index else None
     folder = check.path(call, "index", index)
     return folder if "://" in folder else os.path.abspath(folder)
 

@@ -17,6 +17,7 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.io import TarWriter, TFRecordWriter
+from penstock.plan.codec import decode, encode
 
 
 def write_records(path, records):
@@ -83,6 +84,12 @@ def test_the_folder_of_the_user_is_used_without_another_one(kind, tmp_path, monk
     assert len(kind.open(path, True)) == 30
     assert len(list((tmp_path / "cache/penstock/indexes").iterdir())) == 1
     assert sorted(os.listdir(tmp_path)) == ["cache", "x"]
+    plan = kind.open(path, True).__plan__
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another user"))
+    kept = encode(plan)
+    del plan
+    assert list(Dataset(decode(kept))) == TEXTS
+    assert len(list((tmp_path / "of another user/penstock/indexes").iterdir())) == 1
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/person")
     assert file_indexes.default_folder() == "/home/person/.cache/penstock/indexes"

@@ -21,7 +21,7 @@ from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import tar
 from penstock.engine.formats.arrow_files import read_exactly
-from penstock.engine.formats.file_indexes import find_index, index_path
+from penstock.engine.formats.file_indexes import default_folder, find_index, index_path
 from penstock.engine.formats.files import open_bytes, size_of, translate_errors
 from penstock.engine.formats.framing import FOOTER, HEADER, masked_crc
 from penstock.engine.formats.spans import Run, SpanReader
@@ -48,7 +48,7 @@ class IndexedTFRecords(SpanReader):
     specs = TensorSpec((), string)
 
     def __init__(self, path: str, call: str, folder: str) -> None:
-        self._folder = folder
+        self._folder = folder or default_folder()
         super().__init__(path, call)
 
     def _find_starts(self) -> Array:
@@ -140,7 +140,8 @@ class IndexedTar(SpanReader):
     def __init__(
         self, path: str, call: str, folder: str, fields: tuple[str, ...], is_strict: bool
     ) -> None:
-        self._folder, self._fields, self._is_strict = folder, fields, is_strict
+        self._folder = folder or default_folder()
+        self._fields, self._is_strict = fields, is_strict
         self.specs = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
         super().__init__(path, call)
 
