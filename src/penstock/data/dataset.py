@@ -32,6 +32,7 @@ from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.delivered import Check, DeliveredIterator
 from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.data.skipping import BadFiles
 from penstock.delivery import Delivery
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -253,12 +254,16 @@ class Dataset:
         return Dataset(nodes.Shuffle(names, len(found), key, drawn=seed is None))
 
     @staticmethod
-    def from_numpy(path: Any, columns: Sequence[str] | None = None) -> Dataset:
+    def from_numpy(
+        path: Any, columns: Sequence[str] | None = None, on_error: str = "raise"
+    ) -> Dataset:
         """The rows of arrays in `.npy` and `.npz` files, which are mapped into memory.
 
         Args:
             path: A path, a pattern, or a list of them; any fsspec URL.
             columns: Which arrays of an `.npz` file, or fields of a structured array, to read.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -270,10 +275,18 @@ class Dataset:
             raise InvalidTypeError(
                 "Dataset.from_numpy: needs a path, got an array; use Dataset.from_tensor_slices"
             )
-        return Dataset(table_plans.plan_files("from_numpy", "numpy", paths=path, columns=columns))
+        plan = table_plans.plan_files(
+            "from_numpy", "numpy", paths=path, columns=columns, on_error=on_error
+        )
+        return Dataset(plan)
 
     @staticmethod
-    def from_parquet(path: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+    def from_parquet(
+        path: Any,
+        columns: Sequence[str] | None = None,
+        fill: Any = None,
+        on_error: str = "raise",
+    ) -> Dataset:
         """The rows of Parquet files, each a dict of its columns.
 
         Only the footers of the files are read before the dataset is used. docs/files.md says what
@@ -283,6 +296,8 @@ class Dataset:
             path: A path, a pattern, or a list of them; any fsspec URL.
             columns: Which columns to read; all of them by default.
             fill: What takes the place of a missing value: one value, or a dict by column.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import pyarrow, pyarrow.parquet, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -294,12 +309,17 @@ class Dataset:
         2 b'?'
         """
         plan = table_plans.plan_files(
-            "from_parquet", "parquet", paths=path, columns=columns, fill=fill
+            "from_parquet", "parquet", paths=path, columns=columns, fill=fill, on_error=on_error
         )
         return Dataset(plan)
 
     @staticmethod
-    def from_arrow(source: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+    def from_arrow(
+        source: Any,
+        columns: Sequence[str] | None = None,
+        fill: Any = None,
+        on_error: str = "raise",
+    ) -> Dataset:
         """The rows of Arrow tables, in memory or in files (IPC and Feather).
 
         Args:
@@ -307,6 +327,8 @@ class Dataset:
                 them. Tables are not copied. Local files are mapped into memory.
             columns: Which columns to read; all of them by default.
             fill: What takes the place of a missing value: one value, or a dict by column.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import pyarrow
         >>> rows = Dataset.from_arrow(pyarrow.table({"x": [1, 2], "ids": [[3], [4, 5]]}))
@@ -317,12 +339,14 @@ class Dataset:
         if table is not None:
             return Dataset(table_plans.plan_table("from_arrow", table, columns=columns, fill=fill))
         plan = table_plans.plan_files(
-            "from_arrow", "arrow", paths=source, columns=columns, fill=fill
+            "from_arrow", "arrow", paths=source, columns=columns, fill=fill, on_error=on_error
         )
         return Dataset(plan)
 
     @staticmethod
-    def from_json_lines(path: Any, columns: Any = None, fill: Any = None) -> Dataset:
+    def from_json_lines(
+        path: Any, columns: Any = None, fill: Any = None, on_error: str = "raise"
+    ) -> Dataset:
         """The lines of files with one JSON object per line, each a dict of its columns.
 
         Files that end with `.gz` or `.zst` are uncompressed. The first lines of the first file say
@@ -333,6 +357,8 @@ class Dataset:
             columns: Which columns to read; or a dict of their dtypes, where `["int64"]` is a list
                 of any length. All columns by default, and then a line with others is an error.
             fill: What takes the place of a missing value: one value, or a dict by column.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end.
 
         >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -343,11 +369,14 @@ class Dataset:
         1.0
         2.0
         """
-        return Dataset(table_plans.plan_json_lines(path, columns, fill))
+        return Dataset(table_plans.plan_json_lines(path, columns, fill, on_error))
 
     @staticmethod
     def from_tar(
-        path: Any, columns: Sequence[str] | None = None, index: bool | files.Path = False
+        path: Any,
+        columns: Sequence[str] | None = None,
+        index: bool | files.Path = False,
+        on_error: str = "raise",
     ) -> Dataset:
         """The samples of tar archives (WebDataset shards), each a dict of the bytes of its files.
 
@@ -363,6 +392,8 @@ class Dataset:
             index: True gives random access, also for workers: each archive is scanned once for
                 where its samples are, and this index is kept in `~/.cache/penstock/indexes`, or in
                 the folder that is given instead of True. Not for compressed archives.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import os, tempfile
         >>> from penstock.io import TarWriter
@@ -373,14 +404,16 @@ class Dataset:
         >>> [(sample["__key__"], int(sample["cls"])) for sample in Dataset.from_tar(path)]
         [(b'0000', 0), (b'0001', 1)]
         """
-        return Dataset(table_plans.plan_tar(path, columns, index))
+        return Dataset(table_plans.plan_tar(path, columns, index, on_error))
 
     @staticmethod
-    def from_array_record(path: Any) -> Dataset:
+    def from_array_record(path: Any, on_error: str = "raise") -> Dataset:
         """The records of ArrayRecord files, as bytes, by the package `array_record`.
 
         Args:
             path: A local path, a pattern, or a list of them.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import os, tempfile
         >>> from array_record.python.array_record_module import ArrayRecordWriter
@@ -392,7 +425,10 @@ class Dataset:
         >>> Dataset.from_array_record(path)[2]
         b'record 2'
         """
-        return Dataset(table_plans.plan_files("from_array_record", "array_record", paths=path))
+        plan = table_plans.plan_files(
+            "from_array_record", "array_record", paths=path, on_error=on_error
+        )
+        return Dataset(plan)
 
     @staticmethod
     def from_lance(
@@ -421,7 +457,9 @@ class Dataset:
         return Dataset(table_plans.plan_lance(path, columns, fill, version))
 
     @staticmethod
-    def from_mds(path: Any, columns: Sequence[str] | None = None) -> Dataset:
+    def from_mds(
+        path: Any, columns: Sequence[str] | None = None, on_error: str = "raise"
+    ) -> Dataset:
         """The samples of an MDS dataset (MosaicML Streaming), each a dict of its columns.
 
         The shards that `index.json` lists are read in order, without the `streaming` package.
@@ -431,6 +469,8 @@ class Dataset:
             path: A folder with an `index.json`, or a list of them; any fsspec URL. Also single
                 shards, whose names contain `.mds`.
             columns: Which columns to read; all by default.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import json, os, struct, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "shard.00000.mds")
@@ -442,7 +482,7 @@ class Dataset:
         >>> list(Dataset.from_mds(path))
         [{'x': np.int8(5)}, {'x': np.int8(6)}]
         """
-        return Dataset(table_plans.plan_mds(path, columns))
+        return Dataset(table_plans.plan_mds(path, columns, on_error))
 
     @staticmethod
     def from_image_folder(
@@ -450,6 +490,7 @@ class Dataset:
         class_names: Sequence[str] | None = None,
         channels: int = 3,
         num_parallel_calls: int | None = AUTOTUNE,
+        on_error: str = "raise",
     ) -> Dataset:
         """The images of a folder that has a sub-folder for each class.
 
@@ -464,6 +505,8 @@ class Dataset:
             class_names: The sub-folders to read, in the order of their labels; all by default.
             channels: 1 for grey, 3 for colour, 4 for colour with opacity, 0 as in each file.
             num_parallel_calls: How many images to decode at once.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end. The dataset then has no random access.
 
         >>> import os, tempfile
         >>> from penstock import io
@@ -481,11 +524,12 @@ class Dataset:
         names = image_folders.check_class_names(class_names, where)
         paths, labels = image_folders.list_images(files.as_path(path, where), names, where)
         table = Dataset.from_tensor_slices({"path": paths, "label": np.array(labels, np.int32)})
-        return table.map(
+        images = table.map(
             functools.partial(image_folders.read_image, channels),
             num_parallel_calls=num_parallel_calls,
             output_signature=image_folders.spec_of(channels),
         )
+        return Dataset(BadFiles(where, on_error).skip_in(images.__plan__))
 
     @staticmethod
     def from_pandas(frame: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
@@ -753,17 +797,25 @@ class Dataset:
         function = tracing.scan_function(where, scan_func, self._plan, state)
         return Dataset(nodes.Scan(self._plan, initial, function))
 
-    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+    def ignore_errors(
+        self, log_warning: bool = False, name: str | None = None, log: bool = False
+    ) -> Dataset:
         """The elements without those whose computation raises an error.
 
+        `Iterator.profile()` has the number of errors of each operator.
+
         Args:
-            log_warning: Whether each drop is logged (logger `penstock`).
+            log_warning: Whether the first ten drops are logged, and at the end their number
+                (logger `penstock`).
+            log: The same by a shorter name.
 
         >>> print(*Dataset.from_tensor_slices([b"1", b"?", b"3"]).map(int).ignore_errors())
         1 3
         """
-        log = check.boolean("Dataset.ignore_errors", "log_warning", log_warning)
-        return Dataset(nodes.IgnoreErrors(self._plan, log))
+        where = "Dataset.ignore_errors"
+        is_logged = check.boolean(where, "log_warning", log_warning)
+        is_logged |= check.boolean(where, "log", log)
+        return Dataset(nodes.IgnoreErrors(self._plan, is_logged))
 
     def rejection_resample(
         self,

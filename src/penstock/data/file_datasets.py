@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.skipping import BadFiles
 from penstock.data.table_plans import plan_tfrecords
 from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
@@ -34,18 +35,18 @@ class _RecordDataset(Dataset):
         buffer_size: int | None = None,
         num_parallel_reads: int | None = None,
         name: str | None = None,
+        on_error: str = "raise",
     ) -> None:
         where = FILE_DATASETS[self._format]
         options = reader_options(where, compression_type, buffer_size)
-        super().__init__(
-            plan_records(
-                where,
-                self._format,
-                filenames=filenames,
-                options=options,
-                parallel=num_parallel_reads,
-            )
+        plan = plan_records(
+            where,
+            self._format,
+            filenames=filenames,
+            options=options,
+            parallel=num_parallel_reads,
         )
+        super().__init__(BadFiles(where, on_error).skip_in(plan))
 
 
 class TextLineDataset(_RecordDataset):
@@ -57,6 +58,7 @@ class TextLineDataset(_RecordDataset):
         buffer_size: How many bytes to read at once.
         num_parallel_reads: How many files to read at once, a line of each in turn.
         name: Accepted and ignored.
+        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,6 +84,8 @@ class TFRecordDataset(_RecordDataset):
             shuffle holds no records. The files are scanned once for where their records are, and
             this index is kept in `~/.cache/penstock/indexes`, or in the folder that is given
             instead of True. Not for compressed files.
+        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end.
+            The dataset then has no random access.
 
     >>> import os, tempfile
     >>> from penstock.io import TFRecordWriter
@@ -106,10 +110,19 @@ class TFRecordDataset(_RecordDataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
         index: bool | Path = False,
+        on_error: str = "raise",
     ) -> None:
-        plan = plan_tfrecords("TFRecordDataset", filenames, index, compression_type)
+        where = "TFRecordDataset"
+        bad = BadFiles(where, on_error)
+        plan = plan_tfrecords(where, filenames, index, compression_type, bad)
         if plan is None:
-            super().__init__(filenames, compression_type, buffer_size, num_parallel_reads, name)
+            super().__init__(
+                filenames,
+                compression_type=compression_type,
+                buffer_size=buffer_size,
+                num_parallel_reads=num_parallel_reads,
+                on_error=on_error,
+            )
             return
         if num_parallel_reads is not None:
             raise InvalidArgumentError(
@@ -131,6 +144,7 @@ class FixedLengthRecordDataset(Dataset):
         compression_type: None, "GZIP" or "ZLIB".
         num_parallel_reads: How many files to read at once, a record of each in turn.
         name: Accepted and ignored.
+        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -150,6 +164,7 @@ class FixedLengthRecordDataset(Dataset):
         compression_type: str | None = None,
         num_parallel_reads: int | None = None,
         name: str | None = None,
+        on_error: str = "raise",
     ) -> None:
         where = "FixedLengthRecordDataset"
         options = (
@@ -158,11 +173,10 @@ class FixedLengthRecordDataset(Dataset):
             ("footer_bytes", check.integer(where, "footer_bytes", footer_bytes or 0)),
             *reader_options(where, compression_type, buffer_size),
         )
-        super().__init__(
-            plan_records(
-                where, "fixed", filenames=filenames, options=options, parallel=num_parallel_reads
-            )
+        plan = plan_records(
+            where, "fixed", filenames=filenames, options=options, parallel=num_parallel_reads
         )
+        super().__init__(BadFiles(where, on_error).skip_in(plan))
 
 
 def reader_options(where: str, compression_type: Any, buffer_size: Any) -> Options:

@@ -6,13 +6,15 @@ is missing, damaged or different from the first is an error of the call that nam
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.data import arguments as check
+from penstock.data.skipping import BadFiles
 from penstock.element import nest
 from penstock.element.chunk import Chunk, describe_spec
 from penstock.element.dtypes import string
@@ -50,10 +52,13 @@ def plan_files(
     paths: Any,
     columns: Any = None,
     fill: Any = None,
+    on_error: Any = "raise",
 ) -> Node:
     """The rows of files, one file after the other."""
-    found = resolve_paths(_check_paths(f"Dataset.{source}", paths), f"Dataset.{source}")
-    return _plan_rows(source, format, found, columns=columns, fill=fill)
+    call = f"Dataset.{source}"
+    bad = BadFiles(call, on_error)
+    found = bad.resolve(_check_paths(call, paths))
+    return _plan_rows(source, format, found, bad=bad, columns=columns, fill=fill)
 
 
 def _plan_rows(
@@ -61,40 +66,45 @@ def _plan_rows(
     format: str,
     paths: Sequence[str],
     *,
+    bad: BadFiles,
     options: Options = (),
     columns: Any = None,
     fill: Any = None,
-) -> TableRows:
+) -> Node:
     call = call_of(source)
     files: list[TableFile] = []
     names: tuple[str, ...] = ()
     specs: Any = None
     kinds: dict[str, Any] = {}
-    for path, version, reader in _inspect_files(format, paths, call, options):
-        if not files:
-            names = select_columns(call, columns, reader.specs, path)
-            specs = _pick(reader.specs, names)
-            kinds = _kinds(reader, names)
-        else:
-            _compare(call, path, _pick(reader.specs, names), files[0].path, specs)
-        files.append(TableFile(path, *version, reader.footer, reader.blocks))
+    for path, inspect in _inspections(format, paths, call, options):
+        with bad.checking():
+            version, reader = inspect()
+            if not files:
+                names = select_columns(call, columns, reader.specs, path)
+                specs = _pick(reader.specs, names)
+                kinds = _kinds(reader, names)
+            else:
+                _compare(call, path, _pick(reader.specs, names), files[0].path, specs)
+            files.append(TableFile(path, *version, reader.footer, reader.blocks))
+    bad.report(has_good=bool(files))
     filled = tuple(check_fill(call, fill, kinds).items())
-    return TableRows(source, format, tuple(files), names, specs, filled, options=options)
+    rows = TableRows(source, format, tuple(files), names, specs, filled, options=options)
+    return bad.skip_in(rows)
 
 
-def _inspect_files(
+def _inspections(
     format: str, paths: Sequence[str], call: str, options: Options
-) -> Iterator[tuple[str, FileVersion, TableReader]]:
-    """What the footers of files say, in order; the footers of remote files are read at once."""
+) -> Iterator[tuple[str, Callable[[], tuple[FileVersion, TableReader]]]]:
+    """How to get what a footer says, for each file; those of remote files are read at once."""
     if len(paths) < 2 or not any("://" in path for path in paths):
         for path in paths:
-            yield path, *_inspect(format, path, call, options)
+            yield path, functools.partial(_inspect, format, path, call, options)
         return
     pool = Pool(_FOOTERS_AT_ONCE, "penstock-footers")
     try:
         answers = [pool.submit(_inspect, format, path, call, options) for path in paths]
         for path, answer in zip(paths, answers, strict=True):
-            yield path, *answer.result()
+            yield path, answer.result
     finally:
         pool.stop(drop=True)
 
@@ -122,16 +132,17 @@ def plan_table(source: str, table: Any, *, columns: Any = None, fill: Any = None
     return TableRows(source, "arrow", (file,), names, _pick(specs, names), filled, data)
 
 
-def plan_json_lines(paths: Any, columns: Any, fill: Any) -> Node:
+def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise") -> Node:
     """The lines of JSON files, in order; the types of columns are stated, or those of the first."""
-    found = resolve_paths(_check_paths(json_lines.CALL, paths), json_lines.CALL)
     call = json_lines.CALL
+    bad = BadFiles(call, on_error)
+    found = bad.resolve(_check_paths(call, paths))
     if isinstance(columns, Mapping):
         schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
         names = tuple(columns)
     else:
-        schema = json_lines.infer_schema(found[0])
-        names = select_columns(call, columns, specs_of(schema), found[0])
+        path, schema = bad.read_first(found, json_lines.infer_schema)
+        names = select_columns(call, columns, specs_of(schema), path)
         schema = json_lines.select_fields(schema, names)
     specs = specs_of(schema)
     kinds = {name: schema.field(name).type for name in names}
@@ -144,25 +155,32 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any) -> Node:
         ("compression", json_lines.BY_NAME if any(map(json_lines.packing_of, found)) else None),
         ("spec", _pick(specs, names)),
     )
-    return Records(check.names(call, "path", found), "json_lines", options)
+    return bad.skip_in(Records(check.names(call, "path", found), "json_lines", options))
 
 
-def plan_tar(paths: Any, columns: Any, index: Any) -> Node:
+def plan_tar(paths: Any, columns: Any, index: Any, on_error: Any = "raise") -> Node:
     """The samples of tar archives; the fields are stated, or those of the first sample."""
-    found = resolve_paths(_check_paths(tar.CALL, paths), tar.CALL)
+    bad = BadFiles(tar.CALL, on_error)
+    found = bad.resolve(_check_paths(tar.CALL, paths))
     folder = _index_folder(tar.CALL, index)
-    names = tar.first_fields(found[0]) if columns is None else _names(tar.CALL, columns)
+    if columns is None:
+        names = bad.read_first(found, tar.first_fields)[1]
+    else:
+        names = _names(tar.CALL, columns)
     fields = tuple(sorted(name for name in names if name != tar.KEY))
     options: Options = (("fields", fields), ("is_strict", columns is None))
     if folder is None:
         spec = {name: TensorSpec((), string) for name in (tar.KEY, *fields)}
-        return Records(check.names(tar.CALL, "path", found), "tar", (*options, ("spec", spec)))
+        records = Records(check.names(tar.CALL, "path", found), "tar", (*options, ("spec", spec)))
+        return bad.skip_in(records)
     for path in found:
         refuse_compressed(path, tar.packing_of(path), tar.CALL)
-    return _plan_rows("from_tar", "tar", found, options=(*options, ("folder", folder)))
+    return _plan_rows("from_tar", "tar", found, bad=bad, options=(*options, ("folder", folder)))
 
 
-def plan_tfrecords(source: str, paths: Any, index: Any, compression: Any) -> Node | None:
+def plan_tfrecords(
+    source: str, paths: Any, index: Any, compression: Any, bad: BadFiles
+) -> Node | None:
     """The records of TFRecord files by position; None without `index`."""
     folder = _index_folder(source, index)
     if folder is None:
@@ -178,7 +196,7 @@ def plan_tfrecords(source: str, paths: Any, index: Any, compression: Any) -> Nod
         raise InvalidArgumentError(f"{source}: index needs at least one path, got an empty list")
     for path in found:
         refuse_compressed(path, compression, source)
-    return _plan_rows(source, "tfrecord", found, options=(("folder", folder),))
+    return _plan_rows(source, "tfrecord", found, bad=bad, options=(("folder", folder),))
 
 
 def _index_folder(call: str, index: Any) -> str | None:
@@ -192,15 +210,16 @@ def _index_folder(call: str, index: Any) -> str | None:
     return folder if "://" in folder else os.path.abspath(folder)
 
 
-def plan_mds(paths: Any, columns: Any) -> Node:
+def plan_mds(paths: Any, columns: Any, on_error: Any) -> Node:
     """The samples of MDS datasets: of folders with an `index.json`, or of single shards."""
     call = "Dataset.from_mds"
+    bad = BadFiles(call, on_error)
     names = [os.fsdecode(name) for name in _check_paths(call, paths)]
     found = [path for name in names for path in expand_braces(name)]
     if not found:
         raise InvalidArgumentError(f"{call}: needs at least one path, got an empty list")
     if all(".mds" in path.rpartition("/")[2] for path in found):
-        return _plan_rows("from_mds", "mds", resolve_paths(found, call), columns=columns)
+        return _plan_rows("from_mds", "mds", resolve_paths(found, call), bad=bad, columns=columns)
     indexes = resolve_paths([mds.index_of(path) for path in found], call)
     shards = [shard for index in indexes for shard in mds.find_shards(index, call)]
     reader = TABLES["mds"](shards[0].path, call)
@@ -216,7 +235,7 @@ def plan_mds(paths: Any, columns: Any) -> Node:
                 "all shards must have the same"
             )
     files = tuple(TableFile(*shard[:5]) for shard in shards)
-    return TableRows("from_mds", "mds", files, selected, specs)
+    return bad.skip_in(TableRows("from_mds", "mds", files, selected, specs))
 
 
 def plan_lance(path: Any, columns: Any, fill: Any, version: Any) -> Node:

@@ -172,8 +172,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             return _interleave(node, streams[0], own, context)
         case nodes.Scan():
             return elementwise.ScanStream(node, streams[0], own)
-        case nodes.IgnoreErrors(_, log_warning):
-            return elementwise.IgnoreErrorsStream(streams[0], log_warning)
+        case nodes.IgnoreErrors():
+            return elementwise.IgnoreErrorsStream(streams[0], node)
         case nodes.Prefetch(_, size):
             return _prefetch(streams[0], size, context)
         case nodes.Batch():

@@ -25,6 +25,7 @@ class Meter:
     chunks: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    errors: int = 0
     drawn: Callable[[], list[tuple[int, int]]] | None = None
     """For a `mix`: what was drawn from each of its datasets."""
 
@@ -79,6 +80,7 @@ class Meters:
             wait,
             _calls_note(node),
             _drawn(meter),
+            meter.errors,
         )
         rows.insert(at, row)
         return meter.seconds
@@ -121,6 +123,8 @@ class Tap(Stream):
         except Exception:
             if self._position is not None:
                 self._position += 1
+            if self._meter is not None:
+                self._meter.errors += 1
             raise
         if self._position is not None:
             if self._first is not None:
@@ -162,6 +166,8 @@ class OperatorProfile:
     """Where its parallel calls run, if that is known, and why."""
     drawn: dict[str, Drawn] = field(default_factory=dict)
     """For a `mix`: what was drawn from each dataset."""
+    errors: int = 0
+    """How many elements it could not hand on, because it or an operator below raised an error."""
 
 
 def _drawn(meter: Meter) -> dict[str, Drawn]:
@@ -220,6 +226,7 @@ class Profile:
                 f"{name:<28}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
             )
         notes = [f"{row.operator}: {row.note}" for row in self.operators if row.note]
+        notes += [f"{row.operator}: {row.errors} errors" for row in self.operators if row.errors]
         if self.retries:
             notes.append(f"requests to remote files that were repeated: {self.retries}")
         notes += [

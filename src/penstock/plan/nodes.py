@@ -778,13 +778,15 @@ class Scan(Node):
 
 @node
 class IgnoreErrors(Node):
-    """The elements whose computation raised no error."""
+    """The elements whose computation raised no error; for a reader, those that could be read."""
 
     input: Node
     log_warning: bool = False
+    reader: str = ""
+    """The call of the user, if this is a reader with `on_error="skip"`."""
 
     traits = Trait.ELEMENTWISE
-    free_fields = ("log_warning",)
+    free_fields = ("log_warning", "reader")
 
     counted = False
     reason = "which elements fail is not known before all are tried"

@@ -15,6 +15,7 @@ from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import DEFAULT_CYCLE, Dataset
 from penstock.data.file_datasets import plan_records, reader_options
+from penstock.data.skipping import BadFiles
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
@@ -42,6 +43,7 @@ class CsvDataset(Dataset):
         select_cols: The columns to read, by number, in order.
         exclude_cols: The columns not to read, by number.
         name: Accepted and ignored.
+        on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the end.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -66,8 +68,10 @@ class CsvDataset(Dataset):
         select_cols: Sequence[int] | None = None,
         exclude_cols: Sequence[int] | None = None,
         name: str | None = None,
+        on_error: str = "raise",
     ) -> None:
         where = "CsvDataset"
+        bad = BadFiles(where, on_error)
         if select_cols is not None and exclude_cols is not None:
             raise InvalidArgumentError(f"{where}: select_cols and exclude_cols exclude each other")
         options = (
@@ -86,7 +90,7 @@ class CsvDataset(Dataset):
         )
         spec = tuple(TensorSpec((), field.dtype) for field in fields)
         rows = plan_records(where, "csv", filenames=filenames, options=options)
-        super().__init__(Map(rows, Function(convert), signature=spec))
+        super().__init__(bad.skip_in(Map(rows, Function(convert), signature=spec)))
 
 
 def field_of(where: str, default: Any) -> Field:

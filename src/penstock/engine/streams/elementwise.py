@@ -14,12 +14,13 @@ from penstock.element.values import as_value
 from penstock.engine.access import Epoch, call_vectorized, leaf, pair
 from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
+from penstock.engine.formats.bad_files import BAD_FILE, SkipLog
 from penstock.engine.inlets import BUDGET, FedStream, Place
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
 from penstock.engine.user_calls import Calls, FailedCall, Seeded
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
-from penstock.plan.nodes import Filter, Map, Scan, TakeWhile
+from penstock.plan.nodes import Filter, IgnoreErrors, Map, Scan, TakeWhile
 from penstock.plan.seeds import numbers_from
 
 log = logging.getLogger("penstock")
@@ -251,20 +252,32 @@ def check_state(where: str, state: Any, new: Any) -> Any:
 
 
 class IgnoreErrorsStream(Stream):
-    """The elements that could be made."""
+    """The elements that could be made; for a reader, those that could be read."""
 
-    def __init__(self, source: Stream, log_warning: bool) -> None:
+    def __init__(self, source: Stream, node: IgnoreErrors) -> None:
         self.inputs = (source,)
-        self._log = log_warning
+        self._dropped = BAD_FILE if node.reader else Exception
+        call = node.reader or "Dataset.ignore_errors"
+        what = "records, rows or files" if node.reader else "elements"
+        self._log = SkipLog(call, what) if node.reader or node.log_warning else None
 
     def pull(self, limit: int) -> Chunk:
         while True:
             try:
                 return self.inputs[0].pull(limit)
             except StopIteration:
+                self._report()
                 raise
-            except Exception as error:
+            except self._dropped as error:
                 if isinstance(error, OpError) and not error.takes_element:
                     raise
-                if self._log:
-                    log.warning("Dataset.ignore_errors: dropped an element: %s", error)
+                if self._log is not None:
+                    self._log.add(error)
+
+    def _report(self) -> None:
+        if self._log is not None:
+            self._log.report()
+
+    def close(self) -> None:
+        self._report()
+        super().close()

@@ -1,0 +1,52 @@
+"""Files and records that cannot be read: which errors `on_error="skip"` of the readers skips."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OpError,
+)
+
+BAD_FILE = (DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError)
+"""The file is damaged, missing, a folder, of another format or schema, or has changed.
+
+A server that does not answer or a full disk says nothing about a file: skipping would lose good
+data.
+"""
+
+_SHOWN = 10
+"""So many errors are logged one by one; the others are only counted."""
+
+log = logging.getLogger("penstock")
+
+
+class SkipLog:
+    """Logs the first errors that a call skips, and at the end how many there were."""
+
+    def __init__(self, call: str, what: str) -> None:
+        self._call, self._what = call, what
+        self.count = 0
+
+    def add(self, error: Exception) -> None:
+        self.count += 1
+        if self.count <= _SHOWN:
+            log.warning("%s: left out: %s", self._call, _without(self._call, error))
+
+    def report(self) -> None:
+        """Logs the count, if there is one, and begins anew."""
+        if self.count:
+            log.warning(
+                "%s: %d %s could not be read and were left out", self._call, self.count, self._what
+            )
+        self.count = 0
+
+
+def _without(call: str, error: Exception) -> str:
+    """The text of an error without the call that it begins with."""
+    text = error.message if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
+    return text.removeprefix(f"{call}: ")
