@@ -45,7 +45,10 @@ def run_dispatcher(server: DispatchServer) -> int:
 def run_worker(
     server: WorkerServer, quiet: bool, with_stdin: bool, drain_seconds: float = DRAIN_SECONDS
 ) -> int:
-    """Serves until a signal; `with_stdin` also stops it when its parent closes the pipe."""
+    """Serves until a signal; `with_stdin` also stops it when its parent closes the pipe.
+
+    What the parent sends through the pipe asks it to finish its requests, and to leave.
+    """
     server.isolate()  # Before there is any thread: it forks.
     started = threading.Event()
     if with_stdin:
@@ -97,7 +100,8 @@ def _run_in_thread(task: Callable[[], None]) -> threading.Thread:
 def _end_with_stdin(server: WorkerServer, started: threading.Event) -> None:
     # Not by sys.stdin, whose lock would be held while the interpreter ends.
     while os.read(0, 4096):
-        pass
+        if started.wait(_PATIENCE):
+            _run_in_thread(lambda: server.drain(DRAIN_SECONDS))
     # The server may still wait for a dispatcher, or for a function that does not return.
     if started.wait(_PATIENCE):
         _run_in_thread(server.stop).join(_PATIENCE)

@@ -1,7 +1,9 @@
 """`local://N`: processes that come with a reader, are replaced when they die, and go with it."""
 
 import ctypes
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from penstock.data.experimental import service
 from penstock.engine.processes import boot
 from penstock.errors import AbortedError, InternalError, InvalidArgumentError
 from penstock.service.host import local_workers, services
+from penstock.service.protocol import timing
 from tests.integration.clusters import until
 
 
@@ -187,10 +190,12 @@ def test_workers_that_cannot_start_are_an_error(monkeypatch, program, reason):
     iterator.close()
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5", "3..1", "..4", "1..x"])
 def test_a_number_of_processes_is_needed(count):
     made = Dataset.range(3).apply(service.distribute("distributed_epoch", f"local://{count}"))
-    with pytest.raises(InvalidArgumentError, match=f"local://{count} must name a number"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"local://{re.escape(count)} must name a number"
+    ):
         next(iter(made))
 
 
@@ -263,3 +268,30 @@ def test_other_schemes_plug_in(monkeypatch):
     assert not shared.service.closed.is_set()
     shared.leave()
     assert shared.service.closed.wait(60)
+
+
+def slow(x):
+    threading.Event().wait(0.002)
+    return x
+
+
+def test_workers_follow_the_load_and_nothing_is_lost(monkeypatch, caplog):
+    """A reader that waits gets more workers, and one that does not wait keeps one."""
+    monkeypatch.setattr(timing, "SCALING", 0.1)
+    monkeypatch.setattr(timing, "SHRINK_AFTER", 0.5)
+    caplog.set_level(logging.INFO, "penstock.service")
+    made = Dataset.range(10**6).map(slow)
+    iterator = iter(made.apply(service.distribute("distributed_epoch", "local://1..3")))
+    elements = []
+    while "to 3 workers" not in caplog.text:
+        elements.append(int(next(iterator)))
+    workers = worker_processes(3)
+    # From now on the reader uses so little that one worker is enough.
+    while "to 1 workers" not in caplog.text:
+        elements.append(int(next(iterator)))
+        threading.Event().wait(0.05)
+    until(lambda: sum(map(alive, workers)) == 1)
+    elements += [int(next(iterator)) for _ in range(100)]
+    assert elements == list(range(len(elements)))
+    assert "starting another" not in caplog.text
+    iterator.close()

@@ -1,4 +1,4 @@
-"""The workers of `local://N`: N processes on this machine, which are replaced when they end.
+"""The workers of `local://`: processes on this machine, which are replaced when they end.
 
 They are forked from one program, which imports what workers need once for all of them, while this
 process makes the dispatcher. The kernel kills the program with this process, and the workers with
@@ -21,9 +21,13 @@ from collections.abc import Callable
 from penstock.engine.processes import boot
 from penstock.engine.processes.fork_server import ForkServer, ProcessExit, start_program
 from penstock.errors import InternalError, InvalidArgumentError, OpError
+from penstock.service.logic.scaling import WorkerRange
 from penstock.service.protocol import timing
 
 _LOG = logging.getLogger("penstock.service")
+
+LEAVE = b"leave"
+"""Sent to a worker that is to finish what was requested from it, and end."""
 
 _MOST_EARLY_ENDS = 3
 """So many workers in a row may end soon after their start before that is an error."""
@@ -38,6 +42,14 @@ class _Worker:
         """Closed by this process to end the worker; None if the process has ended."""
         self.started = 0.0
         self.early_ends = 0
+        self.leaves = False
+        """Whether it finishes what was requested, and is not replaced."""
+
+    def leave(self) -> None:
+        self.leaves = True
+        if self.channel is not None:
+            with contextlib.suppress(OSError):  # It has ended.
+                self.channel.send(LEAVE)
 
     def shut(self) -> None:
         if self.channel is not None:
@@ -69,6 +81,23 @@ class LocalWorkers:
         self._server: ForkServer | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-local", daemon=True)
         self._thread.start()
+
+    def __len__(self) -> int:
+        """The number of workers, without those that leave."""
+        with self._changed:
+            return sum(not worker.leaves for worker in self._workers)
+
+    def resize(self, count: int) -> None:
+        """Starts workers, or lets the latest ones leave, until there are `count`."""
+        with self._changed:
+            staying = [worker for worker in self._workers if not worker.leaves]
+            for worker in staying[count:]:
+                worker.leave()
+            for _ in range(len(staying), count):
+                worker = _Worker()
+                self._workers.append(worker)
+                if self._server is not None:
+                    self._start(worker, self._server)
 
     def begin(self, dispatcher: str, token: str, fail: Callable[[OpError], None]) -> None:
         """Lets the workers register at `dispatcher`; `fail` is called if workers cannot run."""
@@ -119,8 +148,12 @@ class LocalWorkers:
 
     def _replace(self, ended: ProcessExit, server: ForkServer) -> None:
         with self._changed:
-            for worker in self._workers:
-                if worker.number == ended.number:
+            for worker in [w for w in self._workers if w.number == ended.number]:
+                if worker.leaves:
+                    worker.note_end()
+                    self._workers.remove(worker)
+                    self._changed.notify_all()
+                else:
                     self._record_end(worker, ended.code)
                     self._start(worker, server)
 
@@ -128,6 +161,7 @@ class LocalWorkers:
         with self._changed:
             self._server = server
             self._changed.wait_for(lambda: self._first_message or self._closed)
+            self._workers = [worker for worker in self._workers if not worker.leaves]
             for worker in self._workers:
                 self._start(worker, server)
             if self._closed:
@@ -173,14 +207,17 @@ def _wait(program: subprocess.Popen[bytes]) -> int:
         return program.wait()
 
 
-def parse_count(rest: str) -> int:
+def parse_range(rest: str) -> WorkerRange:
+    """The fewest and the most workers of `local://4` (four) and `local://1..8`."""
+    first, _, last = rest.partition("..")
     try:
-        count = int(rest) if rest else os.cpu_count() or 1
+        least = int(first) if rest else os.cpu_count() or 1
+        most = int(last) if ".." in rest else least
     except ValueError:
-        count = 0
-    if count < 1:
+        least = most = 0
+    if not 1 <= least <= most:
         raise InvalidArgumentError(
-            f"service.distribute: local://{rest} must name a number of worker processes, "
-            "like local://4"
+            f"service.distribute: local://{rest} must name a number of worker processes, like "
+            "local://4, or the fewest and the most of them, like local://1..8"
         )
-    return count
+    return WorkerRange(least, most)

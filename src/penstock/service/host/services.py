@@ -19,7 +19,7 @@ from penstock.plan.nodes import Node
 from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
 from penstock.service.host.array_store import send_everything
-from penstock.service.host.local_workers import LocalWorkers, parse_count
+from penstock.service.host.local_workers import LocalWorkers, parse_range
 from penstock.service.host.session import Session, session
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, ForgetJobs, ForgetJobsReply
@@ -52,12 +52,13 @@ class RunningService:
 
 
 def _start_local(rest: str) -> Service:
-    workers = LocalWorkers(parse_count(rest))
+    allowed = parse_range(rest)
+    workers = LocalWorkers(allowed.least)
     try:
         # Imported while the workers start, because only `local://` needs a dispatcher here.
         from penstock.service.host.local_service import LocalService
 
-        return LocalService(workers)
+        return LocalService(workers, allowed)
     except BaseException:
         workers.close()
         raise

@@ -123,6 +123,12 @@ CRASH_MEMORY = 600.0
 LOCAL_WORKER_END = 2.0
 """`local://` kills worker processes that have not ended after this time."""
 
+SCALING = 1.0
+"""The time between two looks of `local://1..8` at how many workers its readers can use."""
+
+SHRINK_AFTER = 10.0
+"""Workers that no reader could use for this time are ended."""
+
 LOCAL_LINGER = 0.5
 """A service that a client started waits this long for another reader before it ends."""
 

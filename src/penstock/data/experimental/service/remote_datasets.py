@@ -48,7 +48,7 @@ def distribute(
             all of it. The other policies divide it beforehand, among the
             `DispatcherConfig.worker_addresses`.
         service: "grpc://host:port" for a dispatcher, or "local://4" for four processes on this
-            machine that run as long as the iterator.
+            machine that run as long as the iterator; "local://1..8" for as many as it can use.
         job_name: Datasets with the same job name share the elements of one job; each element goes
             to the reader that asks first.
         consumer_index: For coordinated reads: the index of this consumer.
