@@ -16,6 +16,7 @@ from penstock.engine.formats.files import expand, open_bytes
 from penstock.engine.formats.remote_files import PIECE, RemoteFile
 from penstock.engine.formats.remote_requests import RequestLimit
 from penstock.errors import (
+    DataLossError,
     FailedPreconditionError,
     NotFoundError,
     PermissionDeniedError,
@@ -85,6 +86,27 @@ def test_what_is_prefetched_is_fetched_once(server: FileServer) -> None:
             file.seek(start)
             assert file.read(stop - start) == CONTENT[start:stop]
     assert len(gets(server)) == 4
+
+
+def test_only_bytes_that_the_file_has_are_prefetched(server: FileServer) -> None:
+    with open_bytes(f"{server.url}/file") as file:
+        assert isinstance(file, RemoteFile)
+        end = len(CONTENT)
+        assert not file.prefetch([[(end, end + 5), (-7, -3), (9, 4)]])
+        assert file.prefetch([[(end - 10, end + 10**12)]])
+        file.seek(end - 10)
+        assert file.read() == CONTENT[-10:]
+    assert gets(server) == [f"bytes={end - 10}-{end - 1}"]
+
+
+def test_a_damaged_remote_table_is_named(server: FileServer) -> None:
+    path = Path(server.folder, "table.arrow")
+    with pa.ipc.new_file(path, pa.schema([("x", pa.int64())])) as writer:
+        for _ in range(3):
+            writer.write_batch(pa.record_batch({"x": np.arange(50_000)}))
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(DataLossError, match="table.arrow' is damaged"):
+        Dataset.from_arrow(f"{server.url}/table.arrow")
 
 
 def test_a_server_without_ranges_sends_the_whole_file(server: FileServer) -> None:

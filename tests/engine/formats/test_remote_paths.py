@@ -2,6 +2,7 @@
 
 import gzip
 import importlib
+import random
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from PIL import Image
 from penstock.data import (
     Dataset,
     FixedLengthRecordDataset,
+    Options,
     TextLineDataset,
     TFRecordDataset,
 )
 from penstock.data.experimental import CsvDataset
-from penstock.errors import NotFoundError, UnimplementedError
+from penstock.errors import FailedPreconditionError, NotFoundError, UnimplementedError
 from penstock.io import TFRecordWriter, list_classes, read_file
 from tests.engine.formats.remote_places import serve_http, serve_s3, upload
 from tests.engine.formats.table_samples import GOLDEN, plain
@@ -207,6 +209,34 @@ def test_a_missing_file_is_named(name: str, place: str) -> None:
 def test_a_query_of_a_url_is_no_pattern(http: str, folder: Path) -> None:
     found = Dataset.from_parquet(f"{http}/table-0.parquet?signature=a[1]")
     assert elements(found) == elements(Dataset.from_parquet(folder / "table-0.parquet"))
+
+
+@pytest.fixture
+def large(s3: str) -> tuple[str, bytes]:
+    """A file of S3 that is fetched in several pieces."""
+    content = random.Random(2).randbytes(3 << 20)
+    fsspec.filesystem("s3").pipe_file(f"{s3}/large", content)
+    return f"{s3}/large", content
+
+
+def test_a_large_file_of_s3_is_fetched_by_pieces_and_kept(
+    large: tuple[str, bytes], tmp_path: Path
+) -> None:
+    url, content = large
+    options = Options(cache_dir=str(tmp_path))
+    for _ in range(2):
+        records = FixedLengthRecordDataset(url, 1 << 16).with_options(options)
+        assert b"".join(records) == content
+    assert len(list(tmp_path.glob("*.piece"))) > 2
+
+
+def test_a_file_of_s3_that_changes_while_it_is_read_is_named(large: tuple[str, bytes]) -> None:
+    url, content = large
+    iterator = iter(FixedLengthRecordDataset(url, 1 << 14))
+    next(iterator)
+    fsspec.filesystem("s3").pipe_file(url, bytes(len(content)))
+    with pytest.raises(FailedPreconditionError, match="large' has changed while it was read"):
+        list(iterator)
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://a/b", "s3fs"), ("http://a/b", "aiohttp")])

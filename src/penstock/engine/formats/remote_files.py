@@ -193,13 +193,19 @@ class RemoteFile(io.RawIOBase):
         its bytes were fetched before.
         """
         self._guesses = False
+        groups = [self._within(group) for group in groups]
         wanted = [each for group in groups for each in group]
         self._drop(lambda p: not p.was_read and not any(_overlap(p, each) for each in wanted))
         for group in groups:
             missing = [each for each in group if not self._has(*each)]
             self._begin_pieces([cut for each in missing for cut in _cut(*each)])
         first = [p for p in self._pieces if any(_overlap(p, each) for each in groups[0])]
-        return all(piece.is_of_group for piece in first)
+        return bool(first) and all(piece.is_of_group for piece in first)
+
+    def _within(self, ranges: Sequence[Range]) -> list[Range]:
+        """The ranges as far as the file has them: a damaged file may state others."""
+        cut = [(max(start, 0), min(stop, self._size)) for start, stop in ranges]
+        return [(start, stop) for start, stop in cut if start < stop]
 
     def _begin_pieces(self, cuts: Sequence[Range]) -> None:
         for start, stop in cuts:
