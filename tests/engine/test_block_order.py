@@ -13,7 +13,7 @@ from penstock.engine import table_access
 from penstock.engine.block_order import BlockOrder
 from penstock.errors import InvalidArgumentError
 from penstock.io import TFRecordWriter
-from penstock.plan.blocks import block_lengths
+from penstock.plan.block_lengths import block_lengths
 from penstock.plan.codec import decode, encode
 
 GROUPS = [30, 7, 0, 30, 1, 30, 30, 22, 30, 30]

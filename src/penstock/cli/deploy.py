@@ -25,18 +25,18 @@ _LABEL = r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?"
 def kubernetes(given: argparse.Namespace) -> int:
     """Prints the manifests of a service."""
     least, most = _range_of(given.workers)
-    name = _checked("--name", given.name, _LABEL, "small letters, digits and -")
-    namespace = _checked("--namespace", given.namespace, _LABEL, "small letters, digits and -")
-    domain = _checked("--cluster-domain", given.cluster_domain, r"[a-z0-9.-]+", "a domain")
+    name = _check_text("--name", given.name, _LABEL, "small letters, digits and -")
+    namespace = _check_text("--namespace", given.namespace, _LABEL, "small letters, digits and -")
+    domain = _check_text("--cluster-domain", given.cluster_domain, r"[a-z0-9.-]+", "a domain")
     drain = _positive("--drain-timeout", given.drain_timeout)
     storage_class = ""
     if given.storage_class is not None:
-        chosen = _checked("--storage-class", given.storage_class, r"[a-z0-9.-]+", "a name")
+        chosen = _check_text("--storage-class", given.storage_class, r"[a-z0-9.-]+", "a name")
         storage_class = f"        storageClassName: {chosen}\n"
     values = {
         "name": name,
         "namespace": namespace,
-        "image": _checked("--image", given.image, r"[\w.:/@-]+", "the name of an image"),
+        "image": _check_text("--image", given.image, r"[\w.:/@-]+", "the name of an image"),
         "dispatcher": f"{name}-dispatcher.{namespace}.svc.{domain}",
         "workers_domain": f"{name}-workers.{namespace}.svc.{domain}",
         "least_workers": str(least),
@@ -56,18 +56,20 @@ def slurm(given: argparse.Namespace) -> int:
     """Prints a batch script that starts a service, and a training program beside it."""
     partition = ""
     if given.partition is not None:
-        chosen = _checked("--partition", given.partition, r"[\w.,-]+", "a name")
+        chosen = _check_text("--partition", given.partition, r"[\w.,-]+", "a name")
         partition = f"#SBATCH --partition={chosen}\n"
     training = given.training[1:] if given.training[:1] == ["--"] else given.training
     # In the background: bash runs no trap while it waits for a command in the foreground.
     program = f'{shlex.join(training)} &\ntraining=$!\nwait "$training"'
     values = {
-        "name": _checked("--name", given.name, r"[\w.-]+", "letters, digits, . and -"),
+        "name": _check_text("--name", given.name, r"[\w.-]+", "letters, digits, . and -"),
         "nodes": str(_positive("--nodes", given.nodes)),
         "workers_per_node": str(_positive("--workers-per-node", given.workers_per_node)),
         "cpus": str(_positive("--worker-cpus", given.worker_cpus)),
-        "time": _checked("--time", given.time, r"[0-9:-]+", "a time as Slurm writes it, 8:00:00"),
-        "folder": shlex.quote(_checked("--folder", given.folder, r"[^\n\r\0]+", "a path")),
+        "time": _check_text(
+            "--time", given.time, r"[0-9:-]+", "a time as Slurm writes it, 8:00:00"
+        ),
+        "folder": shlex.quote(_check_text("--folder", given.folder, r"[^\n\r\0]+", "a path")),
         "partition": partition,
         "training": program if training else 'wait "$workers"',
     }
@@ -76,9 +78,9 @@ def slurm(given: argparse.Namespace) -> int:
 
 def container(given: argparse.Namespace) -> int:
     """Prints how an image with penstock is built."""
-    extras = _checked("--extras", given.extras, r"[a-z,]*", "names of extras, by comma")
+    extras = _check_text("--extras", given.extras, r"[a-z,]*", "names of extras, by comma")
     values = {
-        "python": _checked("--python", given.python, r"3\.[0-9]+", "a version such as 3.12"),
+        "python": _check_text("--python", given.python, r"3\.[0-9]+", "a version such as 3.12"),
         "extras": f"[{extras}]" if extras else "",
         "version": VERSION,
     }
@@ -96,14 +98,16 @@ def _render(template: str, values: dict[str, str]) -> str:
     return Template(text).substitute(values)
 
 
-def _checked(argument: str, value: str, pattern: str, what: str) -> str:
+def _check_text(argument: str, value: str, pattern: str, what: str) -> str:
     if not re.fullmatch(pattern, value, re.ASCII):
         raise InvalidArgumentError(f"{argument} must be {what}, got {value!r}")
     return value
 
 
 def _quantity(argument: str, value: str) -> str:
-    return _checked(argument, value, _QUANTITY, "a quantity of Kubernetes such as 2, 500m or 8Gi")
+    return _check_text(
+        argument, value, _QUANTITY, "a quantity of Kubernetes such as 2, 500m or 8Gi"
+    )
 
 
 def _positive(argument: str, value: int) -> int:

@@ -55,7 +55,7 @@ from penstock.errors import (
     UnimplementedError,
 )
 from penstock.plan import codec, nodes, packed, seeds, show
-from penstock.plan.blocks import block_lengths
+from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
 from penstock.plan.options import Options

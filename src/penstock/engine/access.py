@@ -26,7 +26,7 @@ from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
 from penstock.engine.table_access import open_table, positions_of
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError
-from penstock.plan.blocks import tables_of
+from penstock.plan.block_lengths import tables_of
 from penstock.plan.nodes import (
     INFINITE,
     AssertCardinality,

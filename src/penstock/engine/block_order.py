@@ -14,7 +14,7 @@ import numpy as np
 from penstock.element.columns import Array
 from penstock.element.index import Index, array_of
 from penstock.engine.permute import permute_block
-from penstock.plan.blocks import Lengths, block_lengths
+from penstock.plan.block_lengths import Lengths, block_lengths
 from penstock.plan.nodes import ShuffleBlocks
 from penstock.plan.seeds import derive
 

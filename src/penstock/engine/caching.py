@@ -1,6 +1,6 @@
 """Streams that read remote files through a cache folder, as the options of their plan say.
 
-The folder is told to the files by a context variable, which the threads of a stream inherit. So
+The files find the folder in a context variable, which the threads of a stream inherit. So
 functions of the user that read files use it, too.
 """
 

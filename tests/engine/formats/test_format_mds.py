@@ -205,5 +205,5 @@ def test_arrays_of_other_dtypes_and_broken_sizes_are_errors(tmp_path):
     with pytest.raises(DataLossError, match="its columns do not have the sizes that it says"):
         list(Dataset.from_mds(path))
     path = write_shard(tmp_path / "w.mds", "ndarray", [])
-    with pytest.raises(InvalidArgumentError, match="no sample tells its dtype"):
+    with pytest.raises(InvalidArgumentError, match="no sample shows its dtype"):
         Dataset.from_mds(path)

@@ -163,7 +163,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing(writer_of, tmp_path, monkey
     [
         ([{"x": 1}, {"x": 2, "y": 3}], InvalidArgumentError, r"row 1 has the columns \['x', 'y'\]"),
         ([{"x": 1}, {"x": "a"}], InvalidArgumentError, "column 'x' of row 1 has 'a', but its type"),
-        ([{"x": []}], InvalidArgumentError, "the first 1 rows do not tell the type of column 'x'"),
+        ([{"x": []}], InvalidArgumentError, "the first 1 rows do not show the type of column 'x'"),
         ([{"x": object()}], InvalidTypeError, "a column cannot have a object; convert it"),
         (
             [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 3))}],

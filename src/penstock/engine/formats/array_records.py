@@ -1,6 +1,6 @@
 """ArrayRecord files, read by the package `array_record`: records that can be read in any order.
 
-The package tells of a file that it cannot open only when asked (`ok`). Its reader is not known to
+The package reports a file that it cannot open only when asked (`ok`). Its reader is not known to
 be safe for several threads, so a lock guards it.
 """
 

@@ -2,7 +2,7 @@
 
 An index is only a help: a file that has none, or one of another version of the file, is scanned.
 Whoever reads a record by an index must check that the record lies exactly there, because not every
-file tells when it was changed last.
+file says when it was changed last.
 """
 
 from __future__ import annotations

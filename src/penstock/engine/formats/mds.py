@@ -201,7 +201,7 @@ class MdsReader(SpanReader):
             raise ValueError(f"it cannot be inflated: {error}") from None
 
     def _describe(self, starts: Array) -> dict[str, Any]:
-        """The specs of the columns; the first sample tells what their encodings do not."""
+        """The specs of the columns; the first sample shows what their encodings do not."""
         specs = {name: column.spec for name, column in self._columns.items()}
         unknown = [name for name, spec in specs.items() if spec is None]
         if unknown and len(starts) > 1:
@@ -210,7 +210,7 @@ class MdsReader(SpanReader):
             for name in unknown:
                 specs[name] = self._columns[name].describe(values[name][0])
         return {
-            name: "no sample tells its dtype" if spec is None else spec
+            name: "no sample shows its dtype" if spec is None else spec
             for name, spec in specs.items()
         }
 

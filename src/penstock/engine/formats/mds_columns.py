@@ -28,7 +28,7 @@ _DTYPES = {
     65: "int64",
     66: "float64",
 }
-"""The dtype that the first byte of an array tells."""
+"""The dtype for the first byte of an array."""
 
 _BYTES = ("bytes", "str", "jpeg", "png", "json", "str_decimal")
 """What stays bytes, to be decoded in a `map`."""
@@ -41,7 +41,7 @@ class MdsColumn(NamedTuple):
     """How the bytes of a column become values."""
 
     spec: Any
-    """None if only a sample tells it; a text, the reason, if it cannot be read."""
+    """None if only a sample shows it; a text, the reason, if it cannot be read."""
     convert: Callable[[list[bytes]], Any]
     describe: Callable[[bytes], Any] = len
     """The spec, from the bytes of a sample."""

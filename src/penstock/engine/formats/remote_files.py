@@ -51,7 +51,7 @@ _VERSIONS = "ETag etag Content-MD5 Digest mtime LastModified Last-Modified creat
 
 
 class RemoteVersion(NamedTuple):
-    """What tells one version of a remote file from another, without reading it."""
+    """What distinguishes one version of a remote file from another, without reading it."""
 
     size: int | None
     modified: str

@@ -1,6 +1,6 @@
 """Rows of dicts to Parquet and Arrow files, which datasets read back as the same elements.
 
-A file appears when it is complete. The first rows tell the types of the columns.
+A file appears when it is complete. The first rows decide the types of the columns.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class TableWriter(ABC):
             kind = self._find_kind(row[name] for row in rows)
             if kind is None:
                 raise InvalidArgumentError(
-                    f"{self.call}.write: the first {len(rows)} rows do not tell the type of column "
+                    f"{self.call}.write: the first {len(rows)} rows do not show the type of column "
                     f"{name!r}; state it with schema=pyarrow.schema(...)"
                 )
             fields.append((name, kind))
@@ -179,7 +179,7 @@ class ParquetWriter(TableWriter):
       path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
       row_group_size: How many rows are compressed together. Readers decode them together, so a
         shuffle is cheaper if there are few.
-      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
+      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not show them.
       compression: "zstd", "snappy", "gzip", "lz4", "brotli" or "none".
 
     >>> import os, tempfile
@@ -218,7 +218,7 @@ class ArrowWriter(TableWriter):
     Args:
       path: Where to write; a local path or an fsspec URL. A file that exists is replaced.
       batch_size: How many rows are in a record batch.
-      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not tell them.
+      schema: The types of the columns, as a `pyarrow.Schema`, if rows do not show them.
       compression: "none", "zstd" or "lz4".
 
     >>> import os, tempfile
@@ -251,7 +251,7 @@ class _UnknownTypeError(Exception):
 
 
 def _first_kind(arrow: Any, values: Iterable[Any]) -> Any:
-    """The Arrow type of the first value that tells it; None if none does."""
+    """The Arrow type of the first value that has one; None if none does."""
     return next((kind for value in values if (kind := _kind(arrow, value)) is not None), None)
 
 
