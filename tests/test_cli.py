@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ import pytest
 from penstock.cli import main, overview
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.service.host.http_server import make_metrics_token
 from penstock.version import VERSION
+from tests.integration.clusters import until
 
-COMMANDS = ("dispatcher", "worker", "status", "certs")
+COMMANDS = ("dispatcher", "worker", "status", "certs", "metrics-token")
 
 
 @contextmanager
@@ -126,6 +129,41 @@ def test_a_dispatcher_and_a_worker_serve_and_leave() -> None:
         assert dispatcher.wait() == 0
         assert dispatcher.stderr is not None
         assert dispatcher.stderr.read() == ""
+
+
+def test_metrics_of_processes() -> None:
+    with command("dispatcher", "--metrics-port", "0") as dispatcher:
+        target = line_of(dispatcher).split()[3].rstrip(";")
+        metrics = line_of(dispatcher).removeprefix("metrics at ").strip()
+        with command("worker", "--dispatcher", target, "--metrics-port", "0") as worker:
+            line_of(worker)
+            of_worker = line_of(worker).removeprefix("metrics at ").strip()
+            assert page(of_worker.replace("/metrics", "/readyz")) == "ready\n"
+            squares = Dataset.range(20).map(lambda x: x * x)
+            remote = squares.apply(service.distribute("distributed_epoch", target))
+            assert list(remote) == list(squares)
+            # The plan process reports to its worker, and the worker to the dispatcher.
+            until(lambda: "penstock_worker_elements_sent_total 20.0\n" in page(of_worker))
+            until(lambda: "penstock_elements_made_total 20.0\n" in page(metrics))
+            assert "penstock_worker_plan_processes 1.0\n" in page(of_worker)
+            assert "penstock_elements_handed_out_total 20.0\n" in page(metrics)
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_the_metrics_token_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = "a token of this service"
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_TOKEN_FILE", "")  # The command sets it.
+        assert main(["metrics-token", "--token-file", str(file)]) == 0
+    assert capsys.readouterr().out == make_metrics_token(token.encode()).decode() + "\n"
 
 
 def test_a_worker_finishes_what_it_has_begun(

@@ -116,7 +116,7 @@ class Endpoint:
         mark: Mark | None = None,
         seconds: float = 0.0,
         began: int | None = None,
-    ) -> None:
+    ) -> int:
         columns, parts = pack_columns(chunk)
         body = b"".join(parts)
         rows = Rows(
@@ -125,6 +125,7 @@ class Endpoint:
             began=began,
         )
         self._send(rows, body + check_bytes(checksum((body,))))
+        return len(body)
 
     def offer(self, message: Any) -> None:
         if not self.broken and not self._world.over:

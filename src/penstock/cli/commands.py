@@ -66,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     _forget_arguments(add("forget", forget, "forget jobs without readers", _FORGET))
     _certs_arguments(add("certs", certs, "make certificates and a token", _CERTS))
     deploy.add_arguments(add("deploy", deploy.kubernetes, "print files for clusters", deploy.ABOUT))
+    about = _METRICS_TOKEN
+    _secret_arguments(add("metrics-token", metrics_token, "print the token of scrapers", about))
     return parser
 
 
@@ -84,6 +86,13 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         choices=("by_value", "by_reference"),
         default="by_value",
         help="by_reference: take no pickled functions, only names of them (default: by_value)",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="port of /metrics (for Prometheus), /healthz and /readyz; 0 for a free one (default: "
+        "none). Other machines need the token",
     )
 
 
@@ -235,6 +244,7 @@ def _server_options(given: argparse.Namespace) -> dict[str, Any]:
         "token": None if file is None else server_processes.load_token(file),
         "certificates": given.certificates,
         "functions": given.functions,
+        "metrics_port": given.metrics_port,
     }
 
 
@@ -257,6 +267,11 @@ def _use_secrets(given: argparse.Namespace) -> None:
         os.environ["PENSTOCK_TOKEN_FILE"] = given.token_file
     if given.certificates is not None:
         os.environ["PENSTOCK_CERTIFICATES"] = given.certificates
+
+
+def metrics_token(given: argparse.Namespace) -> int:
+    _use_secrets(given)
+    return server_processes.print_metrics_token(given.certificates)
 
 
 def certs(given: argparse.Namespace) -> int:
@@ -331,6 +346,14 @@ Without this command, a dispatcher forgets named jobs an hour after they were re
 examples:
   penstock forget grpc://localhost:5050 training
   penstock forget grpc://localhost:5050
+"""
+
+_METRICS_TOKEN = """\
+Prints the token with which a scraper on another machine reads the metrics of dispatchers and
+workers (--metrics-port). It is derived from the token of the service, and allows nothing else.
+
+example:
+  penstock metrics-token --token-file ~/token > penstock-metrics-token
 """
 
 _CERTS = """\

@@ -39,6 +39,7 @@ def run_dispatcher(server: DispatchServer) -> int:
             f"start workers with: penstock worker --dispatcher {address}",
             flush=True,
         )
+        _print_metrics_url(server)
         return _serve_until_signal(server.join, server.stop)
 
 
@@ -66,7 +67,13 @@ def run_worker(
         started.set()
         if not quiet:
             print(f"penstock worker at {server.address}", flush=True)
+            _print_metrics_url(server)
         return _serve_until_signal(server.join, leave) or int(server.failed)
+
+
+def _print_metrics_url(server: DispatchServer | WorkerServer) -> None:
+    if server.metrics_url is not None:
+        print(f"metrics at {server.metrics_url}", flush=True)
 
 
 def _serve_until_signal(join: Callable[[], None], finish: Callable[[], None]) -> int:
@@ -122,6 +129,16 @@ def load_token(path: str) -> bytes:
     from penstock.service.host.security import read_token
 
     return read_token(path, "--token-file")
+
+
+def print_metrics_token(certificates: str | None) -> int:
+    """Prints the metrics token of the service whose token this process finds."""
+    from penstock.service.host.http_server import make_metrics_token
+    from penstock.service.host.security import find_token
+
+    folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
+    print(make_metrics_token(find_token(folder=folder).token).decode())
+    return 0
 
 
 def make_certificates(folder: str, hosts: Sequence[str], days: int) -> int:

@@ -254,7 +254,9 @@ def test_the_last_report_has_what_was_not_reported_yet(dispatcher, make, monkeyp
     agent.report([StreamRange(0, 0, 3)], {0: 3}, 3, 0.0)
     agent.stop()
     agent.stop()
-    assert dispatcher.of(Leave) == [Leave("me", (StreamRange(0, 0, 3),), ((0, 3),))]
+    assert [(left.consumed, left.ended) for left in dispatcher.of(Leave)] == [
+        ((StreamRange(0, 0, 3),), ((0, 3),))
+    ]
     until(lambda: not agent._thread.is_alive())
 
 
@@ -319,7 +321,7 @@ def test_reports_that_may_not_have_arrived_are_sent_again(dispatcher, make, monk
     agent.stop()
     both = (StreamRange(0, 0, 4), StreamRange(0, 4, 6))
     assert dispatcher.of(ClientHeartbeat)[-1].consumed == both
-    assert dispatcher.of(Leave) == [Leave("me", both, ((0, 9),))]
+    assert [(left.consumed, left.ended) for left in dispatcher.of(Leave)] == [(both, ((0, 9),))]
 
 
 def test_reports_that_were_refused_are_not_sent_again(dispatcher, make, monkeypatch):
@@ -329,7 +331,20 @@ def test_reports_that_were_refused_are_not_sent_again(dispatcher, make, monkeypa
     agent.report([StreamRange(0, 0, 4)], {0: 9}, 4, 0.0, want=5)
     until(lambda: agent.events)
     agent.stop()
-    assert dispatcher.of(Leave) == [Leave("me")]
+    assert [(left.consumed, left.ended) for left in dispatcher.of(Leave)] == [((), ())]
+
+
+def test_the_last_message_counts_what_no_heartbeat_has_counted(dispatcher, make, monkeypatch):
+    monkeypatch.setattr(timing, "CLIENT_HEARTBEAT", 1000.0)
+    dispatcher.answers[Leave] = lambda _: Ok()
+    agent = make()
+    agent.report([], {}, 4, 0.5)
+    agent.stop()
+    agent.leave()
+    first, second = dispatcher.of(Leave)
+    assert (first.elements, first.waited) == (4, 0.5)
+    assert first.seconds > 0
+    assert (second.elements, second.waited) == (0, 0.0)
 
 
 def test_leases_without_an_answer_are_asked_for_by_the_same_number(dispatcher, make, monkeypatch):

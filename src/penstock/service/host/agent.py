@@ -279,14 +279,28 @@ class Agent:
     def leave(self) -> bool:
         """Sends the last report; returns whether the dispatcher knows this client."""
         try:
-            consumed, ended = self._lock_and_take_report()
-            leave = Leave(self.client, consumed, ended, last=self._last)
-            self._session.call(leave, timing.CLIENT_CALL)
+            self._session.call(self._take_leave(), timing.CLIENT_CALL)
         except NotFoundError:
             return False
         except OpError:
             pass  # The client's leases expire.
         return True
+
+    def _take_leave(self) -> Leave:
+        with self._changed:
+            consumed, ended = self._take_report()
+            report, now = self._report, self._now()
+            leave = Leave(
+                self.client,
+                consumed=consumed,
+                ended=ended,
+                last=self._last,
+                elements=report.elements,
+                waited=report.waited,
+                seconds=now - self._beat_at,
+            )
+            report.elements, report.waited, self._beat_at = 0, 0.0, now
+            return leave
 
     def _run(self) -> None:
         while not self._stopped:

@@ -177,7 +177,7 @@ def refuse_without_tls(connected: socket.socket, deadline: float) -> bool:
 
     The client's first byte stays unread, because the TLS handshake needs it.
     """
-    _set_timeout(connected, deadline)
+    set_timeout(connected, deadline)
     if connected.recv(1, socket.MSG_PEEK) not in (DATA[:1], CONTROL[:1]):
         return False
     _send(connected, _TLS_ONLY + bytes(_NONCE), deadline)
@@ -194,7 +194,7 @@ def _receive_answer(connected: socket.socket, mark: bytes, deadline: float) -> b
 
 
 def _send(connected: socket.socket, data: bytes, deadline: float) -> None:
-    _set_timeout(connected, deadline)
+    set_timeout(connected, deadline)
     with contextlib.suppress(*_DISCONNECTED):  # The next receive raises.
         connected.sendall(data)
 
@@ -202,7 +202,7 @@ def _send(connected: socket.socket, data: bytes, deadline: float) -> None:
 def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     data = b""
     while len(data) < size:
-        _set_timeout(connected, deadline)
+        set_timeout(connected, deadline)
         piece = b""
         with contextlib.suppress(*_DISCONNECTED):
             piece = connected.recv(size - len(data))
@@ -212,7 +212,7 @@ def _receive(connected: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _set_timeout(connected: socket.socket, deadline: float) -> None:
+def set_timeout(connected: socket.socket, deadline: float) -> None:
     """Sets the timeout of the socket to the time until `deadline`; raises if it has passed."""
     if (left := deadline - time.monotonic()) <= 0:
         raise UnavailableError("it took too long to answer")
@@ -301,7 +301,7 @@ class Admission:
         self._grace, self._seconds, self._last_loss = grace, handshake_seconds, last_loss
         self.most_guests = _most_guests()
         self._lock = threading.Lock()
-        """Guards the fields down to `_logged`."""
+        """Guards the fields down to `rejections`."""
         self._closed = False
         self._strangers: dict[threading.Thread, Stranger] = {}
         self._dropped: set[threading.Thread] = set()
@@ -312,11 +312,17 @@ class Admission:
         self._serving: set[threading.Thread] = set()
         self._left = threading.Condition(self._lock)
         self._rejected, self._logged = 0, -timing.REFUSAL_LOG
+        self.rejections = 0
+        """How many connections ended before the token was proved."""
         self._accepting = threading.Thread(target=self._accept, name="penstock port", daemon=True)
         self._wake_writer, self._wake_reader = socket.socketpair()
 
     def start(self) -> None:
         self._accepting.start()
+
+    def count_guests(self) -> int:
+        with self._lock:
+            return len(self._guests)
 
     def close(self) -> None:
         """Ends all connections, and waits a while for their threads; may be called again."""
@@ -439,21 +445,29 @@ class Admission:
         try:
             if connected.family != getattr(socket, "AF_UNIX", None):
                 keep_alive(connected)
-                if self._context is not None:
+                if self._context is not None and self._needs_tls(connected):
                     connected = self._start_tls(self._context, stranger, deadline)
-            admitted = server_handshake(
-                connected,
-                self._token,
-                deadline,
-                mark=self._mark,
-                has_room=self._has_room,
-                last_loss=self._last_loss,
-            )
-            return self._welcome(connected, admitted)
+            return self._meet(connected, deadline)
         except Exception as error:  # A stranger may cause any error.
             connected.close()
             self._log_rejection(stranger.host, error)
             return None
+
+    def _needs_tls(self, connected: socket.socket) -> bool:
+        """Whether a TCP connection to a server with certificates must be encrypted."""
+        return True
+
+    def _meet(self, connected: socket.socket, deadline: float) -> Guest | None:
+        """Does the handshake; a subclass may answer the stranger instead, and return None."""
+        admitted = server_handshake(
+            connected,
+            self._token,
+            deadline,
+            mark=self._mark,
+            has_room=self._has_room,
+            last_loss=self._last_loss,
+        )
+        return self._welcome(connected, admitted)
 
     def _has_room(self) -> bool:
         with self._lock:
@@ -485,6 +499,7 @@ class Admission:
         """Logs rejected strangers, at most one line in `timing.REFUSAL_LOG` seconds."""
         with self._lock:
             self._rejected += 1
+            self.rejections += 1
             if self._closed or (now := time.monotonic()) - self._logged < timing.REFUSAL_LOG:
                 return
             count, self._rejected, self._logged = self._rejected, 0, now

@@ -327,6 +327,11 @@ class ControlServer:
         """Starts to answer."""
         self._admission.start()
 
+    @property
+    def rejections(self) -> int:
+        """How many connections ended before the token was proved."""
+        return self._admission.rejections
+
     def stop(self) -> None:
         """Answers the requests that have arrived and closes the port; may be called again."""
         self._end()

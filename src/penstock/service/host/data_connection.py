@@ -137,8 +137,8 @@ class Connection:
         mark: Mark | None = None,
         seconds: float = 0.0,
         began: int | None = None,
-    ) -> None:
-        """Sends a chunk; the caller may change its memory afterwards."""
+    ) -> int:
+        """Sends a chunk, whose memory the caller may change afterwards; returns its bytes."""
         columns, parts = pack_columns(chunk)
         size = sum(map(len, parts))
         rows = Rows(
@@ -162,6 +162,7 @@ class Connection:
                     self._send_inline(rows, parts)
             except BaseException as error:
                 raise self._abort_after(error) from None
+        return size
 
     def receive(self) -> Received:
         """The next message, with columns if it is `Rows`; raises UnavailableError at the end."""

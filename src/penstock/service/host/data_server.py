@@ -453,7 +453,7 @@ class FetchServer:
     def _send(self, request: int, part: Fetched, began: int | None) -> None:
         self._sent += 1
         if isinstance(part, FetchedChunk):
-            self._connection.send_rows(
+            size = self._connection.send_rows(
                 request,
                 part.start,
                 with_turns(part.chunk),
@@ -461,8 +461,10 @@ class FetchServer:
                 seconds=part.seconds,
                 began=began,
             )
+            self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
             self._connection.send(to_failed(request, part.ordinal, part.fault, began, part.place))
+            self._owner.traffic.add(failures=1)
 
     def _close_task(self, number: int, finished: bool = False) -> None:
         task = self._tasks.pop(number, None)

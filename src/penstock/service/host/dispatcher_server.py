@@ -19,6 +19,13 @@ from penstock.errors import FailedPreconditionError
 from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.journal import Ledger
+from penstock.service.host.metrics import (
+    DISPATCHER_METRICS,
+    MetricsServer,
+    RequestCounts,
+    Values,
+    dispatcher_values,
+)
 from penstock.service.host.plan_store import PlanStore
 from penstock.service.host.security import Security, check_folder
 from penstock.service.host.server_setup import (
@@ -67,6 +74,7 @@ class Dispatcher(Lifecycle):
             _settings(config), config.work_dir, config.functions
         )
         super().__init__(handler.closed)
+        self._metrics: MetricsServer | None = None
         try:
             self._server = ControlServer(
                 handler.decide, config.host, config.port, self.security, handler.settle
@@ -74,13 +82,35 @@ class Dispatcher(Lifecycle):
         except BaseException:
             handler.close()
             raise
+        if config.metrics_port is not None:
+            try:
+                self._metrics = self._make_metrics_server(config.host, config.metrics_port)
+            except BaseException:
+                _stop(self._server, handler, None)
+                raise
         self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread refers to this object, so that it can be collected.
         interval = min(seconds(config.job_gc_check_interval_ms, timing.TICK), timing.TICK)
         self._ticking = threading.Thread(
             target=handler.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._ending = Ending(self, _stop, self._server, handler)
+        self._ending = Ending(self, _stop, self._server, handler, self._metrics)
+
+    def _make_metrics_server(self, host: str, port: int) -> MetricsServer:
+        handler, server = self._handler, self._server
+        return MetricsServer(
+            host,
+            port,
+            self.security,
+            metrics=DISPATCHER_METRICS,
+            read=lambda: handler.measure(server.rejections),
+            find_problem=handler.ledger.find_problem,
+        )
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where /metrics is; None without a metrics port."""
+        return None if self._metrics is None else self._metrics.url()
 
     @property
     def address(self) -> str:
@@ -91,6 +121,8 @@ class Dispatcher(Lifecycle):
     def _begin(self) -> None:
         self._ticking.start()
         self._server.start()
+        if self._metrics is not None:
+            self._metrics.start()
 
     def _end(self) -> None:
         self._ending()
@@ -118,9 +150,11 @@ def _settings(config: DispatcherConfig) -> Settings:
     )
 
 
-def _stop(server: ControlServer, handler: _RequestHandler) -> None:
+def _stop(server: ControlServer, handler: _RequestHandler, metrics: MetricsServer | None) -> None:
     server.stop()
     handler.close()
+    if metrics is not None:
+        metrics.close()
 
 
 class _RequestHandler:
@@ -129,6 +163,7 @@ class _RequestHandler:
     def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
         self.closed = threading.Event()
         self._functions = functions
+        self._counts = RequestCounts()
         folder = os.path.abspath(os.path.expanduser(work_dir)) if work_dir else None
         if folder is not None:
             with translate_errors(folder, "dispatcher: work_dir"):
@@ -159,6 +194,22 @@ class _RequestHandler:
 
     def decide(self, request: Request) -> Reply:
         """The reply to a request, for which `settle` must be called before it is sent."""
+        self._counts.count(request)
+        try:
+            return self._decide(request)
+        except Exception:
+            self._counts.count_failure(request)
+            raise
+
+    def measure(self, rejections: int) -> Values:
+        """The values of the dispatcher's metrics."""
+        return {
+            **dispatcher_values(*self.ledger.measure()),
+            **self._counts.values(),
+            "penstock_rejected_connections_total": rejections,
+        }
+
+    def _decide(self, request: Request) -> Reply:
         match request:
             case Hello(protocol, python, version):
                 _check_peer(protocol, python, version)

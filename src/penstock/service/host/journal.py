@@ -36,6 +36,7 @@ from penstock.service.logic.dispatcher import decide, status, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
+from penstock.service.logic.tally import Tally
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request
 
@@ -335,6 +336,7 @@ class Ledger:
         self._clock = AwakeClock()
         #: guarded by _lock
         self._state = State(dataclasses.replace(settings, started=self._clock.now()))
+        self._tally = Tally()  #: guarded by _lock
         self._full = 0  #: guarded by _lock; compacts when the journal has more facts
         self._closed = False  #: guarded by _lock
         self._reported: set[str] = set()
@@ -406,7 +408,9 @@ class Ledger:
             self._check_open()
             if self._journal is not None and not self._journal.is_trusted:
                 self._journal.compact(snapshot(self._state))
-            self._commit(tick(self._state, self._clock.now()))
+            expired = tick(self._state, self._clock.now())
+            self._commit(expired)
+            self._tally.count_expired(expired)
 
     def has_plan(self, digest: str) -> bool:
         """Whether a dataset has the plan with this digest."""
@@ -429,6 +433,20 @@ class Ledger:
         with self._lock:
             return status(self._state, self._clock.now())
 
+    def measure(self) -> tuple[dict[str, Any], Tally]:
+        """The status, and what has happened since the dispatcher started."""
+        with self._lock:
+            found = status(self._state, self._clock.now())
+            return found, dataclasses.replace(self._tally)
+
+    def find_problem(self) -> str | None:
+        """Why no request can be answered now; None if requests are answered."""
+        if self._closed:
+            return "the dispatcher was stopped"
+        if self._journal is not None and not self._journal.is_trusted:
+            return "the disk does not store the journal"
+        return None
+
     def close(self) -> None:
         """Closes the journal; may be called again."""
         with self._lock:
@@ -445,7 +463,7 @@ class Ledger:
         if self._journal is not None:
             self._journal.append(fact for fact in facts if fact.durable)
         for fact in facts:
-            self._state.apply(fact, self._clock.now())
+            self._apply(fact)
         if self._journal is not None and len(self._journal) > self._full > 0:
             self._compact()
 
@@ -453,7 +471,11 @@ class Ledger:
         """Renews the leases of a client, and a worker's registration, while the disk is full."""
         for fact in facts:
             if isinstance(fact, ClientHeard | WorkerHeard):
-                self._state.apply(fact, self._clock.now())
+                self._apply(fact)
+
+    def _apply(self, fact: Fact) -> None:
+        self._state.apply(fact, self._clock.now())
+        self._tally.count(fact)
 
     def _compact(self) -> None:
         if self._journal is None:

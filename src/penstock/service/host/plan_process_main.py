@@ -27,6 +27,7 @@ from penstock.errors import OpError
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
+from penstock.service.host.traffic import Sent
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Message, Plain, WorkStatus
 
@@ -95,6 +96,8 @@ class TidyUpReply(Message, frozen=True):
     jobs: tuple[WorkStatus, ...] = ()
     first: bool = True
     """Whether this is the first of these messages."""
+    sent: Sent = Sent()
+    """What was sent to clients meanwhile; only in the first of these messages."""
 
 
 class DrainReply(Message, frozen=True):
@@ -160,8 +163,10 @@ class PlanProcessMain:
 
     def _send_report(self) -> None:
         jobs = self._tasks.statuses()
+        sent = self._tasks.traffic.take()
         for start in range(0, max(1, len(jobs)), _PART):
-            self._send(TidyUpReply(jobs[start : start + _PART], first=not start))
+            part = jobs[start : start + _PART]
+            self._send(TidyUpReply(part, first=not start, sent=Sent() if start else sent))
 
     def _serve(self, number: int, connection: Connection) -> None:
         try:

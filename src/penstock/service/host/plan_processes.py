@@ -34,6 +34,7 @@ from penstock.service.host.plan_process_main import (
     ClientLeft,
     Drain,
     DrainReply,
+    FromProcess,
     TakeClient,
     TidyUp,
     TidyUpReply,
@@ -43,6 +44,7 @@ from penstock.service.host.plan_process_main import (
     encode,
 )
 from penstock.service.host.sockets import relay, shut, tune_for_data
+from penstock.service.host.traffic import Sent
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
@@ -182,6 +184,7 @@ class PlanProcesses:
         self._by_plan: dict[bytes, PlanProcess] = {}
         self._by_number: dict[int, PlanProcess] = {}
         self._crashes = Crashes()
+        self._sent = Sent()
         self._numbers = self._clients = 0
         self._draining = self._closed = False
 
@@ -195,6 +198,17 @@ class PlanProcesses:
         """How many processes crashed."""
         with self._changed:
             return self._crashes.count
+
+    @property
+    def sent(self) -> Sent:
+        """What all processes have reported that they sent to clients."""
+        with self._changed:
+            return self._sent
+
+    def count_processes(self) -> int:
+        """How many plan processes there are."""
+        with self._changed:
+            return len(self._by_plan)
 
     def __len__(self) -> int:
         """Counts the clients."""
@@ -311,8 +325,13 @@ class PlanProcesses:
         with process.channel, contextlib.suppress(OSError):
             while data := process.channel.recv(LARGEST):
                 with self._changed:
-                    process.handle(decoder_of_worker.decode(data), time.monotonic())
+                    self._handle(process, decoder_of_worker.decode(data))
                     self._changed.notify_all()
+
+    def _handle(self, process: PlanProcess, message: FromProcess) -> None:
+        process.handle(message, time.monotonic())
+        if isinstance(message, TidyUpReply):
+            self._sent += message.sent
 
     # Exits of processes
 

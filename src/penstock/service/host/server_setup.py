@@ -50,6 +50,8 @@ class DispatcherConfig(NamedTuple):
             module and name.
         forget_after_ms: How long a named job is kept after it was read to its end; by default an
             hour.
+        metrics_port: The port of /metrics, /healthz and /readyz (HTTP), on the same `host`; 0 for
+            a free one. By default there is none.
     """
 
     port: int = 0
@@ -66,6 +68,7 @@ class DispatcherConfig(NamedTuple):
     certificates: str | None = None
     functions: str = "by_value"
     forget_after_ms: int | None = None
+    metrics_port: int | None = None
 
 
 class WorkerConfig(NamedTuple):
@@ -87,6 +90,7 @@ class WorkerConfig(NamedTuple):
         certificates: A folder made by `penstock certs`, for TLS.
         functions: "by_value", or "by_reference" to run only functions of `modules`.
         modules: The modules whose functions may be run by reference.
+        metrics_port: As in `DispatcherConfig`.
     """
 
     dispatcher_address: str
@@ -103,6 +107,7 @@ class WorkerConfig(NamedTuple):
     certificates: str | None = None
     functions: str = "by_value"
     modules: Sequence[str] = ()
+    metrics_port: int | None = None
 
 
 def check_dispatcher(config: Any) -> None:
@@ -157,14 +162,20 @@ def _wrong_config(call: str, kind: str, value: Any) -> NotAConfigError:
 def _check_server(where: str, config: DispatcherConfig | WorkerConfig) -> None:
     if config.protocol not in (None, "grpc"):
         raise UnfitServerError(f'{where}: protocol must be "grpc", got {config.protocol!r}')
-    _check_integer(where, "port", config.port)
-    if not 0 <= config.port <= 65535:
-        raise UnfitServerError(
-            f"{where}: port must be from 1 to 65535, or 0 for a free one, got {config.port}"
-        )
+    _check_port(where, "port", config.port)
+    if config.metrics_port is not None:
+        _check_port(where, "metrics_port", config.metrics_port)
     if config.functions not in _FUNCTIONS:
         raise InvalidArgumentError(
             f'{where}: functions must be "by_value" or "by_reference", got {config.functions!r}'
+        )
+
+
+def _check_port(where: str, name: str, port: Any) -> None:
+    _check_integer(where, name, port)
+    if not 0 <= port <= 65535:
+        raise UnfitServerError(
+            f"{where}: {name} must be from 1 to 65535, or 0 for a free one, got {port}"
         )
 
 

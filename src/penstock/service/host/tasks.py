@@ -19,6 +19,7 @@ from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.host.traffic import Sent, Traffic
 from penstock.service.host.worker_streams import (
     KEPT,
     CursorResult,
@@ -73,6 +74,9 @@ class Tasks:
     ) -> None:
         self.address = address
         self.pool = StreamPool(address, kept, runtime)
+        self.traffic = Traffic()
+        self._ended: list[WorkStatus] = []
+        """What closed streams did since the last heartbeat; guarded by the lock of the pool."""
         self._get_plan = get_plan
         self._environment = environment
         self._closed = False
@@ -126,21 +130,36 @@ class Tasks:
             if stream.readers:
                 return  # Another task has joined it meanwhile.
             self.pool.forget(stream)
+            if stream.elements:
+                self._ended.append(WorkStatus(stream.job, stream.elements, stream.seconds))
         stream.close()
+
+    @property
+    def sent(self) -> Sent:
+        """What was sent to clients."""
+        return self.traffic.total
+
+    def count_processes(self) -> int:
+        """How many plan processes there are: none."""
+        return 0
 
     def statuses(self) -> tuple[WorkStatus, ...]:
         """Returns the work that was done for every job since the last call."""
-        found: dict[str, WorkStatus] = {}
         with self.pool.lock:
+            done, self._ended = self._ended, []
             for stream in self.pool.streams.values():
-                so_far = found.get(stream.job, WorkStatus(stream.job, 0, 0.0))
-                found[stream.job] = WorkStatus(
-                    job=stream.job,
-                    elements=so_far.elements + stream.elements,
-                    seconds=so_far.seconds + stream.seconds,
-                    buffered=so_far.buffered + stream.production.blocks.nbytes,
-                )
+                kept = stream.production.blocks.nbytes
+                done.append(WorkStatus(stream.job, stream.elements, stream.seconds, kept))
                 stream.elements, stream.seconds = 0, 0.0
+        found: dict[str, WorkStatus] = {}
+        for status in done:
+            so_far = found.get(status.job, WorkStatus(status.job, 0, 0.0))
+            found[status.job] = WorkStatus(
+                job=status.job,
+                elements=so_far.elements + status.elements,
+                seconds=so_far.seconds + status.seconds,
+                buffered=so_far.buffered + status.buffered,
+            )
         return tuple(found.values())
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener, FetchGate, serve
+from penstock.service.host.metrics import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder
 from penstock.service.host.runtime import MACHINE, Runtime
@@ -45,6 +46,7 @@ from penstock.service.protocol.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
     WorkerInfo,
+    WorkStatus,
 )
 from penstock.version import VERSION
 
@@ -89,6 +91,7 @@ class Worker(Lifecycle):
         )
         try:
             self._open(running)
+            self._open_metrics(running)
             self._check_functions(running)
             running.register()
         except BaseException:
@@ -129,6 +132,25 @@ class Worker(Lifecycle):
         else:
             processes.begin(running.info.address)
         listener.start()
+
+    def _open_metrics(self, running: RunningWorker) -> None:
+        """Before the worker registers: it is not ready while it waits for its dispatcher."""
+        if self._config.metrics_port is not None:
+            running.metrics = MetricsServer(
+                self._config.host,
+                self._config.metrics_port,
+                self._security,
+                metrics=WORKER_METRICS,
+                read=running.measure,
+                find_problem=running.find_problem,
+            )
+            running.metrics.start()
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where /metrics is; None without a metrics port."""
+        metrics = self._require_running("metrics_url").metrics
+        return None if metrics is None else metrics.url()
 
     def _control(self) -> ControlClient:
         timeout = seconds(self._config.dispatcher_timeout_ms, timing.DISPATCHER_TIMEOUT)
@@ -241,6 +263,11 @@ class RunningWorker:
         """Set when the next heartbeat is due at once."""
         self.failed = False
         """Whether `fail` stopped the worker."""
+        self.metrics: MetricsServer | None = None
+        # Written by the thread that sends heartbeats, and read without a lock: a metric may be old.
+        self._is_registered = False
+        self._elements, self._seconds, self._kept = 0, 0.0, 0
+        self._heartbeat_failures = 0
 
     def serve(self, connection: Connection) -> None:
         """Answers a client; returns when the connection has ended."""
@@ -251,6 +278,34 @@ class RunningWorker:
         """Registers at the dispatcher; raises UnavailableError after `timeout` seconds."""
         request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
         self.control.call(request, timeout)
+        self._is_registered = True
+
+    def find_problem(self) -> str | None:
+        """Why the worker cannot serve now; None if it can."""
+        if self._ending.is_set() or self._gate.draining:
+            return "the worker is about to stop"
+        if not self._is_registered:
+            return "the worker is not registered: its dispatcher does not answer"
+        return None
+
+    def measure(self) -> Values:
+        """The values of the worker's metrics. Work is reported with each heartbeat."""
+        sent, admission = self.tasks.sent, self.listener.admission
+        return {
+            "penstock_worker_registered": int(self._is_registered),
+            "penstock_worker_draining": int(self._gate.draining),
+            "penstock_worker_connections": admission.count_guests(),
+            "penstock_worker_plan_processes": self.tasks.count_processes(),
+            "penstock_worker_plan_process_crashes_total": self.tasks.restarts,
+            "penstock_worker_elements_made_total": self._elements,
+            "penstock_worker_making_seconds_total": self._seconds,
+            "penstock_worker_elements_sent_total": sent.elements,
+            "penstock_worker_sent_bytes_total": sent.nbytes,
+            "penstock_worker_element_failures_total": sent.failures,
+            "penstock_worker_kept_bytes": self._kept,
+            "penstock_worker_heartbeat_failures_total": self._heartbeat_failures,
+            "penstock_worker_rejected_connections_total": admission.rejections,
+        }
 
     def hurry(self) -> None:
         """Sends the next heartbeat at once, because a plan process crashed."""
@@ -272,15 +327,28 @@ class RunningWorker:
                 if not self._ending.is_set():
                     self._send_heartbeat()
             except OpError:
-                pass  # The dispatcher may come back: the worker retries until it is stopped.
+                # The dispatcher may come back: the worker retries until it is stopped.
+                self._note_failed_heartbeat()
             except Exception:
+                self._note_failed_heartbeat()
                 _LOG.exception("worker %s: a heartbeat failed; it retries", self.info.address)
+
+    def _note_failed_heartbeat(self) -> None:
+        self._is_registered = False
+        self._heartbeat_failures += 1
+
+    def _note_work(self, jobs: tuple[WorkStatus, ...]) -> None:
+        self._elements += sum(job.elements for job in jobs)
+        self._seconds += sum(job.seconds for job in jobs)
+        self._kept = sum(job.buffered for job in jobs)
 
     def _send_heartbeat(self) -> None:
         """Reports the work that was done; registers again at a dispatcher that was restarted."""
+        jobs = self.tasks.statuses()
+        self._note_work(jobs)
         heartbeat = WorkerHeartbeat(
             worker=self.info.worker,
-            jobs=self.tasks.statuses(),
+            jobs=jobs,
             draining=self._gate.draining,
             restarts=self.tasks.restarts,
         )
@@ -288,6 +356,7 @@ class RunningWorker:
         assert isinstance(reply, WorkerHeartbeatReply)
         if not reply.known:
             self.register(timing.WORKER_HEARTBEAT_CALL)
+        self._is_registered = True
         self._interval = self._fixed_interval or reply.heartbeat * timing.WORKER_HEARTBEAT
         self.tasks.tidy(reply.jobs)
 
@@ -315,6 +384,8 @@ class RunningWorker:
 
     def _close(self) -> None:
         """Closes connections and streams; a stream closes after the function that it called."""
+        if self.metrics is not None:
+            self.metrics.close()
         if hasattr(self, "listener"):
             self.listener.close()
         if hasattr(self, "tasks"):

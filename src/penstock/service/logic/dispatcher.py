@@ -169,7 +169,13 @@ def _remove_client(state: State, request: Leave) -> Decision:
     if client.standing == LOST and facts:
         # Its leases have expired: other clients may have got the elements since.
         facts = [RangesClaimed(request.client, request.consumed, request.ended)]
-    return Decision((*facts, *depart(state, client, LEFT)), Ok())
+    heard = ClientHeard(
+        client=request.client,
+        elements=request.elements,
+        waited=request.waited,
+        seconds=request.seconds,
+    )
+    return Decision((heard, *facts, *depart(state, client, LEFT)), Ok())
 
 
 def status(state: State, now: float) -> dict[str, Any]:

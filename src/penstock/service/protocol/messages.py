@@ -269,6 +269,10 @@ class Leave(Message, frozen=True):
     consumed: tuple[StreamRange, ...] = ()
     ended: tuple[tuple[int, int], ...] = ()
     last: LastFact | None = None
+    elements: int = 0
+    waited: float = 0.0
+    seconds: float = 0.0
+    """As in `ClientHeartbeat`: what happened since the last one."""
 
 
 class ForgetJobs(Message, frozen=True):

@@ -67,6 +67,11 @@ class DispatchServer(_Server):
         """The `service` argument of `distribute`: "grpc://host:port"."""
         return f"grpc://{self._hosted.address}"
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
+        return self._hosted.metrics_url
+
     def _num_workers(self) -> int:
         return len(self._hosted.status()["workers"])
 
@@ -90,6 +95,11 @@ class WorkerServer(_Server):
     def address(self) -> str:
         """The address that clients use: "host:port"."""
         return self._hosted.address
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
+        return self._hosted.metrics_url
 
     def isolate(self) -> None:
         """Has every plan run in a process of its own, as `penstock worker` does.
