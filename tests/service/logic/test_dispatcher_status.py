@@ -1,10 +1,12 @@
 """What the status of a dispatcher contains."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
-from penstock.service.logic.dispatcher import status
+from penstock.service.logic.dispatcher import STATUS_VERSION, status
 from penstock.service.logic.dispatcher_records import Roster
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
@@ -51,6 +53,35 @@ def test_a_status_is_plain_data() -> None:
     assert (job["streams"], job["leased"], job["consumed"]) == (4, 9, 4)
     assert (job["rate"], job["lag"], job["finished"]) == (2.0, 0.25, False)
     assert told["datasets"][0]["dataset_id"] == "1000"
+
+
+TYPES = {
+    "boolean": bool,
+    "integer": int,
+    "list": list,
+    "number": float,
+    "string": str,
+    "string or null": str | None,
+}
+
+
+def test_the_page_describes_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_]+(?:\[\]\.[a-z_]+)?)` \| ([a-z ]+) \|", page, re.MULTILINE)
+    world = World()
+    world.worker("w")
+    world.open("a", world.dataset(SPLIT))
+    world.ask(ClientHeartbeat("a", 0, elements=4, waited=0.5, seconds=2.0))
+    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 1.0),)))
+    told = status(world.state, world.now)
+    fields = dict(told)
+    for table in ("workers", "jobs", "datasets"):
+        (row,) = told[table]
+        fields |= {f"{table}[].{name}": value for name, value in row.items()}
+    assert told["status_version"] == STATUS_VERSION == 1
+    assert sorted(name for name, _ in rows) == sorted(fields)
+    wrong = [(name, kind) for name, kind in rows if not isinstance(fields[name], TYPES[kind])]
+    assert wrong == []
 
 
 def test_states_of_workers() -> None:

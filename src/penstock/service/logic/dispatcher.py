@@ -178,9 +178,15 @@ def _remove_client(state: State, request: Leave) -> Decision:
     return Decision((heard, *facts, *depart(state, client, LEFT)), Ok())
 
 
+STATUS_VERSION = 1
+"""Increased when a field of the status changes its meaning or is removed; docs/metrics.md has all
+fields."""
+
+
 def status(state: State, now: float) -> dict[str, Any]:
     """The workers, jobs and datasets, and how many workers would keep the clients busy."""
     return {
+        "status_version": STATUS_VERSION,
         "dispatcher": state.dispatcher,
         "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
         "jobs": [_iteration_status(record) for record in state.iterations.values()],
