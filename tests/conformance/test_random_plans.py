@@ -9,11 +9,14 @@ from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.iterator import Iterator
 from penstock.element.spec import fits
 from penstock.errors import OpError
+from penstock.plan import nodes as n
+from penstock.plan.functions import Function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Repeat
 from penstock.plan.optimize import RULES, optimize
 from tests.conformance.random_plans import otherwise_parallel, plans, prefetched
 from tests.effort import examples
-from tests.engine.driving import MOST, model, opened, pulls, taken, travelled
+from tests.engine import example_plans as e
+from tests.engine.driving import MOST, drained, model, opened, pulls, taken, travelled
 from tests.engine.example_plans import fresh
 from tests.engine.list_model import items
 from tests.engine.list_values import plain
@@ -127,6 +130,14 @@ def test_elements_fit_their_spec(plan):
             continue
         assert fits(spec, element), f"{element!r} does not fit {spec}"
     iterator.close()
+
+
+def test_numbers_that_an_operator_draws_by_end_there():
+    """`unique` counts, so the datasets after it are numbered by their places behind it."""
+    source = n.FlatMap(e.filtered(e.numbers(4)), Function(e.some))
+    unique = n.Unique(e.mapped(source, e.noisy, random=3))
+    plan = n.FlatMap(unique, Function(e.shuffled_some))
+    assert drained(opened(plan), 3) == model(plan)
 
 
 def test_the_random_plans_are_not_trivial():

@@ -84,7 +84,9 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
     # Whether a map without order has random access depends on its parallel calls, and those may
     # have changed since the state was saved. A position was saved in order, so it resumes in order.
     context = replace(context, in_order=True) if isinstance(state, int) else context
-    return Tap(_open_operator(node, state, context), meter)
+    # A service needs the numbers of a piece. Else they are for the operator that draws by them.
+    ends_here = not context.numbered and context.trail is None and _draws_by_numbers(node)
+    return Tap(_open_operator(node, state, context), meter, numbers_end_here=ends_here)
 
 
 def chunks_of(plan: Node, context: Context) -> Iterator[Chunk]:

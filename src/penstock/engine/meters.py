@@ -90,7 +90,8 @@ class Tap(Stream):
     """Wraps the stream of every operator: feeds its meter and makes its end sticky.
 
     With random access it counts the `position`, which is then the whole state; if `first` is
-    given, it also numbers the elements, from `first` at position 0.
+    given, it also numbers the elements, from `first` at position 0. If `numbers_end_here`, it hands
+    elements on without the numbers that the operator drew by: those after it draw by other ones.
     """
 
     def __init__(
@@ -99,12 +100,14 @@ class Tap(Stream):
         meter: Meter | None,
         position: int | None = None,
         first: int | None = None,
+        numbers_end_here: bool = False,
     ) -> None:
         self.inputs = (stream,)
         self._stream = stream
         self._meter = meter
         self._position = position
         self._first = first
+        self._numbers_end_here = numbers_end_here
         self._ended = False
 
     def pull(self, limit: int) -> Chunk:
@@ -130,6 +133,8 @@ class Tap(Stream):
             if self._first is not None:
                 chunk = chunk.with_numbers(numbers_from(self._first + self._position, chunk.size))
             self._position += chunk.size
+        if self._numbers_end_here:
+            chunk = chunk.with_numbers(None)
         if self._meter is not None:
             self._meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
         return chunk
