@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Array, Column
 from penstock.element.ragged import Ragged
-from penstock.engine.contract import State, Stream
+from penstock.engine.contract import Later, State, Stream, copy_state
 from penstock.engine.inlets import FedStream
 from penstock.errors import InvalidArgumentError, OpError
 from penstock.plan.nodes import Pack
@@ -34,6 +35,9 @@ from penstock.plan.packed import (
 
 _MOST_ELEMENTS = 8192
 """The most elements to ask for at once."""
+
+_LEAST_TOKENS = 1 << 15
+"""How many tokens are worth the cost of a chunk."""
 
 _MOST_VIEWED = 4 << 20
 """How many bytes of chunks the open rows may keep in memory."""
@@ -141,8 +145,8 @@ class _Features:
         made[SEGMENTS], made[POSITIONS] = _segments(rows, self._length)
         mask = made[POSITIONS] > 0
         made[MASK] = mask & made[MASK] if MASK in made else mask
-        leaves, tree = nest.flatten(made)
-        return Chunk(tree, leaves, len(rows))
+        names, tree = nest.keys_of(tuple(made))
+        return Chunk(tree, [made[name] for name in names], len(rows))
 
     def _column(self, rows: list[_Row], feature: int, fill: Array) -> Array:
         pieces = [piece for row in rows for piece in (*row.pieces[feature], fill[: row.room])]
@@ -156,9 +160,11 @@ def _segments(rows: list[_Row], length: int) -> tuple[Array, Array]:
     shape = (len(rows), length)
     segments = np.repeat(np.array(numbers, np.int32), counts).reshape(shape)
     begins = ((np.cumsum(counts) - counts) % length).astype(np.int32)
-    positions = np.arange(length, dtype=np.int32) - np.repeat(begins, counts).reshape(shape)
+    positions = np.repeat(begins, counts).reshape(shape)
+    np.subtract(np.arange(length, dtype=np.int32), positions, out=positions)
     for row, places in zip(rows, positions, strict=True):
-        places[length - row.room :] = 0
+        if row.room:
+            places[-row.room :] = 0
     return segments, positions
 
 
@@ -196,13 +202,13 @@ class PackStream(FedStream):
         """How many tokens of the next element are in rows already, if it is not in `_next`."""
         self._viewed = 0
         """How many bytes of chunks the open rows may refer to."""
-        self._average = float(node.length)
-        """How many tokens an element had in the last chunk."""
+        self._average = float(max(node.length, _LEAST_TOKENS))
+        """How many tokens an element had in the last chunk; at first, so many that one is read."""
         if state is not None:
             self._restore(state)
 
     def _restore(self, state: State) -> None:
-        self._begun, rows = state
+        self._begun, rows = copy_state(state)
         for counts, element in rows:
             held = Chunk.of([element])
             self._features = self._features or _Features(self._node, *held.kind)
@@ -233,9 +239,9 @@ class PackStream(FedStream):
         return self._features.chunk_of(made)
 
     def _read(self, limit: int) -> _Sequences:
-        """About as many elements as fill `limit` rows."""
+        """About as many elements as fill `limit` rows, and some more if rows are short."""
         node = self._node
-        wanted = int(limit * node.length / max(self._average, 1.0)) + 1
+        wanted = int(max(limit * node.length, _LEAST_TOKENS) / max(self._average, 1.0)) + 1
         features, chunk, lengths = self._fitting(self._feed.pull(min(wanted, _MOST_ELEMENTS)))
         tokens = features.tokens(chunk, lengths)
         sizes = lengths + 1 if features.separators else lengths
@@ -266,9 +272,9 @@ class PackStream(FedStream):
     def _fit(self, sequences: _Sequences, limit: int, find: Find) -> tuple[list[_Row], bool]:
         """Puts each sequence into the row that `find` returns; also says whether none is left."""
         rows, most, complete = self._open, self._node.open_rows, list[_Row]()
-        tokens, at = sequences.tokens, sequences.at
-        for number in range(sequences.used, len(sequences.ends)):
-            end = sequences.ends[number]
+        tokens, at, starts, ends = sequences.tokens, sequences.at, sequences.starts, sequences.ends
+        for number in range(sequences.used, len(ends)):
+            end = ends[number]
             while at < end:
                 if len(complete) == limit:
                     sequences.used, sequences.at = number, at
@@ -284,7 +290,7 @@ class PackStream(FedStream):
                 if not row.room:
                     rows.remove(row)
                     complete.append(row)
-            at = sequences.starts[number + 1]
+            at = starts[number + 1]
         return complete, True
 
     def _concatenate(self, sequences: _Sequences, limit: int) -> tuple[list[_Row], bool]:
@@ -356,19 +362,24 @@ class PackStream(FedStream):
         )
 
     def state(self) -> State:
+        """Tokens are copied when the state is: pieces of a row never change."""
         begun = self._begun if self._next is None else self._next.begun
-        return [begun, [[list(row.counts), self._held(row)] for row in self._open]]
+        rows = [
+            [list(row.counts), Later(partial(self._held, list(map(list, row.pieces))))]
+            for row in self._open
+        ]
+        return [begun, rows]
 
     def input_states(self) -> list[State]:
         if self._next is None:
             return super().input_states()
         return [self._feed.place.after(self._next.used).state]
 
-    def _held(self, row: _Row) -> dict[str, Array]:
-        """A copy of the tokens in a row."""
+    def _held(self, pieces: list[list[Array]]) -> dict[str, Array]:
+        """A copy of the tokens in a row, by feature."""
         assert self._features is not None
-        pairs = zip(self._features.dtypes, row.pieces, strict=True)
-        return {name: np.concatenate(pieces) for name, pieces in pairs}
+        pairs = zip(self._features.dtypes, pieces, strict=True)
+        return {name: np.concatenate(parts) for name, parts in pairs}
 
 
 def _lengths(column: Column) -> Array:
