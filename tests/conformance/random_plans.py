@@ -131,6 +131,12 @@ def cache(draw: Any, plan: Node) -> Node:
     return plan if plan.by_epoch or endless_inside(plan) else n.Cache(plan, "", n.Store())
 
 
+def mixed(draw: Any, parts: tuple[Node, ...]) -> Node:
+    weights = (draw(st.sampled_from([0.3, 2])), draw(st.sampled_from([0, 0.7])))
+    ends = st.sampled_from(["stop", "repeat", "drop"])
+    return n.Mix(parts, ("a", "b"), weights, (draw(ends), draw(ends)))
+
+
 def endless_inside(plan: Node) -> bool:
     return plan.cardinality == n.INFINITE or any(map(endless_inside, plan.inputs))
 
@@ -148,6 +154,7 @@ SAME: list[Step] = [
     lambda draw, plan: n.Choose(
         n.Choices((0.3, 0.7), draw(seed), draw(st.booleans())), (plan, n.Take(plan, 3)), False
     ),
+    lambda draw, plan: n.Take(mixed(draw, (plan, n.Take(plan, 3))), draw(st.integers(0, 20))),
 ]
 """Whatever the elements are, they stay what they are."""
 
@@ -197,6 +204,7 @@ STEPS: dict[str, list[tuple[str, Step]]] = {
         ("number", lambda d, p: n.Unbatch(p)),
         ("number", lambda d, p: e.mapped(p, len_64)),
         ("vector", lambda d, p: n.Rebatch(n.Unbatch(p), d(sizes), d(st.booleans()))),
+        ("vector", lambda d, p: e.mapped(packed(d, p), tokens)),
         ("matrix", lambda d, p: n.PaddedBatch(p, d(size), d(st.booleans()))),
         ("ragged", lambda d, p: n.RaggedBatch(p, d(size), d(st.booleans()))),
     ],
@@ -208,6 +216,17 @@ sizes = st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any).map(tupl
 
 def len_64(x):
     return np.int64(len(x))
+
+
+def tokens(row):
+    return row["tokens"]
+
+
+def packed(draw: Any, plan: Node) -> Node:
+    strategy = draw(st.sampled_from(["first_fit", "best_fit", "concat_split"]))
+    too_long = "split" if strategy == "concat_split" else draw(st.sampled_from(["error", "split"]))
+    separator = draw(st.sampled_from([None, 9]))
+    return n.Pack(plan, draw(size), strategy, separator, 0, draw(size), too_long)
 
 
 def windows(draw: Any, plan: Node) -> Node:

@@ -1273,12 +1273,13 @@ class Mix(Node):
     @cached_property
     def cardinality(self) -> int:
         drawn = [
-            (part.cardinality == INFINITE or on_end == "repeat", on_end)
+            (Repeat(part).cardinality if on_end == "repeat" else part.cardinality, on_end)
             for part, weight, on_end in zip(self.parts, self.weights, self.on_end, strict=True)
             if weight
         ]
-        stops = any(on_end == "stop" and not endless for endless, on_end in drawn)
-        return INFINITE if not stops and any(endless for endless, _ in drawn) else UNKNOWN
+        stops = any(on_end == "stop" and count != INFINITE for count, on_end in drawn)
+        endless = any(count == INFINITE for count, _ in drawn)
+        return INFINITE if endless and not stops else UNKNOWN
 
     reason = "which dataset an element comes from depends on how many were drawn before it"
 

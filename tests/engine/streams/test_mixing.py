@@ -179,6 +179,8 @@ def test_the_length_is_known_where_it_is_endless():
         return int(Dataset.mix(sources(web, 0) | endless, on_end=ends).cardinality())
 
     assert [length("repeat"), length("drop"), length("stop"), length("stop", 0)] == [-1, -1, -2, -1]
+    empty = Dataset.mix({"empty": (Dataset.range(0), 1)}, on_end="repeat")
+    assert empty.cardinality() == -2
 
 
 def slow(x):
