@@ -103,6 +103,9 @@ def test_manifests_are_valid(capsys: pytest.CaptureFixture[str], arguments: list
             assert template["metadata"]["labels"] in services
             (container,) = template["spec"]["containers"]
             assert container["image"] == image
+            probe = container["readinessProbe"]["exec"]["command"]
+            assert probe[:2] == ["python3", "-c"]
+            compile(probe[2], "probe", "exec")
 
 
 def test_the_commands_of_the_manifests_start_a_service(
@@ -120,6 +123,7 @@ def test_the_commands_of_the_manifests_start_a_service(
         "/etc/penstock/certificates": certificates,
         "5050": str(control),
         "5051": str(data),
+        "--metrics-port=9100": "--metrics-port=0",
     }.items():
         assert name in text
         text = text.replace(name, here)

@@ -145,7 +145,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made = add("container", container)
     made.add_argument("--python", default="3.12", metavar="VERSION", help="(default: 3.12)")
     made.add_argument(
-        "--extras", default="files,images,remote", metavar="NAMES", help="(default: %(default)s)"
+        "--extras",
+        default="files,images,metrics,remote",
+        metavar="NAMES",
+        help="(default: %(default)s)",
     )
 
 
