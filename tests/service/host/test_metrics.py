@@ -1,6 +1,7 @@
 """Metrics and probes, scraped over HTTP and parsed by prometheus_client."""
 
 import contextlib
+import json
 import re
 import socket
 import sys
@@ -359,3 +360,42 @@ def test_a_port_in_use_is_an_error_that_leaves_nothing_open(stack: contextlib.Ex
 def test_a_port_must_be_a_port(port: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="WorkerConfig: metrics_port must be"):
         Worker(WorkerConfig("localhost:1", metrics_port=port), lambda: ENVIRONMENT)
+
+
+# The board
+
+BOARD = json.loads((PAGE.parent / "grafana-board.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+
+
+def test_every_expression_of_the_board_names_metrics_that_are_scraped(
+    dispatcher_of: MakeDispatcher, worker_of: MakeWorker
+) -> None:
+    dispatcher = dispatcher_of()
+    worker = worker_of(dispatcher.address)
+    scraped = {name.partition(" ")[0] for server in (dispatcher, worker) for name in scrape(server)}
+    named = [re.findall(r"\b(?:penstock|process)_\w+", each) for each in EXPRESSIONS]
+    assert all(named)
+    assert {name for names in named for name in names} - scraped == set()
+
+
+def test_the_board_rates_counters_and_groups_by_labels_that_exist() -> None:
+    labels = {metric.name: metric.label for metric in DISPATCHER_METRICS + WORKER_METRICS}
+    for expression in EXPRESSIONS:
+        totals = re.findall(r"\w+_total\b", expression)
+        assert re.findall(r"(?:rate|increase)\((\w+)\[\$__rate_interval\]\)", expression) == totals
+        for group in re.findall(r"by \((\w+)\)", expression):
+            assert {labels[name] for name in re.findall(r"penstock_\w+", expression)} == {group}
+
+
+def test_the_panels_of_the_board_do_not_overlap() -> None:
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in BOARD["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
