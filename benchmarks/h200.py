@@ -121,8 +121,19 @@ def torch_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[
     yield f"| torch | DataLoader, 16 workers, pinned | {_loader(data, device, wait, seconds):.1f} |"
     yield f"| torch | plain loop | {rate(_plain(data, device), wait, min(seconds, 3)):.1f} |"
 
-    size = 8192 if on_gpu else 128
-    kind = torch.bfloat16 if on_gpu else torch.float32
+    step = make_torch_step(device)
+    for seconds_each in STEPS:
+        with iter(distributed(strategy, data)) as batches:
+            repeats = _repeats(lambda b, n: wait(step(b, n)), next(batches), seconds_each)
+            yield f"| torch | {waiting(lambda b, n=repeats: step(b, n), wait, batches)} |"
+
+
+def make_torch_step(device: Any) -> Callable[..., Any]:
+    """A training step: products of matrices, `repeats` of them, that use a batch."""
+    import torch
+
+    on_gpu = device.type == "cuda"
+    size, kind = (8192, torch.bfloat16) if on_gpu else (128, torch.float32)
     weights = torch.randn(size, size, device=device, dtype=kind)
 
     def step(batch: Any, repeats: int) -> Any:
@@ -131,10 +142,7 @@ def torch_rows(data: tuple[np.ndarray, np.ndarray], seconds: float) -> Iterator[
             result = result @ weights
         return result
 
-    for seconds_each in STEPS:
-        with iter(distributed(strategy, data)) as batches:
-            repeats = _repeats(lambda b, n: wait(step(b, n)), next(batches), seconds_each)
-            yield f"| torch | {waiting(lambda b, n=repeats: step(b, n), wait, batches)} |"
+    return step
 
 
 def _repeats(run: Callable[[Any, int], None], batch: Any, seconds: float) -> int:

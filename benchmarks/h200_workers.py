@@ -73,15 +73,7 @@ def torch_rows(data: Any, workers: int, seconds: float) -> Iterator[str]:
         if on_gpu:
             torch.cuda.synchronize()
 
-    size, kind = (8192, torch.bfloat16) if on_gpu else (128, torch.float32)
-    weights = torch.randn(size, size, device=device, dtype=kind)
-
-    def step(batch: Any, repeats: int) -> Any:
-        result = weights + batch[0].float().mean().to(kind) + batch[1].sum().to(kind)
-        for _ in range(repeats):
-            result = result @ weights
-        return result
-
+    step = h200.make_torch_step(device)
     for name, dataset in ways(data, workers):
         iterator = lambda dataset=dataset: iter(dataset.as_torch(device=device))  # noqa: E731
         yield from measure("torch", name, data, iterator, wait, lambda x: x.cpu().numpy(), seconds)
