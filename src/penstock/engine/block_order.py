@@ -1,7 +1,7 @@
 """The order of a shuffle by blocks, as arithmetic on positions.
 
 The blocks are permuted and divided into windows of neighbours; the elements of a window are
-permuted. Whoever reads one window after the other reads each block once. Every position can be
+permuted. Reading one window after the other reads each block once. Every position can be
 computed alone, as with `permute.shuffle_index`.
 """
 

@@ -1,7 +1,7 @@
 """Indexes of files: where each record begins, found by one scan and kept for the next program.
 
 An index is only a help: a file that has none, or one of another version of the file, is scanned.
-Whoever reads a record by an index must check that the record lies exactly there, because not every
+A reader that uses an index must check that the record lies exactly there, because not every
 file says when it was changed last.
 """
 
