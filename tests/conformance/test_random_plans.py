@@ -11,7 +11,7 @@ from penstock.element.spec import fits
 from penstock.errors import OpError
 from penstock.plan import nodes as n
 from penstock.plan.functions import Function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Repeat
+from penstock.plan.nodes import INFINITE, UNKNOWN, Mix, Repeat
 from penstock.plan.optimize import RULES, optimize
 from tests.conformance.random_plans import otherwise_parallel, plans, prefetched
 from tests.effort import examples
@@ -97,8 +97,15 @@ def element_at(dataset, index):
 
 
 def repeats_nothing_for_ever(plan):
-    """`repeat()` counts as endless even where the input turns out to be empty, as in TensorFlow."""
-    unsure = isinstance(plan, Repeat) and plan.count < 0 and plan.input.cardinality == UNKNOWN
+    """`repeat()` counts as endless even where the input turns out to be empty, as in TensorFlow.
+
+    The same holds for a dataset that a mix repeats.
+    """
+    repeated = [plan.input] if isinstance(plan, Repeat) and plan.count < 0 else []
+    if isinstance(plan, Mix):
+        ends = zip(plan.parts, plan.on_end, strict=True)
+        repeated = [part for part, on_end in ends if on_end == "repeat"]
+    unsure = any(part.cardinality == UNKNOWN for part in repeated)
     return unsure or any(map(repeats_nothing_for_ever, plan.inputs))
 
 
