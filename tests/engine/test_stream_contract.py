@@ -70,7 +70,7 @@ def test_time_changes_nothing(plan, step, monkeypatch):
 def test_resumes_exactly_from_saves(plan):
     expected = model(plan)
     for limit in (1, 3):
-        for count, state in spread(list(saves(fresh(plan), limit)), 12):
+        for count, state in spread(list(saves(fresh(plan), limit)), 8):
             rest = drained(opened(fresh(plan), travelled(state)), 7)
             assert rest == expected[count:], f"pulled by {limit}, saved after {count}: {state}"
 

@@ -8,7 +8,7 @@ from tests.simulation.histories import History, HistoryFailedError, run
 from tests.simulation.kernel import Violation
 
 BATCHES = times(16)
-SIZE = 25
+SIZE = 15
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
