@@ -1,5 +1,6 @@
 """Rows cut anew: `unbatch` and `batch` move chunks, and take no more than they need."""
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from penstock.data.dataset import Dataset
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorSpec
+from penstock.errors import InvalidArgumentError
 from tests.engine.driving import drained, opened, pulls, saves
 
 LENGTHS = [3, 0, 5, 1, 9, 2, 2, 7] * 8
@@ -138,3 +140,37 @@ def test_unbatch_hands_on_the_rows_before_an_uneven_element() -> None:
         with pytest.raises(ValueError, match=r"have \[1, 3\] rows"):
             other.pull_needed(8, 8)
         assert len(other.pull_needed(8, 8)) == 2
+
+
+def test_a_large_batch_is_in_memory_once() -> None:
+    """Not a second time as the function's results, nor a third time as its arguments."""
+    rows = np.arange(600)[:, None] + np.zeros((1, 12_800), np.int64)
+    batches = iter(Dataset.from_tensor_slices(rows).map(lambda row: row[::-1]).batch(200))
+    size = next(batches).nbytes
+    tracemalloc.start()
+    try:
+        batch = next(batches)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(batch, rows[200:400])
+    assert batch.flags.writeable
+    assert size < peak < 1.8 * size
+
+
+@pytest.mark.parametrize("length", [64, 65, 100, 128, 129])
+@pytest.mark.parametrize("drop_remainder", [False, True])
+def test_large_batches_have_every_row_once(length: int, drop_remainder: bool) -> None:
+    rows = Dataset.range(length).enumerate().map(lambda i, x: {"a": np.full(5_000, i), "b": x})
+    found = list(rows.batch(64, drop_remainder))
+    kept = length - length % 64 if drop_remainder else length
+    assert [x for batch in found for x in batch["b"]] == list(range(kept))
+    assert [x for batch in found for x in batch["a"][:, -1]] == list(range(kept))
+
+
+def test_large_rows_of_other_shapes_fail_as_small_ones_do() -> None:
+    rows = Dataset.range(100).map(lambda x: np.zeros(30_000 + (x == 70)))
+    batches = iter(rows.batch(50))
+    assert next(batches).shape == (50, 30_000)
+    with pytest.raises(InvalidArgumentError, match="30001"):
+        next(batches)

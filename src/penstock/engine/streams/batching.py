@@ -17,6 +17,62 @@ from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Batch, Rebatch
 from penstock.plan.seeds import derive_array, numbers_from
 
+_LARGE = range(1 << 20, 1 << 30)
+"""The bytes of a batch for which memory is allocated before all of its rows are there."""
+
+
+class _JoinedRows:
+    """The rows of one batch, from the chunks that they come in.
+
+    Each chunk of a large batch is copied to its place at once: then its memory is free for the next
+    chunk, and the batch is never in memory twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = 0
+        self._size = size
+        self._chunks: list[Chunk] = []
+        self._batch: list[Any] = []
+        """The columns of a large batch, of which the first `count` rows are there."""
+
+    @property
+    def are_copied(self) -> bool:
+        return bool(self._batch)
+
+    def add(self, rows: Chunk) -> None:
+        if not self._chunks and self._are_large(rows):
+            arrays: list[Any] = rows.columns
+            self._batch = [np.empty((self._size, *a.shape[1:]), a.dtype) for a in arrays]
+        if self._batch and self._fit(rows):
+            self._copy(rows)
+        else:
+            self._batch = []
+            self._chunks.append(rows)
+        self.count += rows.size
+
+    def join(self) -> Chunk:
+        return Chunk.join(self._chunks)
+
+    def _are_large(self, rows: Chunk) -> bool:
+        """Whether more rows like these will make a large batch."""
+        plain = all(type(c) is np.ndarray and not c.dtype.hasobject for c in rows.columns)
+        return plain and rows.size < self._size and rows.nbytes // rows.size * self._size in _LARGE
+
+    def _fit(self, rows: Chunk) -> bool:
+        pairs = zip(self._batch, rows.columns, strict=True)
+        return self.count + rows.size <= self._size and all(
+            type(new) is np.ndarray and (new.dtype, new.shape[1:]) == (old.dtype, old.shape[1:])
+            for old, new in pairs
+        )
+
+    def _copy(self, rows: Chunk) -> None:
+        stop = self.count + rows.size
+        for old, new in zip(self._batch, rows.columns, strict=True):
+            old[self.count : stop] = new
+        found = [c.numbers for c in (*self._chunks, rows) if c.numbers is not None]
+        numbers = np.concatenate(found) if len(found) > len(self._chunks) else None
+        self._chunks = [Chunk(rows.tree, [c[:stop] for c in self._batch], stop, numbers)]
+
 
 class BatchStream(FedStream):
     """Consecutive elements collated, `size` at a time. Between pulls it holds nothing back."""
@@ -36,25 +92,23 @@ class BatchStream(FedStream):
 
     def _rows(self, limit: int) -> Chunk:
         """At least one batch of rows, unless the input ends earlier."""
-        parts: list[Chunk] = []
-        count, want = 0, limit * self._size
-        while count < self._size:
+        rows, want = _JoinedRows(self._size), limit * self._size
+        while (missing := self._size - rows.count) > 0:
             try:
-                self._last = self._feed.pull(want, self._size - count)
+                self._last = self._feed.pull(missing if rows.are_copied else want, missing)
             except StopIteration:
-                if not parts:
+                if not rows.count:
                     raise
                 break
             except Exception:
                 # The whole batch fails: its other elements are discarded.
-                missing = discard(self._feed, self._size - count - 1)
+                missing = discard(self._feed, missing - 1)
                 if missing and self._drop:
                     raise StopIteration from None
                 raise
-            parts.append(self._last)
-            count += self._last.size
+            rows.add(self._last)
             want -= self._last.size
-        return Chunk.join(parts)
+        return rows.join()
 
     def _collate_rows(self, rows: Chunk, sizes: list[int]) -> Chunk:
         """The batches before the first that cannot be made; takes back the rows behind them."""

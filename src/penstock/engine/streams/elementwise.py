@@ -25,6 +25,10 @@ from penstock.plan.seeds import numbers_from
 
 log = logging.getLogger("penstock")
 
+_FIRST_ROWS = 32
+_ARGUMENT_BYTES = 4 << 20
+"""Large elements are read as the function needs them, so that few of them are in memory."""
+
 
 class MapStream(FedStream):
     """A function of every element, in the caller's thread."""
@@ -35,15 +39,17 @@ class MapStream(FedStream):
         self._calls = map_calls(node, epoch)
         self._results = Results(self._calls)
         self._used = 0
+        self._most_rows = _FIRST_ROWS
 
     def pull(self, limit: int) -> Chunk:
         if self._node.vectorized:
             return self._columns(limit)
         if not len(self._results):
-            self._work(self._feed.pull(limit))
+            self._work(self._feed.pull(min(limit, self._most_rows)))
         return self._results.hand_on(limit)
 
     def _work(self, rows: Chunk) -> None:
+        self._most_rows = 1 + _ARGUMENT_BYTES * len(rows) // max(rows.nbytes, 1)
         ordinal = self._results.ordinal = self._feed.count - len(rows)
         made, error = self._calls.many(arguments(self._node, rows, ordinal), ordinal)
         self._used = len(made) + (error is not None)
