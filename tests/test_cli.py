@@ -20,6 +20,7 @@ from penstock.cli import main, overview
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.http_server import make_metrics_token
+from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
 from tests.integration.clusters import until
 
@@ -282,7 +283,7 @@ def test_a_worker_that_waits_says_so_and_ends_with_ctrl_c() -> None:
 def test_it_prints_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert capsys.readouterr().out == f"penstock {VERSION}\n"
+    assert capsys.readouterr().out == f"penstock {VERSION} (protocol {PROTOCOL})\n"
 
 
 def test_a_dispatcher_may_open_as_many_files_as_the_system_allows(

@@ -30,26 +30,27 @@ class Stage:
         config = service.DispatcherConfig(port=self.port, **options)
         return self._stack.enter_context(service.DispatchServer(config))
 
-    def own_dispatcher(self, kept: bool = True) -> Program:
-        """A dispatcher that can be killed."""
+    def own_dispatcher(self, kept: bool = True, source: Path | None = None) -> Program:
+        """A dispatcher that can be killed, perhaps of another installation of penstock."""
         command = PENSTOCK.dispatcher(self.port, self._folder / "journal")
         if not kept:
             at = command.index("--work-dir")
             del command[at : at + 2]
-        return self._started(command)
+        return self._started(command, source)
 
     def worker(self, port: int = 0) -> service.WorkerServer:
         """A worker in this process."""
         config = service.WorkerConfig(dispatcher_address=f"localhost:{self.port}", port=port)
         return self._stack.enter_context(service.WorkerServer(config))
 
-    def own_worker(self, port: int | None = None) -> Program:
+    def own_worker(self, port: int | None = None, source: Path | None = None) -> Program:
         """A worker that can be killed, and comes back on its port."""
         port = port or free_port()
-        return self._started(PENSTOCK.worker(self.port, port, port))
+        return self._started(PENSTOCK.worker(self.port, port, port), source)
 
-    def _started(self, command: list[str]) -> Program:
-        program = Program(command, self._folder / f"program-{next(self._names)}.log")
+    def _started(self, command: list[str], source: Path | None = None) -> Program:
+        log = self._folder / f"program-{next(self._names)}.log"
+        program = Program(command, log, source)
         self._stack.callback(program.kill)
         program.start()
         return program

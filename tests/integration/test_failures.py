@@ -22,8 +22,7 @@ from penstock import errors
 from penstock.data import Dataset, TextLineDataset
 from penstock.data.experimental import service
 from penstock.service.host.session import python_version, session
-from penstock.service.protocol.messages import PROTOCOL, RegisterWorker, WorkerInfo
-from penstock.version import VERSION
+from penstock.service.protocol.messages import RegisterWorker, WorkerInfo
 from tests.integration.chaos.cluster import ROOT, Program, free_port
 from tests.integration.stage import Stage, staged
 
@@ -325,7 +324,7 @@ def test_only_workers_of_this_host_are_wanted_and_there_are_none(stage: Stage) -
     stage.dispatcher()
     info = WorkerInfo("far/1", "far:1", "another host", {"tcp": "far:1"})
     talk = session(f"localhost:{stage.port}")
-    talk.call(RegisterWorker(info, PROTOCOL, python_version(), VERSION))
+    talk.call(RegisterWorker(info, python_version()))
     dataset = Dataset.range(10).apply(stage.distribute(target_workers="LOCAL"))
     with pytest.raises(errors.InvalidArgumentError, match="LOCAL"):
         next(iter(dataset))

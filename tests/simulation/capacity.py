@@ -14,7 +14,6 @@ from typing import Any
 from penstock.plan.shape import Shape
 from penstock.service.logic.state import Settings
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     ClientHeartbeat,
     JobOptions,
     Lease,
@@ -109,7 +108,7 @@ def _kind(data: bytes) -> str:
 def _worker(network: Network, name: str, offset: float) -> None:
     info = WorkerInfo(name, f"{name}:1", "h", {"tcp": f"{name}:1"})
     network.world.wait(offset)
-    network.call(RegisterWorker(info, PROTOCOL, "", ""))
+    network.call(RegisterWorker(info, ""))
     while True:
         network.world.wait(WORKER_BEAT)
         network.call(WorkerHeartbeat(name, (WorkStatus("d1/0", 100, 0.5),)))

@@ -17,6 +17,7 @@ from penstock.data.experimental.service.servers import DispatchServer, WorkerSer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.protocol import timing
+from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
 
 Command = Callable[[argparse.Namespace], int]
@@ -47,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "penstock", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--version", action="version", version=f"penstock {VERSION}")
+    parser.add_argument(
+        "--version", action="version", version=f"penstock {VERSION} (protocol {PROTOCOL})"
+    )
     commands = parser.add_subparsers(title="commands", dest="name")
 
     def add(name: str, command: Command, help: str, about: str) -> argparse.ArgumentParser:

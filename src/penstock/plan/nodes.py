@@ -30,6 +30,7 @@ from penstock.element.spec import (
     relax,
 )
 from penstock.element.values import spec_of_leaf
+from penstock.errors import FailedPreconditionError
 from penstock.plan.functions import Function
 from penstock.plan.options import Options
 from penstock.plan.packed import Values, dtypes_of, packed_spec, values_for
@@ -114,9 +115,7 @@ class Node:
             own.update(zip(fields.names, values, strict=False))
             own.update(named)
             fields.check(values, named, own)
-            for field in fields.without_constant:
-                if own[field.name] is dataclasses.MISSING:
-                    own[field.name] = _default(field)
+            fields.complete(own)
 
         def __setattr__(self, name: str, value: Any) -> None:
             raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
@@ -211,8 +210,30 @@ class Node:
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields and the found spec; other cached values are computed again."""
-        names = {field.name for field in dataclasses.fields(self)} | {"_found_spec"}
-        return {name: value for name, value in self.__dict__.items() if name in names}
+        kept = {"_found_spec": self.found_spec} if self.found_spec is not None else {}
+        return self.changed_fields() | kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kind: Any = type(self)
+        fields, own = _fields_of(kind), self.__dict__
+        own.update(fields.template)
+        own.update(state)
+        if unknown := sorted(state.keys() - fields.template.keys() - {"_found_spec"}):
+            raise FailedPreconditionError(
+                f"Dataset.{self.label}: the plan sets {', '.join(unknown)}, which this version of "
+                "penstock does not know; upgrade penstock in this process"
+            )
+        fields.complete(own)
+
+    def changed_fields(self) -> dict[str, Any]:
+        """The fields whose values are not the constant defaults.
+
+        Only these are sent: a process with an older penstock, which lacks a new field, can run
+        every plan that leaves the field at its default.
+        """
+        kind: Any = type(self)
+        template, own = _fields_of(kind).template, self.__dict__
+        return {name: own[name] for name in template if own[name] is not template[name]}
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -266,6 +287,12 @@ class _Fields(NamedTuple):
             raise TypeError(f"too many arguments: {count} in order and {sorted(named)}")
         if len(own) > len(self.names):
             raise TypeError(f"there are no fields {sorted(named.keys() - self.template.keys())}")
+
+    def complete(self, own: dict[str, Any]) -> None:
+        """Makes the defaults that are no constants; raises TypeError if a value is missing."""
+        for field in self.without_constant:
+            if own[field.name] is dataclasses.MISSING:
+                own[field.name] = _default(field)
 
 
 @cache

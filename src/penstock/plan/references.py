@@ -115,9 +115,8 @@ class _PlanEncoder(ValueEncoder):
         return super().value(value)
 
     def _fields(self, node: Node) -> Json:
-        named = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
         try:
-            return {name: self.value(value) for name, value in named.items()}
+            return {name: self.value(value) for name, value in node.changed_fields().items()}
         except InvalidArgumentError as error:
             if error.message.startswith("Dataset."):
                 raise
@@ -183,7 +182,10 @@ class _PlanDecoder(ValueDecoder):
             raise ValueError(f"there is no operator {name!r:.40}")
         kind = _NODES[name]
         if not set(fields) <= {field.name for field in dataclasses.fields(kind)}:
-            raise ValueError(f"{name} has no such fields: {', '.join(fields)}")
+            raise FailedPreconditionError(
+                f"Dataset.{name}: the plan sets {', '.join(fields)}, of which this version of "
+                "penstock does not know all; upgrade penstock in this process"
+            )
         return kind(**{field: self.value(value) for field, value in fields.items()})
 
     def _function(self, body: Json) -> Callable[..., Any]:

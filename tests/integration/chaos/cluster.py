@@ -34,14 +34,18 @@ def free_port() -> int:
 
 
 class Program:
-    """A process that can be killed and started again any number of times."""
+    """A process that can be killed and started again any number of times.
 
-    def __init__(self, command: list[str], log: Path) -> None:
-        self._command, self._log = command, log
+    `source` is the folder of another installation of penstock, for the process to import.
+    """
+
+    def __init__(self, command: list[str], log: Path, source: Path | None = None) -> None:
+        self._command, self._log, self.source = command, log, source
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> None:
-        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        installed = [] if self.source is None else [str(self.source)]
+        paths = os.pathsep.join([*installed, str(ROOT), *filter(None, sys.path)])
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
         if "-m" in self._command and self._command[0] == sys.executable:
             quiet["PYTHONPATH"] = paths

@@ -13,7 +13,7 @@ CROWD = 100
 SAYINGS = (
     b"",
     b"p",
-    b"penstock ctrl 2\n".ljust(88),
+    b"penstock ctrl 3\n".ljust(88),
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00",
     bytes(1 << 20),

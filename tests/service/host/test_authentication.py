@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import DataLossError, OpError, UnauthenticatedError, UnavailableError
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    OpError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from penstock.service.host.authentication import (
     CONTROL,
     DATA,
@@ -19,8 +25,10 @@ from penstock.service.host.authentication import (
     ServerHandshake,
     Terms,
     client_handshake,
+    make_proof,
     server_handshake,
 )
+from penstock.service.protocol import versions
 from tests.effort import examples
 
 TOKEN = b"the token"
@@ -132,7 +140,7 @@ def test_a_worker_that_only_says_yes(ends: tuple[socket.socket, socket.socket]) 
         said = worker.recv(200)
         worker.sendall(said[:48])
         worker.recv(32)
-        worker.sendall(b"\x01" + ProcessLoss().pack() + bytes(32))
+        worker.sendall(b"\x01\x01\x00" + ProcessLoss().pack() + bytes(32))
 
     beside(pretend)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
@@ -147,7 +155,7 @@ def test_a_proof_is_worth_nothing_to_the_one_who_got_it(
     def mirror() -> None:
         said = worker.recv(200)
         worker.sendall(said[:48])
-        worker.sendall(b"\x01" + ProcessLoss().pack() + worker.recv(32))
+        worker.sendall(b"\x01\x01\x00" + ProcessLoss().pack() + worker.recv(32))
 
     beside(mirror)
     with pytest.raises(UnauthenticatedError, match="^does not know the token"):
@@ -197,3 +205,63 @@ def test_random_bytes_do_not_get_in(said: bytes) -> None:
         client.shutdown(socket.SHUT_WR)
         with pytest.raises((DataLossError, UnavailableError, UnauthenticatedError), match=r"."):
             server_handshake(worker, TOKEN, deadline())
+
+
+# Versions of the protocol: each message says both versions, and which side to upgrade
+
+
+def test_a_client_that_is_too_old(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, worker = ends
+    monkeypatch.setattr(versions, "OLDEST", 3)
+    monkeypatch.setattr(versions, "PROTOCOL", 4)
+    refused = beside(lambda: server_handshake(worker, TOKEN, deadline()))
+    message = "^speaks protocol 4 of penstock and refuses this process, .* upgrade penstock here"
+    with pytest.raises(FailedPreconditionError, match=message):
+        client_handshake(client, TOKEN, Terms(protocol=2), deadline())
+    error = refused.get(timeout=SOON)
+    assert isinstance(error, FailedPreconditionError)
+    assert error.message == (
+        "the client speaks protocol 2 of penstock, and this process protocols 3 to 4; "
+        "upgrade penstock there"
+    )
+
+
+@pytest.mark.parametrize("theirs", [3, 5, 99])
+def test_neighbours_and_newer_clients_are_admitted(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, theirs: int
+) -> None:
+    client, worker = ends
+    monkeypatch.setattr(versions, "OLDEST", 3)
+    monkeypatch.setattr(versions, "PROTOCOL", 4)
+    admitted = beside(lambda: server_handshake(worker, TOKEN, deadline()))
+    client_handshake(client, TOKEN, Terms(protocol=theirs), deadline())
+    assert admitted.get(timeout=SOON).terms.protocol == theirs
+
+
+def test_a_server_that_is_too_old(ends: tuple[socket.socket, socket.socket]) -> None:
+    client, worker = ends
+
+    def answer_as_version_0() -> None:
+        asked = worker.recv(200)
+        answered = asked[:48]
+        worker.sendall(answered)
+        worker.recv(32)
+        said = b"\x01\x00\x00" + ProcessLoss().pack()
+        worker.sendall(said + make_proof(TOKEN, b"server", said, asked, answered))
+
+    beside(answer_as_version_0)
+    message = "^speaks protocol 0 of penstock, and this process protocol 1; upgrade penstock there$"
+    with pytest.raises(FailedPreconditionError, match=message):
+        client_handshake(client, TOKEN, Terms(), deadline())
+
+
+def test_a_server_whose_handshake_has_another_form(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, worker = ends
+    worker.sendall(b"penstock data 99".ljust(48))
+    message = "begins connections as 'penstock data 99', and this process as 'penstock data 6'"
+    with pytest.raises(FailedPreconditionError, match=message):
+        client_handshake(client, TOKEN, Terms(), deadline())

@@ -424,7 +424,7 @@ def test_a_server_that_does_not_know_the_token():
         said = connected.recv(100)
         connected.sendall(said[:48])
         connected.recv(32)
-        connected.sendall(b"\x01" + ProcessLoss().pack() + bytes(PROOF_SIZE))
+        connected.sendall(b"\x01\x01\x00" + ProcessLoss().pack() + bytes(PROOF_SIZE))
 
     with fake_server(pretend) as port:
         client = ControlClient(f"localhost:{port}", SECURITY)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.errors import AlreadyExistsError, UnavailableError, UnfitServerError
-from penstock.service.host import authentication
+from penstock.service.host import admission
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import DataListener
@@ -90,7 +90,7 @@ def test_a_silent_stranger_is_dropped() -> None:
 
 
 def test_many_silent_strangers_do_not_block_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "STRANGERS", 3)
+    monkeypatch.setattr(admission, "STRANGERS", 3)
     with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
         silent = [stranger(listener, "tcp") for _ in range(10)]
         assert works(listener, "tcp")
@@ -100,7 +100,7 @@ def test_many_silent_strangers_do_not_block_clients(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_crowd_of_strangers_competes_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "STRANGERS", 3)
+    monkeypatch.setattr(admission, "STRANGERS", 3)
     with DataListener(echo, SECURITY, handshake_seconds=600) as listener:
         place = split_address(listener.transfers["tcp"])
         lone = socket.create_connection(("127.0.0.1", place[1]), source_address=("127.0.0.2", 0))
@@ -126,7 +126,7 @@ def test_more_guests_than_there_is_room_for() -> None:
 def test_half_of_the_files_are_for_guests(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, most in ((1024, 512), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert authentication._most_guests() == most
+        assert admission._most_guests() == most
 
 
 def test_strangers_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +236,7 @@ def test_after_any_error_the_next_connections_are_accepted(
     with DataListener(echo, SECURITY) as listener:
         for name in ("Stranger", "server_handshake"):
             with monkeypatch.context() as broken:
-                broken.setattr(authentication, name, None)
+                broken.setattr(admission, name, None)
                 with stranger(listener, "tcp") as raw:
                     assert hung_up(raw)
         assert works(listener, "tcp")

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import FailedPreconditionError
 from penstock.service.host import http_server
-from penstock.service.host.authentication import STRANGERS
+from penstock.service.host.admission import STRANGERS
 from penstock.service.host.certificates import make_certificates
 from penstock.service.host.http_server import LARGEST, HttpServer, Page, make_metrics_token
 from penstock.service.host.security import Security

@@ -163,7 +163,9 @@ def test_a_journal_of_a_later_penstock(journal, path):
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 2")
     file.close()
-    with pytest.raises(FailedPreconditionError, match="has format 2, and this .* knows format 1"):
+    with pytest.raises(
+        FailedPreconditionError, match="has format 2, of a newer pen.* up to 1; upgrade"
+    ):
         opened(path)
 
 

@@ -1,5 +1,6 @@
 """The ledger: replies rest on facts on disk, and a full disk changes no state."""
 
+import json
 import shutil
 import threading
 
@@ -21,6 +22,7 @@ from penstock.service.protocol.messages import (
     StreamRange,
 )
 from tests.integration.clusters import until
+from tests.service.host.recorded_journals.record import FOLDER, describe
 
 REGISTER = RegisterDataset("digest", "s", b"spec", Shape("random", length=10**9), 10**9, "data")
 OPEN = OpenIteration("c", "job", 0, "data", JobOptions(1), 7, (1,))
@@ -143,3 +145,24 @@ def test_a_dispatcher_says_in_its_log_that_facts_were_lost(ledger, tmp_path, cap
     first, second = (record.getMessage() for record in caplog.records)
     assert "the dispatcher has lost facts: reader c knows of fact" in first
     assert second.startswith("elements that readers may get twice: job 'job'")
+
+
+@pytest.mark.parametrize("recorded", sorted(FOLDER.glob("*.sqlite")), ids=lambda path: path.stem)
+def test_journals_of_all_formats_are_read(recorded, tmp_path):
+    """The file was written when its format was new. A field that was added since is ignored."""
+    shutil.copy(recorded, tmp_path / "journal")
+    expected = json.loads(recorded.with_suffix(".json").read_text())
+    for _ in range(2):  # The first start writes a snapshot in today's format.
+        ledger = made(tmp_path)
+        assert with_keys_of(describe(ledger.status()), expected) == expected
+        ledger.close()
+
+
+def with_keys_of(found, expected):
+    """`found` without the keys that `expected` does not have."""
+    if isinstance(expected, dict):
+        return {key: with_keys_of(found[key], value) for key, value in expected.items()}
+    if isinstance(expected, list):
+        pairs = zip(found, expected, strict=True)
+        return [with_keys_of(each, wanted) for each, wanted in pairs]
+    return found

@@ -32,7 +32,7 @@ from penstock.service.host.metrics import DISPATCHER_METRICS, WORKER_METRICS
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker_server import Worker
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import PROTOCOL, GetDataset, RegisterWorker, WorkerInfo
+from penstock.service.protocol.messages import GetDataset, RegisterWorker, WorkerInfo
 from penstock.version import VERSION
 from tests.integration.clusters import until
 
@@ -186,7 +186,7 @@ def test_the_number_of_samples_does_not_grow_with_workers_and_jobs(
     for number in range(20):
         info = WorkerInfo(f"w{number}", f"localhost:{number + 1}", "host", {})
         python = ".".join(map(str, sys.version_info[:2]))
-        dispatcher.handle(RegisterWorker(info, PROTOCOL, python, VERSION, 1))
+        dispatcher.handle(RegisterWorker(info, python, 1))
     read_squares(dispatcher, 3)
     after = scrape(dispatcher)
     assert after.keys() == before
@@ -303,7 +303,7 @@ def test_a_dispatcher_is_not_ready_while_the_disk_does_not_store_its_journal(
         raise OSError("the disk is gone")
 
     python = ".".join(map(str, sys.version_info[:2]))
-    joins = RegisterWorker(WorkerInfo("w", "localhost:1", "h", {}), PROTOCOL, python, VERSION, 1)
+    joins = RegisterWorker(WorkerInfo("w", "localhost:1", "h", {}), python, 1)
     with monkeypatch.context() as broken:
         broken.setattr(journals, "_sync", fail)
         broken.setattr(journals.Journal, "compact", lambda journal, facts: None)

@@ -7,8 +7,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import InvalidArgumentError, NotFoundError
 from penstock.service.host import services
-from penstock.service.host.session import greeting, session
-from penstock.service.protocol.messages import PROTOCOL
+from penstock.service.host.session import session
 from tests.integration.clusters import Calls, Cluster
 
 
@@ -57,7 +56,6 @@ def test_a_process_has_one_session_with_a_dispatcher(cluster):
     address = cluster.target.partition("://")[2]
     assert session(address) is session(address)
     assert session(address).status()["dispatcher"] == session(address).dispatcher()
-    assert greeting().protocol == PROTOCOL
 
 
 def test_datasets_are_registered_and_read_by_their_id(cluster):

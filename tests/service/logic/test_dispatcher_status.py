@@ -40,6 +40,7 @@ def test_a_status_is_plain_data() -> None:
             "address": "w:1",
             "host": "here",
             "tags": [],
+            "version": "",
             "streams": 4,
             "rate": 2.0,
             "buffered": 77,

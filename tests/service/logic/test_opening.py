@@ -344,7 +344,7 @@ def test_who_was_lost_may_come_back() -> None:
 
 def test_what_the_host_answers_never_comes_here() -> None:
     with pytest.raises(InternalError, match="Hello is answered by the host"):
-        World().ask(Hello(1, "3.11", "0"))
+        World().ask(Hello("3.11"))
 
 
 def test_heartbeat_replies_have_only_what_is_new() -> None:

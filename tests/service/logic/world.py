@@ -10,7 +10,6 @@ from penstock.service.logic.facts import DispatcherStarted, Fact
 from penstock.service.logic.recovery import snapshot
 from penstock.service.logic.state import Settings, State
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     ClientHeartbeat,
     Grant,
     JobOptions,
@@ -85,7 +84,7 @@ class World:
 
     def worker(self, name: str, address: str = "", host: str = "h") -> Reply:
         info = WorkerInfo(name, address or f"{name}:1", host)
-        return self.ask(RegisterWorker(info, PROTOCOL, "", ""))
+        return self.ask(RegisterWorker(info, ""))
 
     def dataset(self, shape: Shape = RANDOM, cardinality: int = 100, structure: str = "s") -> str:
         request = RegisterDataset("digest", structure, b"spec", shape, cardinality)

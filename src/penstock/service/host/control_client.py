@@ -19,6 +19,7 @@ from penstock.engine.endings import Ending
 from penstock.errors import (
     CancelledError,
     DataLossError,
+    FailedPreconditionError,
     OpError,
     UnauthenticatedError,
     UnavailableError,
@@ -118,6 +119,8 @@ class ControlClient:
         """The reply or None, and why to call again if the reply is None or transient."""
         try:
             answer = self._connections.call(message, time.monotonic() + seconds)
+        except FailedPreconditionError as error:
+            raise FailedPreconditionError(f"dispatcher {self.address} {error.message}") from None
         except (OSError, EOFError) as error:
             failed = error
         else:

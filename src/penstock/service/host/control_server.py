@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 from penstock.engine.endings import Ending
 from penstock.errors import OpError, UnavailableError
-from penstock.service.host.authentication import CONTROL, Admission
+from penstock.service.host.admission import Admission
+from penstock.service.host.authentication import CONTROL
 from penstock.service.host.control_connection import (
     ControlConnection,
     decode_request,
@@ -192,7 +193,7 @@ class CallerThreads:
 
 
 class Caller:
-    """A connection of a client or worker to the dispatcher; a guest of `admission`."""
+    """A connection of a client or worker to the dispatcher; a guest of an `Admission`."""
 
     def __init__(self, connected: socket.socket, key: bytes, threads: CallerThreads) -> None:
         self._connected = connected

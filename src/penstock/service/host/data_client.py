@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.engine.processes.chunk_memory import MappedSlabs, can_share
 from penstock.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     OpError,
     UnauthenticatedError,
@@ -101,6 +102,8 @@ def _connect(
             f"worker {info.address} at {protocol} {address} {error.message}; all processes "
             f"of a service need one token, and this one comes from {security.origin}"
         ) from None
+    except FailedPreconditionError as error:
+        raise FailedPreconditionError(f"worker {info.address} {error.message}") from None
     except (OSError, InvalidArgumentError) as error:  # Errors of the handshake are OSErrors, too.
         raise UnavailableError(
             f"worker {info.address}: no data from {protocol} {address} ({error}); is the worker "

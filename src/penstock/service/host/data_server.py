@@ -1,6 +1,6 @@
 """The worker's side of data connections: listens, admits clients, and answers their fetches.
 
-Only clients that have proved the token reach the handler (see `authentication`). If plans run in
+Only clients that have proved the token reach the handler (see `admission`). If plans run in
 processes of their own, these processes serve the clients instead.
 
 The requests of one connection are answered one after the other, in order. Between two chunks the
@@ -26,10 +26,9 @@ from penstock.engine.trail import with_turns
 from penstock.engine.user_calls import CONTAINED
 from penstock.engine.whereabouts import whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
+from penstock.service.host.admission import Admission, Guest
 from penstock.service.host.authentication import (
     DATA,
-    Admission,
-    Guest,
     ProcessLoss,
     ServerHandshake,
     no_process_loss,

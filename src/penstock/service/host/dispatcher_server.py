@@ -38,7 +38,6 @@ from penstock.service.host.sockets import join_address
 from penstock.service.logic.state import Settings
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     GetArray,
     GetArrayReply,
     GetPlan,
@@ -53,7 +52,6 @@ from penstock.service.protocol.messages import (
     Reply,
     Request,
 )
-from penstock.version import VERSION
 
 _LOG = logging.getLogger("penstock.service")
 
@@ -142,7 +140,6 @@ def _settings(config: DispatcherConfig) -> Settings:
     return Settings(
         dispatcher=uuid.uuid4().hex,
         python=_PYTHON,
-        version=VERSION,
         worker_addresses=tuple(config.worker_addresses or ()),
         worker_timeout=seconds(config.worker_timeout_ms, Settings.worker_timeout),
         job_gc_timeout=seconds(config.job_gc_timeout_ms, 0) or None,
@@ -211,8 +208,8 @@ class _RequestHandler:
 
     def _decide(self, request: Request) -> Reply:
         match request:
-            case Hello(protocol, python, version):
-                _check_peer(protocol, python, version)
+            case Hello(python):
+                _check_python(python)
                 return HelloReply(self.ledger.name, self._functions)
             case PutPlan(digest, offset, total, data):
                 return PutPlanReply(self._plans.put(digest, offset, total, data))
@@ -261,14 +258,9 @@ class _RequestHandler:
         self._arrays.close()
 
 
-def _check_peer(protocol: int, python: str, version: str) -> None:
-    for what, theirs, ours in (
-        ("penstock", version, VERSION),
-        ("the protocol of penstock", str(protocol), str(PROTOCOL)),
-        ("Python", python, _PYTHON),
-    ):
-        if theirs != ours:
-            raise FailedPreconditionError(
-                f"the dispatcher runs {what} {ours}, and this process {theirs}; use the same "
-                "version for the dispatcher, its workers and its clients"
-            )
+def _check_python(python: str) -> None:
+    if python != _PYTHON:
+        raise FailedPreconditionError(
+            f"the dispatcher runs Python {_PYTHON}, and this process {python}; functions travel as "
+            "bytecode: use the same version for the dispatcher, its workers and its clients"
+        )

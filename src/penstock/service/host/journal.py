@@ -41,7 +41,8 @@ from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Reply, Request
 
 _APPLICATION = 0x50454E53  # "PENS"
-_VERSION = 1
+FORMAT = 1
+"""Of the file and of the facts in it; all formats from 1 on are read."""
 _sync = getattr(os, "fdatasync", os.fsync)
 _UNUSABLE = (
     sqlite3.SQLITE_FULL,
@@ -216,11 +217,11 @@ class Journal(Generic[SomeFact]):
             self._check_format(application, version)
         else:
             run(f"PRAGMA application_id = {_APPLICATION}")
-            run(f"PRAGMA user_version = {_VERSION}")
+            run(f"PRAGMA user_version = {FORMAT}")
             run("CREATE TABLE facts (number INTEGER PRIMARY KEY, fact BLOB, sum INTEGER)")
         run("COMMIT")
         # Written in any case: this makes the log exist, and shows whether the disk is writable.
-        run(f"PRAGMA user_version = {_VERSION}")
+        run(f"PRAGMA user_version = {FORMAT}")
         self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
         found = run("SELECT number, sum FROM facts ORDER BY number DESC LIMIT 1").fetchone() or (
             0,
@@ -235,10 +236,10 @@ class Journal(Generic[SomeFact]):
             raise FailedPreconditionError(
                 f"{self._path!r} is not the journal of a dispatcher; choose another work_dir"
             )
-        if version != _VERSION:
+        if version > FORMAT:
             raise FailedPreconditionError(
-                f"the journal {self._path!r} has format {version}, and this penstock knows format "
-                f"{_VERSION}; use the penstock that wrote it, or choose another work_dir"
+                f"the journal {self._path!r} has format {version}, of a newer penstock, and this "
+                f"one reads formats up to {FORMAT}; upgrade penstock, or choose another work_dir"
             )
 
     def _encode_rows(

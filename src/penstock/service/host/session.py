@@ -29,7 +29,6 @@ from penstock.service.host.control_client import ControlClient
 from penstock.service.host.security import Security
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     DatasetInfo,
     GetDataset,
     GetStatus,
@@ -43,7 +42,6 @@ from penstock.service.protocol.messages import (
     Reply,
     Request,
 )
-from penstock.version import VERSION
 
 _ATTEMPTS = 3
 """How often a plan is sent, if the dispatcher forgets it before it is registered."""
@@ -54,7 +52,7 @@ _PART = 4 << 20
 
 def greeting() -> Hello:
     """The first request of each client and worker."""
-    return Hello(PROTOCOL, python_version(), VERSION)
+    return Hello(python_version())
 
 
 def python_version() -> str:

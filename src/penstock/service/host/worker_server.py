@@ -39,7 +39,6 @@ from penstock.service.host.sockets import join_address, split_address
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     HelloReply,
     LeaveWorker,
     RegisterWorker,
@@ -174,7 +173,8 @@ class Worker(Lifecycle):
                 'use data_transfer_protocol="tcp"'
             )
         name = f"{address}/{uuid.uuid4().hex[:12]}"
-        return WorkerInfo(name, address, host_id(), offered, tuple(config.worker_tags or ()))
+        tags = tuple(config.worker_tags or ())
+        return WorkerInfo(name, address, host_id(), offered, tags, VERSION)
 
     @property
     def address(self) -> str:
@@ -276,7 +276,7 @@ class RunningWorker:
 
     def register(self, timeout: float | None = None) -> None:
         """Registers at the dispatcher; raises UnavailableError after `timeout` seconds."""
-        request = RegisterWorker(self.info, PROTOCOL, python_version(), VERSION, os.getpid())
+        request = RegisterWorker(self.info, python_version(), os.getpid())
         self.control.call(request, timeout)
         self._is_registered = True
 
@@ -326,8 +326,10 @@ class RunningWorker:
             try:
                 if not self._ending.is_set():
                     self._send_heartbeat()
-            except OpError:
+            except OpError as error:
                 # The dispatcher may come back: the worker retries until it is stopped.
+                if self._is_registered:
+                    _LOG.warning("worker %s: %s; it retries", self.info.address, error.message)
                 self._note_failed_heartbeat()
             except Exception:
                 self._note_failed_heartbeat()

@@ -51,7 +51,6 @@ from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
-    PROTOCOL,
     ClientHeartbeat,
     ClientHeartbeatReply,
     DatasetInfo,
@@ -209,6 +208,7 @@ def _worker_status(worker: WorkerRecord, now: float) -> dict[str, Any]:
         "address": worker.info.address,
         "host": worker.info.host,
         "tags": list(worker.info.tags),
+        "version": worker.info.version,
         "streams": len(worker.streams),
         "rate": worker.pace.rate,
         "buffered": worker.buffered,
@@ -334,16 +334,11 @@ def register_worker(state: State, request: RegisterWorker) -> Decision:
 def _check_worker(state: State, request: RegisterWorker) -> None:
     settings = state.settings
     where = f"WorkerServer at {request.info.address}"
-    for what, theirs, ours in (
-        ("protocol", request.protocol, PROTOCOL),
-        ("Python", request.python, settings.python),
-        ("penstock", request.version, settings.version),
-    ):
-        if ours and theirs != ours:
-            raise FailedPreconditionError(
-                f"{where}: it has {what} {theirs} and the dispatcher has {ours}; run the same "
-                "versions everywhere"
-            )
+    if settings.python and request.python != settings.python:
+        raise FailedPreconditionError(
+            f"{where}: it has Python {request.python} and the dispatcher has {settings.python}; "
+            "run the same version everywhere"
+        )
     listed = settings.worker_addresses
     if listed and not any(is_at(request.info.address, one) for one in listed):
         raise FailedPreconditionError(

@@ -50,7 +50,6 @@ class Settings:
     """A unique name. If the journal has a name, that one is used instead."""
     python: str = ""
     """The Python version that workers must run; empty: any."""
-    version: str = ""
     worker_addresses: tuple[str, ...] = ()
     """The only addresses that workers may have; empty: any."""
     worker_timeout: float = timing.WORKER_TIMEOUT

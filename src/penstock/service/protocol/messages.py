@@ -13,9 +13,6 @@ import msgspec
 from penstock.plan.shape import Form, Shape
 from penstock.service.protocol import timing
 
-PROTOCOL = 1
-"""The dispatcher refuses peers that speak another protocol."""
-
 UNDECIDED = -1
 """The first lap of a stream of a coordinated read while its consumers have not agreed on one."""
 
@@ -58,6 +55,8 @@ class WorkerInfo(Plain, frozen=True):
     transfers: dict[str, str] = {}
     """The endpoints that serve data, by transfer protocol: tcp, shm."""
     tags: tuple[str, ...] = ()
+    version: str = ""
+    """Its version of the package, for `status`."""
 
 
 class StreamInfo(Plain, frozen=True):
@@ -88,11 +87,9 @@ FEW_CLIENTS = Intervals()
 
 
 class Hello(Message, frozen=True):
-    """The first request of every client and worker; it compares versions."""
+    """The first request of every client and worker; it compares the versions of Python."""
 
-    protocol: int
     python: str
-    version: str
 
 
 class PutPlan(Message, frozen=True):
@@ -292,9 +289,7 @@ class RegisterWorker(Message, frozen=True):
     """A worker registers, for the first time or after a restart of the dispatcher."""
 
     info: WorkerInfo
-    protocol: int
     python: str
-    version: str
     process: int = 0
 
 

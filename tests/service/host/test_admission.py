@@ -150,7 +150,7 @@ CALL = (
 """The beginning of a gRPC call that never sends its message."""
 
 
-@pytest.mark.parametrize("said", [b"", b"p", b"penstock ctrl 2\n", b"\x16\x03\x01\x02", CALL])
+@pytest.mark.parametrize("said", [b"", b"p", b"penstock ctrl 3\n", b"\x16\x03\x01\x02", CALL])
 def test_calls_that_never_get_to_the_point(victim: Victim, member: Member, said: bytes) -> None:
     with crowd(victim.port, 100, lambda stranger: stranger.send(said)):
         assert member.goes_on()
@@ -168,7 +168,7 @@ def test_messages_without_a_proof_take_no_memory(victim: Victim, member: Member)
     before, piece = victim.memory(), bytes(64 << 10)
 
     def shout(stranger: socket.socket) -> None:
-        stranger.sendall(b"penstock ctrl 2\n".ljust(88, b"x"))
+        stranger.sendall(b"penstock ctrl 3\n".ljust(88, b"x"))
         for _ in range(128):
             stranger.sendall(piece)
 
@@ -199,7 +199,7 @@ def test_a_copied_conversation(victim: Victim) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := thief.recv(1 << 16):
                 got += piece
-    refusal = 48 + 1 + len(ProcessLoss().pack()) + PROOF_SIZE
+    refusal = 48 + 3 + len(ProcessLoss().pack()) + PROOF_SIZE
     assert len(answered) > refusal
     # A fresh nonce, and a refusal of the old proof.
     assert len(got) <= refusal
