@@ -27,7 +27,7 @@ ORDER = (
     ("delivery",),
     ("data",),
     ("distribute",),
-    ("shim", "config", "random", "io", "experimental", "cli"),
+    ("shim", "config", "random", "io", "experimental", "launch", "cli"),
     ("__init__", "__main__"),
 )
 RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}

@@ -7,7 +7,7 @@
 [[0, 1], [4, 9], [16]]
 """
 
-from penstock import config, data, distribute, errors, experimental, io, random
+from penstock import config, data, distribute, errors, experimental, io, launch, random
 from penstock.distribute.values.variables import (
     Variable,
     VariableAggregation,
@@ -68,6 +68,7 @@ __all__ = [
     "errors",
     "experimental",
     "io",
+    "launch",
     "random",
     "Variable",
     "VariableAggregation",

@@ -24,11 +24,10 @@ def main(requests: int, parent: int) -> None:
 
 
 def run(channel: socket.socket) -> None:
-    """Runs a worker; the first message names its dispatcher and the token."""
+    """Runs a worker; the first message is its configuration, which holds the token."""
     with channel:
         message = channel.recv(_LARGEST)
         os.dup2(channel.fileno(), 0)
     if message:
-        dispatcher, token = json.loads(message)
-        config = WorkerConfig(dispatcher_address=dispatcher, token=token)
+        config = WorkerConfig(**json.loads(message))
         server_processes.run_worker(WorkerServer(config, start=False), quiet=True, with_stdin=True)

@@ -98,6 +98,21 @@ def free_port() -> int:
 # Calls
 
 
+def test_a_call_in_progress_follows_a_dispatcher_that_moves(server, client):
+    client.call(GetDataset("first"))  # Leaves a connection to the old address.
+    server.stop()
+    moved = ControlServer(echo, "localhost", 0, SECURITY)
+    moved.start()
+    replies: queue.Queue[object] = queue.Queue()
+    calling = threading.Thread(target=lambda: replies.put(client.call(GetDataset("second"))))
+    calling.start()
+    client.move(f"localhost:{moved.port}")
+    assert replies.get(timeout=60) == RegisterDatasetReply("second")
+    assert client.address == f"localhost:{moved.port}"
+    calling.join()
+    moved.stop()
+
+
 def test_a_call_and_its_answer(client):
     assert client.call(GetDataset("1000")) == RegisterDatasetReply("1000")
     assert client.call(GetStatus()) == Ok()

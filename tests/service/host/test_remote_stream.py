@@ -24,6 +24,8 @@ from penstock.errors import (
 from penstock.plan import nodes
 from penstock.service.host.plan_store import PlanCache
 from penstock.service.host.remote_stream import RemoteStream, missing_workers
+from penstock.service.host.security import Security
+from penstock.service.host.session import Session
 from penstock.service.logic.dispatcher_records import LOST
 from penstock.service.logic.facts import ClientGone
 from tests.integration.clusters import Calls, Cluster, settled, until
@@ -282,7 +284,7 @@ def test_the_plan_of_a_part_runs_on_workers_only():
 )
 def test_a_reader_says_how_to_get_workers(local: bool, message: str) -> None:
     links: Any = SimpleNamespace(missing=list)
-    session: Any = SimpleNamespace(local=local, address="host:1")
+    session = Session("host:1", Security(b""), list, local=local)
     assert message in missing_workers(links, session, 0.0).message
 
 

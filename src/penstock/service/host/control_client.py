@@ -76,6 +76,14 @@ class ControlClient:
         self._connections = DispatcherConnections(self._host, self._port, security)
         Ending(self, self._connections.close)
 
+    def move(self, address: str) -> None:
+        """Makes calls, also those in progress, go to `address`, where the dispatcher is now."""
+        host, port = split_address(address)
+        if (host, port) != (self._host, self._port):
+            self._host, self._port = host, port
+            self.address = join_address(host, port)
+            self._connections.move(host, port)
+
     def call(self, request: Request, timeout: float | None = None) -> Reply:
         """The reply of the dispatcher; raises the error that it replied with.
 
@@ -244,6 +252,14 @@ class DispatcherConnections:
             raise
         self._give_back(connection)
         return answer
+
+    def move(self, host: str, port: int) -> None:
+        """Makes new connections go to another address, and cuts those to the old one."""
+        self._address = (host, port)
+        with self._lock:
+            for connected in self._open:
+                shut(connected)
+        self._drop_idle()
 
     def close(self) -> None:
         """Cancels every call in progress; may be called again."""

@@ -105,6 +105,10 @@ class Dispatcher(Lifecycle):
             find_problem=handler.ledger.find_problem,
         )
 
+    def measure(self) -> Values:
+        """The values of its metrics."""
+        return self._handler.measure(self._server.rejections)
+
     @property
     def metrics_url(self) -> str | None:
         """Where /metrics is; None without a metrics port."""

@@ -1,4 +1,6 @@
-"""The workers of `local://`: processes on this machine, which are replaced when they end.
+"""Workers on this machine: processes, which are replaced when they end.
+
+`local://` has all of its workers here, and every worker actor of `ray://` has one.
 
 They are forked from one program, which imports what workers need once for all of them, while this
 process makes the dispatcher. The kernel kills the program with this process, and the workers with
@@ -21,7 +23,8 @@ from collections.abc import Callable
 from penstock.engine.processes import boot
 from penstock.engine.processes.fork_server import ForkServer, ProcessExit, start_program
 from penstock.errors import InternalError, InvalidArgumentError, OpError
-from penstock.service.logic.scaling import WorkerRange
+from penstock.service.host.server_setup import WorkerConfig
+from penstock.service.logic.scaling import WorkerRange, read_range
 from penstock.service.protocol import timing
 
 _LOG = logging.getLogger("penstock.service")
@@ -99,12 +102,17 @@ class LocalWorkers:
                 if self._server is not None:
                     self._start(worker, self._server)
 
-    def begin(self, dispatcher: str, token: str, fail: Callable[[OpError], None]) -> None:
-        """Lets the workers register at `dispatcher`; `fail` is called if workers cannot run."""
+    def begin(self, config: WorkerConfig, fail: Callable[[OpError], None]) -> None:
+        """Lets the workers register; `fail` is called if workers cannot run."""
         with self._changed:
             self._fail = fail
-            self._first_message = json.dumps([dispatcher, token]).encode()
+            self._first_message = json.dumps(config._asdict()).encode()
             self._changed.notify_all()
+
+    def wait_until_empty(self) -> None:
+        """Blocks until all workers that were asked to leave have ended, and none is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._workers or self._closed)
 
     def close(self) -> None:
         """Ends all workers, and kills those that do not end soon; may be repeated."""
@@ -209,15 +217,10 @@ def _wait(program: subprocess.Popen[bytes]) -> int:
 
 def parse_range(rest: str) -> WorkerRange:
     """The fewest and the most workers of `local://4` (four) and `local://1..8`."""
-    first, _, last = rest.partition("..")
-    try:
-        least = int(first) if rest else os.cpu_count() or 1
-        most = int(last) if ".." in rest else least
-    except ValueError:
-        least = most = 0
-    if not 1 <= least <= most:
+    found = read_range(rest or str(os.cpu_count() or 1))
+    if found is None:
         raise InvalidArgumentError(
             f"service.distribute: local://{rest} must name a number of worker processes, like "
             "local://4, or the fewest and the most of them, like local://1..8"
         )
-    return WorkerRange(least, most)
+    return found

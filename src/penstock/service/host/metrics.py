@@ -33,6 +33,10 @@ class Metric(NamedTuple):
     help: str
     label: str = ""
 
+    @property
+    def is_counter(self) -> bool:
+        return self.name.endswith("_total")
+
 
 DISPATCHER_METRICS = (
     Metric("penstock_workers", "Registered workers, by state.", "state"),
@@ -159,8 +163,8 @@ class Collector:
         yield build
 
     def _make_family(self, metric: Metric, value: float | Mapping[str, float]) -> Any:
-        is_counter = metric.name.endswith("_total")
-        kind = self._core.CounterMetricFamily if is_counter else self._core.GaugeMetricFamily
+        core = self._core
+        kind = core.CounterMetricFamily if metric.is_counter else core.GaugeMetricFamily
         if not isinstance(value, Mapping):
             return kind(metric.name, metric.help, value=value)
         family = kind(metric.name, metric.help, labels=[metric.label])

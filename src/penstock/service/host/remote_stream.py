@@ -467,13 +467,8 @@ def missing_consumers(missing: tuple[int, ...], consumers: int) -> OpError:
 def missing_workers(links: Links, session: Session, seconds: float) -> OpError:
     """Why no worker is connected; raises it early if none was ever reached."""
     reasons = links.missing()
-    if not reasons and session.local:
-        return UnavailableError("the worker processes of local:// have not started yet")
     if not reasons:
-        return UnavailableError(
-            f"dispatcher {session.address} has no workers; start one with: "
-            f"penstock worker --dispatcher {session.address}"
-        )
+        return UnavailableError(session.no_workers)
     what = f"no worker can be reached from here ({'; '.join(reasons)})"
     if seconds > timing.UNREACHABLE and links.unreachable and not links.ever:
         raise UnavailableError(f"distribute: {what}")

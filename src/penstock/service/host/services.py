@@ -7,6 +7,7 @@ because the next repetition begins when one has ended.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from penstock.plan.references import decode_spec
 from penstock.plan.resume import seeds_of
 from penstock.service.host.array_store import send_everything
 from penstock.service.host.local_workers import LocalWorkers, parse_range
+from penstock.service.host.ray_options import is_launched
+from penstock.service.host.server_setup import DispatcherConfig
 from penstock.service.host.session import Session, session
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import DatasetInfo, ForgetJobs, ForgetJobsReply
@@ -56,17 +59,24 @@ def _start_local(rest: str) -> Service:
     workers = LocalWorkers(allowed.least)
     try:
         # Imported while the workers start, because only `local://` needs a dispatcher here.
-        from penstock.service.host.local_service import LocalService
+        from penstock.service.host.hosted_service import HostedService
 
-        return LocalService(workers, allowed)
+        return HostedService(DispatcherConfig(token=secrets.token_hex(16)), workers, allowed)
     except BaseException:
         workers.close()
         raise
 
 
+def _start_on_ray(rest: str) -> Service:
+    from penstock.service.host.ray_service import start_service
+
+    return start_service(rest)
+
+
 _SCHEMES: dict[str, Callable[[str], Service]] = {
     "grpc": lambda address: RunningService(session(address)),
     "local": _start_local,
+    "ray": _start_on_ray,
 }
 
 
@@ -161,6 +171,22 @@ def _start_service(service: str, home: Session | None) -> Service:
     return RunningService(home)
 
 
+def outlives_readers(service: str) -> bool:
+    """Whether a service runs also without readers: a dispatcher, or a service launched on Ray."""
+    scheme, rest = parse(service)
+    return scheme == "grpc" or (scheme == "ray" and is_launched(rest))
+
+
+def _find_session(service: str, call: str = "service.distribute") -> Session:
+    """The session with a service that outlives its readers."""
+    scheme, rest = parse(service, call)
+    if scheme == "ray" and is_launched(rest):
+        from penstock.service.host.ray_service import find_session
+
+        return find_session(rest)
+    return session(rest)
+
+
 def register(
     service: str, plan: Node, spec: Any, dataset_id: str | None = None, lasting: bool = False
 ) -> str:
@@ -168,7 +194,7 @@ def register(
 
     `lasting`: the user has the id, so the dispatcher must keep the dataset.
     """
-    dispatcher = session(parse(service)[1])
+    dispatcher = _find_session(service)
     shares = ArrayShares()
     lease = shares.lease(by_content=True)
     try:
@@ -187,12 +213,12 @@ def has_shared_arrays(service: str, plan: Node) -> bool:
 
     Only a reader can share them, so it registers the plan itself.
     """
-    return session(parse(service)[1]).has_shared_arrays(plan)
+    return _find_session(service).has_shared_arrays(plan)
 
 
 def dataset_info(service: str, dataset_id: str) -> DatasetInfo:
     """What the dispatcher of `service` knows of a dataset."""
-    return session(parse(service)[1]).dataset(dataset_id)
+    return _find_session(service).dataset(dataset_id)
 
 
 def spec_of_dataset(info: DatasetInfo) -> Any:
@@ -202,10 +228,10 @@ def spec_of_dataset(info: DatasetInfo) -> Any:
 
 def forget(service: str, job: str | None) -> ForgetJobsReply:
     """Makes the dispatcher of `service` forget a job, or all jobs without readers."""
-    forgotten: ForgetJobsReply = session(parse(service, "forget")[1]).call(ForgetJobs(job))
+    forgotten: ForgetJobsReply = _find_session(service, "forget").call(ForgetJobs(job))
     return forgotten
 
 
 def status(service: str) -> dict[str, Any]:
     """The state of a service, as plain data."""
-    return session(parse(service, "service.status")[1]).status()
+    return _find_session(service, "service.status").status()

@@ -73,6 +73,13 @@ class Session:
         self.here = host_id()
         self.local = local
         """Whether the dispatcher is in this process, and all workers are on this machine."""
+        self.no_workers = (
+            "the worker processes of local:// have not started yet"
+            if local
+            else f"dispatcher {address} has no workers; start one with: "
+            f"penstock worker --dispatcher {address}"
+        )
+        """Why a dispatcher without workers has none."""
         self.failure: OpError | None = None
         """Set once the dispatcher is known to have ended; readers raise it."""
         self._call = call

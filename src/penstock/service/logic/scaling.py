@@ -15,6 +15,17 @@ class WorkerRange(NamedTuple):
     most: int
 
 
+def read_range(text: str) -> WorkerRange | None:
+    """The range that `4` (from four to four) or `1..8` names; None if it names none."""
+    first, dots, last = text.partition("..")
+    try:
+        least = int(first)
+        most = int(last) if dots else least
+    except ValueError:
+        return None
+    return WorkerRange(least, most) if 1 <= least <= most else None
+
+
 class WorkerScaling:
     """Follows a load: grows at once, by no more than a doubling, and shrinks after a while.
 

@@ -132,6 +132,27 @@ SHRINK_AFTER = 10.0
 LOCAL_LINGER = 0.5
 """A service that a client started waits this long for another reader before it ends."""
 
+# Ray
+
+RAY_CONNECT = 5.0
+"""A program waits this long for a connection to the Ray that it is to use."""
+
+RAY_WAIT = 20.0
+"""A reader waits this long for the actor of its service on Ray, and then for the first worker;
+`?wait=` changes the latter."""
+
+RAY_RENEWAL = 1.0
+"""The time between two messages of a program to the actor of a service on Ray that it reads."""
+
+RAY_CALL = 5.0
+"""A message to that actor that is not answered in this time is given up; the next one follows."""
+
+RAY_RETRY = 0.2
+"""After this time a reader looks again for an actor that has ended."""
+
+RAY_UNUSED = 15.0
+"""A service on Ray ends if no program has sent a message for this time."""
+
 # Connections
 
 HANDSHAKE = 10.0
@@ -278,6 +299,10 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         "a local worker stops before it is killed": (
             t["WORKER_LEAVE"] + t["WORKER_CLOSE"] < t["LOCAL_WORKER_END"]
+        ),
+        "a service on Ray outlives several messages of a program": (
+            SEVERAL * t["RAY_RENEWAL"] < t["RAY_UNUSED"]
+            and t["RAY_CALL"] + t["RAY_RENEWAL"] < t["RAY_UNUSED"]
         ),
         "a crashed process is remembered for longer than the pauses": (
             t["CRASH_LONGEST_PAUSE"] + t["EARLY_CRASH"] < t["CRASH_MEMORY"]

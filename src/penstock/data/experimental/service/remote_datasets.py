@@ -49,6 +49,7 @@ def distribute(
             `DispatcherConfig.worker_addresses`.
         service: "grpc://host:port" for a dispatcher, or "local://4" for four processes on this
             machine that run as long as the iterator; "local://1..8" for as many as it can use.
+            "ray://auto" for actors of the running Ray: see docs/ray.md.
         job_name: Datasets with the same job name share the elements of one job; each element goes
             to the reader that asks first.
         consumer_index: For coordinated reads: the index of this consumer.
@@ -225,9 +226,11 @@ def _parse_url(where: str, service: Any) -> str:
 
 
 def _dispatcher_url(where: str, service: Any) -> str:
-    """The URL of a dispatcher, which must outlive iterators."""
+    """The URL of a service, which must outlive iterators."""
+    from penstock.service.host.services import outlives_readers
+
     url = _parse_url(where, service)
-    if not url.startswith("grpc://"):
+    if not outlives_readers(url):
         raise InvalidArgumentError(
             f"{where}: {url} runs only as long as an iterator, and keeps nothing; "
             "start a dispatcher, and give its address"

@@ -1,6 +1,7 @@
-"""`local://N`: a dispatcher in the reader's process, and workers in processes of their own.
+"""A dispatcher in this process, with workers that this process starts.
 
-With a range, as in `local://1..8`, a thread starts as many workers as the readers can use.
+`local://` starts the workers as processes of this machine, `ray://` as actors of Ray. With a range
+of workers, a thread starts as many of them as the readers can use.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import secrets
 import threading
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from penstock.errors import OpError
 from penstock.service.host.dispatcher_server import Dispatcher
-from penstock.service.host.local_workers import LocalWorkers
 from penstock.service.host.runtime import MACHINE
-from penstock.service.host.server_setup import DispatcherConfig
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.session import Session
 from penstock.service.logic.scaling import WorkerRange, WorkerScaling
 from penstock.service.protocol import timing
@@ -26,14 +27,31 @@ _LOG = logging.getLogger("penstock.service")
 _NAME = "penstock-scaling"
 
 
-class LocalService:
+class WorkerGroup(Protocol):
+    """The workers of one service: how they are started, replaced and ended."""
+
+    def begin(self, config: WorkerConfig, fail: Callable[[OpError], None]) -> None:
+        """Lets the workers register; `fail` is called if workers cannot run."""
+
+    def __len__(self) -> int:
+        """The number of workers, without those that leave."""
+
+    def resize(self, count: int) -> None:
+        """Starts workers, or lets the latest ones leave, until there are `count`."""
+
+    def close(self) -> None:
+        """Ends all workers; may be repeated."""
+
+
+class HostedService:
     """Serves until it is closed, or this program ends; it closes `workers`."""
 
-    def __init__(self, workers: LocalWorkers, allowed: WorkerRange) -> None:
+    def __init__(
+        self, config: DispatcherConfig, workers: WorkerGroup, allowed: WorkerRange
+    ) -> None:
         self._workers = workers
         self._closed = threading.Event()
-        token = secrets.token_hex(16)
-        self._dispatcher = dispatcher = Dispatcher(DispatcherConfig(token=token))
+        self.dispatcher = dispatcher = Dispatcher(config)
         _RUNNING.add(self)
         dispatcher.start()
         self.session = Session(
@@ -42,7 +60,7 @@ class LocalService:
             lambda request, _=0: dispatcher.handle(request),
             local=True,
         )
-        workers.begin(dispatcher.address, token, self._fail)
+        workers.begin(WorkerConfig(dispatcher.address, token=config.token), self._fail)
         if allowed.most > allowed.least:
             scaling = WorkerScaling(allowed)
             MACHINE.start(partial(_follow_load, dispatcher, workers, scaling, self._closed), _NAME)
@@ -54,12 +72,12 @@ class LocalService:
         """Ends the workers; may be repeated."""
         self._closed.set()
         self._workers.close()
-        self._dispatcher.stop()
+        self.dispatcher.stop()
         _RUNNING.discard(self)  # Last: `_close_all` closes what an exception left here.
 
 
 def _follow_load(
-    dispatcher: Dispatcher, workers: LocalWorkers, scaling: WorkerScaling, closed: threading.Event
+    dispatcher: Dispatcher, workers: WorkerGroup, scaling: WorkerScaling, closed: threading.Event
 ) -> None:
     """Starts and ends workers as readers can use them, until the service is closed."""
     while not closed.wait(timing.SCALING):
@@ -68,11 +86,11 @@ def _follow_load(
         wanted, running = reply.status["wanted_workers"], len(workers)
         count = scaling.choose(MACHINE.now(), wanted, running)
         if count != running and not closed.is_set():
-            _LOG.info("local://: from %d to %d workers, which readers can use", running, count)
+            _LOG.info("from %d to %d workers, which readers can use", running, count)
             workers.resize(count)
 
 
-_RUNNING: set[LocalService] = set()
+_RUNNING: set[HostedService] = set()
 
 
 @atexit.register

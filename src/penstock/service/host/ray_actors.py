@@ -1,0 +1,254 @@
+"""The actors of a service on Ray: one with the dispatcher, and one for each worker.
+
+The actor with the dispatcher owns those of the workers: when it ends, Ray ends them too, and
+restarts it with new ones. Readers know this actor, and ask it for the dispatcher's address.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from penstock.errors import OpError
+from penstock.service.host.hosted_service import HostedService
+from penstock.service.host.local_workers import LocalWorkers
+from penstock.service.host.ray_metrics import RayMetrics
+from penstock.service.host.ray_options import RayOptions, load_ray
+from penstock.service.host.runtime import MACHINE
+from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
+from penstock.service.logic.scaling import WorkerRange
+from penstock.service.protocol import timing
+
+_LOG = logging.getLogger("penstock.service")
+
+
+class ServicePlace(NamedTuple):
+    """Where the dispatcher of a service is, and why there are no workers, if there are none."""
+
+    address: str
+    problem: str | None
+
+
+class ServiceActor:
+    """A dispatcher and its workers. Unless it is `lasting`, it ends when no program reads.
+
+    Args:
+        options: The options of the service.
+        token: The secret of the service.
+        folder: The name of the journal's folder on this node, unless the options have a `work_dir`.
+    """
+
+    def __init__(self, options: RayOptions, token: str, folder: str) -> None:
+        log_for_ray()
+        self._options, self._token = options, token
+        self._lock = threading.Lock()
+        self._heard = {"": time.monotonic()}  #: guarded by _lock; when each program was last heard
+        self._folder = os.path.join(tempfile.gettempdir(), folder)
+        self._service = self._open(options)
+        MACHINE.start(self._watch, "penstock-ray")
+
+    def _open(self, options: RayOptions) -> HostedService:
+        allowed = _find_range(options)
+        self._workers = RayWorkers(allowed.least, options.cpus)
+        config = DispatcherConfig(
+            host=load_ray().util.get_node_ip_address(),
+            token=self._token,
+            work_dir=options.work_dir or self._folder,
+            fault_tolerant_mode=True,
+        )
+        try:
+            return HostedService(config, self._workers, allowed)
+        except Exception:
+            if not _is_restarted():
+                raise
+            # Ray does not restart an actor that raises here, but one whose process ends. The
+            # process before this one may still hold the journal.
+            _LOG.exception("ray: the dispatcher could not be restarted; tries again")
+            os._exit(1)
+
+    def connect(self, program: str) -> tuple[str, ServicePlace]:
+        """The token and the place of the service, for a program that begins to read."""
+        return self._token, self.renew(program)
+
+    def renew(self, program: str) -> ServicePlace:
+        """The place of the service, for a program that still reads."""
+        with self._lock:
+            self._heard[program] = time.monotonic()
+        return ServicePlace(self._service.dispatcher.address, self._find_problem())
+
+    def options(self) -> RayOptions:
+        return self._options
+
+    def leave(self, program: str) -> None:
+        """Ends the service if no other program reads, unless it is `lasting`."""
+        with self._lock:
+            self._heard.pop(program, None)
+            self._heard.pop("", None)
+            unused = not self._heard
+        if unused and not self._options.lasting:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the service for good; the caller gets no answer."""
+        self._service.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        ray = load_ray()
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    def _find_problem(self) -> str | None:
+        if self._service.dispatcher.status()["workers"]:
+            return None
+        return self._workers.find_problem()
+
+    def _watch(self) -> None:
+        """Publishes metrics, and ends the service when no program has read for a while."""
+        metrics = RayMetrics(self._options.name)
+        while True:
+            time.sleep(timing.RAY_RENEWAL)
+            metrics.publish(self._service.dispatcher.measure())
+            if not self._options.lasting and not self._has_readers():
+                _LOG.info("ray: no program has read for %g s; ends", self._options.linger)
+                self.end()
+
+    def _has_readers(self) -> bool:
+        oldest = time.monotonic() - self._options.linger
+        with self._lock:
+            self._heard = {name: at for name, at in self._heard.items() if at > oldest}
+            return bool(self._heard)
+
+
+class WorkerActor:
+    """One worker, in processes below that of the actor, so that users' functions cannot end it."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        log_for_ray()
+        self._workers = LocalWorkers(1)
+        host = load_ray().util.get_node_ip_address()
+        self._workers.begin(config._replace(host=host), _give_up)
+
+    def confirm(self) -> None:
+        """Returns once Ray has placed the actor."""
+
+    def leave(self) -> None:
+        """Returns when the worker has finished what clients have requested, and has ended."""
+        self._workers.resize(0)
+        self._workers.wait_until_empty()
+
+
+def _give_up(error: OpError) -> None:
+    """Ends the process of the actor; Ray starts another, perhaps on another node."""
+    _LOG.error("ray: %s", error.message)
+    os._exit(1)
+
+
+class RayWorkers:
+    """A `WorkerGroup` of actors, which Ray places on its nodes and restarts."""
+
+    def __init__(self, count: int, cpus: float) -> None:
+        self._ray = load_ray()
+        self._count, self._cpus = count, cpus
+        self._make = self._ray.remote(WorkerActor).options(num_cpus=cpus, max_restarts=-1)
+        self._lock = threading.Lock()
+        """Guards the fields below; no worker is started once `_closed` is set."""
+        self._closed = False
+        self._config: WorkerConfig | None = None
+        self._confirmed: dict[Any, Any] = {}
+        """The actors, and the answer of each, which Ray has once the actor is placed."""
+
+    def begin(self, config: WorkerConfig, fail: Callable[[OpError], None]) -> None:
+        self._config = config
+        self.resize(self._count)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._confirmed)
+
+    def resize(self, count: int) -> None:
+        """As in `WorkerGroup`; starts none while Ray has no room for those that were started."""
+        with self._lock:
+            if self._closed:
+                return
+            for actor in list(self._confirmed)[count:]:
+                del self._confirmed[actor]
+                actor.leave.remote()  # Without a handle, Ray ends the actor after this call.
+            if count > len(self._confirmed) and self._wait_confirmed()[1]:
+                _LOG.info("ray: starts no more workers: %s", self._describe_shortage())
+                return
+            for _ in range(len(self._confirmed), count):
+                actor = self._make.remote(self._config)
+                self._confirmed[actor] = actor.confirm.remote()
+
+    def find_problem(self) -> str:
+        """Why no worker runs."""
+        with self._lock:
+            confirmed, pending = self._wait_confirmed()
+        try:
+            self._ray.get(confirmed)
+        except self._ray.exceptions.RayError as error:
+            return f"Ray cannot start a worker: {error}"
+        return self._describe_shortage() if pending else _STARTING
+
+    def _wait_confirmed(self) -> tuple[list[Any], list[Any]]:
+        """The answers of actors that are placed, and of those that are not."""
+        answers = list(self._confirmed.values())
+        if not answers:
+            return [], []
+        confirmed, pending = self._ray.wait(answers, num_returns=len(answers), timeout=0)
+        return confirmed, pending
+
+    def _describe_shortage(self) -> str:
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return describe_shortage(self._cpus, alive, self._ray.available_resources())
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for actor in self._confirmed:
+                with suppress(Exception):  # Ray ends them with this actor anyway.
+                    self._ray.kill(actor)
+
+
+_STARTING = "the workers have not started yet"
+
+
+def describe_shortage(
+    cpus: float, nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
+) -> str:
+    """Why Ray has no room for a worker, from the resources of its nodes, and what is free."""
+    largest = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
+    total, left = sum(node.get("CPU", 0.0) for node in nodes), free.get("CPU", 0.0)
+    if largest < cpus:
+        return f"a worker needs {cpus:g} CPU, and the largest node of Ray has {largest:g}"
+    if left >= cpus:
+        return _STARTING
+    return (
+        f"Ray has no room for a worker, which needs {cpus:g} CPU: {left:g} of {total:g} CPU on "
+        f"{len(nodes)} nodes are free"
+    )
+
+
+def _find_range(options: RayOptions) -> WorkerRange:
+    if options.workers is not None:
+        return options.workers
+    total = load_ray().cluster_resources().get("CPU", 1.0)
+    return WorkerRange(1, max(1, int(total / (options.cpus or 1.0))))
+
+
+def _is_restarted() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray warns of what its own property uses.
+        return bool(load_ray().get_runtime_context().was_current_actor_reconstructed)
+
+
+def log_for_ray() -> None:
+    """Writes the log of this process to its standard error, which Ray keeps for each actor."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("penstock").setLevel(logging.INFO)

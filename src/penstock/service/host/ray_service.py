@@ -1,0 +1,262 @@
+"""`ray://`: a service whose dispatcher and workers are actors of Ray.
+
+A reader finds the actor with the dispatcher by its name, and starts it if there is none. A thread
+of the reader tells the actor that the program still reads, and learns where the dispatcher is: Ray
+may have restarted it on another node.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from penstock.engine.formats.extras import load_extra
+from penstock.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    OpError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from penstock.service.host.control_client import ControlClient
+from penstock.service.host.ray_actors import ServiceActor, ServicePlace
+from penstock.service.host.ray_options import (
+    AUTO,
+    LOCAL,
+    NAMESPACE,
+    RayOptions,
+    load_ray,
+    parse_rest,
+)
+from penstock.service.host.runtime import MACHINE
+from penstock.service.host.security import Security
+from penstock.service.host.session import Session
+from penstock.service.host.sockets import split_address
+from penstock.service.protocol import timing
+
+_HEAD = "node:__internal_head__"
+"""A resource that only the head node of a cluster has."""
+
+_CALLS = 64
+"""How many calls of readers the actor of a service answers at the same time."""
+
+
+def start_service(rest: str) -> RayService:
+    """The service that `ray://rest` names, which is started if necessary."""
+    options = parse_rest(rest)
+    connect_ray(options.name)
+    return RayService(options)
+
+
+def connect_ray(name: str) -> None:
+    """Connects this program to Ray, unless it is; starts a Ray only for the name `LOCAL`."""
+    ray = load_ray()
+    if ray.is_initialized():
+        return
+    try:
+        if name != LOCAL:
+            _check_cluster()
+        ray.init(address=LOCAL if name == LOCAL else AUTO)
+    except ConnectionError as error:
+        raise FailedPreconditionError(
+            f"ray://{name}: no Ray can be reached ({error}); start one with: ray start --head, or "
+            "use ray://local for a Ray that ends with this program"
+        ) from None
+    except Exception as error:
+        raise FailedPreconditionError(
+            f"ray://{name}: this program cannot use this Ray: {error}"
+        ) from error
+
+
+def _check_cluster() -> None:
+    """Raises ConnectionError if nothing listens where Ray expects a cluster.
+
+    Ray itself would try for minutes to reach a cluster that has ended.
+    """
+    bootstrap = load_extra("ray._private.services", "ray://", "ray")
+    with suppress(AttributeError, ValueError):  # Not of this version; not the address of a host.
+        address = bootstrap.canonicalize_bootstrap_address(AUTO)
+        if address is not None:
+            _check_port(address)
+
+
+def _check_port(address: str) -> None:
+    try:
+        socket.create_connection(split_address(address), timing.RAY_CONNECT).close()
+    except OSError as error:
+        raise ConnectionError(f"{address}: {error}") from None
+
+
+def find_actor(options: RayOptions, token: str) -> Any:
+    """The actor of a service. Only a service of readers is started if there is none."""
+    if options.name in (AUTO, LOCAL):
+        namespace = load_ray().get_runtime_context().namespace
+        return start_actor(options, f"{namespace} {options.text}", token)
+    try:
+        return load_ray().get_actor(options.name, namespace=NAMESPACE)
+    except ValueError:
+        raise NotFoundError(
+            f"ray://{options.name}: Ray has no such service; start it with: "
+            f"penstock.launch.ray(name={options.name!r}), or use ray://auto"
+        ) from None
+
+
+def start_actor(options: RayOptions, name: str, token: str, runtime_env: Any = None) -> Any:
+    """The actor of a service that has a name in Ray, which is started if there is none."""
+    ray = load_ray()
+    # Without a folder that all nodes see, the journal is on the node of the actor. Ray restarts
+    # the actor on this node, the one whose end the cluster does not survive.
+    has_place = options.work_dir is None and _HEAD in ray.cluster_resources()
+    make = ray.remote(ServiceActor).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        max_restarts=-1,
+        max_concurrency=_CALLS,
+        num_cpus=0,
+        resources={_HEAD: 0.001} if has_place else {},
+        runtime_env=runtime_env,
+    )
+    return make.remote(options, token, f"penstock-ray-{uuid.uuid4().hex}")
+
+
+def end_actor(actor: Any) -> None:
+    """Ends a service, and returns when Ray has noticed that."""
+    ray = load_ray()
+    with suppress(ray.exceptions.RayActorError):  # It ends instead of an answer.
+        ray.get(actor.end.remote(), timeout=timing.RAY_CALL)
+
+
+def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str, ServicePlace]:
+    """The actor that `find` returns, its token and its place, once it answers."""
+    ray = load_ray()
+    deadline, deaths = time.monotonic() + timing.RAY_WAIT, 0
+    while True:
+        actor = find()
+        try:
+            left = max(deadline - time.monotonic(), 0.0)
+            return actor, *ray.get(actor.connect.remote(_PROGRAM), timeout=left)
+        except ray.exceptions.GetTimeoutError:
+            with suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+            raise UnavailableError(
+                f"{options.text}: the actor of the service has not answered for "
+                f"{timing.RAY_WAIT:.0f} s; look at: ray status"
+            ) from None
+        except ray.exceptions.RayActorError as error:
+            # It may have just ended, for want of readers, or be about to be restarted.
+            deaths += isinstance(error, ray.exceptions.ActorDiedError)
+            if deaths == _MOST_DEATHS:
+                raise FailedPreconditionError(
+                    f"{options.text}: the actor of the service cannot run; every node needs "
+                    f"the same penstock, and what your functions import: {error}"
+                ) from None
+            time.sleep(timing.RAY_RETRY)
+
+
+_MOST_DEATHS = 3
+
+
+class RayService:
+    """A service on Ray, for readers of this program."""
+
+    def __init__(self, options: RayOptions) -> None:
+        self._ray = load_ray()
+        self._options = options
+        self._token = secrets.token_hex(16)
+        self._closed = threading.Event()
+        place = self._reach()
+        self._started, self._has_worked = time.monotonic(), False
+        security = Security.of_client(place.address, self._token)
+        self._control = ControlClient(place.address, security)
+        self.session = Session(place.address, security, self._control.call)
+        self._note(place)
+        MACHINE.start(self._follow, "penstock-ray")
+
+    def close(self) -> None:
+        """Ends this use of the actors. They end when no program has used them for a while."""
+        self._closed.set()
+
+    def _reach(self) -> ServicePlace:
+        """Finds the actor of the service, or starts it with the token that its readers know."""
+        options = self._options
+        found = reach_actor(options, lambda: find_actor(options, self._token))
+        self._actor, self._token, place = found
+        _leave_at_exit(options.text, self._actor)
+        return place
+
+    def _follow(self) -> None:
+        """Tells the actor that this program reads, until the service is closed or has failed."""
+        while self.session.failure is None and not self._closed.wait(timing.RAY_RENEWAL):
+            try:
+                self._note(self._renew())
+            except OpError as error:
+                self.session.failure = error
+
+    def _renew(self) -> ServicePlace | None:
+        """The place of the service; None if the actor is being restarted."""
+        ray, errors = self._ray, self._ray.exceptions
+        if not ray.is_initialized():  # A call would start a new Ray.
+            raise UnavailableError(f"{self._options.text}: this program has shut down Ray")
+        try:
+            place: ServicePlace = ray.get(
+                self._actor.renew.remote(_PROGRAM), timeout=timing.RAY_CALL
+            )
+            return place
+        except errors.ActorDiedError:
+            return self._reach()
+        except errors.RayError:
+            return None
+
+    def _note(self, place: ServicePlace | None) -> None:
+        if place is None:
+            return
+        self._control.move(place.address)
+        if place.problem is None:
+            self._has_worked = True
+            return
+        self.session.no_workers = place.problem
+        if not self._has_worked and time.monotonic() - self._started > self._options.wait:
+            self._actor.leave.remote(_PROGRAM)
+            raise ResourceExhaustedError(
+                f"{self._options.text}: waited {self._options.wait:g} s, and {place.problem}; "
+                "ask for fewer CPU (?cpus=), add nodes, or wait longer (?wait=600)"
+            )
+
+
+@functools.cache
+def find_session(rest: str) -> Session:
+    """The session with a launched service, for calls of this program besides reading."""
+    return start_service(rest).session
+
+
+_PROGRAM = uuid.uuid4().hex
+"""The name of this program, for the actors that it uses."""
+
+_USED: dict[str, Any] = {}
+"""The actors of services that this program has used."""
+
+
+def _leave_at_exit(name: str, actor: Any) -> None:
+    """Makes this program leave a service when it ends."""
+    if not _USED:
+        # Now, after ray was imported: what is registered last runs first.
+        atexit.register(_leave_all)
+    _USED[name] = actor
+
+
+def _leave_all() -> None:
+    ray = load_ray()
+    answers = [actor.leave.remote(_PROGRAM) for actor in _USED.values() if ray.is_initialized()]
+    for answer in answers:
+        with suppress(ray.exceptions.RayError):  # It has ended with this call.
+            ray.get(answer, timeout=timing.RAY_CALL)
