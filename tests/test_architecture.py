@@ -16,7 +16,7 @@ from scripts.architecture_map import BEGIN, END, PACKAGE, PAGE, ROOT, first_sent
 
 # A room imports from rooms of earlier lines and from itself, not from other rooms of its line.
 ORDER = (
-    ("errors", "version"),
+    ("errors", "missing_names", "version"),
     ("element",),
     ("plan",),
     ("engine",),

@@ -1,13 +1,14 @@
 """Input for model training: the tf.data language on NumPy.
 
-`penstock.data.Dataset` is where to begin; `import penstock as tf` runs ported code.
+`penstock.Dataset` is where to begin; `import penstock as tf` runs ported code.
 
 >>> import penstock
->>> [batch.tolist() for batch in penstock.data.Dataset.range(5).map(lambda x: x * x).batch(2)]
+>>> [batch.tolist() for batch in penstock.Dataset.range(5).map(lambda x: x * x).batch(2)]
 [[0, 1], [4, 9], [16]]
 """
 
 from penstock import config, data, distribute, errors, experimental, io, launch, random
+from penstock.data import Dataset
 from penstock.distribute.values.variables import (
     Variable,
     VariableAggregation,
@@ -43,6 +44,7 @@ from penstock.element.spec import (
     TensorSpec,
     TypeSpec,
 )
+from penstock.missing_names import missing_from_penstock
 from penstock.shim import (
     cast,
     constant,
@@ -70,6 +72,7 @@ __all__ = [
     "io",
     "launch",
     "random",
+    "Dataset",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -120,4 +123,4 @@ def __getattr__(name: str) -> DType:
     """Loads `bfloat16`, whose package is imported at the first use."""
     if name == "bfloat16":
         return as_dtype(name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    raise missing_from_penstock(name, __all__)

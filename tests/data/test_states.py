@@ -50,7 +50,7 @@ WRONG: list[tuple[Dataset, Callable[[dict[str, Any]], Any], str]] = [
     (
         TEN,
         with_(plan="zip:0"),
-        r"another pipeline \(zip:0 instead of range:.*; build the dataset as",
+        r"another pipeline: 'zip:0' became 'range:.*; build the dataset as",
     ),
     (TEN, with_(plan=5), "saved by another pipeline"),
     (TEN, with_(at="junk"), "'at' is not what state_dict.. makes, 'junk'"),

@@ -204,12 +204,16 @@ def dtype(where: str, name: str, value: Any) -> DType:
         raise InvalidTypeError(f"{where}: {name}: {message}") from None
 
 
+_FOREIGN = "; that one is TensorFlow's own: write penstock.TensorSpec with the same arguments"
+
+
 def signature(where: str, value: Any, name: str = "output_signature") -> Any:
     """A structure of specs."""
     for leaf in nest.flatten(value)[0]:
         if not isinstance(leaf, TypeSpec):
             raise InvalidTypeError(
                 f"{where}: {name} must hold specs such as TensorSpec, got {describe(leaf)}"
+                f"{_FOREIGN if type(leaf).__module__.startswith('tensorflow') else ''}"
             )
     return value
 

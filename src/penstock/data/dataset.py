@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from penstock.data import (
     adapters,
     element_specs,
     foreign_datasets,
+    inspection,
     mixing,
     padding,
     sampling,
@@ -54,6 +55,7 @@ from penstock.errors import (
     OutOfRangeError,
     UnimplementedError,
 )
+from penstock.missing_names import missing
 from penstock.plan import codec, nodes, packed, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
@@ -1772,6 +1774,33 @@ class Dataset:
         """
         return show.explain(self._plan)
 
+    def peek(self, count: int = 1) -> list[Any]:
+        """The first elements, in a list; fewer if there are no more.
+
+        >>> Dataset.range(10).batch(4).peek(2)
+        [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
+        """
+        return inspection.peek(self, check.integer("Dataset.peek", "count", count, 0))
+
+    def diff(self, other: Dataset) -> str:
+        """Where two datasets first differ, in words; empty if they are equal.
+
+        >>> print(Dataset.range(5).diff(Dataset.range(5).map(lambda x: x if x < 3 else 7)))
+        element 3 is 3 in the first dataset, 7 in the second
+        >>> Dataset.range(5).diff(Dataset.range(5))
+        ''
+        """
+        return inspection.find_difference(self, other)
+
+    def benchmark(self, seconds: float = 3.0) -> inspection.Benchmark:
+        """Reads the dataset for at most so many seconds, and measures it.
+
+        >>> found = Dataset.range(1000).batch(10).benchmark(seconds=0.5)
+        >>> found.elements
+        100
+        """
+        return inspection.benchmark(self, seconds)
+
     # Frameworks
 
     def as_torch(
@@ -1856,8 +1885,13 @@ class Dataset:
 
     def __repr__(self) -> str:
         spec = known_spec(self._plan)
-        shown = "" if spec is None else f" element_spec={spec}"
-        return f"<Dataset {self._plan.label}{shown}>"
+        shown = "" if spec is None else f", element_spec={spec}"
+        return f"<Dataset {show.title(self._plan)}, {show.count(self._plan)}{shown}>"
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing("Dataset", name, dir(type(self)))
 
 
 def _from_bytes(plan: bytes) -> Dataset:

@@ -30,7 +30,7 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeEr
 from penstock.plan import seeds
 from penstock.plan.nodes import IterationCounter, Node, is_shared, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.resume import draws_inside, seeds_of, structure, with_seeds
+from penstock.plan.resume import draws_inside, operators, seeds_of, structure, with_seeds
 from penstock.plan.seeds import derive
 
 _NO_ROW = object()
@@ -212,6 +212,7 @@ class Iterator:
         return {
             "version": VERSION,
             "plan": self._structure,
+            "operators": list(self._operators),
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
@@ -221,6 +222,10 @@ class Iterator:
     @functools.cached_property
     def _structure(self) -> str:
         return structure(self._plan)
+
+    @functools.cached_property
+    def _operators(self) -> list[str]:
+        return operators(self._plan)
 
     def _here(self) -> Place:
         """The place of the element that the caller gets next."""

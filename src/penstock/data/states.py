@@ -6,11 +6,12 @@ this module checks that every operator has one.
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Map, Node
-from penstock.plan.resume import chosen_seeds, structure
+from penstock.plan.resume import chosen_seeds, operators, structure
 
 VERSION = 1
 
@@ -42,12 +43,26 @@ def _check(state: Any, plan: Node, seeds: list[int | None]) -> None:
         )
     if state["plan"] != structure(plan):
         raise _WrongStateError(
-            f"the state was saved by another pipeline ({state['plan']} instead of "
-            f"{structure(plan)}); build the dataset as it was built when the state was saved "
-            "(prefetch and num_parallel_calls may differ)"
+            f"the state was saved by another pipeline: {_difference(state, plan)}; build the "
+            "dataset as it was built when the state was saved (prefetch and num_parallel_calls "
+            "may differ)"
         )
     _check_numbers(state, seeds)
     _check_place(state["at"], plan)
+
+
+def _difference(state: dict[str, Any], plan: Node) -> str:
+    """What became of the operators that saved a state, in words."""
+    old, new = state.get("operators"), operators(plan)
+    if not isinstance(old, list) or not all(isinstance(text, str) for text in old) or old == new:
+        return f"{state['plan']!r:.60} became {structure(plan)!r}"
+    changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    found = [
+        f"{'.'.join(old[a:b]) or 'nothing'} became {'.'.join(new[c:d]) or 'nothing'}"
+        for kind, a, b, c, d in changes
+        if kind != "equal"
+    ]
+    return ", ".join(found)
 
 
 def _check_numbers(state: dict[str, Any], seeds: list[int | None]) -> None:

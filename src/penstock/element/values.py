@@ -89,6 +89,8 @@ def _from_array(array: np.ndarray[Any, Any]) -> Any:
 def _advice(kinds: Iterable[type]) -> str:
     if any(issubclass(kind, dict) for kind in kinds):
         return 'make a dict of lists, like {"a": [1, 2]}, or use a tuple'
+    if type(None) in kinds:
+        return "replace each None, for example by -1 or numpy.nan, or leave these rows out"
     return "use a tuple for a structure"
 
 

@@ -79,10 +79,10 @@ def _stacking_error(leaves: Any) -> InvalidArgumentError:
             "its elements part of the outer dataset"
         )
     shapes = [np.shape(leaf) for leaf in leaves]
-    odd = next((shape for shape in shapes if shape != shapes[0]), shapes[0])
+    odd = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), 0)
     return InvalidArgumentError(
-        f"Dataset.batch: elements of one batch have shapes {shapes[0]} and {odd}; "
-        "use padded_batch or ragged_batch"
+        f"Dataset.batch: element 0 of the batch has the shape {shapes[0]}, but element {odd} has "
+        f"{shapes[odd]}; use padded_batch or ragged_batch"
     )
 
 

@@ -23,6 +23,19 @@ def structure(node: Node) -> str:
     return f"{texts[0]}:{hashlib.sha256(','.join(texts).encode()).hexdigest()[:12]}"
 
 
+_LONGEST_TEXT = 80
+
+
+def operators(node: Node) -> list[str]:
+    """What `structure` depends on as texts for people, one for each operator, the first first."""
+    texts = [text for part in node.inputs for text in operators(part)]
+    if Trait.ADVISORY in node.traits:
+        return texts
+    settings = (text for text in _settings(node) if not text.endswith(("=None", "=False")))
+    text = f"{node.label}({', '.join(settings)})"
+    return [*texts, text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."]
+
+
 def _operator_texts(node: Node, served: bool = False) -> Iterator[str]:
     if Trait.ADVISORY not in node.traits:
         yield node.label

@@ -41,7 +41,7 @@ def tree(node: Node, depth: int = 0, options: Options | None = None) -> Iterator
     options = Options() if options is None else options
     mode = "random access" if node.blocked is None else "stream"
     own = f" ({node.obstacle})" if node.obstacle is not None else ""
-    yield f"  {'  ' * depth}{title(node)}  [{_count(node)}; {mode}{own}]"
+    yield f"  {'  ' * depth}{title(node)}  [{count(node)}; {mode}{own}]"
     if isinstance(node, Distribute):
         yield from (f"  {'  ' * depth}  - {line}" for line in _sharing(node, options))
     if isinstance(node, Map) and node.parallel is not None and not node.vectorized:
@@ -147,7 +147,8 @@ def _worth_showing(value: Any, default: Any) -> bool:
     return isinstance(value, kinds) and not (type(value) is type(default) and value == default)
 
 
-def _count(node: Node) -> str:
+def count(node: Node) -> str:
+    """`5 elements`: how many there are, in words."""
     words = {INFINITE: "endless", UNKNOWN: "unknown number of elements"}
-    count = node.cardinality
-    return words.get(count, f"{count} element{'' if count == 1 else 's'}")
+    known = node.cardinality
+    return words.get(known, f"{known} element{'' if known == 1 else 's'}")

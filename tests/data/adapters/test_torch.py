@@ -30,7 +30,7 @@ def test_it_is_an_iterable_dataset_of_tensors() -> None:
     made = Dataset.range(5).batch(2).as_torch()
     assert isinstance(made, IterableDataset)
     assert lists(made) == lists(made) == [[0, 1], [2, 3], [4]]
-    assert repr(made).startswith("<TorchDataset of <Dataset batch element_spec=")
+    assert repr(made).startswith("<TorchDataset of <Dataset batch(size=")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
