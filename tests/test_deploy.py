@@ -64,8 +64,9 @@ def free_port(ports: range = range(1)) -> int:
 def running(command: list[str], folder: Path, **environment: str) -> Iterator[Any]:
     """A program that finds the command `penstock`; it is killed if it is still there at the end."""
     script = folder / "penstock"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
-    script.chmod(0o755)
+    if not script.exists():  # A program that runs cannot be written again.
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')
+        script.chmod(0o755)
     paths = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
