@@ -587,6 +587,26 @@ class Dataset:
         return Dataset(foreign_datasets.plan_huggingface(dataset, columns, fill))
 
     @staticmethod
+    def from_ray(dataset: Any, columns: Sequence[str] | None = None, fill: Any = None) -> Dataset:
+        """The rows of a dataset of Ray Data, each a dict of its columns.
+
+        Args:
+            dataset: A `ray.data.Dataset`, which Ray computes anew in each iteration, in one order
+                (this sets its `preserve_order`); or what its `materialize()` returned, whose rows
+                this process holds, with random access.
+            columns: Which columns to read; all by default.
+            fill: What takes the place of a missing value: one value, or a dict by column.
+
+        >>> def read(path):
+        ...     import ray.data
+        ...     return Dataset.from_ray(ray.data.read_parquet(path)).batch(32)
+        >>> Dataset.from_ray([1, 2])
+        Traceback (most recent call last):
+        penstock.errors.InvalidTypeError: Dataset.from_ray: needs a ray.data.Dataset, got ...
+        """
+        return Dataset(foreign_datasets.plan_ray(dataset, columns, fill))
+
+    @staticmethod
     def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
         """The items of a PyTorch dataset, as NumPy values.
 
@@ -1872,6 +1892,25 @@ class Dataset:
         penstock.errors.InvalidArgumentError: Dataset.as_keras: the dataset is infinite; say ...
         """
         return adapters.load("Dataset.as_keras", "keras").adapt(self, steps_per_epoch)
+
+    def to_ray(self, num_blocks: int | None = None) -> Any:
+        """The elements as a `ray.data.Dataset`, whose blocks tasks of Ray compute.
+
+        Elements are dicts of columns, or single values, which become the column "item". Strings
+        are bytes; leaves of different shapes are objects of Python. Rows have the order of this
+        dataset if `preserve_order` is set in the options of Ray Data.
+
+        Args:
+            num_blocks: How many tasks compute it, at most; by default two for each CPU. A plan
+                that cannot be divided (see `explain`) is computed by one.
+
+        >>> def write(dataset, path):
+        ...     dataset.to_ray().write_parquet(path)
+        >>> Dataset.range(3).map(lambda x: (x, x)).to_ray()
+        Traceback (most recent call last):
+        penstock.errors.InvalidArgumentError: Dataset.to_ray: elements must be dicts of columns, ...
+        """
+        return adapters.load("Dataset.to_ray", "ray").adapt(self, num_blocks)
 
     @property
     def __plan__(self) -> Node:

@@ -1,4 +1,4 @@
-"""Frames and datasets of other libraries: pandas, Polars, Hugging Face and PyTorch.
+"""Frames and datasets of other libraries: pandas, Polars, Hugging Face, PyTorch and Ray Data.
 
 Nothing here imports a library before the user has passed one of its objects.
 """
@@ -6,7 +6,8 @@ Nothing here imports a library before the user has passed one of its objects.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock.element.values import as_element, spec_of
 from penstock.engine.formats.arrow_columns import ArrowBlock, check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.tables import Selection
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Generator, Map, Node, Range, Unbatch
 
@@ -123,12 +124,19 @@ def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
     stream = dataset.with_format("arrow")
     features = dataset.features
     schema = _first_schema(call, stream) if features is None else features.arrow_schema
+    return _plan_tables(call, functools.partial(stream.iter, _ROWS), schema, None, fill)
+
+
+def _plan_tables(
+    call: str, tables: Callable[[], Iterator[Any]], schema: Any, columns: Any, fill: Any
+) -> Node:
+    """The rows of Arrow tables of one schema, which `tables` makes anew for each iteration."""
     specs = specs_of(schema)
-    names = select_columns(call, None, specs, "")
+    names = select_columns(call, columns, specs, "")
     kinds = {name: schema.field(name).type for name in names}
     selection = Selection(call, "", names, check_fill(call, fill, kinds))
-    batches = Function(functools.partial(iterate_batches, stream, selection))
-    signature = nest.map_structure(lambda spec: spec.batch(None), specs)
+    batches = Function(functools.partial(iterate_batches, tables, selection))
+    signature = {name: nest.map_structure(lambda s: s.batch(None), specs[name]) for name in names}
     return Unbatch(Generator(batches, (), signature))
 
 
@@ -139,10 +147,10 @@ def _first_schema(call: str, stream: Any) -> Any:
     return first.schema
 
 
-def iterate_batches(stream: Any, selection: Selection) -> Iterator[Any]:
-    """The columns of the Arrow tables of a Hugging Face stream."""
+def iterate_batches(tables: Callable[[], Iterator[Any]], selection: Selection) -> Iterator[Any]:
+    """The columns of Arrow tables, a batch at a time."""
     first = 0
-    for table in stream.iter(_ROWS):
+    for table in tables():
         for batch in table.combine_chunks().to_batches():
             rows = ArrowBlock(batch, first, selection).rows(range(batch.num_rows), take)
             yield nest.unflatten(rows.tree, rows.columns)
@@ -151,6 +159,56 @@ def iterate_batches(stream: Any, selection: Selection) -> Iterator[Any]:
 
 _ROWS = 256
 """How many rows of a stream are converted at once."""
+
+
+def plan_ray(dataset: Any, columns: Any, fill: Any) -> Node:
+    """The rows of a dataset of Ray Data: by position if it is materialized, else in its order."""
+    call = "Dataset.from_ray"
+    if not comes_from(dataset, "ray") or not hasattr(dataset, "to_arrow_refs"):
+        raise InvalidTypeError(f"{call}: needs a ray.data.Dataset, got {check.describe(dataset)}")
+    arrow, data = load_extra("pyarrow", call), load_extra("ray.data", call, "ray")
+    if isinstance(dataset, data.dataset.MaterializedDataset):
+        blocks = load_extra("ray", call, "ray").get(dataset.to_arrow_refs())
+        table = arrow.concat_tables(map(_with_plain_tensors, blocks))
+        return plan_table("from_ray", table, columns=columns, fill=fill)
+    # A saved state counts rows, so each iteration must have the same order.
+    dataset.context.execution_options.preserve_order = True
+    try:
+        first = dataset.take_batch(1, batch_format="pyarrow")
+    except ValueError:
+        raise InvalidArgumentError(f"{call}: the dataset is empty") from None
+    schema = _with_plain_tensors(first).schema
+    return _plan_tables(call, functools.partial(iterate_ray, dataset), schema, columns, fill)
+
+
+def iterate_ray(dataset: Any) -> Iterator[Any]:
+    """The rows of a dataset of Ray Data, as Arrow tables; Ray computes it for this iteration."""
+    if not load_extra("ray", "Dataset.from_ray", "ray").is_initialized():
+        raise FailedPreconditionError(
+            "Dataset.from_ray: this process is not connected to Ray; read the dataset in a program "
+            "or task of Ray, or save it to files that workers read"
+        )
+    batches = dataset.iter_batches(batch_size=_ROWS, batch_format="pyarrow")
+    return map(_with_plain_tensors, batches)
+
+
+def _with_plain_tensors(table: Any) -> Any:
+    """The table with Ray's columns of tensors as columns of Arrow's own type for tensors."""
+    for number, field in enumerate(table.schema):
+        if getattr(field.type, "extension_name", "").startswith("ray.data.arrow_tensor"):
+            table = table.set_column(number, field.name, _plain_tensors(table.column(number)))
+    return table
+
+
+def _plain_tensors(column: Any) -> Any:
+    arrow = load_extra("pyarrow", "Dataset.from_ray")
+    shape = tuple(column.type.shape)
+    kind = arrow.fixed_shape_tensor(column.type.storage_type.value_type, shape)
+    chunks = []
+    for chunk in column.chunks:
+        lists = arrow.FixedSizeListArray.from_arrays(chunk.storage.flatten(), math.prod(shape))
+        chunks.append(arrow.ExtensionArray.from_storage(kind, lists))
+    return arrow.chunked_array(chunks, kind)
 
 
 def plan_torch(dataset: Any, parallel: Any) -> Node:

@@ -6,8 +6,6 @@ renames it when it is complete. Readers see nothing before the client commits al
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,21 +15,16 @@ from typing import Any
 import numpy as np
 
 from penstock.data import arguments as check
-from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.dataset import Dataset
 from penstock.data.experimental.service.remote_datasets import distribute
-from penstock.element.chunk import Chunk
+from penstock.data.shard_contents import ShardContent, divide_plan, read_shard
 from penstock.element.dtypes import int64
 from penstock.element.spec import TensorSpec
-from penstock.engine.context import Context
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.runs import RunWriter
-from penstock.engine.lower import chunks_of
-from penstock.errors import AbortedError, InvalidArgumentError
-from penstock.plan import codec, nodes, seeds
-from penstock.plan.nodes import INFINITE, Node, options_of
-from penstock.plan.shape import ENDLESS, Form, Shape
-from penstock.plan.splits import piece, shape_of
+from penstock.errors import AbortedError
+from penstock.plan import codec, seeds
 
 _WHERE = "distributed_save"
 _SHARDS = 128
@@ -64,7 +57,7 @@ def distributed_save(
     folder = check.path(_WHERE, "path", path)
     folder = folder if "://" in folder else os.path.abspath(folder)
     packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
-    contents = _divide(plan)
+    contents = divide_plan(_WHERE, plan, _SHARDS)
     run = RunWriter(folder, compression=packing, shard=None, call=_WHERE, spec=dataset.element_spec)
     try:
         files = [run.make_shard(number) for number in range(len(contents))]
@@ -95,42 +88,6 @@ def _write_shards(write: ShardWriter, shards: int, service: Any) -> Iterator[int
 
 
 @dataclass(frozen=True)
-class ShardContent:
-    """The content of one shard: a range of the elements, or of the pieces, of a plan."""
-
-    kind: Form
-    start: int
-    stop: int
-    streams: int
-
-    def plans(self, plan: Node) -> Iterator[Node]:
-        """The plans whose elements the shard holds, in order."""
-        if self.kind == Form.SPLIT:
-            for stream in range(self.start, self.stop):
-                yield piece(plan, Form.SPLIT, stream, self.streams)
-        elif self.kind == Form.RANDOM:
-            whole = piece(plan, Form.RANDOM, 0, 1)
-            yield nodes.Take(nodes.Skip(whole, self.start), self.stop - self.start)
-        else:
-            yield piece(plan, Form.SINGLE, 0, 1)
-
-
-def _divide(plan: Node) -> tuple[ShardContent, ...]:
-    shape: Shape = shape_of(plan)
-    if plan.cardinality == INFINITE or shape.streams == ENDLESS:
-        raise InvalidArgumentError(
-            f"{_WHERE}: the dataset has no end, so it is never saved; take() some of it"
-        )
-    total = shape.length if shape.kind == Form.RANDOM else shape.streams
-    shards = min(total, _SHARDS)
-    ends = [total * number // shards for number in range(shards + 1)] if shards else []
-    return tuple(
-        ShardContent(shape.kind, start=start, stop=stop, streams=shape.streams)
-        for start, stop in itertools.pairwise(ends)
-    )
-
-
-@dataclass(frozen=True)
 class ShardWriter:
     """A function of a shard's number that writes this shard and returns its number of elements."""
 
@@ -147,7 +104,7 @@ class ShardWriter:
         name = file if "://" in file else f"{file}.{secrets.token_hex(8)}"
         writer = ChunkWriter(name, self.packing, _WHERE)
         try:
-            for chunk in self._chunks(self.contents[number]):
+            for chunk in read_shard(self.plan, self.contents[number], self.key):
                 writer.write(fit_chunk(chunk, self.spec, _WHERE))
             writer.close()
         except BaseException:
@@ -156,13 +113,3 @@ class ShardWriter:
         if name != file:
             os.replace(name, file)
         return np.int64(writer.count)
-
-    def _chunks(self, content: ShardContent) -> Iterator[Chunk]:
-        for plan in content.plans(_decode_plan(self.plan)):
-            context = Context(ENVIRONMENT, epoch=(0,), key=self.key, options=options_of(plan))
-            yield from chunks_of(plan, context)
-
-
-@functools.lru_cache(maxsize=4)
-def _decode_plan(plan: bytes) -> Node:
-    return codec.decode(plan)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 
 import penstock
@@ -16,13 +17,15 @@ from penstock.data.experimental import service
 from penstock.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
+    InvalidTypeError,
     NotFoundError,
     OpError,
     ResourceExhaustedError,
 )
-from penstock.service.host import ray_actors, ray_options
-from penstock.service.logic.scaling import WorkerRange
 from tests.integration.clusters import until
+
+# Ray uses its own deprecated names.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ENVIRONMENT = {
     # Ray listens on the loopback device, as on other systems than Linux.
@@ -190,7 +193,7 @@ PROGRAM = """
 import sys
 sys.path[:0] = {path!r}
 import ray
-from tests.service.host.test_ray_service import read
+from tests.integration.test_ray import read
 {begin}
 iterator = iter(read("ray://auto?workers=1"))
 try:
@@ -233,52 +236,51 @@ def test_without_a_cluster_there_is_an_error_and_no_ray():
     assert printed.endswith("False\n")
 
 
-@pytest.mark.parametrize(
-    ("rest", "reason"),
-    [
-        ("auto?workers=0", "workers must be a number, like 4"),
-        ("?workers=4..2", "workers must be a number, like 4"),
-        ("?cpus=-1", "cpus must be a number, at least 0, got '-1'"),
-        ("?wait=soon", "wait must be a number, at least 0, got 'soon'"),
-        ("?gpus=1", "the keys must be different ones of workers, cpus, wait, linger, work_dir"),
-        ("?cpus=1&cpus=2", "the keys must be different ones"),
-        ("auto?workers", "'workers' must be key=value pairs"),
-        ("features?workers=3", "the service 'features' was launched with its options"),
-    ],
-)
-def test_wrong_urls_are_errors(rest, reason):
-    with pytest.raises(InvalidArgumentError, match=f"ray://{rest}: {reason}".replace("?", r"\?")):
-        ray_options.parse_rest(rest)
+def test_rows_of_ray_data(nodes):
+    import ray.data
+
+    def make(batch):
+        number = batch["id"]
+        text = np.array([f"n{n}" for n in number])
+        return {
+            "id": number,
+            "tensor": np.ones((len(number), 2, 3)) * number[:, None, None],
+            "text": text,
+        }
+
+    lazy = ray.data.range(10, override_num_blocks=2).map_batches(make)
+    streamed = Dataset.from_ray(lazy)
+    rows = list(streamed.as_numpy_iterator())
+    assert [row["text"] for row in rows] == [b"n%d" % n for n in range(10)]
+    assert rows[7]["tensor"].tolist() == np.full((2, 3), 7.0).tolist()
+    iterator = iter(streamed)
+    state = [next(iterator) for _ in range(6)] and iterator.state_dict()
+    iterator = iter(streamed)
+    iterator.load_state_dict(state)
+    assert [int(row["id"]) for row in iterator] == [6, 7, 8, 9]
+    elsewhere = streamed.apply(service.distribute("distributed_epoch", "local://1"))
+    with pytest.raises(OpError, match="Dataset.from_ray: this process is not connected to Ray"):
+        list(elsewhere)
+    table = Dataset.from_ray(lazy.materialize(), columns=["id"]).shuffle(10, seed=1)
+    assert sorted(int(row["id"]) for row in table) == list(range(10))
+    assert table.cardinality() == 10
+    with pytest.raises(InvalidArgumentError, match="Dataset.from_ray: the dataset is empty"):
+        Dataset.from_ray(ray.data.range(0))
+    with pytest.raises(InvalidTypeError, match="Dataset.from_ray: needs a ray.data.Dataset"):
+        Dataset.from_ray([1, 2])
 
 
-def test_options_of_a_url():
-    options = ray_options.parse_rest("?workers=4..64&cpus=0.5&wait=600&linger=60&work_dir=/shared")
-    assert options == ray_options.RayOptions(
-        name="auto",
-        workers=WorkerRange(4, 64),
-        cpus=0.5,
-        wait=600,
-        linger=60,
-        work_dir="/shared",
-    )
-    assert ray_options.parse_rest("auto") == ray_options.parse_rest("")
-    assert ray_options.parse_rest("local").name == "local"
-
-
-@pytest.mark.parametrize("name", ["", "auto", "local", "a?b", "a/b", "a:b", 3])
-def test_names_of_launched_services_are_words(name):
-    with pytest.raises(InvalidArgumentError, match="launch.ray: name must be a word"):
-        penstock.launch.ray(name)
-
-
-@pytest.mark.parametrize(
-    ("cpus", "free", "reason"),
-    [
-        (1, 0.5, "no room for a worker, which needs 1 CPU: 0.5 of 6 CPU on 2 nodes are free"),
-        (8, 6.0, "a worker needs 8 CPU, and the largest node of Ray has 4"),
-        (1, 2.0, "the workers have not started yet"),
-    ],
-)
-def test_a_shortage_names_the_resource(cpus, free, reason):
-    nodes = [{"CPU": 4.0, "memory": 1e9}, {"CPU": 2.0}]
-    assert reason in ray_actors.describe_shortage(cpus, nodes, {"CPU": free})
+def test_datasets_for_ray_data(nodes):
+    made = Dataset.range(10).map(lambda x: {"x": x, "text": b"n%d" % x, "many": np.arange(x)})
+    blocks = made.to_ray(num_blocks=2)
+    blocks.context.execution_options.preserve_order = True
+    rows = blocks.take_all()
+    assert [row["x"] for row in rows] == list(range(10))
+    assert [row["text"] for row in rows] == [b"n%d" % n for n in range(10)]
+    assert [list(row["many"]) for row in rows] == [list(range(n)) for n in range(10)]
+    odd = Dataset.range(10).filter(lambda x: x % 2 == 1).to_ray(num_blocks=1)
+    assert sorted(row["item"] for row in odd.take_all()) == [1, 3, 5, 7, 9]
+    with pytest.raises(InvalidArgumentError, match="Dataset.to_ray: the dataset has no end"):
+        made.repeat().to_ray()
+    with pytest.raises(InvalidArgumentError, match="Dataset.to_ray: elements must be dicts"):
+        Dataset.range(3).map(lambda x: (x, x)).to_ray()

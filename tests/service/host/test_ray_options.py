@@ -1,0 +1,59 @@
+"""The options of services on Ray, and why Ray has no room for a worker."""
+
+import pytest
+
+import penstock
+from penstock.errors import InvalidArgumentError
+from penstock.service.host import ray_actors, ray_options
+from penstock.service.logic.scaling import WorkerRange
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [
+        ("auto?workers=0", "workers must be a number, like 4"),
+        ("?workers=4..2", "workers must be a number, like 4"),
+        ("?cpus=-1", "cpus must be a number, at least 0, got '-1'"),
+        ("?wait=soon", "wait must be a number, at least 0, got 'soon'"),
+        ("?gpus=1", "the keys must be different ones of workers, cpus, wait, linger, work_dir"),
+        ("?cpus=1&cpus=2", "the keys must be different ones"),
+        ("auto?workers", "'workers' must be key=value pairs"),
+        ("features?workers=3", "the service 'features' was launched with its options"),
+    ],
+)
+def test_wrong_urls_are_errors(rest, reason):
+    with pytest.raises(InvalidArgumentError, match=f"ray://{rest}: {reason}".replace("?", r"\?")):
+        ray_options.parse_rest(rest)
+
+
+def test_options_of_a_url():
+    options = ray_options.parse_rest("?workers=4..64&cpus=0.5&wait=600&linger=60&work_dir=/shared")
+    assert options == ray_options.RayOptions(
+        name="auto",
+        workers=WorkerRange(4, 64),
+        cpus=0.5,
+        wait=600,
+        linger=60,
+        work_dir="/shared",
+    )
+    assert ray_options.parse_rest("auto") == ray_options.parse_rest("")
+    assert ray_options.parse_rest("local").name == "local"
+
+
+@pytest.mark.parametrize("name", ["", "auto", "local", "a?b", "a/b", "a:b", 3])
+def test_names_of_launched_services_are_words(name):
+    with pytest.raises(InvalidArgumentError, match="launch.ray: name must be a word"):
+        penstock.launch.ray(name)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "free", "reason"),
+    [
+        (1, 0.5, "no room for a worker, which needs 1 CPU: 0.5 of 6 CPU on 2 nodes are free"),
+        (8, 6.0, "a worker needs 8 CPU, and the largest node of Ray has 4"),
+        (1, 2.0, "the workers have not started yet"),
+    ],
+)
+def test_a_shortage_names_the_resource(cpus, free, reason):
+    nodes = [{"CPU": 4.0, "memory": 1e9}, {"CPU": 2.0}]
+    assert reason in ray_actors.describe_shortage(cpus, nodes, {"CPU": free})
