@@ -176,7 +176,9 @@ class Link:
         self.damaged = 0
         """How many chunks in a row arrived damaged."""
 
-    def fetch(self, request: int, work: Work, start: int, stop: int, mark: Any) -> None:
+    def fetch(
+        self, request: int, work: Work, start: int, stop: int, mark: Any, trace: str = ""
+    ) -> None:
         if not self.owed:
             self.heard, self.where = self._now(), ""
         self.owed.add(request)
@@ -185,7 +187,7 @@ class Link:
             self._tasks[work] = self._opened
             self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
-        self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark))
+        self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark, trace))
 
     def silence(self, now: float) -> float:
         """Seconds since the worker last sent something."""

@@ -17,6 +17,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -48,6 +49,7 @@ from penstock.service.host.sockets import (
     tune_for_data,
 )
 from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
+from penstock.service.host.worker_traces import trace_answer
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     CloseTask,
@@ -396,6 +398,7 @@ class FetchServer:
         try:
             task = self._find_task(fetch)
             self._receive_arrived()
+            started = time.time_ns() if fetch.trace else 0
             parts = task.fetch(
                 fetch.start,
                 fetch.stop,
@@ -403,6 +406,8 @@ class FetchServer:
                 horizon=self._horizon(fetch),
                 is_cancelled=self._is_client_gone,
             )
+            if fetch.trace:
+                parts = trace_answer(fetch.trace, parts, started, self._owner.address)
             for part in parts:
                 self._send(fetch.request, part, task.trail.began)
             length = None if self._is_client_gone() else task.length(fetch.stop)

@@ -24,6 +24,7 @@ from penstock.errors import (
 from penstock.plan.shape import Form
 from penstock.service.host.agent import Agent
 from penstock.service.host.data_client import Link, Links
+from penstock.service.host.reader_traces import ReaderTraces
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import Failure, Feed, Piece
 from penstock.service.logic.fetching import Ask, Fetcher
@@ -67,6 +68,7 @@ class Deliveries:
         tree: Tree,
         worker_timeout: float,
         now: Callable[[], float],
+        traces: ReaderTraces | None = None,
     ) -> None:
         self.work = work
         self._fetcher = fetcher
@@ -75,6 +77,7 @@ class Deliveries:
         self._structures = Structures(tree)
         self._silence = timing.WORKER_SILENCE * worker_timeout
         self._now = now
+        self._traces = traces
         self._broken: dict[str, None] = {}
         """Workers whose connection broke, until a new one is open or cannot be opened."""
         self._losses: dict[str, int] = {}
@@ -189,7 +192,8 @@ class Deliveries:
         work = self._work_of(ask.feed)
         try:
             link = self._links[ask.worker]
-            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark)
+            trace = "" if self._traces is None else self._traces.request(ask)
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace)
         except (KeyError, UnavailableError):
             self.lose(ask.worker)
         except DeadlineExceededError as error:
@@ -264,6 +268,8 @@ class Deliveries:
                 self._give_up(link, reason)
 
     def _process_rows(self, rows: Rows, columns: list[Any]) -> None:
+        if self._traces is not None:
+            self._traces.note_arrival(rows.request, rows.start)
         at = rows.start
         places = columns.pop() if self._fetcher.takes_turns else None
         for piece in self._structures.pieces(rows, columns):
@@ -276,6 +282,8 @@ class Deliveries:
             self._fetcher.mark(rows.request, rows.mark)
 
     def _process_failure(self, failed: Failed) -> None:
+        if self._traces is not None:
+            self._traces.note_arrival(failed.request, failed.ordinal, failed.kind)
         failure: Piece = Failure(from_failed(failed))
         if self._fetcher.takes_turns:
             failure = Placed(failure, [failed.place])

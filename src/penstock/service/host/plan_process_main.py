@@ -16,6 +16,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ import msgspec
 from penstock.engine.call_watch import RECORD_SIZE, CallWatch, start_watch
 from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
+from penstock.service.host import tracer
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
@@ -149,6 +151,7 @@ class PlanProcessMain:
             case Begin(address, watched):
                 if watched:
                     start_watch(open_watch(descriptor))
+                tracer.set_up()
                 self._tasks = self._make_tasks(address)
             case TakeClient(number, protocol, name, compression, checks):
                 connected = socket.socket(fileno=descriptor)
@@ -176,9 +179,12 @@ class PlanProcessMain:
             self._send(ClientLeft(number))
 
     def _close(self) -> None:
-        """Closes the streams, but does not wait long for users' functions to return."""
+        """Closes the streams and sends the last spans, but does not wait long for users' functions
+        to return, nor for a collector of spans."""
         if hasattr(self, "_tasks"):
-            _start_thread(self._tasks.close).join(timing.PLAN_PROCESS_CLOSE)
+            deadline = time.monotonic() + timing.PLAN_PROCESS_CLOSE
+            for thread in [_start_thread(task) for task in (self._tasks.close, tracer.flush)]:
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _drain(self) -> None:
         self._gate.wait(None)

@@ -33,6 +33,7 @@ from penstock.plan.shape import Form, Shape
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.host.data_client import Connect, Link, Links
 from penstock.service.host.deliveries import Deliveries
+from penstock.service.host.reader_traces import ReaderTraces
 from penstock.service.host.runtime import MACHINE, Bell, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.client import Reading, claims_of
@@ -94,6 +95,7 @@ class RemoteStream(Stream):
         self._links = Links(opening.connect, self._bell, opening.runtime)
         self._agent = self._start_agent()
         self._end = Ending(self, _close, self._agent, self._links, self._bell, leave)
+        self._traces = ReaderTraces.of_job(opening.opened.work.job, opening.request.job)
         self._deliveries = Deliveries(
             work=self._own_work(opening.opened),
             fetcher=self._reading.fetcher,
@@ -102,6 +104,7 @@ class RemoteStream(Stream):
             tree=opening.tree,
             worker_timeout=opening.opened.worker_timeout,
             now=self._now,
+            traces=self._traces,
         )
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
         self._names: tuple[str, ...] = (opening.request.client,)
@@ -136,6 +139,15 @@ class RemoteStream(Stream):
         return self._deliveries.work
 
     def pull(self, limit: int) -> Chunk:
+        if self._traces is None:
+            return self._pull(limit)
+        started = self._now()
+        try:
+            return self._pull(limit)
+        finally:
+            self._traces.note_pull(self._now() - started)
+
+    def _pull(self, limit: int) -> Chunk:
         piece = None
         if self._failure is None and not self._ended:
             piece = self._take_arrived(limit)
@@ -278,6 +290,8 @@ class RemoteStream(Stream):
             first = msgspec.structs.replace(self._opening.request, last=self._agent.last)
             self._opening.again(first)
         self._reading.forget_leases()
+        if self._traces is not None:
+            self._traces.close()
         request, opened = self._open_again()
         self._deliveries.work = self._own_work(opened)
         self._agent.become(request, opened)
@@ -418,6 +432,8 @@ class RemoteStream(Stream):
         self._reading.give_back(count)
 
     def close(self) -> None:
+        if self._traces is not None:
+            self._traces.close()
         # The caller has used what it was given; no other reader may get it again.
         self._report_everything()
         if not self._agent.stop() and self._reading.leased:

@@ -274,6 +274,11 @@ class Feed:
         self._hand_out(start, start + len(piece))
         return start, piece
 
+    def has_handed_out(self, ordinal: int) -> bool:
+        """Whether an element was handed out."""
+        ahead = any(start <= ordinal < stop for start, stop in self.ahead.items())
+        return ordinal < self.next or ahead
+
     def _hand_out(self, start: int, stop: int) -> None:
         if start != self.next:
             self.ahead[start] = stop

@@ -51,6 +51,8 @@ class InputFeed(Feed):
         self.inputs = first, count
         self.lengths: tuple[int, ...] | None = None
         """How many places each input has, once all are known."""
+        self.reached = start
+        """Behind the highest ordinal that was handed out."""
 
     @property
     def whole(self) -> bool:
@@ -100,6 +102,11 @@ class InputFeed(Feed):
                 if place // WIDTH >= index:
                     return start + offset
         return self.length or 0
+
+    def has_handed_out(self, ordinal: int) -> bool:
+        """Whether an element was handed out; of several inputs, this holds for the first element
+        of the first input."""
+        return ordinal < self.reached
 
     def let_go(self, start: int) -> Piece:
         """Removes the piece that begins at an ordinal; it was handed out."""
@@ -320,6 +327,7 @@ class InterleaveOrder(FeedOrder):
         """Notes that `rows` elements were handed out; `place` is the place of the last one."""
         assert slot.piece is not None
         slot.at += rows
+        slot.feed.reached = max(slot.feed.reached, slot.at)
         if place & 1:
             places = (int(place) % WIDTH >> 1) + 1 - slot.position
             slot.position += places

@@ -67,6 +67,8 @@ class Fetch(Message, frozen=True):
     start: int
     stop: int
     mark: Mark | None = None
+    trace: str = ""
+    """The W3C `traceparent` under which the worker traces element `start`; empty: it does not."""
 
 
 class Release(Message, frozen=True):
