@@ -103,6 +103,12 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
     _server_arguments(parser, "port to listen on (default: a free one)")
     parser.add_argument("--work-dir", metavar="FOLDER", help="folder for the journal")
     parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="wait until the dispatcher that uses the same --work-dir has ended or is silent for "
+        f"{timing.HOLD_SILENCE:g} s, and take over",
+    )
+    parser.add_argument(
         "--worker-timeout",
         type=float,
         metavar="SECONDS",
@@ -126,7 +132,10 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _worker_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dispatcher", required=True, metavar="HOST:PORT", help="where the dispatcher listens"
+        "--dispatcher",
+        required=True,
+        metavar="HOST:PORT",
+        help="where the dispatcher listens; with a standby: HOST:PORT,HOST:PORT",
     )
     _server_arguments(parser, "port to send data from (default: a free one)")
     parser.add_argument(
@@ -213,8 +222,11 @@ def dispatcher(given: argparse.Namespace) -> int:
         worker_addresses=given.worker_address,
         worker_timeout_ms=_milliseconds(given.worker_timeout),
         forget_after_ms=_milliseconds(given.forget_after),
+        standby=given.standby,
         **_server_options(given),
     )
+    if given.standby and given.work_dir:
+        print(f"penstock dispatcher stands by for {given.work_dir}", flush=True)
     return server_processes.run_dispatcher(DispatchServer(config, start=False))
 
 
@@ -304,6 +316,9 @@ Starts a dispatcher and prints its address. It runs until Ctrl-C or SIGTERM.
 
 With --work-dir it keeps a journal there. After a crash, start it again with the same --port and
 --work-dir: it continues where it was, and so do all readers.
+
+With --standby it takes over from a dispatcher that ends or hangs, if both have the same --work-dir
+(on shared storage). Readers and workers then name both: grpc://data1:5050,data2:5050
 
 example:
   penstock dispatcher --port 5050 --work-dir ~/penstock

@@ -31,7 +31,7 @@ DRAIN_SECONDS = 30.0
 
 
 def run_dispatcher(server: DispatchServer) -> int:
-    """Serves until a signal stops it."""
+    """Serves until a signal stops it, or until another dispatcher has its work_dir."""
     with server:
         address = server.target.removeprefix("grpc://")
         print(
@@ -40,7 +40,7 @@ def run_dispatcher(server: DispatchServer) -> int:
             flush=True,
         )
         _print_metrics_url(server)
-        return _serve_until_signal(server.join, server.stop)
+        return _serve_until_signal(server.join, server.stop) or int(server.failed)
 
 
 def run_worker(

@@ -46,6 +46,7 @@ from penstock.service.host.control_connection import (
 from penstock.service.host.control_server import ControlServer
 from penstock.service.host.data_server import DataListener
 from penstock.service.host.security import Security
+from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     ErrorReply,
     GetDataset,
@@ -93,6 +94,66 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+# Several addresses
+
+
+def test_the_address_that_listens_is_found(server):
+    gone = free_port()
+    client = ControlClient(f"localhost:{gone},localhost:{server.port}", SECURITY)
+    assert client.call(GetStatus()) == Ok()
+    assert client.address == f"localhost:{gone},localhost:{server.port}"
+    client.close()
+
+
+def test_an_address_that_accepts_and_says_nothing_is_left(server, monkeypatch):
+    """As a dispatcher that is stopped: the system accepts connections for it."""
+    monkeypatch.setattr(timing, "CONTROL_FAILOVER", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        port = stopped.getsockname()[1]
+        client = ControlClient(f"localhost:{port},localhost:{server.port}", SECURITY)
+        assert client.call(GetStatus()) == Ok()
+        client.close()
+
+
+def test_all_addresses_of_a_name_are_tried(server, monkeypatch):
+    found = socket.getaddrinfo("127.0.0.1", server.port, type=socket.SOCK_STREAM)
+    other = socket.getaddrinfo("127.0.0.1", free_port(), type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: other + found)
+    client = ControlClient("dispatcher.example.org:5050", SECURITY)
+    assert client.call(GetStatus()) == Ok()
+    client.close()
+
+
+def test_one_of_the_names_is_not_known(server, monkeypatch):
+    look_up = socket.getaddrinfo
+
+    def look_up_local(host, *arguments, **named):
+        if host == "gone.example.org":
+            raise socket.gaierror("not known")
+        return look_up(host, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_local)
+    client = ControlClient(f"gone.example.org:1,localhost:{server.port}", SECURITY)
+    assert client.call(GetStatus()) == Ok()
+    client.close()
+    with pytest.raises(UnavailableError, match="the name of the host is not known"):
+        ControlClient("gone.example.org:1,gone.example.org:2", SECURITY, 0.01).call(GetStatus())
+
+
+def test_a_dispatcher_that_may_not_answer_is_left(server):
+    """It lost its folder, and has not closed its port yet."""
+
+    def refuse(request):
+        raise UnavailableError("lost work_dir")
+
+    former = ControlServer(refuse, "localhost", 0, SECURITY)
+    former.start()
+    client = ControlClient(f"localhost:{former.port},localhost:{server.port}", SECURITY)
+    assert client.call(GetStatus()) == Ok()
+    client.close()
+    former.stop()
 
 
 # Calls

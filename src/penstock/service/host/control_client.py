@@ -3,6 +3,9 @@
 A request is repeated until it is answered, so the dispatcher must expect to receive it twice. A
 connection carries one call at a time, in the thread that calls. There are as many connections as
 there were calls at the same time, and a few of them are kept for later calls.
+
+A dispatcher with a standby has several addresses: in the target, separated by commas, or of one
+name in the DNS. Only the dispatcher that acts answers. If one address fails, the next one is tried.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import ssl
 import threading
 import time
 import weakref
+from typing import Any, NamedTuple
 
 from penstock.engine.endings import Ending
 from penstock.errors import (
@@ -39,7 +43,7 @@ from penstock.service.host.sockets import (
     keep_alive,
     numeric_host,
     shut,
-    split_address,
+    split_addresses,
 )
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import ErrorReply, Reply, Request
@@ -58,10 +62,10 @@ def is_transient(reply: Reply) -> bool:
 
 
 class ControlClient:
-    """Calls the dispatcher at `address` (host:port), from any thread, through its restarts.
+    """Calls the dispatcher at `address`, from any thread, through its restarts.
 
     Args:
-        address: `host:port`.
+        address: `host:port`, or several of them, separated by commas.
         security: The token and the certificates.
         timeout: For how many seconds a call is repeated while the dispatcher does not answer.
     """
@@ -69,20 +73,21 @@ class ControlClient:
     def __init__(
         self, address: str, security: Security, timeout: float = timing.DISPATCHER_TIMEOUT
     ) -> None:
-        self._host, self._port = split_address(address)
-        self.address = join_address(self._host, self._port)
+        addresses = split_addresses(address)
+        self._host, self._port = addresses[0]
+        self.address = _join_addresses(addresses)
         self._security, self._timeout = security, timeout
         self._closed = threading.Event()
-        self._connections = DispatcherConnections(self._host, self._port, security)
+        self._connections = DispatcherConnections(addresses, security)
         Ending(self, self._connections.close)
 
     def move(self, address: str) -> None:
         """Makes calls, also those in progress, go to `address`, where the dispatcher is now."""
-        host, port = split_address(address)
-        if (host, port) != (self._host, self._port):
-            self._host, self._port = host, port
-            self.address = join_address(host, port)
-            self._connections.move(host, port)
+        addresses = split_addresses(address)
+        if (joined := _join_addresses(addresses)) != self.address:
+            self._host, self._port = addresses[0]
+            self.address = joined
+            self._connections.move(addresses)
 
     def call(self, request: Request, timeout: float | None = None) -> Reply:
         """The reply of the dispatcher; raises the error that it replied with.
@@ -104,9 +109,11 @@ class ControlClient:
         left, silent = timeout, timeout > timing.CONTROL_WARNING_CALLS
         while True:
             attempts += 1
-            reply, reason = self._attempt(message, max(min(left, timing.CONTROL_ATTEMPT), least))
+            longest = self._connections.longest_attempt(attempts)
+            reply, reason = self._attempt(message, min(max(left, least), longest))
             if reply is not None and not is_transient(reply):
                 return reply
+            self._connections.try_another()
             left = timeout - (time.monotonic() - start)
             if left <= 0:
                 if reply is not None:
@@ -175,6 +182,10 @@ class ControlClient:
         self._closed.set()
 
 
+def _join_addresses(addresses: list[tuple[str, int]]) -> str:
+    return ",".join(join_address(*each) for each in addresses)
+
+
 def _reason_of(error: OSError | EOFError) -> str:
     """Why a call failed, in few words."""
     match error:
@@ -215,17 +226,31 @@ _MISMATCHES = (
 )
 
 
+class Candidate(NamedTuple):
+    """One address at which the dispatcher may listen."""
+
+    host: str
+    family: socket.AddressFamily
+    address: Any
+
+
 class DispatcherConnections:
-    """Connections to the dispatcher at `host` and `port`, made when they are needed.
+    """Connections to the dispatcher at one of some addresses, made when they are needed.
 
     Calls raise OSError, which includes penstock's own errors, or EOFError. After `close`, also at
     the end of the program, they raise CancelledError.
     """
 
-    def __init__(self, host: str, port: int, security: Security) -> None:
-        self._address, self._security = (host, port), security
+    def __init__(self, addresses: list[tuple[str, int]], security: Security) -> None:
+        self._addresses, self._security = addresses, security
+        self._count = len(addresses)
+        """How many candidates there were when they were last looked up."""
+        self._turn = 0
+        """Which of them is tried first. Threads may overwrite each other's change, without harm."""
         self._closed = False  #: written under _lock; never becomes False again
-        self._open: set[socket.socket] = set()  #: guarded by _lock
+        self._open: dict[socket.socket, Candidate] = {}  #: guarded by _lock
+        self._skipped: dict[Any, float] = {}  #: guarded by _lock
+        """Addresses that did not answer in time, and until when other addresses are tried first."""
         self._reset()
         _ALL.add(self)
 
@@ -244,6 +269,7 @@ class DispatcherConnections:
             connection.send(message, deadline)
             answer = connection.receive(deadline)
         except BaseException as error:
+            self._note_silence(connection.connected, deadline)
             self._close(connection.connected)
             self._drop_idle()  # A dispatcher that closed one has probably restarted.
             self._check_open()
@@ -253,13 +279,25 @@ class DispatcherConnections:
         self._give_back(connection)
         return answer
 
-    def move(self, host: str, port: int) -> None:
-        """Makes new connections go to another address, and cuts those to the old one."""
-        self._address = (host, port)
+    def move(self, addresses: list[tuple[str, int]]) -> None:
+        """Makes new connections go to other addresses, and cuts those to the old ones."""
+        self._addresses, self._count = addresses, len(addresses)
         with self._lock:
             for connected in self._open:
                 shut(connected)
         self._drop_idle()
+
+    def longest_attempt(self, attempt: int) -> float:
+        """How many seconds the n-th attempt of a call may take, from 1 on."""
+        if self._count == 1:
+            return timing.CONTROL_ATTEMPT
+        return min(timing.CONTROL_ATTEMPT, timing.CONTROL_FAILOVER * 2.0 ** (attempt - 1))
+
+    def try_another(self) -> None:
+        """Has the next call try the next address first, if there are several."""
+        if self._count > 1:
+            self._turn += 1
+            self._drop_idle()
 
     def close(self) -> None:
         """Cancels every call in progress; may be called again."""
@@ -290,7 +328,7 @@ class DispatcherConnections:
 
     def _close(self, connected: socket.socket) -> None:
         with self._lock:
-            self._open.discard(connected)
+            self._open.pop(connected, None)
         connected.close()
 
     def _connect(self, deadline: float) -> ControlConnection:
@@ -301,39 +339,75 @@ class DispatcherConnections:
                 connected = self._start_tls(context, connected, deadline)
             key = client_handshake(connected, self._security.token, Terms(), deadline, CONTROL).key
         except BaseException:
+            self._note_silence(connected, deadline)
             self._close(connected)
             self._check_open()
             raise
         return ControlConnection(connected, key, client=True)
 
     def _open_socket(self, deadline: float) -> socket.socket:
-        """A TCP connection to the first address of the host that accepts one."""
-        host, port = self._address
+        """A TCP connection to the first candidate that accepts one."""
+        candidates = self._find_candidates()
         failed = OSError("the host has no address")
-        for family, kind, _, _, address in socket.getaddrinfo(
-            numeric_host(host), port, type=socket.SOCK_STREAM
-        ):
-            connected = self._register(socket.socket(family, kind))
+        for candidate in self._order(candidates):
+            connected = socket.socket(candidate.family, socket.SOCK_STREAM)
+            self._register(connected, candidate)
             try:
                 set_deadline(connected, deadline)
-                connected.connect(address)
+                connected.connect(candidate.address)
+                self._turn = candidates.index(candidate)
                 return connected
             except OSError as error:
                 failed = error
+                self._note_silence(connected, deadline)
                 self._close(connected)
                 self._check_open()
         raise failed
 
+    def _order(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates to try, without those that did not answer just now."""
+        first, now = self._turn % len(candidates), time.monotonic()
+        ordered = candidates[first:] + candidates[:first]
+        with self._lock:
+            some = [each for each in ordered if self._skipped.get(each.address, 0.0) <= now]
+        return some or ordered
+
+    def _note_silence(self, connected: socket.socket, deadline: float) -> None:
+        """Has the next calls try other addresses, if this one did not answer in time."""
+        now = time.monotonic()
+        with self._lock:
+            if now >= deadline and connected in self._open:
+                self._skipped[self._open[connected].address] = now + timing.CONTROL_FAILOVER
+
+    def _find_candidates(self) -> list[Candidate]:
+        """All addresses, in the order of the target; raises if no host is known."""
+        found: list[Candidate] = []
+        unknown: list[socket.gaierror] = []
+        for host, port in self._addresses:
+            try:
+                for family, _, _, _, address in socket.getaddrinfo(
+                    numeric_host(host), port, type=socket.SOCK_STREAM
+                ):
+                    found.append(Candidate(host, family, address))
+            except socket.gaierror as error:
+                unknown.append(error)
+        if not found:
+            raise unknown[0]
+        self._count = len(found)
+        return found
+
     def _start_tls(
         self, context: ssl.SSLContext, connected: socket.socket, deadline: float
     ) -> ssl.SSLSocket:
+        with self._lock:
+            candidate = self._open[connected]
         # The certificate must name the host as the user wrote it.
         encrypted = context.wrap_socket(
-            connected, server_hostname=self._address[0], do_handshake_on_connect=False
+            connected, server_hostname=candidate.host, do_handshake_on_connect=False
         )
         with self._lock:
-            self._open.discard(connected)
-        self._register(encrypted)
+            self._open.pop(connected, None)
+        self._register(encrypted, candidate)
         try:
             set_deadline(encrypted, deadline)
             encrypted.do_handshake()
@@ -342,12 +416,12 @@ class DispatcherConnections:
             raise
         return encrypted
 
-    def _register(self, connected: socket.socket) -> socket.socket:
+    def _register(self, connected: socket.socket, candidate: Candidate) -> None:
         """Registers a socket that `close` then shuts down; raises if `close` was called."""
         with self._lock:
             if not self._closed:
-                self._open.add(connected)
-                return connected
+                self._open[connected] = candidate
+                return
         connected.close()
         raise self._cancelled_error()
 
@@ -357,7 +431,7 @@ class DispatcherConnections:
 
     def _cancelled_error(self) -> CancelledError:
         return CancelledError(
-            f"dispatcher {join_address(*self._address)}: the connection was closed here"
+            f"dispatcher {_join_addresses(self._addresses)}: the connection was closed here"
         )
 
 

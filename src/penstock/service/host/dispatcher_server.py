@@ -1,6 +1,7 @@
 """The dispatcher as a server: answers requests on control connections as the logic decides.
 
-With a `work_dir` it can be killed at any time and restarted; clients and workers then continue.
+With a `work_dir` it can be killed at any time and restarted, or a standby takes over; clients and
+workers then continue.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import platform
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.engine.endings import Ending
 from penstock.engine.formats.files import translate_errors
-from penstock.errors import FailedPreconditionError
+from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.control_server import ControlServer
+from penstock.service.host.holds import Hold, acquire, find_journal, remove_other_journals
 from penstock.service.host.journal import Ledger
 from penstock.service.host.metrics import (
     DISPATCHER_METRICS,
@@ -69,7 +73,7 @@ class Dispatcher(Lifecycle):
             config.host, config.port, token=config.token, certificates=config.certificates
         )
         self._handler = handler = _RequestHandler(
-            _settings(config), config.work_dir, config.functions
+            _settings(config), config.work_dir, config.functions, standby=config.standby
         )
         super().__init__(handler.closed)
         self._metrics: MetricsServer | None = None
@@ -93,6 +97,7 @@ class Dispatcher(Lifecycle):
             target=handler.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
         self._ending = Ending(self, _stop, self._server, handler, self._metrics)
+        handler.on_loss(partial(_stop, self._server, handler, self._metrics))
 
     def _make_metrics_server(self, host: str, port: int) -> MetricsServer:
         handler, server = self._handler, self._server
@@ -102,12 +107,17 @@ class Dispatcher(Lifecycle):
             self.security,
             metrics=DISPATCHER_METRICS,
             read=lambda: handler.measure(server.rejections),
-            find_problem=handler.ledger.find_problem,
+            find_problem=handler.find_problem,
         )
 
     def measure(self) -> Values:
         """The values of its metrics."""
         return self._handler.measure(self._server.rejections)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it stopped because another dispatcher has its `work_dir`."""
+        return bool(self._handler.loss)
 
     @property
     def metrics_url(self) -> str | None:
@@ -161,7 +171,9 @@ def _stop(server: ControlServer, handler: _RequestHandler, metrics: MetricsServe
 class _RequestHandler:
     """Handles requests with the ledger and the plan store, which are in one folder."""
 
-    def __init__(self, settings: Settings, work_dir: str | None, functions: str) -> None:
+    def __init__(
+        self, settings: Settings, work_dir: str | None, functions: str, *, standby: bool
+    ) -> None:
         self.closed = threading.Event()
         self._functions = functions
         self._counts = RequestCounts()
@@ -170,8 +182,13 @@ class _RequestHandler:
             with translate_errors(folder, "dispatcher: work_dir"):
                 os.makedirs(folder, mode=0o700, exist_ok=True)
             check_folder(folder, "dispatcher: work_dir")
-        # The journal first: its lock protects the whole folder.
-        self.ledger = Ledger(settings, folder and os.path.join(folder, "journal.sqlite"))
+        # The hold first: it protects the whole folder.
+        self._hold = _hold_folder(folder, standby)
+        try:
+            self.ledger = self._open_ledger(settings, folder)
+        except BaseException:
+            self._release()
+            raise
         try:
             self._plans = PlanStore(folder and os.path.join(folder, "plans"))
             arrays = folder and os.path.join(folder, "arrays")
@@ -181,7 +198,40 @@ class _RequestHandler:
             self._started = time.monotonic()
         except BaseException:
             self.ledger.close()
+            self._release()
             raise
+
+    def _open_ledger(self, settings: Settings, folder: str | None) -> Ledger:
+        if folder is None or self._hold is None:
+            return Ledger(settings, None)
+        path = find_journal(folder, self._hold)
+        ledger = Ledger(settings, path)
+        remove_other_journals(path)
+        return ledger
+
+    def _release(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
+
+    def _check_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.check()
+
+    @property
+    def loss(self) -> str:
+        """Why another dispatcher has the folder; empty if this one has it."""
+        return "" if self._hold is None else self._hold.loss
+
+    def on_loss(self, stop: Callable[[], None]) -> None:
+        """Sets what is called when another dispatcher has taken the folder."""
+        if self._hold is not None:
+            self._hold.on_loss = stop
+            if self.loss:
+                stop()
+
+    def find_problem(self) -> str | None:
+        """Why no request can be answered now; None if requests are answered."""
+        return self.loss or self.ledger.find_problem()
 
     def handle(self, request: Request) -> Reply:
         """Answers a request; returns once the facts that the reply rests on are on disk."""
@@ -190,13 +240,19 @@ class _RequestHandler:
         return reply
 
     def settle(self) -> None:
-        """Waits until the facts of all requests that were decided are on disk."""
+        """Waits until the facts of all requests that were decided are on disk.
+
+        Raises UnavailableError if another dispatcher may have read the journal before: then it
+        does not know them, and their replies must not be sent.
+        """
         self.ledger.sync()
+        self._check_hold()
 
     def decide(self, request: Request) -> Reply:
         """The reply to a request, for which `settle` must be called before it is sent."""
         self._counts.count(request)
         try:
+            self._check_hold()
             return self._decide(request)
         except Exception:
             self._counts.count_failure(request)
@@ -241,6 +297,7 @@ class _RequestHandler:
         unused = self.ledger.take_orphans()
         if self._unregistered and time.monotonic() - self._started > timing.UNREAD_DATASET:
             unused, self._unregistered = unused + self._unregistered, []
+        self._check_hold()
         for digest in unused:
             if not self.ledger.has_plan(digest):
                 self._plans.forget(digest)
@@ -252,6 +309,8 @@ class _RequestHandler:
             try:
                 self.ledger.tick()
                 self._forget_plans()
+            except UnavailableError:
+                pass  # The disk, or another dispatcher: requests are answered with the reason.
             except Exception:
                 _LOG.exception("dispatcher: could not apply what has expired; tries again")
 
@@ -260,6 +319,14 @@ class _RequestHandler:
         self.ledger.close()
         self._plans.close()
         self._arrays.close()
+        self._release()
+
+
+def _hold_folder(folder: str | None, wait: bool) -> Hold | None:
+    if folder is None:
+        return None
+    with translate_errors(folder, "dispatcher: work_dir"):
+        return acquire(folder, wait)
 
 
 def _check_python(python: str) -> None:

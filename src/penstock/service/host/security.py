@@ -25,7 +25,7 @@ from penstock.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from penstock.service.host.sockets import is_loopback, join_address, split_address
+from penstock.service.host.sockets import is_loopback, join_address, split_addresses
 
 _GIVE = (
     "set PENSTOCK_TOKEN (or PENSTOCK_TOKEN_FILE) to one secret for the dispatcher, its workers and "
@@ -86,14 +86,16 @@ class Security:
     def of_client(
         cls, address: str, token: str | bytes | None = None, certificates: str | None = None
     ) -> Security:
-        """For a client or a worker of the dispatcher at `address`."""
+        """For a client or a worker of the dispatcher at `address`, or at one of several."""
         found = cls._find(token, certificates)
-        if not found.given and not is_loopback(split_address(address)[0]):
+        hosts = [host for host, _ in split_addresses(address)]
+        farthest = next((host for host in hosts if not is_loopback(host)), hosts[0])
+        if not found.given and not is_loopback(farthest):
             raise UnauthenticatedError(
                 f"dispatcher {address} is on another machine, and no token was given; {_GIVE}"
             )
         if address not in _WARNED:
-            found.warn_of_exposure(f"dispatcher {address}", split_address(address)[0])
+            found.warn_of_exposure(f"dispatcher {address}", farthest)
             _WARNED.add(address)
         return found
 

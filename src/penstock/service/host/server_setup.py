@@ -52,6 +52,8 @@ class DispatcherConfig(NamedTuple):
             hour.
         metrics_port: The port of /metrics, /healthz and /readyz (HTTP), on the same `host`; 0 for
             a free one. By default there is none.
+        standby: Whether it waits, before it listens, until another dispatcher with the same
+            `work_dir` has ended or is silent, and then takes over.
     """
 
     port: int = 0
@@ -69,13 +71,15 @@ class DispatcherConfig(NamedTuple):
     functions: str = "by_value"
     forget_after_ms: int | None = None
     metrics_port: int | None = None
+    standby: bool = False
 
 
 class WorkerConfig(NamedTuple):
     """How a worker runs.
 
     Args:
-        dispatcher_address: Where its dispatcher listens, "host:port".
+        dispatcher_address: Where its dispatcher listens, "host:port"; with a standby
+            "host:port,host:port".
         worker_address: The address that clients use; "%port%" is replaced by its port.
         port: The port to listen on; 0 for a free one.
         protocol: "grpc".
@@ -116,11 +120,12 @@ def check_dispatcher(config: Any) -> None:
     if not isinstance(config, DispatcherConfig):
         raise _wrong_config("DispatchServer", where, config)
     _check_server(where, config)
-    if config.fault_tolerant_mode and not config.work_dir:
-        raise InvalidArgumentError(
-            f"{where}: fault_tolerant_mode needs a work_dir, got {config.work_dir!r}; "
-            "name a folder that outlives the process"
-        )
+    for mode in ("fault_tolerant_mode", "standby"):
+        if getattr(config, mode) and not config.work_dir:
+            raise InvalidArgumentError(
+                f"{where}: {mode} needs a work_dir, got {config.work_dir!r}; "
+                "name a folder that outlives the process"
+            )
     times = ("job_gc_check_interval_ms", "job_gc_timeout_ms", "forget_after_ms")
     for name in (*times, "worker_timeout_ms"):
         _check_time(where, name, getattr(config, name))

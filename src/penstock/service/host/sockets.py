@@ -206,6 +206,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def split_addresses(addresses: str) -> list[tuple[str, int]]:
+    """Hosts and ports of one or more addresses, separated by commas."""
+    return [split_address(address) for address in addresses.split(",")]
+
+
 Part = bytes | memoryview
 
 _MOST_PARTS = min(os.sysconf("SC_IOV_MAX"), 1024) if hasattr(os, "sysconf") else 16

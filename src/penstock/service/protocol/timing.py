@@ -161,6 +161,10 @@ HANDSHAKE = 10.0
 CONTROL_ATTEMPT = 10.0
 """A request to the dispatcher that is not answered in this time is sent again."""
 
+CONTROL_FAILOVER = 2.0
+"""The same for the first attempt of a call to a dispatcher with several addresses: the one that was
+asked may be stopped. It doubles with each attempt, because a dispatcher may also be slow."""
+
 CONTROL_SHORTEST_ATTEMPT = 5.0
 """An attempt may take this long, even if the time in which it is repeated is over sooner."""
 
@@ -205,6 +209,18 @@ WORKER_REFUSAL = 1.0
 
 JOURNAL_BUSY = 2.0
 """A dispatcher waits this long for a journal that another process uses."""
+
+HOLD_RENEWAL = 0.5
+"""The time between two signs of a dispatcher that it is alive, in its `work_dir`."""
+
+HOLD_TRUST = 2.0
+"""A dispatcher that gave no sign for this time assumes that a standby is taking over."""
+
+HOLD_SILENCE = 3.0
+"""A standby takes over from a dispatcher that gave no sign for this time."""
+
+HOLD_LOOK = 0.1
+"""The time between two looks of a standby at the signs of the dispatcher."""
 
 KEEP_ALIVE_IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_PROBES = 5, 2, 4
 """The system probes a connection that was silent for the first time, and again after the second
@@ -309,6 +325,17 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         ),
         "a plan process records its calls for longer than an early crash takes": (
             t["EARLY_CRASH"] < t["CALL_WATCH"] < t["CRASH_MEMORY"]
+        ),
+        "a dispatcher gives several signs before it distrusts its hold": (
+            SEVERAL * t["HOLD_RENEWAL"] < t["HOLD_TRUST"]
+        ),
+        # Both sides count from the same sign, and the standby sees it later than it was given. The
+        # rest is a margin for clocks that run at different rates.
+        "a dispatcher distrusts its hold before a standby takes over": (
+            t["HOLD_TRUST"] + SEVERAL * t["HOLD_LOOK"] < t["HOLD_SILENCE"]
+        ),
+        "a standby takes over while readers rely on their leases": (
+            t["HOLD_SILENCE"] + t["CONTROL_FAILOVER"] + t["CONTROL_LONGEST_PAUSE"] < trusted
         ),
         "a handshake ends before its worker counts as unreachable": (
             t["HANDSHAKE"] < t["UNREACHABLE"]

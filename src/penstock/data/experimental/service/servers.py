@@ -68,6 +68,11 @@ class DispatchServer(_Server):
         return f"grpc://{self._hosted.address}"
 
     @property
+    def failed(self) -> bool:
+        """Whether it stopped because another dispatcher took over its `work_dir`."""
+        return self._hosted.failed
+
+    @property
     def metrics_url(self) -> str | None:
         """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
         return self._hosted.metrics_url
