@@ -30,6 +30,15 @@ read = Dataset.range(100).apply(distribute("distributed_epoch", os.environ["PENS
 assert list(map(int, read)) == list(range(100))
 """
 
+TRAINER = f"""
+import os
+from penstock.data.experimental.service import status
+
+while len(status(os.environ["PENSTOCK_SERVICE"])["workers"]) < 2:
+    pass
+{READER}
+"""
+
 SRUN = """#!/bin/bash
 # Starts the tasks of a job on this machine, and passes SIGTERM on to them.
 for task in $(seq "${SLURM_NTASKS:-2}"); do
@@ -150,7 +159,7 @@ def test_a_batch_script_starts_a_service_and_ends_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trains: bool
 ) -> None:
     folder = tmp_path / "a folder"
-    training = ["--", sys.executable, "-c", READER] if trains else []
+    training = ["--", sys.executable, "-c", TRAINER] if trains else []
     text = rendered(capsys, "slurm", "--folder", str(folder), "--partition", "cpu", *training)
     assert re.search("^#SBATCH --partition=cpu$", text, re.M)
     script = tmp_path / "job.sbatch"
@@ -167,7 +176,7 @@ def test_a_batch_script_starts_a_service_and_ends_it(
             until(address.exists)
             environment = {"PENSTOCK_SERVICE": address.read_text().strip()}
             environment["PENSTOCK_TOKEN_FILE"] = str(folder / number / "token")
-            with running([sys.executable, "-c", READER], tmp_path, **environment) as reader:
+            with running([sys.executable, "-c", TRAINER], tmp_path, **environment) as reader:
                 assert reader.wait() == 0
             job.terminate()
             assert job.wait() == 143

@@ -33,7 +33,9 @@ TAKEN_FOR_TEXT: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("call", TAKEN_FOR_TEXT.values(), ids=TAKEN_FOR_TEXT)
 def test_bytes_are_not_taken_for_text_without_a_word(call: Any) -> None:
     for dataset in (LETTERS.filter(call), LETTERS.map(call), LETTERS.map(call, 2)):
-        with pytest.raises(InvalidArgumentError, match="failed for element 0: TypeError: strings "):
+        with pytest.raises(
+            InvalidArgumentError, match=r"for element 0 \(.*\): TypeError: strings "
+        ):
             next(iter(dataset))
 
 

@@ -112,7 +112,7 @@ def test_a_function_does_not_end_a_worker(cluster, kind, exits):
 
     found = all_of(iter(KINDS[kind]().map(leaves_at_7).apply(cluster.distribute())))
     assert [x for x in found if isinstance(x, int)] == [*range(7), *range(8, 20)]
-    assert f"failed for element 7: {exits.__name__}: it leaves" in str(found[7])
+    assert f"failed for element 7 (7): {exits.__name__}: it leaves" in str(found[7])
 
 
 def by_60(early, late):

@@ -24,8 +24,10 @@ from penstock.errors import (
 )
 from tests.integration.clusters import until
 
-# Ray uses its own deprecated names.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# Ray uses its own deprecated names, and forks where another test may have started JAX.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", r"ignore:os\.fork\(\) was called:RuntimeWarning"
+)
 
 ENVIRONMENT = {
     # Ray listens on the loopback device, as on other systems than Linux.

@@ -186,7 +186,7 @@ def test_pieces_number_their_elements_as_the_whole_does():
     plan = n.Filter(drawn, Function(lambda x: True))
     assert joined(parts_of(plan)) == run(plan)
     stream = opened(piece(n.Filter(Dataset.range(6).__plan__, Function(failing)), "split", 3, 6))
-    with pytest.raises(ValueError, match="failed for element 3: ValueError: odd"):
+    with pytest.raises(ValueError, match=r"failed for element 3 \(.*\): ValueError: odd"):
         stream.pull(1)
 
 

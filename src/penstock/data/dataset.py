@@ -1805,8 +1805,8 @@ class Dataset:
     def diff(self, other: Dataset) -> str:
         """Where two datasets first differ, in words; empty if they are equal.
 
-        >>> print(Dataset.range(5).diff(Dataset.range(5).map(lambda x: x if x < 3 else 7)))
-        element 3 is 3 in the first dataset, 7 in the second
+        >>> print(Dataset.range(5).diff(Dataset.range(5).map(lambda x: x * (x != 3))))
+        element 3 is 3 in the first dataset, 0 in the second
         >>> Dataset.range(5).diff(Dataset.range(5))
         ''
         """

@@ -156,6 +156,41 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+class _Text(str):
+    """A text that stands for a value where a structure is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_MOST_SHOWN = 100
+
+
+def brief(element: Any) -> str:
+    """An element on a part of a line: short values as they are, others by their shape.
+
+    >>> brief((np.zeros((224, 224, 3), np.uint8), {"label": np.int64(3), "name": b"a.jpg"}))
+    "(uint8[224, 224, 3], {'label': 3, 'name': b'a.jpg'})"
+    """
+    leaves, tree = nest.flatten(element)
+    text = repr(nest.unflatten(tree, [_Text(_brief_leaf(leaf)) for leaf in leaves]))
+    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 3] + "..."
+
+
+def _brief_leaf(leaf: Any) -> str:
+    if isinstance(leaf, bytes | str):
+        return repr(leaf) if len(leaf) <= _MOST_SHOWN // 2 else f"{len(leaf)} bytes"
+    if isinstance(leaf, np.generic):
+        return repr(leaf.item())
+    if isinstance(leaf, np.ndarray) and (leaf.size > 6 or leaf.ndim > 1):
+        return f"{'string' if leaf.dtype.kind == 'O' else leaf.dtype.name}{list(leaf.shape)}"
+    if isinstance(leaf, np.ndarray):
+        return repr(leaf.tolist())
+    return f"a {type(leaf).__name__}" if is_opaque(leaf) else short_repr(leaf)
+
+
 def convert(leaf: Any, dtype: DType, shown: Any = None) -> Any:
     """Converts `leaf` to `dtype`; InvalidTypeError between strings and numbers."""
     if isinstance(leaf, Ragged):

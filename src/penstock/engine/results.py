@@ -26,6 +26,7 @@ class Results:
 
     def __init__(self, calls: Calls, ordinal: int = 0) -> None:
         self.where = calls.where
+        self._add_origin = calls.add_origin
         self.ordinal = ordinal
         self._waiting: list[Any] = []
         self._made: Chunk | None = None
@@ -105,6 +106,7 @@ class Results:
     def _drop_failed(self) -> Exception:
         self._failures -= 1
         error = put_turn(self._waiting[0].error, self._number())
+        self._add_origin(error, self.ordinal)
         self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from penstock.element.chunk import Chunk
 from penstock.element.strict import holds_strings, plain, strict
+from penstock.element.values import brief
 from penstock.engine.call_watch import watch_calls
 from penstock.engine.copies import copy_unowned, is_fixed, owners
 from penstock.engine.inlets import BUDGET
@@ -42,6 +43,14 @@ def is_failure(cause: BaseException) -> bool:
     return isinstance(cause, Exception) or CONTAINED.get()
 
 
+NOTHING = object()
+"""In place of an element that is not known."""
+
+
+def _in_brackets(element: Any) -> str:
+    return "" if element is NOTHING else f" ({brief(plain(element))})"
+
+
 _TRIAL = 16
 """How many results are handed on singly, before the speed of a function is known."""
 
@@ -58,7 +67,9 @@ _BLOCK_SECONDS = 50e-6
 _BLOCK = 32
 
 
-def failure(operator: str, function: Function, ordinal: int, cause: BaseException) -> OpError:
+def failure(
+    operator: str, function: Function, ordinal: int, cause: BaseException, element: Any = NOTHING
+) -> OpError:
     """The error that names the function and the element on which it failed.
 
     Functions of penstock's own name the call that the user wrote.
@@ -67,7 +78,7 @@ def failure(operator: str, function: Function, ordinal: int, cause: BaseExceptio
         text = cause.message
     else:
         text = (
-            f"Dataset.{operator}: {function} failed for element {ordinal}: "
+            f"Dataset.{operator}: {function} failed for element {ordinal}{_in_brackets(element)}: "
             f"{type(cause).__name__}: {cause}"
         )
     error = kind_of(cause)(text)
@@ -91,8 +102,11 @@ class Calls:
         function: Function,
         call: Callable[..., Any] | None = None,
         signature: Any = None,
+        origin: Callable[[int], str] | None = None,
     ) -> None:
         self.operator = operator
+        self._origin = origin
+        self._seeded = isinstance(call, Seeded)
         self.signature = signature
         """The `output_signature` that the results must fit, if there is one."""
         self.function = function
@@ -112,7 +126,7 @@ class Calls:
         except BaseException as cause:
             if not is_failure(cause):
                 raise
-            raise failure(self.operator, self.function, ordinal, cause) from cause
+            raise failure(self.operator, self.function, ordinal, cause, element) from cause
 
     def plain(
         self, ordinal: int, *arguments: Any, copy: Callable[[Any], Any] = copy_unowned
@@ -126,7 +140,7 @@ class Calls:
         except BaseException as cause:
             if not is_failure(cause):
                 raise
-            raise failure(self.operator, self.function, ordinal, cause) from cause
+            raise failure(self.operator, self.function, ordinal, cause, arguments) from cause
 
     def many(
         self, chunk: Chunk, ordinal: int, budget: float = BUDGET
@@ -160,9 +174,18 @@ class Calls:
                 raise
             self._span = len(results) + 1
             number = ordinal + len(results)
-            return results, failure(self.operator, self.function, number, cause)
+            element = elements[len(results)]
+            if self._seeded:
+                element = element[1]
+            return results, failure(self.operator, self.function, number, cause, element)
         self._span = min(2 * self._span, _SPAN)
         return results, None
+
+    def add_origin(self, error: Exception, ordinal: int) -> None:
+        """Adds to the error of an element where the element comes from, if that is known."""
+        where = self._origin(ordinal) if self._origin is not None else ""
+        if where and isinstance(error, OpError):
+            error.args = (f"{error.message}; the element comes from {where}",)
 
     @property
     def on_trial(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
 from penstock.engine.formats.bad_files import BAD_FILE, SkipLog
 from penstock.engine.inlets import BUDGET, FedStream, Place
+from penstock.engine.origins import describe_origin
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
 from penstock.engine.user_calls import Calls, FailedCall, Seeded
@@ -82,10 +84,11 @@ class MapStream(FedStream):
 
 
 def map_calls(node: Map, epoch: Epoch) -> Calls:
-    if node.random is None:
-        return Calls("map", node.function, signature=node.signature)
-    call = Seeded(node.function.call, node.random, epoch)
-    return Calls("map", node.function, call, node.signature)
+    call = None
+    if node.random is not None:
+        call = Seeded(node.function.call, node.random, epoch)
+    origin = partial(describe_origin, node.input, epoch=epoch)
+    return Calls("map", node.function, call, node.signature, origin)
 
 
 def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
