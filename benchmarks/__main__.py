@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import alone, control, report
+from benchmarks import alone, control, report, scaling
 from benchmarks.data import DATA
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.environments import PEERS, PENSTOCK, ROOT, install
@@ -30,12 +30,13 @@ COMMANDS = {
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "workloads": "functions on all cores beside their peers and a bare pool; or AUTOTUNE by a grid",
     "control": "what a dispatcher costs with many readers and workers",
+    "scaling": "how local://1..8 follows a load that triples and falls; with this Python",
     "formats": "files to batches, packing and mixing, beside pyarrow, datasets, Grain; no network",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
     "figures": "waits, pauses and counts of a data service",
-    "all": "everything above, except control",
+    "all": "everything above, except control and scaling",
 }
 
 
@@ -60,6 +61,9 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(workloads=[], peers=[], rounds=None, quick=False, write=False)
     if name == "control":
         control.add_options(parser)
+        return
+    if name == "scaling":
+        scaling.add_options(parser)
         return
     if suite := SUITES.get(name):
         listed = f"of {', '.join(suite.names)} (default: all)"
@@ -170,6 +174,8 @@ def main() -> int:
         return subprocess.call([sys.executable, "-m", "benchmarks.formats", *words], cwd=ROOT)
     if chosen.command == "control":
         return 0 if control.run(chosen) else 1
+    if chosen.command == "scaling":
+        return 0 if scaling.run(chosen) else 1
     names = (*SUITES, *ALONE) if chosen.command == "all" else (chosen.command,)
     well = [carry_out(name, chosen) for name in names]
     return 0 if all(well) else 1

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import control, formats, functions, functions_grid, functions_ways, remote, report
+from benchmarks import (
+    control,
+    formats,
+    functions,
+    functions_grid,
+    functions_ways,
+    remote,
+    report,
+    scaling,
+)
 from benchmarks.__main__ import SUITES, arguments
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.functions_work import WORKS
@@ -189,3 +198,15 @@ def test_every_remote_reader_is_compared_with_the_link() -> None:
 
 def test_a_reader_that_uses_too_little_of_the_link_is_named() -> None:
     assert remote.misses({"plain": 50.0, "npy": 40.0, "arrow": 39.0}) == ["arrow"]
+
+
+def test_waits_and_worker_seconds_of_a_phase_of_scaling() -> None:
+    phase = scaling.Phase(load=2.0, seconds=10.0)
+    phase.steps = [(0.0, 2.0, 4.0), (4.0, 0.0, 2.0), (6.0, 0.5, 2.0)]
+    phase.workers = [(0.0, 1), (4.0, 2), (9.0, 3)]
+    assert (phase.wait(), phase.wait(after=4.0)) == (2.5 / 8, 0.5 / 4)
+    assert phase.worker_seconds == 1 * 4 + 2 * 5 + 3 * 1
+    assert phase.history(places=6) == "1 1 2 2 2 3"
+    assert scaling.compare_seconds([phase, phase], {2.0: (2, 0.0)}) == 17 / 20
+    assert "1 1 1 1 1 2 2 2 2 2 3 3" in scaling.table([phase], {2.0: (2, 0.0)}, settle=4.0)
+    assert arguments(["scaling", "--phase", "30"]).phase == 30.0
