@@ -59,11 +59,11 @@ def test_link_leads_somewhere(target: Path) -> None:
 
 
 def lines_of_prose(name: str) -> list[str]:
-    """Without what programs write or read: measurements, and the rows of deviations."""
+    """Without what programs write or read: measurements, the rows of deviations and messages."""
     page = PAGES[name][1]
     if name == "benchmarks.md":
         page = page.partition("## Pipelines")[0]
-    if name == "deviations.md":
+    if name in ("deviations.md", "operations.md"):
         page = re.sub(r"^\|.*", "", page, flags=re.MULTILINE)
     return page.splitlines()
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.data_client import Links
 from penstock.service.host.runtime import Bell, Runtime
 from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
@@ -278,3 +278,14 @@ def test_a_waiting_thread_knows_when_to_connect_again(exchange):
     assert links.pause(101.0) == 1.0
     links.close()
     bell.close()
+
+
+def test_a_worker_of_another_version_is_logged_once(links, exchange, caplog, monkeypatch):
+    monkeypatch.setattr("penstock.service.protocol.timing.RECONNECT", 0.0)
+    exchange.failing["a"] = FailedPreconditionError("worker a:1 speaks protocol 9")
+    links.want([info("a")])
+    for _ in range(2):
+        links.dial()
+        until(lambda: links._arrived)
+        links.take_connected()
+    assert caplog.text.count("worker a:1 speaks protocol 9; this reader uses other workers") == 1

@@ -9,6 +9,7 @@ methods of `Links`, except `abort_others`.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import ssl
 import time
@@ -149,6 +150,8 @@ def _open_channel(
         connected.close()
         raise
 
+
+_LOG = logging.getLogger("penstock.service")
 
 _LATER = 4.0
 """The factor by which the pause grows if a connection is cut again before anything came from it."""
@@ -296,6 +299,7 @@ class Links:
             worker, connection = self._arrived.popleft()
             self._busy.discard(worker)
             if isinstance(connection, OpError):
+                self._explain_refusal(worker, connection)
                 self.unreachable[worker] = connection
                 self._again[worker] = self._runtime.now() + timing.RECONNECT
             elif worker not in self._wanted:
@@ -308,6 +312,11 @@ class Links:
                 made.append(worker)
                 self.ever = True
         return made
+
+    def _explain_refusal(self, worker: str, error: OpError) -> None:
+        """Logs once that a worker is too old or too new; other workers may hide that for long."""
+        if isinstance(error, FailedPreconditionError) and worker not in self.unreachable:
+            _LOG.warning("distribute: %s; this reader uses other workers", error.message)
 
     def missing(self) -> list[str]:
         """Why each wanted worker is not connected."""
