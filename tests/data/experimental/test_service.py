@@ -193,6 +193,11 @@ Make = Callable[[], Any]
 
 SERVERS: list[tuple[Make, type[Exception], str]] = [
     (
+        lambda: service.DispatchServer(service.DispatcherConfig(standby=True)),
+        InvalidArgumentError,
+        "DispatcherConfig: standby needs a work_dir, got None; name a folder",
+    ),
+    (
         lambda: service.DispatchServer(service.DispatcherConfig(fault_tolerant_mode=True)),
         InvalidArgumentError,
         "DispatcherConfig: fault_tolerant_mode needs a work_dir, got None; name a folder",
