@@ -17,6 +17,7 @@ def ray(
     workers: int | str | None = None,
     cpus: float = 1.0,
     work_dir: str | None = None,
+    wait: float = 20.0,
     runtime_env: dict[str, Any] | None = None,
 ) -> LaunchedService:
     """Starts a data service in the running Ray, as actors, which Ray places and restarts.
@@ -31,6 +32,7 @@ def ray(
         cpus: The CPUs that Ray reserves for each worker.
         work_dir: A folder for the dispatcher's journal, which all nodes see at this path. Without
             one, the journal is on the head node of Ray.
+        wait: For how many seconds to wait until the dispatcher runs. Workers may come later.
         runtime_env: The runtime environment of Ray for the actors: packages, modules, variables.
 
     >>> import penstock
@@ -45,5 +47,6 @@ def ray(
         workers=workers,
         cpus=cpus,
         work_dir=work_dir,
+        wait=wait,
         runtime_env=runtime_env,
     )

@@ -13,7 +13,7 @@ _CALL = "launch.ray"
 
 
 def launch(
-    name: Any, *, workers: Any, cpus: Any, work_dir: Any, runtime_env: Any
+    name: Any, *, workers: Any, cpus: Any, work_dir: Any, wait: Any, runtime_env: Any
 ) -> LaunchedService:
     """Starts a service under a name, or finds it if it runs with the same options."""
     if not isinstance(name, str) or not name or name in (AUTO, LOCAL) or set("?/:") & set(name):
@@ -27,6 +27,7 @@ def launch(
         workers=workers,
         cpus=cpus,
         work_dir=work_dir,
+        wait=wait,
         lasting=True,
     )
     connect_ray(AUTO)

@@ -139,7 +139,8 @@ def end_actor(actor: Any) -> None:
 def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str, ServicePlace]:
     """The actor that `find` returns, its token and its place, once it answers."""
     ray = load_ray()
-    deadline, deaths = time.monotonic() + timing.RAY_WAIT, 0
+    patience = max(options.wait, timing.RAY_WAIT)
+    deadline, deaths = time.monotonic() + patience, 0
     while True:
         actor = find()
         try:
@@ -150,7 +151,7 @@ def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str,
                 ray.kill(actor)
             raise UnavailableError(
                 f"{options.text}: the actor of the service has not answered for "
-                f"{timing.RAY_WAIT:.0f} s; look at: ray status"
+                f"{patience:g} s; look at: ray status"
             ) from None
         except ray.exceptions.RayActorError as error:
             # It may have just ended, for want of readers, or be about to be restarted.

@@ -139,7 +139,7 @@ RAY_CONNECT = 5.0
 
 RAY_WAIT = 20.0
 """A reader waits this long for the actor of its service on Ray, and then for the first worker;
-`?wait=` changes the latter."""
+`?wait=` changes it."""
 
 RAY_RENEWAL = 1.0
 """The time between two messages of a program to the actor of a service on Ray that it reads."""
