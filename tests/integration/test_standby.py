@@ -104,6 +104,12 @@ def test_the_dispatcher_is_killed(pair: Pair) -> None:
     assert "took" not in pair.log(1), "the lock was free"
 
 
+def is_stopped(process: int) -> bool:
+    """Whether no thread of a process runs any more: that takes a moment after the signal."""
+    states = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
+    return all(text.rpartition(")")[2].split()[0] == "T" for text in states)
+
+
 def test_the_dispatcher_is_stopped_and_wakes_up_again(pair: Pair) -> None:
     ordered = pair.read()
     shared = [pair.read(job_name="shared") for _ in range(2)]
@@ -112,6 +118,7 @@ def test_the_dispatcher_is_stopped_and_wakes_up_again(pair: Pair) -> None:
     assert isinstance(waiting.result(60), HelloReply)
     parts = [numbers(islice(each, 50)) for each in shared]
     pair.first.signal(signal.SIGSTOP)
+    until(lambda: is_stopped(pair.first.process.pid))
     waiting = pair.ask_first(GetStatus())
     until(lambda: pair.holders() == ["hold-2"])
     for each, part in zip(shared, parts, strict=True):

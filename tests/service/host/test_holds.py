@@ -176,6 +176,7 @@ def test_of_many_dispatchers_one_gets_the_folder(folder: str) -> None:
     hold.release()
 
 
+@pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")  # Of JAX.
 def test_a_forked_child_does_not_release_the_folder(folder: str) -> None:
     with held(folder) as hold:
         child = os.fork()

@@ -19,7 +19,7 @@ from penstock.service.host import reader_traces, tracer
 from penstock.service.host.reader_traces import ReaderTraces, read_every
 from penstock.service.logic.feeds import Feed
 from penstock.service.logic.fetching import Ask
-from tests.integration.clusters import Cluster
+from tests.integration.clusters import Cluster, until
 
 Spans = dict[str, list[ReadableSpan]]
 
@@ -178,11 +178,14 @@ def test_an_element_that_fails_is_marked_without_its_message(
     dataset = Dataset.range(3).map(fail, output_signature=TensorSpec((), "int64"))
     with pytest.raises(InvalidArgumentError, match="a secret of 0"):
         next(iter(dataset.apply(cluster.distribute())))
-    spans = collected.by_name()
     first = next(
-        s for s in spans["penstock.element"] if (s.attributes or {})["penstock.ordinal"] == 0
+        span
+        for span in collected.by_name()["penstock.element"]
+        if (span.attributes or {})["penstock.ordinal"] == 0
     )
-    [make] = children(spans, "penstock.make", first)
+    # The worker may end its span after the reader has the error.
+    [make] = until(lambda: children(collected.by_name(), "penstock.make", first))
+    spans = collected.by_name()
     for span in (first, make):
         assert span.status.status_code == StatusCode.ERROR
         assert dict(span.attributes or {})["error.type"] == "InvalidArgumentError"

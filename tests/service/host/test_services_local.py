@@ -145,7 +145,9 @@ def test_an_element_that_ends_every_process_is_an_error():
 
     made = Dataset.range(60).map(crash)
     made = made.apply(service.distribute("distributed_epoch", "local://2"))
-    with pytest.raises(AbortedError, match=r"crash at .* element 20: .*11 \(segmentation fault\)"):
+    with pytest.raises(
+        AbortedError, match=r"crash at .* element 20 .*: .*11 \(segmentation fault\)"
+    ):
         list(made)
     assert [int(x) for x in made.ignore_errors()] == [x for x in range(60) if x != 20]
 

@@ -471,7 +471,7 @@ def test_a_failure_names_the_worker_and_its_traceback():
     (missed,) = tasks.open(work_of()).fetch(0, 1)
     assert missed.fault.kind == "InvalidArgumentError"
     assert "test_tasks.py" in missed.fault.message
-    assert "element 0: ValueError: not this one (on worker here:1)" in missed.fault.message
+    assert "element 0 (0): ValueError: not this one (on worker here:1)" in missed.fault.message
     assert "raise ValueError" in missed.fault.remote
     tasks.close()
 

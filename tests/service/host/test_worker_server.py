@@ -186,7 +186,8 @@ def test_a_failure_takes_one_ordinal_and_names_its_place(service):
     error = found[2][1]
     assert isinstance(error, InvalidArgumentError)
     assert "test_worker_server.py" in str(error)
-    assert f"element 2: ValueError: not this one (on worker {service.worker.address})" in str(error)
+    words = f"element 2 (2): ValueError: not this one (on worker {service.worker.address})"
+    assert words in str(error)
     assert "raise ValueError" in error.__notes__[0]
 
 
