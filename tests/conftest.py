@@ -45,11 +45,6 @@ collect_ignore_glob = ["*/record_*.py"]
 gc.disable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the test that takes longest, mostly waiting, so that no process waits for it."""
-    items.sort(key=lambda item: item.path.name != "test_ray.py")
-
-
 def pytest_collection_finish() -> None:
     """Exempts the million objects that are loaded by now from garbage collection."""
     gc.collect()
