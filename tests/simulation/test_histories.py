@@ -53,7 +53,7 @@ def test_a_history_without_an_end_is_reported(monkeypatch: pytest.MonkeyPatch) -
             pass
 
     monkeypatch.setattr("penstock.service.host.data_client.Links.dial", work_on)
-    monkeypatch.setattr("tests.simulation.histories.ENOUGH", 0.1)
+    monkeypatch.setattr("tests.simulation.histories.ENOUGH", 1.0)
     with pytest.raises(HistoryFailedError, match=r"(?s)not ended.*, in work_on\n.*--seed 6$"):
         run(6)
 
