@@ -5,28 +5,29 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_NUMPY = "elements are NumPy values, so compute with NumPy"
+_PORTED = "ported code finds it in `import penstock.tf as tf`"
+_NUMPY = f"elements are NumPy values, so compute with NumPy; {_PORTED}"
 _FRAMEWORK = "penstock only delivers the input; use your training framework"
 
 _INSTEAD = {
-    "strings": "elements are bytes; write x.lower(), or x.decode() for a str",
-    "image": "decode with penstock.io.decode_image; resize and crop with Pillow or NumPy in map",
+    "strings": f"elements are bytes; write x.lower(), or x.decode() for a str; {_PORTED}",
+    "image": f"decode with penstock.io.decode_image; resize with Pillow in map; {_PORTED}",
     "audio": "decode with a library such as soundfile in map",
-    "py_function": "functions are Python already; pass yours to map",
-    "numpy_function": "functions are Python already and get NumPy values; pass yours to map",
-    "Tensor": "values are NumPy arrays; use numpy.ndarray",
+    "py_function": f"functions are Python already; pass yours to map; {_PORTED}",
+    "numpy_function": f"functions are Python already; pass yours to map; {_PORTED}",
+    "Tensor": f"values are NumPy arrays; use numpy.ndarray; {_PORTED}",
     "convert_to_tensor": "values are NumPy arrays; use numpy.asarray",
     "is_tensor": "values are NumPy arrays; use isinstance(x, numpy.ndarray)",
-    "RaggedTensor": "use penstock.Ragged",
-    "ragged": "use penstock.Ragged",
+    "RaggedTensor": f"use penstock.Ragged; {_PORTED}",
+    "ragged": f"use penstock.Ragged; {_PORTED}",
     "sparse": "use dense arrays or penstock.Ragged",
     "SparseTensor": "use dense arrays or penstock.Ragged",
     "SparseTensorSpec": "use dense arrays or penstock.Ragged",
-    "lookup": "use a dict in the function that you pass to map",
+    "lookup": f"use a dict in the function that you pass to map; {_PORTED}",
     "cond": "functions are Python; write if",
     "while_loop": "functions are Python; write while",
-    "one_hot": "write numpy.eye(depth)[x]",
-    "train": "a position is saved with iterator.state_dict(); Examples are in penstock.io",
+    "one_hot": f"write numpy.eye(depth)[x]; {_PORTED}",
+    "train": f"a position is saved with iterator.state_dict(); {_PORTED}",
     "keras": "import keras; Dataset.as_keras() delivers batches to it",
     "executing_eagerly": "functions are Python and always run as they are written",
     **dict.fromkeys(
@@ -38,6 +39,22 @@ _INSTEAD = {
         _NUMPY,
     ),
     **dict.fromkeys(
+        (
+            "acos acosh add_n as_string asin asinh assert_equal assert_greater assert_less "
+            "assert_rank atan atan2 atanh bitcast broadcast_dynamic_shape "
+            "broadcast_static_shape broadcast_to case clip_by_norm complex "
+            "control_dependencies cosh debugging dynamic_partition einsum ensure_shape "
+            "floordiv foldl foldr gather_nd get_static_value greater_equal group identity_n "
+            "init_scope less_equal log logical_not map_fn matmul meshgrid name_scope negative "
+            "newaxis no_op norm pow reduce_logsumexp reduce_prod repeat reverse_sequence "
+            "rsqrt saturate_cast scan scatter_nd searchsorted shape_n sigmoid sign sinh slice "
+            "switch_case tan tanh tensor_scatter_nd_update tensordot timestamp truediv "
+            "truncatediv truncatemod unique_with_counts unravel_index vectorized_map Assert "
+            "autograph "
+        ).split(),
+        _NUMPY,
+    ),
+    **dict.fromkeys(
         "nn optimizers losses metrics GradientTape Module saved_model summary compat "
         "stop_gradient device Graph".split(),
         _FRAMEWORK,
@@ -45,15 +62,69 @@ _INSTEAD = {
 }
 
 
+_OF_OTHER_DATA = {
+    "shape": "element_spec has the shapes",
+    "dtype": "element_spec has the dtypes",
+}
+
+_DISTRIBUTE = {
+    **dict.fromkeys(
+        ("CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice"),
+        "leave cross_device_ops out: the backend reduces",
+    ),
+    **dict.fromkeys(
+        ("CollectiveCommunication", "CollectiveHints"),
+        "leave the options out: torch or JAX decides",
+    ),
+    "ParameterServerStrategy": "use MultiWorkerMirroredStrategy",
+    "CentralStorageStrategy": "use MirroredStrategy",
+    "Server": "workers find each other by TF_CONFIG, torchrun or Slurm",
+    "coordinator": "use MultiWorkerMirroredStrategy",
+    "partitioners": "use the sharding of your training framework",
+    "rpc": "use a library for remote calls",
+    **dict.fromkeys(
+        ("PreemptionCheckpointHandler", "PreemptionWatcher", "TerminationConfig"),
+        "save iterator.state_dict() in a handler of SIGTERM",
+    ),
+}
+
+
+def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> AttributeError:
+    """The error for a name of `distribute`, which TensorFlow may have.
+
+    >>> print(missing_from_distribute("distribute", "coordinator", []))
+    distribute.coordinator does not exist: use MultiWorkerMirroredStrategy
+    """
+    if name in _DISTRIBUTE:
+        return attribute_error(f"{module}.{name} does not exist: {_DISTRIBUTE[name]}")
+    return missing(module, name, known)
+
+
 def missing_from_penstock(name: str, known: Iterable[str]) -> AttributeError:
     """The error for `penstock.name`, which TensorFlow may have.
 
     >>> print(missing_from_penstock("strings", []))
-    penstock.strings does not exist: elements are bytes; write x.lower(), or x.decode() for a str
+    penstock.strings does not exist: elements are bytes; write x.lower(), ...
     """
     if name in _INSTEAD:
-        return AttributeError(f"penstock.{name} does not exist: {_INSTEAD[name]}")
+        return attribute_error(f"penstock.{name} does not exist: {_INSTEAD[name]}")
     return missing("penstock", name, known)
+
+
+def missing_from_dataset(
+    name: str, known: Iterable[str], asker: str = ""
+) -> AttributeError | TypeError:
+    """The error for `Dataset.name`, which another kind of data may have, for a module that asks.
+
+    >>> print(missing_from_dataset("dtype", []))
+    Dataset.dtype does not exist: element_spec has the dtypes
+    """
+    if name == "__array__" and asker.startswith("keras."):
+        # With an AttributeError, Keras would refuse the dataset in its own words.
+        return TypeError("Keras cannot read a Dataset; write model.fit(dataset.as_keras())")
+    if name in _OF_OTHER_DATA:
+        return attribute_error(f"Dataset.{name} does not exist: {_OF_OTHER_DATA[name]}")
+    return missing("Dataset", name, known)
 
 
 def missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
@@ -65,4 +136,9 @@ def missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
     public = [other for other in known if not other.startswith("_")]
     close = difflib.get_close_matches(name, public, 1) if not name.startswith("_") else []
     hint = f"; did you mean {close[0]}?" if close else ""
-    return AttributeError(f"{owner}.{name} does not exist{hint}")
+    return attribute_error(f"{owner}.{name} does not exist{hint}")
+
+
+def attribute_error(text: str) -> AttributeError:
+    """The error. It has a name, or Python would add its own guess to the text."""
+    return AttributeError(text, name="", obj="")

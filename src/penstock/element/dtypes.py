@@ -44,8 +44,36 @@ class DType:
         return self.dtype.kind == "b"
 
     @property
+    def is_complex(self) -> bool:
+        return self.dtype.kind == "c"
+
+    @property
+    def is_unsigned(self) -> bool:
+        return self.dtype.kind == "u"
+
+    @property
     def size(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def base_dtype(self) -> DType:
+        return self
+
+    @property
+    def max(self) -> Any:
+        """The greatest value."""
+        return _limit(self, "max")
+
+    @property
+    def min(self) -> Any:
+        """The least value."""
+        return _limit(self, "min")
+
+    def __getattr__(self, name: str) -> Any:
+        """What NumPy's dtype has: libraries read `x.dtype.kind` of arrays."""
+        if name.startswith("_"):
+            raise AttributeError(f"DType has no attribute {name}")
+        return getattr(self.dtype, name)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):
@@ -56,7 +84,7 @@ class DType:
             return False
 
     def __hash__(self) -> int:
-        return hash(self.name)
+        return hash(self.dtype)
 
     def __repr__(self) -> str:
         return f"tf.{self.name}"
@@ -66,6 +94,15 @@ class DType:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return as_dtype, (self.name,)
+
+
+def _limit(dtype: DType, name: str) -> Any:
+    if dtype.is_bool:
+        return name == "max"
+    if not dtype.is_integer and not dtype.is_floating:
+        raise InvalidTypeError(f"DType.{name}: {dtype.name} has no {name}")
+    info: Any = np.iinfo(dtype.dtype) if dtype.is_integer else np.finfo(dtype.dtype)
+    return getattr(info, name)
 
 
 _NUMBERS = (

@@ -6,6 +6,7 @@ with a `TypeSpec` at each leaf; `relax` and `fits` at the end take such structur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,37 @@ class TensorShape:
     def known(self) -> bool:
         """Whether every dimension is a number."""
         return self.dims is not None and None not in self.dims
+
+    @property
+    def ndims(self) -> int | None:
+        return self.rank
+
+    def num_elements(self) -> int | None:
+        """The product of all dimensions, if they are known."""
+        return math.prod(self._known_rank()) if self.known else None  # type: ignore[arg-type]
+
+    def concatenate(self, other: Any) -> TensorShape:
+        """The dimensions of both, one after the other."""
+        more = TensorShape(other)
+        if self.dims is None or more.dims is None:
+            return TensorShape(None)
+        return TensorShape(self.dims + more.dims)
+
+    def __add__(self, other: Any) -> TensorShape:
+        return self.concatenate(other)
+
+    def __radd__(self, other: Any) -> TensorShape:
+        return TensorShape(other).concatenate(self)
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether a value can have both shapes."""
+        more = TensorShape(other)
+        if self.dims is None or more.dims is None:
+            return True
+        pairs = zip(self.dims, more.dims, strict=False)
+        return len(self.dims) == len(more.dims) and all(
+            a is None or b is None or a == b for a, b in pairs
+        )
 
     def is_fully_defined(self) -> bool:
         return self.known

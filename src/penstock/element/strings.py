@@ -29,7 +29,8 @@ def _string_item(item: Any) -> bytes:
     if isinstance(item, str | bytes):
         return bytes_of(item)
     raise InvalidArgumentError(
-        f"penstock: an object array holds strings only, got {type(item).__name__}"
+        f"penstock: an object array holds strings only, got {type(item).__name__}; convert it to "
+        "a dtype, or use a dict or a tuple of arrays"
     )
 
 

@@ -58,13 +58,27 @@ def _as_leaf(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return _from_list(value)
     if hasattr(value, "__array__"):
-        return _from_array(np.asarray(value))
+        array = np.asarray(value)
+        if array.dtype == object and hasattr(value, "columns"):
+            return _from_mixed_columns(value, array)
+        return _from_array(array)
     remedy = "use arrays, numbers, strings, or tuples and dicts of them"
     if isinstance(value, Mapping):
         remedy = "convert it with dict(...)"
     raise InvalidArgumentError(
         f"penstock: a value of type {kind.__name__} cannot be an element; {remedy}"
     )
+
+
+def _from_mixed_columns(frame: Any, array: np.ndarray[Any, Any]) -> Any:
+    """The array of a data frame, if all its columns are strings."""
+    try:
+        return _from_array(array)
+    except InvalidArgumentError:
+        raise InvalidArgumentError(
+            f"penstock: the columns of a {type(frame).__name__} have different types, so they are "
+            "not one array; use Dataset.from_pandas or Dataset.from_polars, or a dict of columns"
+        ) from None
 
 
 def is_opaque(value: Any) -> bool:

@@ -66,7 +66,7 @@ def _text(value: Any, edge: int) -> str:
 def _replace_arrays(value: Any, edge: int) -> Any:
     """`value` with every array in it replaced by its text."""
     if isinstance(value, np.ndarray | np.generic | bytes):
-        return Bare(_array_text(value, edge))
+        return Bare(array_text(value, edge))
     if isinstance(value, Ragged):
         return [_replace_arrays(row, edge) for row in value]
     if isinstance(value, dict):
@@ -77,15 +77,15 @@ def _replace_arrays(value: Any, edge: int) -> Any:
     return value
 
 
-def _array_text(array: Any, edge: int, depth: int = 0) -> str:
+def array_text(array: Any, edge: int, depth: int = 0) -> str:
     if np.ndim(array) == 0:
         return _number_text(array[()] if isinstance(array, np.ndarray) else array)
     gap = " " if array.ndim == 1 else "\n" * (array.ndim - 1) + " " * (depth + 1)
     if edge < 0 or len(array) <= 2 * edge:
-        rows = [_array_text(row, edge, depth + 1) for row in array]
+        rows = [array_text(row, edge, depth + 1) for row in array]
     else:
         head, tail = array[:edge], array[len(array) - edge :]
-        rows = [_array_text(row, edge, depth + 1) for row in (*head, *tail)]
+        rows = [array_text(row, edge, depth + 1) for row in (*head, *tail)]
         rows.insert(edge, "...")
     return f"[{gap.join(rows)}]"
 

@@ -139,8 +139,13 @@ class Wire:
         ]
 
 
+_ONE_OCTET = [bytes((value,)) for value in range(0x80)]
+
+
 def encode_length(value: int) -> bytes:
     """The varint of an integer that is not negative."""
+    if value < 0x80:
+        return _ONE_OCTET[value]
     octets = bytearray()
     while value >= 0x80:
         octets.append(value & 0x7F | 0x80)

@@ -97,7 +97,10 @@ def _encode_feature(found: Values | None) -> bytes:
 
 
 def _field(tag: int, body: bytes) -> bytes:
-    return bytes((tag,)) + encode_length(len(body)) + body
+    return _TAGS[tag] + encode_length(len(body)) + body
+
+
+_TAGS = {tag: bytes((tag,)) for tag in (FIRST, SECOND, *Kind)}
 
 
 def encode_varints(values: Array) -> bytes:

@@ -1,0 +1,183 @@
+"""Writes docs/from-tensorflow.md: which names of TensorFlow `penstock.tf` has, and what else.
+
+The names of TensorFlow are recorded in tests/tf/cases/names.json. Run it with a Python that has
+penstock, after an operation was added: `.venv/bin/python scripts/from_tensorflow.py`.
+"""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from penstock import tf
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "from-tensorflow.md"
+NAMES = ROOT / "tests" / "tf" / "cases" / "names.json"
+
+HEAD = """# From TensorFlow
+
+    import penstock.tf as tf  # instead of: import tensorflow as tf
+
+This page lists the public names of TensorFlow 2.21 around input: which of them are here and the
+same, which differ, and what to write instead of the others. `scripts/from_tensorflow.py` writes
+it, and a test checks every name. [coming-from-tf-data.md](coming-from-tf-data.md) is the way to
+begin, [deviations.md](deviations.md) has the differences in detail.
+
+Values are tensors: NumPy arrays that also answer `.numpy()`. Functions run as they are written;
+nothing is traced. Tensors of different dtypes are not added, as in TensorFlow.
+"""
+
+_NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"
+_LOCAL = "files of this machine only"
+_FILES = "files of penstock's own, for iterators and variables"
+_NOTHING = "a context that changes nothing"
+
+DIFFERENT = {
+    "Tensor": "a subclass of `numpy.ndarray`; a single value has no dimensions",
+    "Variable": "see [replicas.md](replicas.md); reading it gives a NumPy array",
+    "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
+    "function": "the function itself; `input_signature` is checked",
+    "py_function": "calls the function",
+    "numpy_function": "calls the function; results keep their dtypes",
+    "cond": "calls one of the functions; `if` is the same",
+    "while_loop": "a loop of Python",
+    "control_dependencies": _NOTHING,
+    "device": _NOTHING,
+    "init_scope": _NOTHING,
+    "name_scope": _NOTHING,
+    "stop_gradient": "the tensor itself",
+    "vectorized_map": "the same as `map_fn`",
+    "autograph": "decorators that leave functions alone",
+    "config": "only what strategies need",
+    "data.Dataset.map": "random operations in the function draw by the element",
+    "data.Dataset.save": "files of penstock's own",
+    "data.Dataset.load": "files of penstock's own",
+    "data.Dataset.snapshot": "files of penstock's own",
+    "random.uniform": _NUMBERS,
+    "random.normal": _NUMBERS,
+    "random.truncated_normal": _NUMBERS,
+    "random.categorical": _NUMBERS,
+    "random.shuffle": _NUMBERS,
+    "random.stateless_truncated_normal": "by the seed alone, but other numbers",
+    "random.stateless_categorical": "by the seed alone, but other numbers",
+    "random.stateless_shuffle": "by the seed alone, but another order",
+    "random.split": "by the seed alone, but other seeds",
+    "random.fold_in": "by the seed alone, but another seed",
+    "random.Generator": "the numbers of TensorFlow; in `map` it draws by the element",
+    **{
+        f"image.random_{name}": _NUMBERS
+        for name in (
+            *("brightness", "contrast", "crop", "flip_left_right", "flip_up_down", "hue"),
+            *("jpeg_quality", "saturation"),
+        )
+    },
+    **{
+        f"{module}.decode_{kind}": note
+        for module in ("io", "image")
+        for kind, note in (
+            ("jpeg", "the exact transform: values may differ by 4; `ratio` must be 1"),
+            ("png", "16 bits become 8; grey of colours may differ by 1"),
+            ("image", "as `decode_jpeg` and `decode_png`"),
+        )
+    },
+    "strings.regex_replace": "patterns of `re`; `[:punct:]` and its like are known",
+    "strings.regex_full_match": "patterns of `re`; `[:punct:]` and its like are known",
+    "strings.ngrams": "without `pad_values`",
+    "sparse.to_dense": "takes ragged rows and arrays as well",
+    "ragged.stack": "only along axis 0",
+    "RaggedTensor.merge_dims": "only the first two dimensions",
+    "train.Checkpoint": _FILES,
+    "train.CheckpointManager": _FILES,
+    "train.latest_checkpoint": _FILES,
+    "train.list_variables": _FILES,
+    **{f"io.gfile.{name}": _LOCAL for name in tf.io.gfile.__all__},
+}
+
+TITLES = {"": "tf", "distribute.Strategy": "Methods of tf.distribute.Strategy"}
+STRATEGY = {
+    **dict.fromkeys(
+        ("make_dataset_iterator", "make_input_fn_iterator"), "experimental_distribute_dataset"
+    ),
+    **dict.fromkeys(("unwrap", "group"), "experimental_local_results"),
+    **dict.fromkeys(("experimental_run", "colocate_vars_with"), "run"),
+    **dict.fromkeys(("configure", "update_config_proto"), "nothing: there are no sessions"),
+}
+"""Methods that TensorFlow has for its version 1, and what to call instead."""
+
+INSTANCES = {
+    "data.Dataset": tf.data.Dataset.range(1),
+    "RaggedTensor": tf.ragged.constant([[1]]),
+}
+"""For classes whose instances report missing names."""
+
+
+def main() -> None:
+    PAGE.write_text(text_of_page(), encoding="utf-8")
+
+
+def text_of_page() -> str:
+    names = json.loads(NAMES.read_text(encoding="utf-8"))
+    return HEAD + "".join(section(place, found.split()) for place, found in names.items())
+
+
+def find(path: str) -> Any:
+    found: Any = INSTANCES.get(path)
+    if found is not None:
+        return found
+    found = tf
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name)
+    return found
+
+
+def section(place: str, names: list[str]) -> str:
+    """The part of the page about one module or class."""
+    here = [name for name in names if hasattr(find(place), name)]
+    same = [f"`{name}`" for name in here if path_of(place, name) not in DIFFERENT]
+    other = [(name, DIFFERENT[path_of(place, name)]) for name in here if f"`{name}`" not in same]
+    absent = [(name, advice(place, name)) for name in names if name not in here]
+    parts = [f"\n## {title_of(place)}\n", _paragraph("The same: ", same)]
+    parts += [_table("different", "how", other), _table("not here", "instead", absent)]
+    return "\n".join(part for part in parts if part)
+
+
+def title_of(place: str) -> str:
+    return TITLES.get(place, f"Methods of tf.{place}" if place in INSTANCES else f"tf.{place}")
+
+
+def path_of(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def advice(place: str, name: str) -> str:
+    """What the error for a missing name says to write instead."""
+    if place == "distribute.Strategy":
+        return STRATEGY[name]
+    try:
+        getattr(find(place), name)
+    except AttributeError as error:
+        return str(error).partition("; " if "; " in str(error) else ": ")[2]
+    raise ValueError(f"tf.{path_of(place, name)} is here")
+
+
+def _paragraph(begin: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    text = begin + ", ".join(names) + "."
+    return textwrap.fill(text, 96, break_on_hyphens=False) + "\n"
+
+
+def _table(left: str, right: str, rows: list[tuple[str, str]]) -> str:
+    """One row for each text: the names that it is about, and the text."""
+    if not rows:
+        return ""
+    by_text: dict[str, list[str]] = {}
+    for name, text in rows:
+        by_text.setdefault(text, []).append(f"`{name}`")
+    lines = [f"| {', '.join(names)} | {text} |" for text, names in by_text.items()]
+    return "\n".join([f"| {left} | {right} |", "|---|---|", *lines]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,461 @@
+"""Operations that make tensors, and that change their shape."""
+
+from __future__ import annotations
+
+import builtins
+import time
+from typing import Any
+
+import numpy as np
+
+from penstock.element.dtypes import as_dtype
+from penstock.element.ragged import Ragged
+from penstock.element.spec import TensorShape
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
+from penstock.shim import arrays as plain
+from penstock.shim.literals import cast_array
+from penstock.tf.operations import axes, dims, elementwise, integer, numbers, operation
+from penstock.tf.ragged_values import RaggedTensor, SparseTensor
+from penstock.tf.values import Array, Tensor, as_tensor, to_array
+
+
+@operation
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
+    """A tensor of a value."""
+    given = to_array(value) if isinstance(value, Tensor | list | tuple) else value
+    if dtype is not None and isinstance(value, list | tuple):
+        given = to_array(value, dtype, "constant")
+    return plain.constant(given, dtype, None if shape is None else dims("constant", shape))
+
+
+def convert_to_tensor(
+    value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None
+) -> Any:
+    """A tensor of a value; a tensor is returned as it is."""
+    if isinstance(value, RaggedTensor | SparseTensor):
+        return value
+    array = to_array(value, None if isinstance(value, Tensor) else dtype)
+    if dtype is not None and array.dtype != as_dtype(dtype).dtype:
+        raise InvalidArgumentError(
+            f"tf.convert_to_tensor: a tensor of {array.dtype.name} was given, and dtype is "
+            f"{as_dtype(dtype).name}; use tf.cast"
+        )
+    return as_tensor(array)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor (also a ragged or sparse one)."""
+    return isinstance(x, Tensor | RaggedTensor | SparseTensor)
+
+
+@elementwise
+def identity(input: Any, name: str | None = None) -> Any:
+    """The same values."""
+    return to_array(input)
+
+
+stop_gradient = identity
+
+
+@elementwise
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """The values in another dtype; floats lose their fraction when they become ints."""
+    array, target = to_array(x, None, "cast"), as_dtype(dtype)
+    if array.dtype == target.dtype:
+        return array
+    if array.dtype.kind == "O" or target.name == "string":
+        raise UnimplementedError(
+            "tf.cast: from or to string; use tf.strings.to_number or tf.strings.as_string"
+        )
+    return cast_array(array, target)
+
+
+@elementwise
+def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+    """The values in another dtype; those that do not fit become its least or greatest value."""
+    array, target = to_array(value), as_dtype(dtype)
+    if target.is_integer and array.dtype.kind in "iuf":
+        limits = np.iinfo(target.dtype)
+        array = np.clip(
+            array.astype(np.float64) if array.dtype.kind == "f" else array,
+            *limits_in(array, limits),
+        )
+    return cast_array(array, target)
+
+
+def limits_in(array: Array, limits: Any) -> tuple[Any, Any]:
+    """The least and greatest value of a dtype, as far as the array's own dtype has them."""
+    if array.dtype.kind == "f":
+        return float(limits.min), float(limits.max)
+    own = np.iinfo(array.dtype)
+    return max(limits.min, own.min), min(limits.max, own.max)
+
+
+@operation
+def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
+    """Zeros, empty strings or False."""
+    return plain.zeros(dims("zeros", shape), dtype)
+
+
+@operation
+def ones(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
+    """Ones or True."""
+    return plain.ones(dims("ones", shape), dtype)
+
+
+@elementwise
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
+    """Zeros in the shape of another tensor."""
+    array = to_array(input)
+    return plain.zeros(array.shape, array.dtype if dtype is None else dtype)
+
+
+@elementwise
+def ones_like(input: Any, dtype: Any = None, name: str | None = None) -> Any:
+    """Ones in the shape of another tensor."""
+    array = to_array(input)
+    return plain.ones(array.shape, array.dtype if dtype is None else dtype)
+
+
+@operation
+def fill(dims: Any, value: Any, name: str | None = None) -> Any:
+    """One value in a shape."""
+    filling = to_array(value)
+    if filling.ndim:
+        raise InvalidArgumentError(f"tf.fill: value must be a scalar, got shape {filling.shape}")
+    return np.full(_dims("fill", dims), filling, filling.dtype)
+
+
+_dims = dims
+
+
+@operation
+def eye(
+    num_rows: Any,
+    num_columns: Any = None,
+    batch_shape: Any = None,
+    dtype: Any = np.float32,
+    name: str | None = None,
+) -> Any:
+    """The identity matrix."""
+    columns = None if num_columns is None else int(num_columns)
+    matrix = np.eye(int(num_rows), columns, dtype=as_dtype(dtype).dtype)
+    batch = () if batch_shape is None else dims("eye", batch_shape)
+    return np.broadcast_to(matrix, (*batch, *matrix.shape)).copy()
+
+
+@operation
+def range(
+    start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str | None = None
+) -> Any:
+    """Numbers from `start` (0 if only one is given) up to and without `limit`."""
+    ends = [one.numpy() if isinstance(one, Tensor) else one for one in (start, limit, delta)]
+    return plain.range(ends[0], ends[1], ends[2], dtype)
+
+
+@operation
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int = 0) -> Any:
+    """`num` numbers in equal steps, both ends included."""
+    first = to_array(start)
+    dtype = np.float64 if first.dtype.kind in "iu" else first.dtype
+    return np.linspace(first, to_array(stop), int(num), axis=axis).astype(dtype)
+
+
+@operation
+def one_hot(
+    indices: Any,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: Any = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Vectors with `on_value` at an index and `off_value` elsewhere."""
+    places = numbers("one_hot", indices, "iu")
+    if dtype is None:
+        given = on_value if on_value is not None else off_value
+        dtype = np.float32 if given is None else to_array(given).dtype
+    kind = as_dtype(dtype)
+    on = to_array(1 if on_value is None else on_value, kind) if kind.name != "bool" else True
+    off = to_array(0 if off_value is None else off_value, kind) if kind.name != "bool" else False
+    hot = places[..., None] == np.arange(int(depth))
+    made = np.where(hot, on, off).astype(kind.dtype, copy=False)
+    return made if axis in (None, -1) else np.moveaxis(made, -1, int(axis))
+
+
+def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
+    """The shape, as a tensor; of ragged rows, their bounding shape."""
+    if isinstance(input, RaggedTensor):
+        return input.bounding_shape()
+    return as_tensor(np.array(to_array(input).shape, as_dtype(out_type).dtype))
+
+
+def size(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
+    """How many values there are."""
+    array = input.flat_values if isinstance(input, RaggedTensor) else input
+    return as_tensor(np.asarray(to_array(array).size, as_dtype(out_type).dtype))
+
+
+def rank(input: Any, name: str | None = None) -> Any:
+    """The number of dimensions."""
+    count = len(input.shape) if isinstance(input, RaggedTensor) else to_array(input).ndim
+    return as_tensor(np.int32(count))
+
+
+@operation
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+    """The same values in another shape; -1 stands for what is left."""
+    array, wanted = to_array(tensor), dims("reshape", shape)
+    return array.reshape(wanted)
+
+
+@operation
+def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor itself, if it has this shape."""
+    array, wanted = to_array(x), TensorShape(shape)
+    if not wanted.fits(array.shape):
+        raise InvalidArgumentError(
+            f"tf.ensure_shape: the shape is {array.shape}, but must fit {wanted}"
+        )
+    return array
+
+
+@operation
+def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | None = None) -> Any:
+    """The dimensions in another order; by default in reverse."""
+    array = to_array(a).transpose(None if perm is None else dims("transpose", perm))
+    return np.ascontiguousarray(array.conj() if conjugate else array)
+
+
+@operation
+def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
+    """A dimension of 1 more."""
+    return np.expand_dims(to_array(input), integer("expand_dims", "axis", axis))
+
+
+@operation
+def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
+    """Without dimensions of 1: all of them, or those at `axis`."""
+    where = axes(axis)
+    return np.squeeze(to_array(input), None if where == () else where)
+
+
+def concat(values: Any, axis: Any, name: str | None = None) -> Any:
+    """Tensors one after another along an existing dimension."""
+    if isinstance(values, list | tuple) and any(isinstance(one, RaggedTensor) for one in values):
+        return _concat_ragged(list(values), int(axis))
+    return _concat(values, axis)
+
+
+@operation
+def _concat(values: Any, axis: Any) -> Any:
+    arrays = _alike("concat", values)
+    if arrays[0].ndim == 0:
+        raise InvalidArgumentError("tf.concat: needs tensors with dimensions, got single values")
+    return np.concatenate(arrays, integer("concat", "axis", axis))
+
+
+def _concat_ragged(values: list[Any], axis: int) -> RaggedTensor:
+    parts = [
+        one if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one) for one in values
+    ]
+    if axis == 0:
+        return RaggedTensor(Ragged.concat([part.ragged for part in parts]))
+    rows = zip(*(part.ragged for part in parts), strict=True)
+    return RaggedTensor(Ragged.from_rows([np.concatenate(row) for row in rows]))
+
+
+def _alike(call: str, values: Any) -> list[Array]:
+    """Tensors of one dtype; Python's numbers get the dtype of the others."""
+    if isinstance(values, Tensor | np.ndarray):
+        return [to_array(one) for one in values] if np.ndim(values) else [to_array(values)]
+    known = [to_array(one) for one in values if isinstance(one, Tensor | np.ndarray | np.generic)]
+    dtype = known[0].dtype if known else to_array(next(iter(values))).dtype
+    arrays = [to_array(one) if isinstance(one, Tensor) else to_array(one, dtype) for one in values]
+    if any(array.dtype != dtype for array in arrays):
+        names = ", ".join(array.dtype.name for array in arrays)
+        raise InvalidArgumentError(f"tf.{call}: the tensors have the dtypes {names}; use tf.cast")
+    return arrays
+
+
+@operation
+def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
+    """Tensors of one shape side by side, along a new dimension."""
+    if not isinstance(values, list | tuple | Tensor | np.ndarray):
+        raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
+    return np.stack(_alike("stack", values), int(axis))
+
+
+@operation
+def unstack(value: Any, num: Any = None, axis: Any = 0, name: str | None = "unstack") -> Any:
+    """The slices along a dimension, as a list."""
+    array = np.moveaxis(to_array(value), int(axis), 0)
+    if num is not None and int(num) != len(array):
+        raise InvalidArgumentError(f"tf.unstack: num is {num}, but there are {len(array)} slices")
+    return list(array)
+
+
+@operation
+def split(
+    value: Any, num_or_size_splits: Any, axis: Any = 0, num: Any = None, name: str | None = "split"
+) -> Any:
+    """Parts along a dimension: as many as said, or of the sizes said."""
+    array, sizes = to_array(value), to_array(num_or_size_splits)
+    if sizes.ndim == 0:
+        if array.shape[int(axis)] % int(sizes):
+            raise InvalidArgumentError(
+                f"tf.split: {array.shape[int(axis)]} rows cannot be split into {int(sizes)}"
+            )
+        return np.split(array, int(sizes), int(axis))
+    lengths = sizes.astype(np.int64)
+    lengths[lengths < 0] = array.shape[int(axis)] - lengths[lengths >= 0].sum()
+    if lengths.sum() != array.shape[int(axis)]:
+        raise InvalidArgumentError(
+            f"tf.split: the sizes {lengths.tolist()} do not add up to {array.shape[int(axis)]}"
+        )
+    return np.split(array, np.cumsum(lengths)[:-1], int(axis))
+
+
+@operation
+def pad(
+    tensor: Any,
+    paddings: Any,
+    mode: str = "CONSTANT",
+    constant_values: Any = 0,
+    name: str | None = None,
+) -> Any:
+    """More values around; `mode` is CONSTANT, REFLECT or SYMMETRIC."""
+    array, widths = to_array(tensor), to_array(paddings)
+    if widths.shape != (array.ndim, 2):
+        raise InvalidArgumentError(
+            f"tf.pad: paddings must have the shape ({array.ndim}, 2), got {widths.shape}"
+        )
+    if mode.upper() != "CONSTANT":
+        modes: dict[str, Any] = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}
+        if mode.upper() not in modes:
+            raise InvalidArgumentError(
+                f"tf.pad: mode must be CONSTANT, REFLECT or SYMMETRIC, got {mode}"
+            )
+        _check_mirror(array, widths, int(mode.upper() == "REFLECT"))
+        return np.pad(array, widths, modes[mode.upper()])
+    filling = b"" if array.dtype.kind == "O" and constant_values == 0 else constant_values
+    value = to_array(filling, array.dtype, "pad")
+    result = np.empty(
+        [a + b + n for (a, b), n in zip(widths, array.shape, strict=True)], array.dtype
+    )
+    result[...] = value
+    result[
+        tuple(builtins.slice(a, a + n) for (a, _), n in zip(widths, array.shape, strict=True))
+    ] = array
+    return result
+
+
+def _check_mirror(array: Array, widths: Array, edge: int) -> None:
+    if (widths > np.array(array.shape)[:, None] - edge).any():
+        raise InvalidArgumentError(
+            f"tf.pad: paddings {widths.tolist()} are too wide for the shape {array.shape}"
+        )
+
+
+@operation
+def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+    """The tensor several times along each dimension."""
+    array, times = to_array(input), dims("tile", multiples)
+    if len(times) != array.ndim:
+        raise InvalidArgumentError(
+            f"tf.tile: multiples must have {array.ndim} values, got {len(times)}"
+        )
+    return np.tile(array, times)
+
+
+@operation
+def repeat(input: Any, repeats: Any, axis: Any = None, name: str | None = None) -> Any:
+    """Every value (or row) several times."""
+    return np.repeat(to_array(input), to_array(repeats), axes(axis))
+
+
+@operation
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+    """The values repeated to a shape."""
+    return np.broadcast_to(to_array(input), dims("broadcast_to", shape)).copy()
+
+
+@operation
+def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
+    """The values in reverse along the given dimensions."""
+    return np.flip(to_array(tensor), dims("reverse", axis)).copy()
+
+
+@operation
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
+    """The values moved along dimensions; what leaves at one end enters at the other."""
+    return np.roll(to_array(input), axes(shift), axes(axis))
+
+
+@operation
+def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
+    """A part that begins at `begin`; a size of -1 means all that is left."""
+    array, starts, sizes = to_array(input_), dims("slice", begin), dims("slice", size)
+    if len(starts) != array.ndim or len(sizes) != array.ndim:
+        raise InvalidArgumentError(f"tf.slice: begin and size must have {array.ndim} values")
+    ends = [
+        n if count < 0 else start + count
+        for start, count, n in zip(starts, sizes, array.shape, strict=True)
+    ]
+    if any(
+        not 0 <= start <= end <= n for start, end, n in zip(starts, ends, array.shape, strict=True)
+    ):
+        raise InvalidArgumentError(
+            f"tf.slice: begin {starts} and size {sizes} are outside of the shape {array.shape}"
+        )
+    return array[tuple(map(builtins.slice, starts, ends))].copy()
+
+
+@operation
+def meshgrid(*args: Any, indexing: Any = "xy", name: str | None = None) -> Any:
+    """Coordinates of a grid, one tensor for each dimension."""
+    grids: Any = np.meshgrid(*map(to_array, args), indexing=indexing)
+    return [np.array(one) for one in grids]
+
+
+@operation
+def sequence_mask(
+    lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name: str | None = None
+) -> Any:
+    """Rows that are True up to a length."""
+    counts = to_array(lengths)
+    longest = int(counts.max(initial=0)) if maxlen is None else int(maxlen)
+    return (np.arange(longest) < counts[..., None]).astype(as_dtype(dtype).dtype)
+
+
+def identity_n(input: Any, name: str | None = None) -> list[Any]:
+    """The same tensors, as a list."""
+    return [identity(one) for one in input]
+
+
+def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> list[Any]:
+    """The shapes of several tensors."""
+    return [shape(one, out_type) for one in input]
+
+
+def get_static_value(tensor: Any, partial: bool = False) -> Any:
+    """The value of a tensor, which is always known here."""
+    return to_array(tensor)
+
+
+def broadcast_static_shape(shape_x: TensorShape, shape_y: TensorShape) -> TensorShape:
+    """The shape that two shapes are broadcast to."""
+    return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))  # type: ignore[arg-type]
+
+
+@operation
+def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
+    """The shape that two shapes are broadcast to, as a tensor."""
+    both = [dims("broadcast_dynamic_shape", one) for one in (shape_x, shape_y)]
+    return np.array(np.broadcast_shapes(*both), to_array(shape_x).dtype)
+
+
+def timestamp(name: str | None = None) -> Any:
+    """The seconds since 1970."""
+    return as_tensor(np.float64(time.time()))

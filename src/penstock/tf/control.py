@@ -1,0 +1,224 @@
+"""Control flow: functions are Python, so these call the functions that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element.dtypes import as_dtype
+from penstock.errors import InvalidArgumentError
+from penstock.shim import printing, tf_nest
+from penstock.tf.operations import as_result, integer
+from penstock.tf.ported_functions import unwrap
+from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.values import as_tensor, to_array
+
+
+def cond(
+    pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None
+) -> Any:
+    """What one of two functions returns."""
+    return true_fn() if bool(to_array(pred)) else false_fn()
+
+
+def _values(result: Any) -> Any:
+    """Python's values in a result as tensors."""
+    if result is None or isinstance(result, RaggedTensor):
+        return result
+    return tf_nest.map_structure(
+        lambda leaf: as_tensor(to_array(leaf)) if _is_value(leaf) else leaf, result
+    )
+
+
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, bool | int | float | complex | str | bytes | np.ndarray | np.generic)
+
+
+def case(
+    pred_fn_pairs: Any,
+    default: Callable[[], Any] | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str | None = None,
+) -> Any:
+    """What the function of the first condition that is True returns."""
+    for pred, function in pred_fn_pairs:
+        if bool(to_array(pred)):
+            return function()
+    if default is None:
+        raise InvalidArgumentError("tf.case: no condition is True, and there is no default")
+    return default()
+
+
+def switch_case(
+    branch_index: Any, branch_fns: Any, default: Any = None, name: str | None = None
+) -> Any:
+    """What the function with the number `branch_index` returns; by default, the last one."""
+    pairs = branch_fns.items() if isinstance(branch_fns, dict) else branch_fns
+    listed = list(pairs)
+    if listed and not isinstance(listed[0], tuple):
+        listed = list(enumerate(listed))
+    functions = dict(listed)
+    last = default if default is not None else functions[max(functions)]
+    return functions.get(integer("switch_case", "branch_index", branch_index), last)()
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    shape_invariants: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    maximum_iterations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The variables after `body` was called as long as `cond` is True."""
+    values = _values(loop_vars)
+    left = None if maximum_iterations is None else int(maximum_iterations)
+    while (left is None or left > 0) and bool(to_array(cond(*values))):
+        made = body(*values)
+        values = _values(made if isinstance(made, list | tuple) else [made])
+        left = None if left is None else left - 1
+    return type(loop_vars)(values) if isinstance(loop_vars, list | tuple) else values
+
+
+def map_fn(
+    fn: Callable[..., Any],
+    elems: Any,
+    dtype: Any = None,
+    parallel_iterations: Any = None,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+    fn_output_signature: Any = None,
+) -> Any:
+    """A function of every row, and its results stacked."""
+    leaves = [
+        one if isinstance(one, RaggedTensor) else as_tensor(to_array(one))
+        for one in tf_nest.flatten(elems)
+    ]
+    rows = [fn(tf_nest.pack_sequence_as(elems, list(row))) for row in zip(*leaves, strict=True)]
+    if not rows:
+        raise InvalidArgumentError("tf.map_fn: there are no rows, so the result has no shape")
+    columns = zip(*(tf_nest.flatten(row) for row in rows), strict=True)
+    made = [as_tensor(np.stack([to_array(one) for one in column])) for column in columns]
+    return tf_nest.pack_sequence_as(rows[0], made)
+
+
+vectorized_map = map_fn
+
+
+def foldl(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any) -> Any:
+    """One value from all rows: `fn` of the value so far and the next row."""
+    rows = list(as_tensor(to_array(elems)))
+    state = rows.pop(0) if initializer is None else _values(initializer)
+    for row in rows:
+        state = _values(fn(state, row))
+    return state
+
+
+def py_function(
+    func: Callable[..., Any] | None = None,
+    inp: Sequence[Any] | None = None,
+    Tout: Any = None,  # noqa: N803
+    name: str | None = None,
+) -> Any:
+    """A Python function of tensors; its results get the dtypes `Tout`."""
+    assert func is not None
+    return _typed(func(*[_values(value) for value in inp or ()]), Tout)
+
+
+def numpy_function(
+    func: Callable[..., Any] | None = None,
+    inp: Sequence[Any] | None = None,
+    Tout: Any = None,  # noqa: N803
+    stateful: bool = True,
+    name: str | None = None,
+) -> Any:
+    """A Python function of NumPy arrays; its results keep their dtypes."""
+    assert func is not None
+    arrays = [_numpy(value) for value in inp or ()]
+    return as_result(unwrap(func(*arrays)))
+
+
+def _numpy(value: Any) -> Any:
+    array = to_array(value)
+    return array[()] if array.ndim == 0 else array
+
+
+def _typed(result: Any, types: Any) -> Any:
+    """Results as tensors of the dtypes that were declared."""
+    if isinstance(types, list | tuple):
+        parts = list(result) if isinstance(result, list | tuple) else [result]
+        if len(parts) != len(types):
+            raise InvalidArgumentError(
+                f"tf.py_function: Tout has {len(types)} dtypes, but {len(parts)} values came back"
+            )
+        return [_typed(part, one) for part, one in zip(parts, types, strict=True)]
+    if types is None:
+        return as_result(unwrap(result))
+    return as_tensor(to_array(unwrap(result), as_dtype(types), "py_function"))
+
+
+def print(*inputs: Any, **options: Any) -> None:
+    """Prints tensors in the short form of TensorFlow; see `penstock.print`."""
+    printing.print(*unwrap(inputs), **options)
+
+
+def group(*inputs: Any, **_: Any) -> None:
+    """Nothing: every operation has run already."""
+
+
+def no_op(name: str | None = None) -> None:
+    """Nothing."""
+
+
+def executing_eagerly() -> bool:
+    """True: functions always run as they are written."""
+    return True
+
+
+class name_scope:  # noqa: N801
+    """A context that changes nothing."""
+
+    def __init__(self, name: Any = None) -> None:
+        self.name = name
+
+    def __enter__(self) -> Any:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any) -> Any:
+    """One value from all rows, from the last to the first."""
+    return foldl(fn, to_array(elems)[::-1], initializer)
+
+
+def scan(fn: Callable[..., Any], elems: Any, initializer: Any = None, **_: Any) -> Any:
+    """The values of `foldl` after every row, stacked."""
+    rows = list(as_tensor(to_array(elems)))
+    states = [rows.pop(0)] if initializer is None else []
+    state = states[0] if states else _values(initializer)
+    for row in rows:
+        state = _values(fn(state, row))
+        states.append(state)
+    return as_tensor(np.stack([to_array(one) for one in states]))
+
+
+class control_dependencies(name_scope):  # noqa: N801
+    """A context that changes nothing: operations run in the order of the program."""
+
+
+class device(name_scope):  # noqa: N801
+    """A context that changes nothing: elements are in the memory of the host."""
+
+
+class init_scope(name_scope):  # noqa: N801
+    """A context that changes nothing: functions always run as they are written."""

@@ -1,0 +1,105 @@
+"""`decode_csv`: lines of comma-separated values as one tensor for each column."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.errors import InvalidArgumentError
+from penstock.tf.operations import texts
+from penstock.tf.values import Array, Tensor, as_tensor, to_array
+
+_ENCODING = ("utf-8", "surrogateescape")
+
+
+def decode_csv(
+    records: Any,
+    record_defaults: Sequence[Any],
+    field_delim: str = ",",
+    use_quote_delim: bool = True,
+    na_value: str = "",
+    select_cols: Sequence[int] | None = None,
+    name: str | None = None,
+) -> list[Tensor]:
+    """The columns of lines; an empty field becomes its default.
+
+    Args:
+        records: Lines, of any shape.
+        record_defaults: One for each column: a value, or an empty tensor if it is required.
+        field_delim: The character between fields.
+        use_quote_delim: Whether quotes protect delimiters.
+        na_value: A text that counts as an empty field.
+        select_cols: Which columns to read, in rising order.
+    """
+    lines = texts("io.decode_csv", records)
+    columns = [_Column(number, one, na_value) for number, one in enumerate(record_defaults)]
+    quoting = csv.QUOTE_MINIMAL if use_quote_delim else csv.QUOTE_NONE
+    decoded = [line.decode(*_ENCODING) for line in lines.ravel().tolist()]
+    rows = [_fields(line, field_delim, quoting) for line in decoded]
+    if select_cols is not None:
+        rows = [_select(row, select_cols) for row in rows]
+    for place, row in enumerate(rows):
+        if len(row) != len(columns):
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: Expect {len(columns)} fields but have {len(row)} "
+                f"in record {place}"
+            )
+    return [
+        as_tensor(column.read([row[column.number] for row in rows]).reshape(lines.shape))
+        for column in columns
+    ]
+
+
+def _fields(line: str, delimiter: str, quoting: Any) -> list[str]:
+    if not line:
+        return [""]
+    return next(csv.reader([line], delimiter=delimiter, quoting=quoting))
+
+
+def _select(row: list[str], columns: Sequence[int]) -> list[str]:
+    if columns[-1] >= len(row):
+        raise InvalidArgumentError(
+            f"tf.io.decode_csv: column {columns[-1]} is selected, but a record has {len(row)}"
+        )
+    return [row[number] for number in columns]
+
+
+class _Column:
+    """How the fields of one column are read."""
+
+    def __init__(self, number: int, default: Any, empty: str) -> None:
+        self.number, self._empty = number, empty
+        if isinstance(default, DType | np.dtype | type):
+            self.dtype, self._default = as_dtype(default), None
+            return
+        array = to_array(default)
+        self.dtype = of_numpy(array.dtype)
+        self._default = array.ravel()[0] if array.size else None
+
+    def read(self, fields: list[str]) -> Array:
+        result = np.empty(len(fields), self.dtype.dtype)
+        for place, field in enumerate(fields):
+            result[place] = self._value(field, place)
+        return result
+
+    def _value(self, field: str, place: int) -> Any:
+        if field in ("", self._empty):
+            if self._default is None:
+                raise InvalidArgumentError(
+                    f"tf.io.decode_csv: Field {self.number} is required but missing "
+                    f"in record {place}!"
+                )
+            return self._default
+        if self.dtype.name == "string":
+            return field.encode(*_ENCODING)
+        try:
+            return int(field) if self.dtype.is_integer else float(field)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"tf.io.decode_csv: Field {self.number} in record {place} is not a valid "
+                f"{self.dtype.name}: {field}"
+            ) from None

@@ -1,0 +1,26 @@
+"""`tf.data.experimental` for ported code: the names of `penstock.data.experimental`, on tensors."""
+
+from typing import Any
+
+from penstock.data import experimental as plain
+from penstock.tf.data.experimental import service
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_datasets import PortedCsvDataset as CsvDataset
+from penstock.tf.ported_datasets import port
+
+_OWN = {"service": service, "CsvDataset": CsvDataset}
+
+__all__ = sorted(plain.__all__)
+
+
+def _name(name: str) -> Any:
+    value: Any = _OWN.get(name, getattr(plain, name))
+    is_call = callable(value) and not isinstance(value, type)
+    return port(value) if is_call else value
+
+
+globals().update({name: _name(name) for name in __all__})
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_from_tf("data.experimental", name, __all__)

@@ -1,0 +1,21 @@
+"""`tf.data.experimental.service` for ported code: the same service, and datasets of tensors."""
+
+from typing import Any
+
+from penstock.data.experimental import service as plain
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_datasets import port
+
+__all__ = list(plain.__all__)
+
+
+def _name(name: str) -> Any:
+    value = getattr(plain, name)
+    return port(value) if name in ("distribute", "from_dataset_id", "register_dataset") else value
+
+
+globals().update({name: _name(name) for name in __all__})
+
+
+def __getattr__(name: str) -> Any:
+    raise missing_from_tf("data.experimental.service", name, __all__)

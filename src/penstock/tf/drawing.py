@@ -1,0 +1,117 @@
+"""Where random operations draw from: the generator of the element, or the seed of the program.
+
+Inside a function of `Dataset.map`, numbers depend on the seed, the epoch and the element alone, so
+that a resumed iteration and every worker draw the same ones. Elsewhere they follow `set_seed`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from penstock.plan import seeds
+
+_current: ContextVar[np.random.Generator | None] = ContextVar("penstock_tf_draws", default=None)
+
+
+@contextmanager
+def drawing_from(generator: np.random.Generator) -> Iterator[None]:
+    """In this context, random operations draw from `generator`."""
+    token = _current.set(generator)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_generator() -> np.random.Generator:
+    """The generator of the element; outside of `map`, a new one by the seed of the program."""
+    return _current.get() or seeds.generator(seeds.draw())
+
+
+def is_in_element() -> bool:
+    """Whether this is a function that draws by the element."""
+    return _current.get() is not None
+
+
+def draws_numbers(function: Callable[..., Any]) -> bool:
+    """Whether a function may call a random operation, itself or through functions that it names.
+
+    Its code is searched for the names of random operations, and its values for generators. A name
+    that means something else costs only time. Stateless operations do not count.
+    """
+    return _Search().found(function)
+
+
+_DRAWING = {
+    *("uniform", "normal", "truncated_normal", "shuffle", "categorical", "uniform_full_int"),
+    *("make_seeds", "Generator", "get_global_generator"),
+}
+
+
+def _is_random_operation(value: Any) -> bool:
+    home, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    if home not in ("penstock.tf.random", "penstock.tf.image.random_images"):
+        return False
+    return name in _DRAWING or name.startswith("random_")
+
+
+class _Search:
+    """A search through the code of functions, each only once."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def found(self, value: Any) -> bool:
+        if id(value) in self._seen or isinstance(value, type(np)):
+            return False
+        self._seen.add(id(value))
+        if getattr(value, "__draws_numbers__", False) or _is_random_operation(value):
+            return True
+        if isinstance(value, types.MethodType):
+            return self.found(value.__self__) or self.found(value.__func__)
+        wrapped = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
+        if wrapped is not None and self.found(wrapped):
+            return True
+        if isinstance(value, types.FunctionType):
+            return self._in_function(value)
+        return self._in_object(value)
+
+    def _in_function(self, function: types.FunctionType) -> bool:
+        if (function.__module__ or "").startswith(("numpy", "penstock.")):
+            return False
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        names = set(_names(function.__code__))
+        if any(name in _DRAWING or name.startswith("random_") for name in names):
+            return True
+        values = [function.__globals__[name] for name in names if name in function.__globals__]
+        return any(self.found(value) for value in [*cells, *values])
+
+    def _in_object(self, value: Any) -> bool:
+        """Searches the methods of an object that users call."""
+        kind = value if isinstance(value, type) else type(value)
+        if kind.__module__.split(".")[0] in ("builtins", "numpy", "penstock", "torch", "jax"):
+            return False
+        methods = [part for part in vars(kind).values() if isinstance(part, types.FunctionType)]
+        state = list(getattr(value, "__dict__", {}).values()) if kind is not value else []
+        return any(self.found(part) for part in [*methods, *state])
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

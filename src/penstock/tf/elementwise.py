@@ -1,0 +1,268 @@
+"""Operations on every number, and on every pair of numbers."""
+
+from __future__ import annotations
+
+import math as python_math
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError
+from penstock.tf.operations import binary, elementwise, numbers, on_both, operation, unary
+from penstock.tf.values import Array, match_operands, to_array
+
+
+def _sigmoid(x: Array) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def _rsqrt(x: Array) -> Any:
+    return 1 / np.sqrt(x)
+
+
+abs = unary("abs", np.abs, "iufc")
+sqrt = unary("sqrt", np.sqrt)
+rsqrt = unary("rsqrt", _rsqrt)
+square = unary("square", np.square, "iufc")
+exp = unary("exp", np.exp)
+expm1 = unary("expm1", np.expm1)
+log = unary("log", np.log)
+log1p = unary("log1p", np.log1p)
+sin = unary("sin", np.sin)
+cos = unary("cos", np.cos)
+tan = unary("tan", np.tan)
+asin = unary("asin", np.arcsin)
+acos = unary("acos", np.arccos)
+atan = unary("atan", np.arctan)
+sinh = unary("sinh", np.sinh)
+cosh = unary("cosh", np.cosh)
+tanh = unary("tanh", np.tanh)
+sigmoid = unary("sigmoid", _sigmoid)
+softplus = unary("softplus", lambda x: np.logaddexp(x, 0).astype(x.dtype), "f")
+erf = unary("erf", np.vectorize(python_math.erf, otypes=[np.float64]), "f")
+acosh = unary("acosh", np.arccosh)
+asinh = unary("asinh", np.arcsinh)
+atanh = unary("atanh", np.arctanh)
+angle = unary("angle", np.angle)
+conj = unary("conj", np.conj, "iufc")
+softsign = unary("softsign", lambda x: x / (1 + np.abs(x)), "f")
+log_sigmoid = unary("log_sigmoid", lambda x: -np.logaddexp(-x, 0).astype(x.dtype), "f")
+relu = unary("relu", lambda x: np.maximum(x, 0), "iuf")
+floor = unary("floor", np.floor, "f")
+ceil = unary("ceil", np.ceil, "f")
+rint = unary("rint", np.rint, "f")
+round = unary("round", np.rint, "iuf")
+sign = unary("sign", np.sign, "iufc")
+negative = unary("negative", np.negative, "iufc")
+reciprocal = unary("reciprocal", np.reciprocal, "iufc")
+is_nan = unary("is_nan", np.isnan, "f")
+is_inf = unary("is_inf", np.isinf, "f")
+is_finite = unary("is_finite", np.isfinite, "f")
+logical_not = unary("logical_not", np.logical_not, "b")
+real = unary("real", np.real, "fc")
+imag = unary("imag", np.imag, "fc")
+
+
+def _divide(x: Any, y: Any) -> Any:
+    """Integers become floats, as in Python 3."""
+    return np.true_divide(x, y)
+
+
+def _floordiv(x: Any, y: Any) -> Any:
+    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
+        raise InvalidArgumentError("tf.floordiv: Integer division by zero")
+    return np.floor_divide(x, y)
+
+
+def _floormod(x: Any, y: Any) -> Any:
+    if np.asarray(x).dtype.kind in "iu" and not np.all(y):
+        raise InvalidArgumentError("tf.math.floormod: Integer division by zero")
+    return np.mod(x, y)
+
+
+def _divide_no_nan(x: Any, y: Any) -> Any:
+    return np.where(np.equal(y, 0), np.zeros_like(x), np.true_divide(x, y))
+
+
+_COMPARED = "biufcO"
+
+add = binary("add", np.add, "iufcO")
+subtract = binary("subtract", np.subtract)
+multiply = binary("multiply", np.multiply)
+floordiv = binary("floordiv", _floordiv, "iuf")
+floormod = binary("floormod", _floormod, "iuf")
+mod = floormod
+pow = binary("pow", np.power)
+maximum = binary("maximum", np.maximum, "iuf")
+minimum = binary("minimum", np.minimum, "iuf")
+atan2 = binary("atan2", np.arctan2, "f")
+squared_difference = binary("squared_difference", lambda x, y: np.square(np.subtract(x, y)))
+divide_no_nan = binary("divide_no_nan", _divide_no_nan, "f")
+multiply_no_nan = binary(
+    "multiply_no_nan", lambda x, y: np.where(np.equal(y, 0), np.zeros_like(x), x * y), "f"
+)
+xdivy = binary("xdivy", lambda x, y: np.where(np.equal(x, 0), np.zeros_like(x), x / y), "f")
+xlogy = binary("xlogy", lambda x, y: np.where(np.equal(x, 0), np.zeros_like(x), x * np.log(y)), "f")
+truncatediv = binary("truncatediv", lambda x, y: np.trunc(x / y).astype(np.asarray(x).dtype), "iuf")
+truncatemod = binary("truncatemod", np.fmod, "iuf")
+equal = binary("equal", np.equal, _COMPARED)
+not_equal = binary("not_equal", np.not_equal, _COMPARED)
+less = binary("less", np.less, "iuf")
+less_equal = binary("less_equal", np.less_equal, "iuf")
+greater = binary("greater", np.greater, "iuf")
+greater_equal = binary("greater_equal", np.greater_equal, "iuf")
+logical_and = binary("logical_and", np.logical_and, "b")
+logical_or = binary("logical_or", np.logical_or, "b")
+logical_xor = binary("logical_xor", np.logical_xor, "b")
+
+
+@on_both
+def truediv(x: Any, y: Any, name: str | None = None) -> Any:
+    """The quotient; integers become floats."""
+    left, right = match_operands("divide", (x, y))
+    with np.errstate(all="ignore"):
+        return np.true_divide(left, right)
+
+
+divide = truediv
+
+
+@operation
+def add_n(inputs: Any, name: str | None = None) -> Any:
+    """The sum of several tensors of one shape."""
+    arrays = [to_array(one) for one in inputs]
+    if any(array.shape != arrays[0].shape for array in arrays):
+        raise InvalidArgumentError(f"tf.add_n: the shapes differ: {[one.shape for one in arrays]}")
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+@elementwise
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
+    """Values below the minimum become the minimum, above the maximum the maximum."""
+    array, low, high = match_operands("clip_by_value", (t, clip_value_min, clip_value_max))
+    array = np.asarray(array)
+    return np.minimum(np.maximum(array, low), high).astype(array.dtype, copy=False)
+
+
+@operation
+def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """Each vector divided by its length."""
+    array = numbers("l2_normalize", x, "f")
+    where = None if axis is None else tuple(np.atleast_1d(to_array(axis)).tolist())
+    total = np.sum(np.square(array), where, keepdims=True)
+    return array / np.sqrt(np.maximum(total, np.asarray(epsilon, array.dtype)))
+
+
+@operation
+def matmul(
+    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None
+) -> Any:
+    """The product of matrices."""
+    left, right = (np.asarray(one) for one in match_operands("matmul", (a, b)))
+    left = left.swapaxes(-1, -2) if transpose_a else left
+    return np.matmul(left, right.swapaxes(-1, -2) if transpose_b else right)
+
+
+@operation
+def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
+    """A product that sums over the given dimensions."""
+    where = to_array(axes).tolist()
+    left, right = (np.asarray(one) for one in match_operands("tensordot", (a, b)))
+    return np.tensordot(left, right, where)
+
+
+@operation
+def norm(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, name: Any = None
+) -> Any:
+    """The length of vectors: euclidean, 1, 2 or infinity."""
+    array = numbers("norm", tensor, "f")
+    flat = array.ravel() if axis is None else array
+    kind = None if isinstance(ord, str) else ord
+    made = np.linalg.norm(flat, kind, None if axis is None else axis, keepdims=bool(keepdims))
+    return np.asarray(made, array.dtype)
+
+
+@operation
+def softmax(logits: Any, axis: Any = -1, name: str | None = None) -> Any:
+    """Exponentials divided by their sum."""
+    array = numbers("softmax", logits, "f")
+    powers = np.exp(array - array.max(int(axis), keepdims=True))
+    return powers / powers.sum(int(axis), keepdims=True)
+
+
+@operation
+def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
+    """The same bytes as another dtype of the same size."""
+    return to_array(input).view(np.dtype(type))
+
+
+@elementwise
+def reciprocal_no_nan(x: Any, name: str | None = None) -> Any:
+    """One divided by every number; 0 for 0."""
+    array = numbers("reciprocal_no_nan", x, "f")
+    return np.where(array == 0, np.zeros_like(array), 1 / np.where(array == 0, 1, array))
+
+
+@operation
+def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
+    """A polynomial, by its coefficients from the highest power on."""
+    array = to_array(x)
+    total = np.zeros_like(array)
+    for one in coeffs:
+        total = total * array + to_array(one, array.dtype)
+    return total
+
+
+@operation
+def log_softmax(logits: Any, axis: Any = -1, name: str | None = None) -> Any:
+    """Logarithms of `softmax`."""
+    array = numbers("log_softmax", logits, "f")
+    shifted = array - array.max(int(axis), keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(int(axis), keepdims=True))
+
+
+@operation
+def complex(real: Any, imag: Any, name: str | None = None) -> Any:
+    """Complex numbers of their parts."""
+    left, right = (np.asarray(one) for one in match_operands("complex", (real, imag)))
+    wide: Any = np.complex64 if left.dtype == np.float32 else np.complex128
+    return left.astype(wide) + wide(1j) * right
+
+
+@operation
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+    """Vectors that are longer than `clip_norm` shortened to it."""
+    array = numbers("clip_by_norm", t, "f")
+    where = None if axes is None else tuple(np.atleast_1d(to_array(axes)).tolist())
+    length = np.sqrt(np.sum(np.square(array), where, keepdims=True))
+    most = to_array(clip_norm, array.dtype)
+    return array * most / np.maximum(length, most)
+
+
+@operation
+def einsum(equation: str, *inputs: Any, **_: Any) -> Any:
+    """Sums of products, by the summation convention of Einstein."""
+    return np.einsum(equation, *[np.asarray(one) for one in match_operands("einsum", inputs)])
+
+
+@operation
+def zero_fraction(value: Any, name: str | None = None) -> Any:
+    """The share of zeros."""
+    array = numbers("zero_fraction", value)
+    return np.float32(np.mean(array == 0)) if array.size else np.float32(np.nan)
+
+
+@operation
+def is_non_decreasing(x: Any, name: str | None = None) -> Any:
+    """Whether no number is less than the one before."""
+    return bool(np.all(np.diff(to_array(x).ravel()) >= 0))
+
+
+@operation
+def is_strictly_increasing(x: Any, name: str | None = None) -> Any:
+    """Whether every number is greater than the one before."""
+    return bool(np.all(np.diff(to_array(x).ravel()) > 0))

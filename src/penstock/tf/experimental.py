@@ -1,0 +1,12 @@
+"""`tf.experimental`: `Optional`, which TensorFlow keeps under this name."""
+
+from typing import NoReturn
+
+from penstock.element.optional import Optional
+from penstock.tf.missing_operations import missing_from_tf
+
+__all__ = ["Optional"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("experimental", name, __all__)

@@ -1,0 +1,282 @@
+"""`tf.io`: files, records and examples, over `penstock.io`."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock import io as plain
+from penstock.element.dtypes import as_dtype
+from penstock.engine.formats import files
+from penstock.errors import InvalidArgumentError
+from penstock.tf import gfile
+from penstock.tf.csv_records import decode_csv
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.operations import operation, texts
+from penstock.tf.ported_functions import unwrap, wrap
+from penstock.tf.ragged_values import SparseTensor
+from penstock.tf.tensor_messages import parse_tensor, serialize_tensor
+from penstock.tf.values import Tensor, as_tensor, to_array
+
+FixedLenFeature = plain.FixedLenFeature
+FixedLenSequenceFeature = plain.FixedLenSequenceFeature
+VarLenFeature = plain.VarLenFeature
+RaggedFeature = plain.RaggedFeature
+TFRecordOptions = plain.TFRecordOptions
+
+__all__ = [
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "RaggedFeature",
+    "TFRecordOptions",
+    "TFRecordWriter",
+    "VarLenFeature",
+    "decode_base64",
+    "decode_csv",
+    "decode_bmp",
+    "decode_compressed",
+    "decode_gif",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
+    "decode_raw",
+    "encode_base64",
+    "encode_jpeg",
+    "encode_png",
+    "extract_jpeg_shape",
+    "gfile",
+    "is_jpeg",
+    "matching_files",
+    "parse_example",
+    "parse_sequence_example",
+    "parse_single_example",
+    "parse_single_sequence_example",
+    "parse_tensor",
+    "read_file",
+    "serialize_tensor",
+    "write_file",
+]
+
+
+class PortedRecordWriter(plain.TFRecordWriter):
+    """Writes records; `write` takes bytes, and strings as tensors."""
+
+    def __init__(self, path: Any, options: Any = None) -> None:
+        super().__init__(unwrap(path), options)
+
+    def write(self, record: Any) -> None:
+        super().write(unwrap(record))
+
+
+TFRecordWriter = PortedRecordWriter
+
+
+def _example_result(found: dict[str, Any], features: Any) -> dict[str, Any]:
+    """Tensors; of features with a varying number of values, sparse ones."""
+    return {
+        name: SparseTensor.of_rows(value)
+        if isinstance(features[name], VarLenFeature)
+        else wrap(value)
+        for name, value in found.items()
+    }
+
+
+def parse_example(
+    serialized: Any, features: Any, example_names: Any = None, name: str | None = None
+) -> dict[str, Any]:
+    """The features of a batch of serialized examples; see `penstock.io.parse_example`."""
+    return _example_result(plain.parse_example(unwrap(serialized), features), features)
+
+
+def parse_single_example(
+    serialized: Any, features: Any, example_names: Any = None, name: str | None = None
+) -> dict[str, Any]:
+    """The features of one serialized example."""
+    return _example_result(plain.parse_single_example(unwrap(serialized), features), features)
+
+
+def parse_sequence_example(
+    serialized: Any,
+    context_features: Any = None,
+    sequence_features: Any = None,
+    example_names: Any = None,
+    name: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The context and the sequences of serialized examples, and the lengths of the sequences."""
+    found = plain.parse_sequence_example(unwrap(serialized), context_features, sequence_features)
+    context, sequences, lengths = found
+    return (
+        _example_result(context, context_features or {}),
+        {key: wrap(value) for key, value in sequences.items()},
+        {key: wrap(value) for key, value in lengths.items()},
+    )
+
+
+def parse_single_sequence_example(
+    serialized: Any,
+    context_features: Any = None,
+    sequence_features: Any = None,
+    example_name: Any = None,
+    name: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The context and the sequences of one serialized example."""
+    context, sequences = plain.parse_single_sequence_example(
+        unwrap(serialized), context_features, sequence_features
+    )
+    return (
+        _example_result(context, context_features or {}),
+        {key: wrap(value) for key, value in sequences.items()},
+    )
+
+
+def read_file(filename: Any, name: str | None = None) -> Tensor:
+    """The bytes of a file."""
+    return as_tensor(plain.read_file(unwrap(filename)))
+
+
+def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
+    """Writes a file, and the folders that it needs."""
+    plain.write_file(unwrap(filename), unwrap(contents))
+
+
+@operation
+def matching_files(pattern: Any, name: str | None = None) -> Any:
+    """The names of the files that match patterns, sorted."""
+    patterns = np.atleast_1d(to_array(pattern)).tolist()
+    found = sorted(files.expand(patterns, "io.matching_files"))
+    result = np.empty(len(found), object)
+    result[:] = [path.encode() for path in found]
+    return result
+
+
+def _bytes(contents: Any) -> Any:
+    return to_array(contents)[()]
+
+
+def decode_jpeg(contents: Any, channels: int = 0, ratio: int = 1, **_: Any) -> Tensor:
+    """The pixels of a JPEG image."""
+    if ratio != 1:
+        raise InvalidArgumentError(f"tf.io.decode_jpeg: ratio must be 1, got {ratio}; resize it")
+    return as_tensor(plain.decode_jpeg(_bytes(contents), channels))
+
+
+def decode_png(contents: Any, channels: int = 0, dtype: Any = np.uint8, name: Any = None) -> Tensor:
+    """The pixels of a PNG image."""
+    if as_dtype(dtype).name != "uint8":
+        raise InvalidArgumentError(f"tf.io.decode_png: dtype must be uint8, got {dtype!r}")
+    return as_tensor(plain.decode_png(_bytes(contents), channels))
+
+
+def decode_image(
+    contents: Any,
+    channels: int | None = None,
+    dtype: Any = np.uint8,
+    name: str | None = None,
+    expand_animations: bool = True,
+) -> Tensor:
+    """The pixels of a JPEG, PNG, GIF or BMP image."""
+    return as_tensor(plain.decode_image(_bytes(contents), channels or 0, dtype, expand_animations))
+
+
+def decode_gif(contents: Any, name: str | None = None) -> Tensor:
+    """The frames of a GIF image."""
+    return as_tensor(plain.decode_image(_bytes(contents), 3, np.uint8, True))
+
+
+def decode_bmp(contents: Any, channels: int = 0, name: str | None = None) -> Tensor:
+    """The pixels of a BMP image."""
+    return as_tensor(plain.decode_image(_bytes(contents), channels, np.uint8, False))
+
+
+@operation
+def extract_jpeg_shape(contents: Any, output_type: Any = np.int32, name: Any = None) -> Any:
+    """The height, width and number of channels of a JPEG image."""
+    return np.array(plain.decode_jpeg(_bytes(contents)).shape, as_dtype(output_type).dtype)
+
+
+@operation
+def decode_compressed(bytes: Any, compression_type: str = "", name: str | None = None) -> Any:
+    """Strings that were compressed with GZIP or ZLIB."""
+    bits = {"GZIP": 31, "ZLIB": 15}
+    array = texts("io.decode_compressed", bytes)
+    if not compression_type:
+        return array
+    if compression_type not in bits:
+        raise InvalidArgumentError(
+            f"tf.io.decode_compressed: must be GZIP or ZLIB, got {compression_type}"
+        )
+    result = np.empty(array.shape, object)
+    result.ravel()[...] = [
+        zlib.decompress(text, bits[compression_type]) for text in array.ravel().tolist()
+    ]
+    return result
+
+
+def encode_jpeg(image: Any, format: str = "", quality: int = 95, **_: Any) -> Tensor:
+    """The bytes of a JPEG file."""
+    return as_tensor(plain.encode_jpeg(to_array(image), quality))
+
+
+def encode_png(image: Any, compression: int = -1, name: str | None = None) -> Tensor:
+    """The bytes of a PNG file."""
+    return as_tensor(plain.encode_png(to_array(image), compression))
+
+
+@operation
+def is_jpeg(contents: Any, name: str | None = None) -> Any:
+    """Whether the bytes begin as those of a JPEG file."""
+    return to_array(contents)[()][:3] == b"\xff\xd8\xff"
+
+
+@operation
+def decode_raw(
+    input_bytes: Any,
+    out_type: Any,
+    little_endian: bool = True,
+    fixed_length: int | None = None,
+    name: str | None = None,
+) -> Any:
+    """The numbers whose bytes strings are; the strings have one length."""
+    array, dtype = texts("io.decode_raw", input_bytes), as_dtype(out_type).dtype
+    rows = [_fixed(text, fixed_length) for text in array.ravel().tolist()]
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
+        raise InvalidArgumentError(
+            f"tf.io.decode_raw: the strings have {sorted(lengths)} bytes; they must have one "
+            f"length, a multiple of {dtype.itemsize}"
+        )
+    order = dtype if little_endian else dtype.newbyteorder(">")
+    made = np.frombuffer(b"".join(rows), order).astype(dtype)
+    return made.reshape(*array.shape, -1) if rows else made.reshape(*array.shape, 0)
+
+
+def _fixed(text: bytes, length: int | None) -> bytes:
+    return text if length is None else text[:length].ljust(length, b"\0")
+
+
+@operation
+def encode_base64(input: Any, pad: bool = False, name: str | None = None) -> Any:
+    """Strings in the alphabet of base64 that is safe in URLs."""
+    array = texts("io.encode_base64", input)
+    result = np.empty(array.shape, object)
+    encoded = [base64.urlsafe_b64encode(text) for text in array.ravel().tolist()]
+    result.ravel()[...] = encoded if pad else [text.rstrip(b"=") for text in encoded]
+    return result
+
+
+@operation
+def decode_base64(input: Any, name: str | None = None) -> Any:
+    """Strings from base64."""
+    array = texts("io.decode_base64", input)
+    result = np.empty(array.shape, object)
+    result.ravel()[...] = [
+        base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)) for text in array.ravel().tolist()
+    ]
+    return result
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("io", name, __all__)

@@ -1,0 +1,154 @@
+"""What all operations share: arguments become arrays, results tensors, and errors name the call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.values import Array, Tensor, as_tensor, match_operands, to_array
+
+P = ParamSpec("P")
+
+
+def operation(function: Callable[P, Any]) -> Callable[P, Any]:
+    """An operation on plain arrays as one that returns tensors, and reports errors as its own."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        try:
+            return as_result(function(*args, **kwargs))
+        except OpError:
+            raise
+        except (ValueError, IndexError, OverflowError) as error:
+            raise InvalidArgumentError(f"tf.{function.__name__}: {error}") from error
+
+    return call
+
+
+def as_result(result: Any) -> Any:
+    """Arrays, NumPy scalars and strings as tensors, also in a list or tuple."""
+    kind = type(result)
+    if kind is np.ndarray or isinstance(result, np.generic | bytes | bool):
+        return as_tensor(result)
+    if kind is list or kind is tuple:
+        return kind(map(as_result, result))
+    return result
+
+
+def elementwise(function: Callable[P, Any]) -> Callable[P, Any]:
+    """An operation that treats every value of its first argument alone; it may be ragged."""
+    call = operation(function)
+
+    @functools.wraps(function)
+    def on_ragged(*args: P.args, **kwargs: P.kwargs) -> Any:
+        first = args[0] if args else None
+        if not isinstance(first, RaggedTensor):
+            return call(*args, **kwargs)
+        flat: Any = call(first.flat_values, *args[1:], **kwargs)  # type: ignore[arg-type]
+        return flat if flat is None else first.with_flat_values(flat)
+
+    return on_ragged
+
+
+def unary(name: str, compute: Callable[[Any], Any], kinds: str = "fc") -> Callable[..., Any]:
+    """An operation on numbers of the given kinds ("i" for integers, "f" for floats, ...)."""
+
+    def call(x: Any, name: str | None = None) -> Any:
+        array = numbers(call.__name__, x, kinds)
+        with np.errstate(all="ignore"):
+            return np.asarray(compute(array)).astype(_result_dtype(array, compute), copy=False)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{name}` of every number."
+    return elementwise(call)
+
+
+def _result_dtype(array: Array, compute: Callable[[Any], Any]) -> Any:
+    """That of the argument, except for predicates and the parts of complex numbers."""
+    result = compute(array[:0] if array.ndim else array[None][:0])
+    return result.dtype if result.dtype.kind in "b" or array.dtype.kind == "c" else array.dtype
+
+
+def binary(
+    name: str, compute: Callable[[Any, Any], Any], kinds: str = "iufc"
+) -> Callable[..., Any]:
+    """An operation on pairs of numbers of one dtype."""
+
+    def call(x: Any, y: Any, name: str | None = None) -> Any:
+        left, right = match_operands(call.__name__, (x, y))
+        for operand in (left, right):
+            if isinstance(operand, np.ndarray) and operand.dtype.kind not in kinds:
+                raise _wrong_kind(call.__name__, operand)
+        with np.errstate(all="ignore"):
+            return compute(left, right)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{name}` of every pair of values."
+    return on_both(call)
+
+
+def on_both(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A binary operation whose operands may be ragged, with the same rows."""
+    call = operation(function)
+
+    @functools.wraps(function)
+    def on_ragged(x: Any, y: Any, name: str | None = None) -> Any:
+        ragged = next((value for value in (x, y) if isinstance(value, RaggedTensor)), None)
+        if ragged is None:
+            return call(x, y)
+        flat = [one.flat_values if isinstance(one, RaggedTensor) else one for one in (x, y)]
+        return ragged.with_flat_values(call(*flat))
+
+    return on_ragged
+
+
+def numbers(call: str, value: Any, kinds: str = "iufc") -> Array:
+    """An array of numbers; InvalidArgumentError if it is of another kind."""
+    array = to_array(value, None, call)
+    if array.dtype.kind not in kinds and array.dtype.name != "bfloat16":
+        raise _wrong_kind(call, array)
+    return array
+
+
+def _wrong_kind(call: str, array: Array) -> InvalidArgumentError:
+    name = "string" if array.dtype.kind == "O" else array.dtype.name
+    return InvalidArgumentError(f"tf.{call}: does not take values of {name}; use tf.cast")
+
+
+def texts(call: str, value: Any) -> Array:
+    """An array of strings."""
+    array = to_array(value, None, call)
+    if array.dtype.kind != "O":
+        raise InvalidTypeError(f"tf.{call}: needs strings, got {array.dtype.name}")
+    return array
+
+
+def integer(call: str, name: str, value: Any) -> int:
+    """One integer, also of a tensor."""
+    array = value.numpy() if isinstance(value, Tensor) else value
+    if np.ndim(array) or np.asarray(array).dtype.kind not in "iub":
+        raise InvalidTypeError(f"tf.{call}: {name} must be one integer, got {value!r}")
+    return int(array)
+
+
+def dims(call: str, shape: Any) -> tuple[int, ...]:
+    """A shape, of a tensor, a list of integers or tensors, or one integer."""
+    if type(shape) in (list, tuple) and all(type(one) is int for one in shape):
+        return tuple(shape)
+    array = np.atleast_1d(to_array(shape, None, call))
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"tf.{call}: a shape must be integers, got {shape!r}")
+    return tuple(int(one) for one in array)
+
+
+def axes(axis: Any) -> Any:
+    """An axis, several, or None, as NumPy takes them."""
+    if axis is None:
+        return None
+    array = to_array(axis)
+    return int(array) if array.ndim == 0 else tuple(int(one) for one in array)

@@ -1,0 +1,228 @@
+"""Datasets whose functions and loops get tensors.
+
+A `PortedDataset` holds the plan that plain penstock would make. Its methods are those of `Dataset`:
+they convert functions and values on the way in, and datasets and values on the way out.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from collections.abc import Iterator as PythonIterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from penstock.data.dataset import ENVIRONMENT, Dataset
+from penstock.data.experimental.csv_files import CsvDataset
+from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from penstock.data.iterator import Iterator
+from penstock.element.chunk import Chunk
+from penstock.element.columns import Column
+from penstock.element.optional import Optional
+from penstock.tf.drawing import draws_numbers
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_functions import (
+    Ported,
+    PortedGenerator,
+    PortedRandom,
+    set_dataset_class,
+    unwrap,
+    wrap,
+)
+from penstock.tf.values import Tensor
+
+_FUNCTIONS = {
+    *("map_func", "predicate", "scan_func", "class_func", "key_func", "reduce_func", "length_fn"),
+    *("window_size_func", "element_length_func", "reader_func", "shard_func", "reader_fn"),
+}
+"""The arguments of penstock's calls that are functions of elements."""
+
+_GIVE_VALUES = {"reduce", "get_single_element", "cardinality", "peek", "at"}
+_VIEW = np.ndarray.view
+
+
+class PortedIterator(Iterator):
+    """Iterates over tensors."""
+
+    def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
+        columns: list[Column] = [_wrap_column(column) for column in chunk.columns]
+        return iter(Chunk(chunk.tree, columns, chunk.size).elements())
+
+    def get_next_as_optional(self) -> Optional:
+        return super().get_next_as_optional()
+
+
+def _wrap_column(column: Column) -> list[Any]:
+    if type(column) is not np.ndarray:
+        return [wrap(leaf) for leaf in column]
+    if column.ndim > 1:
+        return [_VIEW(row, Tensor) for row in column]
+    tensors = _VIEW(column, Tensor)
+    return [np.ndarray.__getitem__(tensors, (row, ...)) for row in range(len(column))]
+
+
+class PortedDataset(Dataset):
+    """`tf.data.Dataset` for ported code: the same methods, on tensors.
+
+    >>> from penstock import tf
+    >>> for x in tf.data.Dataset.range(2).map(lambda x: tf.strings.as_string(x) + "!"):
+    ...     print(x.numpy())
+    b'0!'
+    b'1!'
+    """
+
+    def __iter__(self) -> PortedIterator:
+        return PortedIterator(self._plan, ENVIRONMENT, self._iterations)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _port_result("__getitem__", self._plain[unwrap(index)], value=True)
+
+    @functools.cached_property
+    def _plain(self) -> Dataset:
+        """This dataset as plain penstock's; both count the same iterations."""
+        plain = Dataset(self._plan)
+        plain._iterations = self._iterations
+        return plain
+
+    def map(self, map_func: Any, *args: Any, **kwargs: Any) -> Any:
+        """A function of every element; see `penstock.Dataset.map`.
+
+        Operations of `tf.random` and `tf.image` in it draw as with `random=True`.
+        """
+        if callable(map_func) and not kwargs.get("random") and draws_numbers(map_func):
+            made = self._plain.map(PortedRandom(map_func), *args, **kwargs, random=True)
+            return as_ported(made)
+        made = self._plain.map(
+            Ported(map_func) if callable(map_func) else map_func, *args, **kwargs
+        )
+        return as_ported(made)
+
+    def filter(self, predicate: Any, name: str | None = None) -> Any:
+        """The elements for which `predicate` is True; it may draw random numbers, too."""
+        if not callable(predicate) or not draws_numbers(predicate):
+            return as_ported(
+                self._plain.filter(Ported(predicate) if callable(predicate) else predicate)
+            )
+        kept = self._plain.map(PortedRandom(_KeepBoth(predicate)), random=True)
+        return as_ported(kept.filter(_first).map(_second))
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Any:
+        return as_ported(super().apply(transformation_func))
+
+    @staticmethod
+    def from_generator(generator: Any, *args: Any, **kwargs: Any) -> Any:
+        """The values that a generator yields; see `penstock.Dataset.from_generator`."""
+        made = PortedGenerator(generator) if callable(generator) else generator
+        return as_ported(Dataset.from_generator(made, *unwrap(args), **unwrap(kwargs)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_ported, (self._plain,)
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_from_tf("data.Dataset", name, dir(type(self)))
+
+
+class _KeepBoth:
+    """A predicate as a function to (result, element)."""
+
+    def __init__(self, predicate: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, predicate, updated=())
+
+    def __call__(self, *parts: Any) -> tuple[Any, Any]:
+        return self.__wrapped__(*parts), parts if len(parts) > 1 else parts[0]  # type: ignore[attr-defined]
+
+
+def _first(keep: Any, element: Any) -> Any:
+    return keep
+
+
+def _second(keep: Any, element: Any) -> Any:
+    return element
+
+
+def as_ported(dataset: Any) -> Any:
+    """A dataset whose functions and loops get tensors; other values are returned as they are."""
+    if not isinstance(dataset, Dataset) or isinstance(dataset, PortedDataset):
+        return dataset
+    return PortedDataset(dataset.__plan__)
+
+
+set_dataset_class(as_ported)
+
+
+def port(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of penstock that takes functions of tensors, and returns tensors and datasets."""
+    signature = inspect.signature(function)
+    value = function.__name__ in _GIVE_VALUES
+
+    @functools.wraps(function)
+    def ported(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        for name, given in bound.arguments.items():
+            bound.arguments[name] = _port_argument(name, given)
+        return _port_result(function.__name__, function(*bound.args, **bound.kwargs), value)
+
+    return ported
+
+
+def _port_argument(name: str, given: Any) -> Any:
+    if name == "self":
+        return given._plain if isinstance(given, PortedDataset) else given
+    if name in _FUNCTIONS and callable(given):
+        return Ported(given)
+    if callable(given) or isinstance(given, Iterator):
+        return given
+    return unwrap(given)
+
+
+def _port_result(name: str, result: Any, value: bool) -> Any:
+    if isinstance(result, list):
+        return [wrap(one) for one in result]
+    return wrap(result) if value else as_ported(result)
+
+
+def _port_methods() -> None:
+    """Gives `PortedDataset` the other public methods of `Dataset`."""
+    for name, member in vars(Dataset).items():
+        if name.startswith("_") or name in vars(PortedDataset):
+            continue
+        if isinstance(member, staticmethod):
+            setattr(PortedDataset, name, staticmethod(port(member.__func__)))
+        elif inspect.isfunction(member):
+            setattr(PortedDataset, name, port(member))
+
+
+_port_methods()
+
+
+class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
+    """`tf.data.TFRecordDataset`; see `penstock.data.TFRecordDataset`."""
+
+    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
+
+
+class PortedTextLineDataset(TextLineDataset, PortedDataset):
+    """`tf.data.TextLineDataset`; see `penstock.data.TextLineDataset`."""
+
+    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
+
+
+class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
+    """`tf.data.FixedLengthRecordDataset`; see `penstock.data.FixedLengthRecordDataset`."""
+
+    def __init__(self, filenames: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
+
+
+class PortedCsvDataset(CsvDataset, PortedDataset):
+    """`tf.data.experimental.CsvDataset`; see `penstock.data.experimental.CsvDataset`."""
+
+    def __init__(self, filenames: Any, record_defaults: Any, *args: Any, **kwargs: Any) -> None:
+        defaults = unwrap(record_defaults)
+        super().__init__(unwrap(filenames), defaults, *unwrap(args), **unwrap(kwargs))

@@ -1,0 +1,99 @@
+"""`tf.ragged`: rows of different lengths."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.element.dtypes import as_dtype
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ragged_values import RaggedTensor, wrap_rows
+from penstock.tf.values import as_tensor, to_array
+
+__all__ = ["boolean_mask", "constant", "map_flat_values", "range", "stack"]
+
+
+def constant(
+    pylist: Any,
+    dtype: Any = None,
+    ragged_rank: int | None = None,
+    inner_shape: Any = None,
+    name: str | None = None,
+    row_splits_dtype: Any = np.int64,
+) -> Any:
+    """Ragged rows of a nested list.
+
+    >>> constant([[1, 2], [], [3]]).row_lengths().numpy().tolist()
+    [2, 0, 1]
+    """
+    depth = _depth(pylist)
+    if depth < 2:
+        return as_tensor(to_array(pylist, dtype))
+    flat, splits = pylist, []
+    for _ in _count(ragged_rank if ragged_rank is not None else depth - 1):
+        splits.append(np.concatenate([[0], np.cumsum([len(row) for row in flat], dtype=np.int64)]))
+        flat = [item for row in flat for item in row]
+    values: Any = to_array(flat, dtype) if flat else np.zeros(0, as_dtype(dtype or "float32").dtype)
+    for one in reversed(splits):
+        values = Ragged(values, one.astype(row_splits_dtype))
+    return wrap_rows(values)
+
+
+_count = range
+
+
+def _depth(value: Any) -> int:
+    if not isinstance(value, list | tuple | np.ndarray):
+        return 0
+    if isinstance(value, np.ndarray):
+        return value.ndim
+    depths = [_depth(part) for part in value]
+    return 1 + max(depths, default=0)
+
+
+def stack(values: Any, axis: int = 0, name: str | None = None) -> RaggedTensor:
+    """Rows of different lengths as one ragged tensor."""
+    if axis != 0:
+        raise InvalidArgumentError(f"tf.ragged.stack: axis must be 0, got {axis}")
+    rows = [one.ragged if isinstance(one, RaggedTensor) else to_array(one) for one in values]
+    return RaggedTensor(Ragged.from_rows(rows))
+
+
+def range(
+    starts: Any,
+    limits: Any = None,
+    deltas: Any = 1,
+    dtype: Any = None,
+    name: str | None = None,
+    row_splits_dtype: Any = np.int64,
+) -> RaggedTensor:
+    """A row of numbers for each start and limit."""
+    first, last = (0, starts) if limits is None else (starts, limits)
+    ends = np.broadcast_arrays(to_array(first), to_array(last), to_array(deltas))
+    kind = ends[1].dtype if dtype is None else as_dtype(dtype).dtype
+    rows = [
+        np.arange(*row, dtype=kind) for row in zip(*(np.atleast_1d(e) for e in ends), strict=True)
+    ]
+    return RaggedTensor(Ragged.from_rows(rows, kind))
+
+
+def boolean_mask(data: Any, mask: Any, name: str | None = None) -> RaggedTensor:
+    """The values of each row where the mask is True."""
+    rows = data.ragged if isinstance(data, RaggedTensor) else to_array(data)
+    masks = mask.ragged if isinstance(mask, RaggedTensor) else to_array(mask)
+    kept = [row[one.astype(bool)] for row, one in zip(rows, masks, strict=True)]
+    return RaggedTensor(Ragged.from_rows(kept))
+
+
+def map_flat_values(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A function of the values of ragged arguments, with the rows of the first one."""
+    rows = next(one for one in args if isinstance(one, RaggedTensor))
+    flat = [one.flat_values if isinstance(one, RaggedTensor) else one for one in args]
+    return rows.with_flat_values(op(*flat, **kwargs))
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("ragged", name, __all__)

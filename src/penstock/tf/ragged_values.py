@@ -1,0 +1,322 @@
+"""`RaggedTensor` and `SparseTensor`: rows of different lengths, in TensorFlow's two forms.
+
+Both stand for a `Ragged` of the element: functions and loops get a `RaggedTensor`, and what
+functions return becomes a `Ragged` again. A sparse tensor here only holds rows that are filled
+from the left, which is what `parse_example` returns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.element.dtypes import DType, of_numpy
+from penstock.element.ragged import Ragged
+from penstock.element.spec import TensorShape
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnimplementedError
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.values import Array, Tensor, as_tensor, to_array
+
+
+class RaggedTensor:
+    """Rows of different lengths; `tf.ragged.constant` makes one.
+
+    >>> x = RaggedTensor.from_row_lengths([1, 2, 3], [2, 0, 1])
+    >>> x.to_list(), x.row_lengths().numpy().tolist(), x.to_tensor().numpy().tolist()
+    ([[1, 2], [], [3]], [2, 0, 1], [[1, 2], [0, 0], [3, 0]])
+    """
+
+    def __init__(self, ragged: Ragged) -> None:
+        if not isinstance(ragged, Ragged):
+            raise InvalidTypeError(
+                "RaggedTensor: use a factory, such as RaggedTensor.from_row_splits"
+            )
+        self.ragged = ragged
+
+    @classmethod
+    def from_row_splits(cls, values: Any, row_splits: Any, **_: Any) -> RaggedTensor:
+        return cls(Ragged.from_row_splits(_values(values), to_array(row_splits)))
+
+    @classmethod
+    def from_row_lengths(cls, values: Any, row_lengths: Any, **_: Any) -> RaggedTensor:
+        splits = np.concatenate([[0], np.cumsum(to_array(row_lengths), dtype=np.int64)])
+        return cls(Ragged.from_row_splits(_values(values), splits))
+
+    @classmethod
+    def from_value_rowids(
+        cls, values: Any, value_rowids: Any, nrows: Any = None, **_: Any
+    ) -> RaggedTensor:
+        rows = to_array(value_rowids)
+        count = int(rows[-1]) + 1 if nrows is None and len(rows) else int(nrows or 0)
+        return cls.from_row_lengths(values, np.bincount(rows, minlength=count))
+
+    @classmethod
+    def from_uniform_row_length(
+        cls, values: Any, uniform_row_length: Any, **_: Any
+    ) -> RaggedTensor:
+        flat, length = _values(values), int(uniform_row_length)
+        return cls(Ragged.from_row_splits(flat, np.arange(0, len(flat) + 1, max(length, 1))))
+
+    @classmethod
+    def from_row_starts(cls, values: Any, row_starts: Any, **_: Any) -> RaggedTensor:
+        flat = _values(values)
+        return cls.from_row_splits(values, np.append(to_array(row_starts), len(flat)))
+
+    @classmethod
+    def from_row_limits(cls, values: Any, row_limits: Any, **_: Any) -> RaggedTensor:
+        return cls.from_row_splits(values, np.insert(to_array(row_limits), 0, 0))
+
+    @classmethod
+    def from_nested_row_splits(
+        cls, flat_values: Any, nested_row_splits: Any, **_: Any
+    ) -> RaggedTensor:
+        made: Any = flat_values
+        for splits in reversed(nested_row_splits):
+            made = cls.from_row_splits(made, splits)
+        return cls(_values(made))
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, lengths: Any = None, padding: Any = None) -> RaggedTensor:
+        """The rows of an array, cut to `lengths`, or before the trailing `padding`."""
+        array = to_array(tensor)
+        if lengths is not None:
+            counts = np.clip(to_array(lengths), 0, array.shape[1])
+        elif padding is not None:
+            kept = array != to_array(padding, array.dtype)
+            counts = np.where(kept.any(1), array.shape[1] - kept[:, ::-1].argmax(1), 0)
+        else:
+            counts = np.full(len(array), array.shape[1])
+        return cls.from_row_lengths(array[np.arange(array.shape[1]) < counts[:, None]], counts)
+
+    @classmethod
+    def from_sparse(cls, st_input: Any, row_splits_dtype: Any = np.int64) -> RaggedTensor:
+        return st_input if isinstance(st_input, RaggedTensor) else cls(_rows_of(st_input))
+
+    def numpy(self) -> Any:
+        """An array of rows; a plain array if the rows have one length."""
+        rows = self.ragged.to_list()
+        lengths = set(self.ragged.row_lengths.tolist())
+        if len(lengths) == 1 and not isinstance(self.ragged.values, Ragged):
+            return np.stack(list(self.ragged))
+        return self.ragged.numpy() if rows else np.zeros((0, 0), self.ragged.dtype)
+
+    def to_list(self) -> list[Any]:
+        return self.ragged.to_list()
+
+    def to_tensor(self, default_value: Any = None, shape: Any = None, **_: Any) -> Tensor:
+        """The rows in one array, filled up with `default_value` (0, or an empty string)."""
+        return as_tensor(fill_rows(self.ragged, default_value, shape))
+
+    def to_sparse(self, name: str | None = None) -> SparseTensor:
+        return SparseTensor.of_rows(self.ragged)
+
+    def row_lengths(self, axis: int = 1, name: str | None = None) -> Tensor:
+        return as_tensor(self.ragged.row_lengths)
+
+    def nrows(self, out_type: Any = None, name: str | None = None) -> Tensor:
+        return as_tensor(np.asarray(len(self.ragged), np.int64 if out_type is None else out_type))
+
+    def bounding_shape(self, axis: Any = None, **_: Any) -> Tensor:
+        shape = np.array(fill_rows(self.ragged, None, None).shape, np.int64)
+        return as_tensor(shape if axis is None else shape[axis])
+
+    @property
+    def values(self) -> Any:
+        flat = self.ragged.flat
+        return RaggedTensor(flat) if isinstance(flat, Ragged) else as_tensor(flat)
+
+    @property
+    def flat_values(self) -> Tensor:
+        return as_tensor(self.ragged.flat_values)
+
+    @property
+    def row_splits(self) -> Tensor:
+        return as_tensor(self.ragged.row_splits - self.ragged.row_splits[0])
+
+    @property
+    def nested_row_splits(self) -> tuple[Tensor, ...]:
+        inner = self.values
+        more = inner.nested_row_splits if isinstance(inner, RaggedTensor) else ()
+        return (self.row_splits, *more)
+
+    def nested_row_lengths(self, name: str | None = None) -> tuple[Tensor, ...]:
+        return tuple(as_tensor(np.diff(one.numpy())) for one in self.nested_row_splits)
+
+    def row_starts(self, name: str | None = None) -> Tensor:
+        return self.row_splits[:-1]
+
+    def row_limits(self, name: str | None = None) -> Tensor:
+        return self.row_splits[1:]
+
+    def with_values(self, new_values: Any) -> RaggedTensor:
+        return RaggedTensor(Ragged(_values(new_values), self.row_splits.numpy()))
+
+    def get_shape(self) -> TensorShape:
+        return self.shape
+
+    def merge_dims(self, outer_axis: int, inner_axis: int) -> Any:
+        """The first two dimensions as one."""
+        if (outer_axis, inner_axis) != (0, 1):
+            raise InvalidArgumentError(
+                f"RaggedTensor.merge_dims: only (0, 1) here, got ({outer_axis}, {inner_axis})"
+            )
+        return self.values
+
+    def value_rowids(self, name: str | None = None) -> Tensor:
+        return as_tensor(np.repeat(np.arange(len(self.ragged)), self.ragged.row_lengths))
+
+    def with_flat_values(self, new_values: Any) -> RaggedTensor:
+        return RaggedTensor(_with_flat_values(self.ragged, to_array(new_values)))
+
+    @property
+    def dtype(self) -> DType:
+        return of_numpy(self.ragged.dtype)
+
+    @property
+    def shape(self) -> TensorShape:
+        return TensorShape(self.ragged.shape)
+
+    @property
+    def ragged_rank(self) -> int:
+        return self.ragged.ragged_rank
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing_from_tf("RaggedTensor", name, dir(type(self)))
+
+    def __len__(self) -> int:
+        return len(self.ragged)
+
+    def __getitem__(self, key: Any) -> Any:
+        first, *rest = key if isinstance(key, tuple) else (key,)
+        if isinstance(first, Tensor):
+            first = int(first)
+        part = self.ragged[first]
+        if not rest:
+            return wrap_rows(part)
+        if isinstance(first, slice):
+            return RaggedTensor(Ragged.from_rows([row[tuple(rest)] for row in part]))
+        return wrap_rows(part)[tuple(rest)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(wrap_rows, self.ragged)
+
+    def __repr__(self) -> str:
+        return f"<tf.RaggedTensor {self.to_list()}>"
+
+
+def wrap_rows(value: Any) -> Any:
+    """A row (or rows) as a tensor."""
+    return RaggedTensor(value) if isinstance(value, Ragged) else as_tensor(value)
+
+
+def _values(value: Any) -> Any:
+    return value.ragged if isinstance(value, RaggedTensor) else to_array(value)
+
+
+def _with_flat_values(ragged: Ragged, values: Array) -> Ragged:
+    flat, splits = ragged.flat, ragged.row_splits - ragged.row_splits[0]
+    return Ragged(_with_flat_values(flat, values) if isinstance(flat, Ragged) else values, splits)
+
+
+def fill_rows(ragged: Ragged, default: Any, shape: Any) -> Array:
+    """The rows as one array."""
+    filling: Any = b"" if ragged.dtype.kind == "O" else 0
+    if default is not None:
+        filling = to_array(default, of_numpy(ragged.dtype))[()]
+    flat = ragged.flat
+    inner = fill_rows(flat, default, None) if isinstance(flat, Ragged) else flat
+    lengths = ragged.row_lengths
+    longest = int(lengths.max(initial=0))
+    result = np.empty((len(ragged), longest, *inner.shape[1:]), inner.dtype)
+    result[:] = filling
+    result[np.arange(longest) < lengths[:, None]] = inner
+    return result if shape is None else _fit(result, list(shape), filling)
+
+
+def _fit(array: Array, shape: list[Any], filling: Any) -> Array:
+    """Cuts and fills the leading dimensions of an array to a shape; None leaves one as it is."""
+    wanted = [
+        have if want is None else int(want) for have, want in zip(array.shape, shape, strict=True)
+    ]
+    result = np.empty(wanted, array.dtype)
+    result[:] = filling
+    common = tuple(slice(min(a, b)) for a, b in zip(array.shape, wanted, strict=True))
+    result[common] = array[common]
+    return result
+
+
+class SparseTensor:
+    """Values with their indices, as `parse_example` returns them for a `VarLenFeature`.
+
+    >>> x = SparseTensor([[0, 0], [0, 1], [2, 0]], [1, 2, 3], [3, 2])
+    >>> x.rows
+    <Ragged [[1, 2], [], [3]]>
+    """
+
+    def __init__(self, indices: Any, values: Any, dense_shape: Any) -> None:
+        self.__dict__["indices"] = as_tensor(to_array(indices).astype(np.int64))
+        self.values = as_tensor(to_array(values))
+        self.dense_shape = as_tensor(to_array(dense_shape).astype(np.int64))
+
+    @classmethod
+    def of_rows(cls, rows: Ragged | Array) -> SparseTensor:
+        """The sparse tensor of rows, or of one row."""
+        made = cls.__new__(cls)
+        made.__dict__["rows"] = rows
+        if isinstance(rows, Ragged):
+            longest = int(rows.row_lengths.max(initial=0))
+            made.values, shape = as_tensor(rows.flat_values), [len(rows), longest]
+        else:
+            made.values, shape = as_tensor(rows), [len(rows)]
+        made.dense_shape = as_tensor(np.array(shape, np.int64))
+        return made
+
+    @functools.cached_property
+    def indices(self) -> Tensor:
+        """The place of each value."""
+        if not isinstance(self.rows, Ragged):
+            return as_tensor(np.arange(len(self.rows))[:, None])
+        lengths = self.rows.row_lengths
+        places = np.repeat(np.arange(len(self.rows)), lengths)
+        columns = np.arange(len(places)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return as_tensor(np.stack([places, columns], 1))
+
+    @functools.cached_property
+    def rows(self) -> Any:
+        """The rows as a `Ragged`, or as an array if there is one dimension."""
+        indices, values = self.indices.numpy(), self.values.numpy()
+        if indices.shape[1] == 1:
+            return values
+        lengths = np.bincount(indices[:, 0], minlength=int(self.dense_shape[0]))
+        made = Ragged(values, np.concatenate([[0], np.cumsum(lengths)]))
+        columns = np.arange(len(values)) - np.repeat(made.row_splits[:-1], lengths)
+        if indices.shape[1] != 2 or not np.array_equal(indices[:, 1], columns):
+            raise UnimplementedError(
+                "SparseTensor: only rows that are filled from the left can be elements; "
+                "use tf.sparse.to_dense"
+            )
+        return made
+
+    @property
+    def dtype(self) -> DType:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> TensorShape:
+        return TensorShape(self.dense_shape.numpy().tolist())
+
+    def get_shape(self) -> TensorShape:
+        return self.shape
+
+    def __repr__(self) -> str:
+        return f"<tf.SparseTensor of shape {self.shape}, values={self.values.numpy()}>"
+
+
+def _rows_of(value: Any) -> Ragged:
+    rows = value.rows if isinstance(value, SparseTensor) else value
+    if not isinstance(rows, Ragged):
+        raise InvalidArgumentError(f"RaggedTensor.from_sparse: needs two dimensions, got {value!r}")
+    return rows

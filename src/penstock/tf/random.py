@@ -1,0 +1,295 @@
+"""`tf.random`: numbers at random.
+
+Inside a function of `Dataset.map` they depend on the seed, the epoch and the element, as with
+`map(random=True)`. The stateless operations depend on their seed alone, and return the numbers that
+TensorFlow returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.errors import InvalidArgumentError
+from penstock.plan import seeds
+from penstock.plan.seeds import set_seed
+from penstock.tf.distributions import Draws, ElementDraws, StatelessDraws
+from penstock.tf.drawing import current_generator, is_in_element
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.philox import Words, philox_words
+from penstock.tf.values import Tensor, as_tensor, to_array
+
+__all__ = [
+    "Generator",
+    "categorical",
+    "experimental",
+    "fold_in",
+    "get_global_generator",
+    "normal",
+    "set_global_generator",
+    "set_seed",
+    "shuffle",
+    "split",
+    "stateless_categorical",
+    "stateless_normal",
+    "stateless_shuffle",
+    "stateless_truncated_normal",
+    "stateless_uniform",
+    "truncated_normal",
+    "uniform",
+]
+
+
+def _draws() -> Draws:
+    return ElementDraws(current_generator())
+
+
+def uniform(
+    shape: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Numbers between `minval` and `maxval`, which is not included."""
+    return _draws().uniform(shape, minval, maxval, dtype)
+
+
+def normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Numbers of a normal distribution."""
+    return _draws().normal(shape, mean, stddev, dtype)
+
+
+def truncated_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> Tensor:
+    """Numbers of a normal distribution, at most two deviations away from the mean."""
+    return _draws().truncated_normal(shape, mean, stddev, dtype)
+
+
+def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> Tensor:
+    """The rows in random order."""
+    array = to_array(value)
+    return as_tensor(array[_draws().permutation(len(array))])
+
+
+def categorical(
+    logits: Any, num_samples: Any, dtype: Any = np.int64, seed: Any = None, name: Any = None
+) -> Tensor:
+    """For each row of logits, numbers of classes."""
+    return _draws().categorical(logits, int(num_samples), dtype)
+
+
+def stateless_uniform(
+    shape: Any,
+    seed: Any,
+    minval: Any = 0,
+    maxval: Any = None,
+    dtype: Any = np.float32,
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> Tensor:
+    """Numbers between `minval` and `maxval`, by the seed alone."""
+    return StatelessDraws(seed).uniform(shape, minval, maxval, dtype)
+
+
+def stateless_normal(
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> Tensor:
+    """Numbers of a normal distribution, by the seed alone."""
+    return StatelessDraws(seed).normal(shape, mean, stddev, dtype)
+
+
+def stateless_truncated_normal(
+    shape: Any,
+    seed: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = np.float32,
+    name: str | None = None,
+    alg: Any = "auto_select",
+) -> Tensor:
+    """Numbers of a normal distribution, at most two deviations from the mean, by the seed alone."""
+    return StatelessDraws(seed).truncated_normal(shape, mean, stddev, dtype)
+
+
+def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Tensor:
+    """The rows in an order that depends on the seed alone."""
+    array = to_array(value)
+    return as_tensor(array[StatelessDraws(seed).permutation(len(array))])
+
+
+def stateless_categorical(
+    logits: Any, num_samples: Any, seed: Any, dtype: Any = np.int64, name: Any = None
+) -> Tensor:
+    """For each row of logits, numbers of classes, by the seed alone."""
+    return StatelessDraws(seed).categorical(logits, int(num_samples), dtype)
+
+
+def split(seed: Any, num: Any = 2, alg: Any = "auto_select") -> Tensor:
+    """New seeds from a seed."""
+    return StatelessDraws(seed).uniform([int(num), 2], -(1 << 31), (1 << 31) - 1, np.int64)
+
+
+def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Tensor:
+    """A new seed from a seed and a number."""
+    first = int(to_array(seed)[0]) ^ int(to_array(data)) * 0x9E3779B9 & 0x7FFFFFFF
+    return StatelessDraws([first, int(to_array(seed)[1])]).uniform(
+        [2], -(1 << 31), (1 << 31) - 1, np.int64
+    )
+
+
+class SeededGenerator:
+    """A generator with a state; inside of `map` it draws by the element instead.
+
+    >>> rng = SeededGenerator.from_seed(1)
+    >>> rng.uniform([2]).shape
+    TensorShape([2])
+    """
+
+    __draws_numbers__ = True
+
+    def __init__(self, key: int, counter: int = 0) -> None:
+        self._key, self._counter = key, counter
+
+    @classmethod
+    def from_seed(cls, seed: Any, alg: Any = None) -> SeededGenerator:
+        return cls(0, int(to_array(seed)))
+
+    @classmethod
+    def from_non_deterministic_state(cls, alg: Any = None) -> SeededGenerator:
+        return cls(seeds.draw())
+
+    @classmethod
+    def from_state(cls, state: Any, alg: Any = None) -> SeededGenerator:
+        low, high, key = (int(one) & (1 << 64) - 1 for one in to_array(state))
+        return cls(key, low | high << 64)
+
+    @property
+    def state(self) -> Tensor:
+        parts = [self._counter & (1 << 64) - 1, self._counter >> 64, self._key]
+        return as_tensor(np.array(parts, np.uint64).view(np.int64))
+
+    @property
+    def key(self) -> Tensor:
+        return self.state[2]
+
+    def reset_from_seed(self, seed: Any) -> None:
+        self._key, self._counter = 0, int(to_array(seed))
+
+    def skip(self, delta: Any) -> None:
+        """Moves on, as if `delta` numbers had been drawn."""
+        self._counter += int(to_array(delta)) * 256
+
+    def _draws(self) -> Draws:
+        return _draws() if is_in_element() else _GeneratorDraws(self)
+
+    def uniform(
+        self,
+        shape: Any,
+        minval: Any = 0,
+        maxval: Any = None,
+        dtype: Any = np.float32,
+        name: Any = None,
+    ) -> Tensor:
+        return self._draws().uniform(shape, minval, maxval, dtype)
+
+    def normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = np.float32,
+        name: Any = None,
+    ) -> Tensor:
+        return self._draws().normal(shape, mean, stddev, dtype)
+
+    def truncated_normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = np.float32,
+        name: Any = None,
+    ) -> Tensor:
+        return self._draws().truncated_normal(shape, mean, stddev, dtype)
+
+    def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Tensor:
+        limits = np.iinfo(np.dtype(dtype))
+        return self._draws().uniform(shape, int(limits.min), int(limits.max), dtype)
+
+    def make_seeds(self, count: Any = 1) -> Tensor:
+        """Seeds for stateless operations: two rows of integers."""
+        return self._draws().uniform([2, int(count)], -(1 << 31), (1 << 31) - 1, np.int64)
+
+    def split(self, count: Any = 1) -> list[SeededGenerator]:
+        """Other generators, which draw other numbers."""
+        keys = self.make_seeds(count).numpy()[0]
+        return [SeededGenerator(int(key) & (1 << 64) - 1) for key in keys]
+
+
+Generator = SeededGenerator
+
+
+class _GeneratorDraws(Draws):
+    """Draws that move a generator on: by 256 blocks for each number, as in TensorFlow."""
+
+    def __init__(self, owner: SeededGenerator) -> None:
+        self._owner = owner
+
+    def words(self, count: int) -> Words:
+        made = philox_words(self._owner._key, self._owner._counter, count)
+        self._owner._counter += count * 256
+        return made
+
+
+_global: list[SeededGenerator] = []
+
+
+def get_global_generator() -> SeededGenerator:
+    """The generator of the program."""
+    if not _global:
+        _global.append(Generator.from_non_deterministic_state())
+    return _global[0]
+
+
+def set_global_generator(generator: SeededGenerator) -> None:
+    """Makes a generator that of the program."""
+    if not isinstance(generator, Generator):
+        raise InvalidArgumentError(f"tf.random.set_global_generator: got {generator!r}")
+    _global[:] = [generator]
+
+
+class experimental:  # noqa: N801
+    """Older names of the same."""
+
+    Generator = Generator
+    stateless_split = staticmethod(split)
+    stateless_fold_in = staticmethod(fold_in)
+    stateless_shuffle = staticmethod(stateless_shuffle)
+    get_global_generator = staticmethod(get_global_generator)
+    set_global_generator = staticmethod(set_global_generator)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("random", name, __all__)

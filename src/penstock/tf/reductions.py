@@ -1,0 +1,253 @@
+"""Reductions: sums, means, extremes and cumulated values, in the dtype of the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.shim import arrays as plain
+from penstock.tf.operations import axes, numbers, operation
+from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.values import Array, as_tensor, to_array
+
+Compute = Callable[[Array, Any, bool], Any]
+
+
+def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[..., Any]:
+    @operation
+    def on_array(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        array = numbers(name, input_tensor, kinds if kinds != "f" else "iufc")
+        if kinds == "f" and array.dtype.kind in "iu":
+            raise InvalidTypeError(f"tf.{name}: needs floats, got {array.dtype.name}; use tf.cast")
+        with np.errstate(all="ignore"):
+            result = np.asarray(compute(array, axes(axis), keepdims))
+        return result if kinds == "b" else result.astype(array.dtype, copy=False)
+
+    def call(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        if isinstance(input_tensor, RaggedTensor):
+            return _reduce_ragged(on_array, input_tensor.ragged, axis)
+        return on_array(input_tensor, axis, keepdims)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`{name}` along `axis`: one, several, or all dimensions."
+    return call
+
+
+def _reduce_ragged(call: Callable[..., Any], ragged: Ragged, axis: Any) -> Any:
+    """A reduction of all values, or of each row."""
+    if axis is None:
+        return call(ragged.flat_values)
+    if axes(axis) not in (1, (1,), -1) or ragged.ragged_rank > 1:
+        raise InvalidArgumentError(
+            f"tf: ragged rows are reduced along axis 1 or all, got {axis}; use to_tensor() first"
+        )
+    return as_tensor(np.stack([call(row, 0).numpy() for row in ragged]))
+
+
+def _mean(array: Array, axis: Any, keepdims: bool) -> Any:
+    return plain.reduce_mean(array, axis, keepdims)
+
+
+def _extreme(ufunc: Any, sign: int) -> Compute:
+    """The extreme; that of nothing is the least or greatest value of the dtype."""
+
+    def compute(array: Array, axis: Any, keepdims: bool) -> Any:
+        if array.size:
+            return ufunc.reduce(array, axis, keepdims=keepdims)
+        is_float = array.dtype.kind == "f"
+        limits = None if is_float else np.iinfo(array.dtype)
+        first = sign * np.inf if limits is None else (limits.max if sign > 0 else limits.min)
+        return ufunc.reduce(array, axis, keepdims=keepdims, initial=first)
+
+    return compute
+
+
+def _log_sum_exp(array: Array, axis: Any, keepdims: bool) -> Any:
+    top = array.max(axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    made = np.log(np.exp(array - top).sum(axis, keepdims=True)) + top
+    return made if keepdims else made.squeeze(axis)
+
+
+reduce_sum = _reduction(
+    "reduce_sum", lambda x, axis, keep: np.sum(x, axis, dtype=x.dtype, keepdims=keep)
+)
+reduce_prod = _reduction(
+    "reduce_prod", lambda x, axis, keep: np.prod(x, axis, dtype=x.dtype, keepdims=keep)
+)
+reduce_mean = _reduction("reduce_mean", _mean)
+reduce_max = _reduction("reduce_max", _extreme(np.maximum, -1), "iuf")
+reduce_min = _reduction("reduce_min", _extreme(np.minimum, 1), "iuf")
+reduce_any = _reduction("reduce_any", lambda x, axis, keep: np.any(x, axis, keepdims=keep), "b")
+reduce_all = _reduction("reduce_all", lambda x, axis, keep: np.all(x, axis, keepdims=keep), "b")
+reduce_std = _reduction("reduce_std", lambda x, axis, keep: np.std(x, axis, keepdims=keep), "f")
+reduce_variance = _reduction(
+    "reduce_variance", lambda x, axis, keep: np.var(x, axis, keepdims=keep), "f"
+)
+reduce_logsumexp = _reduction("reduce_logsumexp", _log_sum_exp, "f")
+reduce_euclidean_norm = _reduction(
+    "reduce_euclidean_norm",
+    lambda x, axis, keep: np.sqrt(np.sum(np.square(x), axis, dtype=x.dtype, keepdims=keep)),
+)
+
+
+@operation
+def count_nonzero(
+    input: Any, axis: Any = None, keepdims: Any = None, dtype: Any = np.int64, name: Any = None
+) -> Any:
+    """How many values are not zero, False or empty."""
+    array = to_array(input)
+    kept = array != (b"" if array.dtype.kind == "O" else 0)
+    return np.asarray(kept.sum(axes(axis), keepdims=bool(keepdims))).astype(dtype)
+
+
+@operation
+def reduce_join(
+    inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: Any = None
+) -> Any:
+    """The strings along `axis` (by default all), joined."""
+    array, between = to_array(inputs), to_array(separator)[()]
+    if axis is None:
+        joined: Any = np.array(between.join(array.ravel().tolist()), object)
+        return joined.reshape((1,) * array.ndim) if keepdims else joined
+    rows = np.moveaxis(array, int(axis), -1)
+    made = np.empty(rows.shape[:-1], object)
+    for place in np.ndindex(made.shape):
+        made[place] = between.join(rows[place].tolist())
+    return np.expand_dims(made, int(axis)) if keepdims else made
+
+
+def _cumulate(array: Array, axis: int, exclusive: bool, reverse: bool, ufunc: Any) -> Array:
+    rows = np.flip(array, axis) if reverse else array
+    made = ufunc.accumulate(rows, axis, dtype=array.dtype)
+    if exclusive:
+        made = np.roll(made, 1, axis)
+        first = [slice(None)] * array.ndim
+        first[axis] = slice(0, 1)
+        made[tuple(first)] = ufunc.identity
+    return np.flip(made, axis).copy() if reverse else made
+
+
+@operation
+def cumsum(
+    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: Any = None
+) -> Any:
+    """The sums of all values so far along a dimension."""
+    return _cumulate(numbers("cumsum", x), int(axis), exclusive, reverse, np.add)
+
+
+@operation
+def cumprod(
+    x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: Any = None
+) -> Any:
+    """The products of all values so far along a dimension."""
+    return _cumulate(numbers("cumprod", x), int(axis), exclusive, reverse, np.multiply)
+
+
+def _segments(call: str, ufunc: Any, data: Any, ids: Any, count: int | None) -> Array:
+    values, rows = to_array(data), numbers(call, ids, "iu")
+    total = int(rows.max(initial=-1)) + 1 if count is None else count
+    result = np.full((total, *values.shape[rows.ndim :]), ufunc.identity or 0, values.dtype)
+    if ufunc.identity is None:
+        first = np.unique(rows, return_index=True)
+        result[first[0]] = values[first[1]]
+    ufunc.at(result, rows, values)
+    return result
+
+
+@operation
+def segment_sum(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+    """The sums of rows with the same id."""
+    return _segments("segment_sum", np.add, data, segment_ids, None)
+
+
+@operation
+def unsorted_segment_sum(
+    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> Any:
+    """The sums of rows with the same id."""
+    return _segments("unsorted_segment_sum", np.add, data, segment_ids, int(num_segments))
+
+
+@operation
+def segment_max(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+    """The greatest values of rows with the same id."""
+    return _segments("segment_max", np.maximum, data, segment_ids, None)
+
+
+@operation
+def segment_min(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+    """The least values of rows with the same id."""
+    return _segments("segment_min", np.minimum, data, segment_ids, None)
+
+
+def _counted(data: Any, ids: Any, count: int | None) -> tuple[Array, Array]:
+    """The sums of rows with the same id, and how many rows each sum has."""
+    sums = _segments("segment_mean", np.add, data, ids, count)
+    rows = _segments("segment_mean", np.add, np.ones(np.shape(to_array(ids))), ids, count)
+    return sums, np.maximum(rows, 1).reshape(-1, *[1] * (sums.ndim - 1))
+
+
+def _divided(sums: Array, counts: Array) -> Array:
+    made = sums / counts
+    return np.trunc(made).astype(sums.dtype) if sums.dtype.kind in "iu" else made.astype(sums.dtype)
+
+
+@operation
+def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+    """The means of rows with the same id."""
+    return _divided(*_counted(data, segment_ids, None))
+
+
+@operation
+def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Any:
+    """The products of rows with the same id."""
+    return _segments("segment_prod", np.multiply, data, segment_ids, None)
+
+
+@operation
+def unsorted_segment_mean(
+    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> Any:
+    """The means of rows with the same id."""
+    return _divided(*_counted(data, segment_ids, int(num_segments)))
+
+
+@operation
+def unsorted_segment_prod(
+    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> Any:
+    """The products of rows with the same id."""
+    return _segments("unsorted_segment_prod", np.multiply, data, segment_ids, int(num_segments))
+
+
+def _extremes(ufunc: Any, sign: int, data: Any, ids: Any, count: int) -> Array:
+    """The extremes of rows with the same id; without rows, the least or greatest value."""
+    values, rows = to_array(data), to_array(ids)
+    limits: Any = np.finfo(values.dtype) if values.dtype.kind == "f" else np.iinfo(values.dtype)
+    first = limits.max if sign > 0 else limits.min
+    result = np.full((count, *values.shape[rows.ndim :]), first, values.dtype)
+    ufunc.at(result, rows, values)
+    return result
+
+
+@operation
+def unsorted_segment_max(
+    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> Any:
+    """The greatest values of rows with the same id."""
+    return _extremes(np.maximum, -1, data, segment_ids, int(num_segments))
+
+
+@operation
+def unsorted_segment_min(
+    data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
+) -> Any:
+    """The least values of rows with the same id."""
+    return _extremes(np.minimum, 1, data, segment_ids, int(num_segments))

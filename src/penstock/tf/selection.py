@@ -1,0 +1,300 @@
+"""Operations that pick, order and scatter values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.element.dtypes import as_dtype
+from penstock.errors import InvalidArgumentError
+from penstock.tf.operations import dims, integer, numbers, operation
+from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.values import Array, match_operands, to_array
+
+
+@operation
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """Values of `x` where the condition is True, else of `y`; alone, the indices of True."""
+    mask = to_array(condition)
+    if x is None and y is None:
+        return np.argwhere(mask).astype(np.int64)
+    if x is None or y is None:
+        raise InvalidArgumentError("tf.where: x and y must both be given, or neither")
+    left, right = match_operands("where", (x, y))
+    return np.where(mask.astype(bool), left, right)
+
+
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Any:
+    """The slices at `indices` along a dimension."""
+    if isinstance(params, RaggedTensor):
+        return RaggedTensor(params.ragged.take(_in_range("gather", indices, len(params))))
+    return _gather(params, indices, axis, batch_dims)
+
+
+@operation
+def _gather(params: Any, indices: Any, axis: Any, batch_dims: int) -> Any:
+    array = to_array(params)
+    where = batch_dims if axis is None else integer("gather", "axis", axis)
+    if batch_dims:
+        picked = to_array(indices)
+        extra = picked.ndim - batch_dims
+        shape = (*picked.shape, *[1] * (array.ndim - batch_dims - extra + max(extra - 1, 0)))
+        places = picked.reshape(shape) if array.ndim > picked.ndim else picked
+        return np.take_along_axis(array, places, where)
+    return np.take(array, _in_range("gather", indices, array.shape[where]), where)
+
+
+def _in_range(call: str, indices: Any, count: int) -> Array:
+    places = numbers(call, indices, "iu")
+    if places.size and not (places.min() >= 0 and places.max() < count):
+        wrong = places[(places < 0) | (places >= count)].ravel()[0]
+        raise InvalidArgumentError(f"tf.{call}: index {wrong} is not in [0, {count})")
+    return places
+
+
+@operation
+def gather_nd(params: Any, indices: Any, batch_dims: int = 0, name: str | None = None) -> Any:
+    """The values (or slices) at rows of indices."""
+    array, places = to_array(params), numbers("gather_nd", indices, "iu")
+    if batch_dims:
+        raise InvalidArgumentError("tf.gather_nd: batch_dims must be 0; use tf.gather")
+    for dimension in range(places.shape[-1]):
+        _in_range("gather_nd", places[..., dimension], array.shape[dimension])
+    return array[tuple(np.moveaxis(places, -1, 0))]
+
+
+def boolean_mask(
+    tensor: Any, mask: Any, axis: Any = None, name: str | None = "boolean_mask"
+) -> Any:
+    """The values where the mask is True."""
+    if isinstance(tensor, RaggedTensor) and not isinstance(mask, RaggedTensor):
+        return RaggedTensor(tensor.ragged.take(np.flatnonzero(to_array(mask))))
+    return _boolean_mask(tensor, mask, axis)
+
+
+@operation
+def _boolean_mask(tensor: Any, mask: Any, axis: Any) -> Any:
+    array, kept, where = to_array(tensor), to_array(mask), 0 if axis is None else int(axis)
+    if kept.ndim == 0:
+        raise InvalidArgumentError("tf.boolean_mask: mask cannot be scalar")
+    if array.shape[where : where + kept.ndim] != kept.shape:
+        raise InvalidArgumentError(
+            f"tf.boolean_mask: the mask has the shape {kept.shape}, the tensor {array.shape}"
+        )
+    return array[(slice(None),) * where + (kept,)]
+
+
+@operation
+def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:
+    """The different values in the order of their first occurrence, and where each value is."""
+    values, places, _ = _unique(to_array(x))
+    return values, places.astype(as_dtype(out_idx).dtype)
+
+
+@operation
+def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:
+    """`unique`, and how often each value occurs."""
+    values, places, counts = _unique(to_array(x))
+    kind = as_dtype(out_idx).dtype
+    return values, places.astype(kind), counts.astype(kind)
+
+
+def _unique(array: Array) -> tuple[Array, Array, Array]:
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"tf.unique: expects a 1D vector, got shape {array.shape}")
+    values, first, places, counts = np.unique(
+        array, return_index=True, return_inverse=True, return_counts=True
+    )
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return values[order], rank[places], counts[order]
+
+
+@operation
+def argmax(
+    input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
+) -> Any:
+    """Where the greatest value is along a dimension, by default the first."""
+    array = to_array(input)
+    return np.argmax(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
+
+
+@operation
+def argmin(
+    input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None
+) -> Any:
+    """Where the least value is along a dimension, by default the first."""
+    array = to_array(input)
+    return np.argmin(array, 0 if axis is None else int(axis)).astype(as_dtype(output_type).dtype)
+
+
+def _check_direction(call: str, direction: str) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise InvalidArgumentError(f"tf.{call}: direction must be ASCENDING or DESCENDING")
+    return direction == "DESCENDING"
+
+
+@operation
+def sort(values: Any, axis: Any = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
+    """The values in order along a dimension."""
+    made = np.sort(to_array(values), int(axis))
+    return np.flip(made, int(axis)).copy() if _check_direction("sort", direction) else made
+
+
+@operation
+def argsort(
+    values: Any,
+    axis: Any = -1,
+    direction: str = "ASCENDING",
+    stable: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The indices that put the values in order; equal values stay in order."""
+    array, where = numbers("argsort", values), int(axis)
+    if not _check_direction("argsort", direction):
+        return np.argsort(array, where, kind="stable").astype(np.int32)
+    last = np.flip(np.argsort(np.flip(array, where), where, kind="stable"), where)
+    return (array.shape[where] - 1 - last).astype(np.int32)
+
+
+@operation
+def searchsorted(
+    sorted_sequence: Any,
+    values: Any,
+    side: str = "left",
+    out_type: Any = np.int32,
+    name: str | None = None,
+) -> Any:
+    """Where values belong in sorted rows."""
+    rows, wanted = match_operands("searchsorted", (sorted_sequence, values))
+    rows, wanted = np.asarray(rows), np.asarray(wanted)
+    if side not in ("left", "right"):
+        raise InvalidArgumentError(f"tf.searchsorted: side must be left or right, got {side!r}")
+    flat = rows.reshape(-1, rows.shape[-1])
+    sought = wanted.reshape(len(flat), -1)
+    made = [np.searchsorted(row, one, side) for row, one in zip(flat, sought, strict=True)]  # type: ignore[call-overload]
+    return np.stack(made).reshape(wanted.shape).astype(as_dtype(out_type).dtype)
+
+
+@operation
+def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) -> Any:
+    """The `k` greatest values of each row, and their indices."""
+    array = to_array(input)
+    order = np.argsort(-array.astype(np.float64), -1, kind="stable")[..., : int(k)]
+    return np.take_along_axis(array, order, -1), order.astype(np.int32)
+
+
+@operation
+def scatter_nd(indices: Any, updates: Any, shape: Any, name: str | None = None) -> Any:
+    """Zeros in a shape, with updates added at rows of indices."""
+    values = to_array(updates)
+    result = np.zeros(dims("scatter_nd", shape), values.dtype)
+    np.add.at(result, tuple(np.moveaxis(to_array(indices), -1, 0)), values)
+    return result
+
+
+@operation
+def tensor_scatter_nd_update(
+    tensor: Any, indices: Any, updates: Any, name: str | None = None
+) -> Any:
+    """A copy of a tensor, with updates at rows of indices."""
+    result = to_array(tensor).copy()
+    places = numbers("tensor_scatter_nd_update", indices, "iu")
+    for dimension in range(places.shape[-1]):
+        _in_range("tensor_scatter_nd_update", places[..., dimension], result.shape[dimension])
+    result[tuple(np.moveaxis(places, -1, 0))] = to_array(updates, result.dtype)
+    return result
+
+
+@operation
+def bincount(
+    arr: Any,
+    weights: Any = None,
+    minlength: Any = None,
+    maxlength: Any = None,
+    dtype: Any = np.int32,
+    **_: Any,
+) -> Any:
+    """How often each integer occurs."""
+    places = to_array(arr).ravel()
+    more = None if weights is None else to_array(weights).ravel()
+    made = np.bincount(places, more, 0 if minlength is None else int(minlength))
+    made = made if maxlength is None else made[: int(maxlength)]
+    return made.astype(as_dtype(dtype).dtype if more is None else more.dtype)
+
+
+@operation
+def dynamic_partition(
+    data: Any, partitions: Any, num_partitions: int, name: str | None = None
+) -> Any:
+    """The rows by the number of their partition."""
+    array, numbers_ = to_array(data), to_array(partitions)
+    return [array[numbers_ == number] for number in range(num_partitions)]
+
+
+@operation
+def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> Any:
+    """Whether each target is among the `k` greatest predictions of its row."""
+    rows, wanted = to_array(predictions), to_array(targets)
+    own = np.take_along_axis(rows, wanted[:, None].astype(np.int64), 1)
+    return (rows > own).sum(1) < int(k)
+
+
+@operation
+def confusion_matrix(
+    labels: Any,
+    predictions: Any,
+    num_classes: Any = None,
+    weights: Any = None,
+    dtype: Any = np.int32,
+    name: str | None = None,
+) -> Any:
+    """How often each label got each prediction."""
+    rows, columns = to_array(labels).astype(np.int64), to_array(predictions).astype(np.int64)
+    found = int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
+    count = found if num_classes is None else int(num_classes)
+    _in_range("math.confusion_matrix", rows, count)
+    _in_range("math.confusion_matrix", columns, count)
+    result = np.zeros((count, count), as_dtype(dtype).dtype)
+    np.add.at(result, (rows, columns), 1 if weights is None else to_array(weights))
+    return result
+
+
+@operation
+def invert_permutation(x: Any, name: str | None = None) -> Any:
+    """Where each number is."""
+    array = to_array(x)
+    result = np.empty_like(array)
+    result[array] = np.arange(len(array), dtype=array.dtype)
+    return result
+
+
+@operation
+def reverse_sequence(
+    input: Any,
+    seq_lengths: Any,
+    seq_axis: Any = None,
+    batch_axis: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The first values of each row in reverse."""
+    rows = np.moveaxis(to_array(input), (int(batch_axis or 0), int(seq_axis)), (0, 1)).copy()
+    for number, length in enumerate(to_array(seq_lengths).tolist()):
+        rows[number, :length] = rows[number, :length][::-1].copy()
+    return np.moveaxis(rows, (0, 1), (int(batch_axis or 0), int(seq_axis)))
+
+
+@operation
+def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
+    """The places of values in an array, from their places in its flat form."""
+    array = to_array(indices)
+    return np.stack(np.unravel_index(array, tuple(to_array(dims).tolist()))).astype(array.dtype)

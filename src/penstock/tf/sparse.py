@@ -1,0 +1,48 @@
+"""`tf.sparse`: only what makes the results of `parse_example` dense."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.element.ragged import Ragged
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ragged_values import RaggedTensor, SparseTensor, fill_rows
+from penstock.tf.values import Tensor, as_tensor, to_array
+
+__all__ = ["SparseTensor", "from_dense", "to_dense"]
+
+
+def to_dense(
+    sp_input: Any, default_value: Any = None, validate_indices: bool = True, name: str | None = None
+) -> Tensor:
+    """The values in an array, and `default_value` (0 or an empty string) elsewhere.
+
+    It takes ragged rows and arrays as well: an element of a dataset is never sparse.
+    """
+    if isinstance(sp_input, RaggedTensor):
+        return sp_input.to_tensor(default_value)
+    if isinstance(sp_input, Tensor):
+        return sp_input
+    if isinstance(sp_input.__dict__.get("rows"), Ragged):
+        return as_tensor(fill_rows(sp_input.rows, default_value, None))
+    values = sp_input.values.numpy()
+    filling: Any = b"" if values.dtype.kind == "O" else 0
+    if default_value is not None:
+        filling = to_array(default_value, values.dtype)
+    result = np.empty(sp_input.dense_shape.numpy(), values.dtype)
+    result[...] = filling
+    result[tuple(sp_input.indices.numpy().T)] = values
+    return as_tensor(result)
+
+
+def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:
+    """The values that are not 0 or empty."""
+    array = to_array(tensor)
+    kept = array != (b"" if array.dtype.kind == "O" else 0)
+    return SparseTensor(np.argwhere(kept), array[kept], array.shape)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("sparse", name, __all__)

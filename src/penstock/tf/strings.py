@@ -1,0 +1,466 @@
+"""`tf.strings`: operations on strings, which are bytes; arrays and ragged rows of them, too."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from penstock.element.dtypes import as_dtype
+from penstock.element.ragged import Ragged
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.shim import printing
+from penstock.tf.hashing import fingerprint64
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.operations import elementwise, operation
+from penstock.tf.operations import texts as as_texts
+from penstock.tf.ragged_values import RaggedTensor
+from penstock.tf.reductions import reduce_join
+from penstock.tf.values import Array, as_tensor, to_array
+
+__all__ = [
+    "as_string",
+    "bytes_split",
+    "format",
+    "join",
+    "length",
+    "lower",
+    "ngrams",
+    "reduce_join",
+    "regex_full_match",
+    "regex_replace",
+    "split",
+    "strip",
+    "substr",
+    "to_hash_bucket_fast",
+    "to_number",
+    "unicode_decode",
+    "unicode_encode",
+    "unicode_split",
+    "unicode_transcode",
+    "upper",
+]
+
+
+def _each(call: str, value: Any, function: Callable[[bytes], Any], dtype: Any = object) -> Array:
+    """A function of every string."""
+    array = as_texts(call, value)
+    result = np.empty(array.shape, dtype)
+    if array.ndim == 0:
+        result[()] = function(array[()])
+    else:
+        result.ravel()[:] = [function(text) for text in array.ravel().tolist()]
+    return result
+
+
+@elementwise
+def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
+    """Letters as small letters: only those of ASCII, unless `encoding` is utf-8."""
+    if encoding:
+        return _each("strings.lower", input, lambda text: text.decode().lower().encode())
+    return _each("strings.lower", input, bytes.lower)
+
+
+@elementwise
+def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
+    """Letters as capitals: only those of ASCII, unless `encoding` is utf-8."""
+    if encoding:
+        return _each("strings.upper", input, lambda text: text.decode().upper().encode())
+    return _each("strings.upper", input, bytes.upper)
+
+
+@elementwise
+def strip(input: Any, name: str | None = None) -> Any:
+    """Without white space at both ends."""
+    return _each("strings.strip", input, bytes.strip)
+
+
+@elementwise
+def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+    """The number of bytes, or of characters if `unit` is UTF8_CHAR."""
+    return _each("strings.length", input, len if _is_bytes("length", unit) else _count, np.int32)
+
+
+def _count(text: bytes) -> int:
+    return len(text.decode(errors="replace"))
+
+
+def _is_bytes(call: str, unit: str) -> bool:
+    if unit not in ("BYTE", "UTF8_CHAR"):
+        raise InvalidArgumentError(f"tf.strings.{call}: unit must be BYTE or UTF8_CHAR, got {unit}")
+    return unit == "BYTE"
+
+
+@operation
+def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+    """A part of each string: `len` bytes (or characters) from `pos` on."""
+    array, starts, counts = np.broadcast_arrays(
+        as_texts("strings.substr", input), to_array(pos), to_array(len)
+    )
+    in_bytes = _is_bytes("substr", unit)
+    parts = [
+        _part(text, int(start), int(count), in_bytes)
+        for text, start, count in zip(array.flat, starts.flat, counts.flat, strict=True)
+    ]
+    result = np.empty(array.shape, object)
+    result.flat[:] = parts
+    return result
+
+
+def _part(text: bytes, start: int, count: int, in_bytes: bool) -> Any:
+    whole: Any = text if in_bytes else text.decode(errors="replace")
+    if not -len_of(whole) <= start <= len_of(whole):
+        raise InvalidArgumentError(
+            f"tf.strings.substr: pos {start} is out of range for string {text!r:.40}"
+        )
+    first = start + len_of(whole) if start < 0 else start
+    part = whole[first : first + max(count, 0)]
+    return part if in_bytes else part.encode()
+
+
+len_of = len
+
+
+@operation
+def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
+    """Strings one after another, element by element."""
+    arrays = [as_texts("strings.join", one) for one in inputs]
+    between = to_array(separator)[()]
+    shapes = {array.shape for array in arrays if array.ndim}
+    if not arrays or len(shapes) > 1:
+        raise InvalidArgumentError(f"tf.strings.join: the shapes differ: {sorted(shapes)}")
+    rows = np.broadcast_arrays(*arrays)
+    result = np.empty(rows[0].shape, object)
+    result.flat[:] = [between.join(row) for row in zip(*(one.flat for one in rows), strict=True)]
+    return result
+
+
+def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
+    """The parts between separators: a vector for one string, ragged rows for several."""
+    between = None if sep is None else to_array(sep)[()] or None
+    return _split_each(
+        "strings.split", input, lambda text: _split_one(text, between, int(maxsplit))
+    )
+
+
+def _split_one(text: bytes, between: bytes | None, most: int) -> list[bytes]:
+    return text.split(between, most) if text or between is None else [b""]
+
+
+def _split_each(
+    call: str, value: Any, function: Callable[[bytes], Any], dtype: Any = object
+) -> Any:
+    """A function from a string to a list: a vector for one string, ragged rows for several."""
+    if isinstance(value, RaggedTensor):
+        inner = _split_each(call, value.flat_values, function, dtype)
+        return RaggedTensor(_nest(value.ragged, inner.ragged))
+    array = as_texts(call, value)
+    if array.ndim == 0:
+        return as_tensor(_vector(function(array[()]), dtype))
+    flat = [_vector(function(text), dtype) for text in array.ravel().tolist()]
+    rows = Ragged.from_rows(flat, dtype) if flat else Ragged(np.zeros(0, dtype), [0])
+    for dimension in reversed(array.shape[1:]):
+        rows = Ragged(rows, np.arange(0, len(rows) + 1, max(dimension, 1)))
+    return RaggedTensor(rows)
+
+
+def _nest(outer: Ragged, rows: Ragged) -> Ragged:
+    flat, splits = outer.flat, outer.row_splits - outer.row_splits[0]
+    return Ragged(_nest(flat, rows) if isinstance(flat, Ragged) else rows, splits)
+
+
+def _vector(values: list[Any], dtype: Any) -> Array:
+    result = np.empty(len_of(values), dtype)
+    result[:] = values
+    return result
+
+
+def bytes_split(input: Any, name: str | None = None) -> Any:
+    """The single bytes of strings."""
+    return _split_each(
+        "strings.bytes_split", input, lambda text: [text[i : i + 1] for i in range(len_of(text))]
+    )
+
+
+def unicode_split(
+    input: Any,
+    input_encoding: str,
+    errors: str = "replace",
+    replacement_char: int = 65533,
+    name: str | None = None,
+) -> Any:
+    """The characters of strings, each as a string."""
+    decode = _decoder("unicode_split", input_encoding, errors, replacement_char)
+    return _split_each(
+        "strings.unicode_split",
+        input,
+        lambda text: [one.encode(input_encoding) for one in decode(text)],
+    )
+
+
+def unicode_decode(
+    input: Any,
+    input_encoding: str,
+    errors: str = "replace",
+    replacement_char: int = 65533,
+    replace_control_characters: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The code points of strings."""
+    decode = _decoder("unicode_decode", input_encoding, errors, replacement_char)
+    return _split_each(
+        "strings.unicode_decode", input, lambda text: [ord(one) for one in decode(text)], np.int32
+    )
+
+
+def _decoder(call: str, encoding: str, errors: str, replacement: int) -> Callable[[bytes], str]:
+    def decode(text: bytes) -> str:
+        try:
+            if errors == "replace" and replacement != 0xFFFD:
+                return text.decode(encoding, "replace").replace("\ufffd", chr(replacement))
+            return text.decode(encoding, errors)
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(f"tf.strings.{call}: {error}") from None
+
+    return decode
+
+
+def unicode_encode(
+    input: Any,
+    output_encoding: str,
+    errors: str = "replace",
+    replacement_char: int = 65533,
+    name: str | None = None,
+) -> Any:
+    """Rows of code points as strings."""
+    if isinstance(input, RaggedTensor):
+        rows = [_encode(row, output_encoding) for row in input.ragged]
+        return as_tensor(_vector(rows, object))
+    array = to_array(input)
+    if array.ndim == 1:
+        return as_tensor(_encode(array, output_encoding))
+    return as_tensor(_vector([_encode(row, output_encoding) for row in array], object))
+
+
+def _encode(points: Array, encoding: str) -> bytes:
+    return "".join(map(chr, points.tolist())).encode(encoding)
+
+
+@elementwise
+def regex_replace(
+    input: Any, pattern: Any, rewrite: Any, replace_global: bool = True, name: str | None = None
+) -> Any:
+    r"""Every match of a pattern replaced; `\1` in `rewrite` is the first group."""
+    found = _pattern("regex_replace", pattern)
+    template = _rewrite(to_array(rewrite)[()])
+    count = 0 if replace_global else 1
+    return _each("strings.regex_replace", input, lambda text: found.sub(template, text, count))
+
+
+def _rewrite(text: bytes) -> bytes:
+    r"""A template of RE2 as one of `re`: `\0` is the whole match, other escapes are letters."""
+    return re.sub(rb"\\(\d)", rb"\\g<\1>", text)
+
+
+@elementwise
+def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
+    """Whether a pattern matches the whole string."""
+    found = _pattern("regex_full_match", pattern)
+    return _each(
+        "strings.regex_full_match", input, lambda text: found.fullmatch(text) is not None, bool
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _compile(pattern: bytes) -> re.Pattern[bytes]:
+    return re.compile(_of_re2(pattern))
+
+
+def _of_re2(pattern: bytes) -> bytes:
+    """A pattern of RE2 with the classes that only RE2 has written as `re` knows them."""
+    for name, letters in _CLASSES.items():
+        pattern = pattern.replace(b"[:%s:]" % name, letters)
+    return pattern.replace(rb"\z", rb"\Z")
+
+
+_CLASSES = {
+    b"alnum": b"0-9A-Za-z",
+    b"alpha": b"A-Za-z",
+    b"digit": b"0-9",
+    b"lower": b"a-z",
+    b"punct": rb"!-/:-@\[-`{-~",
+    b"space": rb"\t\n\v\f\r ",
+    b"upper": b"A-Z",
+    b"word": b"0-9A-Za-z_",
+}
+
+
+def _pattern(call: str, pattern: Any) -> re.Pattern[bytes]:
+    text = to_array(pattern)[()]
+    try:
+        return _compile(text)
+    except re.error as error:
+        raise InvalidArgumentError(
+            f"tf.strings.{call}: the pattern {text!r} is not valid: {error}"
+        ) from None
+
+
+@elementwise
+def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
+    """The numbers that strings say."""
+    kind = as_dtype(out_type)
+    if kind.name not in ("float32", "float64", "int32", "int64"):
+        raise InvalidTypeError(f"tf.strings.to_number: out_type cannot be {kind.name}")
+    parse: Callable[[bytes], Any] = _integer if kind.is_integer else _float
+    limits = np.iinfo(kind.dtype) if kind.is_integer else None
+
+    def number(text: bytes) -> Any:
+        try:
+            value = parse(text)
+        except ValueError:
+            value = None
+        if value is None or (limits is not None and not limits.min <= value <= limits.max):
+            raise InvalidArgumentError(
+                f"tf.strings.to_number: StringToNumberOp could not correctly convert string: "
+                f"{text.decode(errors='replace')}"
+            )
+        return value
+
+    return _each("strings.to_number", input, number, kind.dtype)
+
+
+def _integer(text: bytes) -> int:
+    if b"_" in text:
+        raise ValueError
+    return int(text)
+
+
+def _float(text: bytes) -> float:
+    if b"_" in text:
+        raise ValueError
+    return float(text)
+
+
+@elementwise
+def to_hash_bucket_fast(input: Any, num_buckets: Any, name: str | None = None) -> Any:
+    """The bucket of each string, by the hash that TensorFlow uses."""
+    count = int(num_buckets)
+    if count < 1:
+        raise InvalidArgumentError(f"tf.strings: num_buckets must be at least 1, got {count}")
+    return _each(
+        "strings.to_hash_bucket_fast", input, lambda text: fingerprint64(text) % count, np.int64
+    )
+
+
+@elementwise
+def as_string(
+    input: Any,
+    precision: int = -1,
+    scientific: bool = False,
+    shortest: bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> Any:
+    """Numbers as strings."""
+    array = to_array(input)
+    if array.dtype.kind == "O":
+        return array
+    if scientific and shortest:
+        raise InvalidArgumentError(
+            "tf.strings.as_string: scientific and shortest exclude each other"
+        )
+    digits = f".{precision}" if precision >= 0 else ""
+    size = str(width) if width >= 0 else ""
+    letter = "g" if shortest else "e" if scientific else "f"
+    pattern = f"%{fill}{size}{digits}{letter}" if array.dtype.kind in "fc" else f"%{fill}{size}d"
+    result = np.empty(array.shape, object)
+    result.ravel()[...] = [_text_of(one, pattern) for one in array.ravel().tolist()]
+    return result
+
+
+def _text_of(number: Any, pattern: str) -> bytes:
+    if isinstance(number, bool):
+        return b"true" if number else b"false"
+    if isinstance(number, complex):
+        return f"({pattern % number.real},{pattern % number.imag})".encode()
+    return str(pattern % number).encode()
+
+
+def format(
+    template: str,
+    inputs: Any,
+    placeholder: str = "{}",
+    summarize: int = 3,
+    name: str | None = None,
+) -> Any:
+    """A text with the values of tensors in place of each `{}`."""
+    values = inputs if isinstance(inputs, list | tuple) else [inputs]
+    parts = template.split(placeholder)
+    if len_of(parts) - 1 != len_of(values):
+        raise InvalidTypeError(
+            f"tf.strings.format: {len_of(parts) - 1} placeholders, but {len_of(values)} values"
+        )
+    shown = [printing.array_text(to_array(one), summarize) for one in values]
+    text = parts[0] + "".join(one + part for one, part in zip(shown, parts[1:], strict=True))
+    return as_tensor(text.encode())
+
+
+def ngrams(
+    data: Any,
+    ngram_width: Any,
+    separator: str = " ",
+    pad_values: Any = None,
+    padding_width: Any = None,
+    preserve_short_sequences: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Neighbouring strings of each row, joined."""
+    if pad_values is not None:
+        raise InvalidArgumentError("tf.strings.ngrams: pad_values must be None; pad the rows first")
+    between = separator.encode()
+    widths = ngram_width if isinstance(ngram_width, list | tuple) else [ngram_width]
+
+    def grams(row: Array) -> list[bytes]:
+        words = row.tolist()
+        made = [
+            between.join(words[i : i + width])
+            for width in widths
+            for i in range(len_of(words) - width + 1)
+        ]
+        short = preserve_short_sequences and words and not made
+        return [between.join(words)] if short else made
+
+    if isinstance(data, RaggedTensor):
+        rows = [_vector(grams(row), object) for row in data.ragged]
+        return RaggedTensor(Ragged.from_rows(rows, object))
+    array = as_texts("strings.ngrams", data)
+    if array.ndim == 1:
+        return as_tensor(_vector(grams(array), object))
+    return as_tensor(np.stack([_vector(grams(row), object) for row in array]))
+
+
+@elementwise
+def unicode_transcode(
+    input: Any,
+    input_encoding: str,
+    output_encoding: str,
+    errors: str = "replace",
+    replacement_char: int = 65533,
+    replace_control_characters: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Strings in another encoding."""
+    decode = _decoder("unicode_transcode", input_encoding, errors, replacement_char)
+    # The marks of the order of bytes are not written.
+    to = {"UTF-16": "UTF-16-BE", "UTF-32": "UTF-32-BE"}.get(
+        output_encoding.upper(), output_encoding
+    )
+    return _each("strings.unicode_transcode", input, lambda text: decode(text).encode(to))
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("strings", name, __all__)

@@ -1,0 +1,42 @@
+"""`tf.train`: examples as protobuf's bytes, and checkpoints."""
+
+from typing import NoReturn
+
+from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.train.checkpoints import (
+    Checkpoint,
+    CheckpointManager,
+    latest_checkpoint,
+    list_variables,
+)
+from penstock.tf.train.messages import (
+    BytesList,
+    Example,
+    FeatureList,
+    FeatureLists,
+    Features,
+    FloatList,
+    Int64List,
+    SequenceExample,
+)
+from penstock.tf.train.messages import TrainFeature as Feature
+
+__all__ = [
+    "BytesList",
+    "Checkpoint",
+    "CheckpointManager",
+    "Example",
+    "Feature",
+    "FeatureList",
+    "FeatureLists",
+    "Features",
+    "FloatList",
+    "Int64List",
+    "SequenceExample",
+    "latest_checkpoint",
+    "list_variables",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_tf("train", name, __all__)

@@ -1,0 +1,321 @@
+"""`Checkpoint` and `CheckpointManager`: positions of iterators and values of variables in files.
+
+The files are penstock's own: one for each checkpoint, written under another name and then renamed,
+and a file `checkpoint` that names the newest one. They hold plain values and no pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from penstock.distribute.values.variables import Variable
+from penstock.element.values import short_repr
+from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError, NotFoundError
+from penstock.plan.typed import ValueDecoder, ValueEncoder
+from penstock.tf.values import Tensor
+
+_ENDING = ".penstock"
+_LATEST = "checkpoint"
+
+
+def _path(value: Any) -> str:
+    return os.fsdecode(value.numpy() if isinstance(value, Tensor) else value)
+
+
+class Checkpoint:
+    """Saves and restores iterators, variables and other checkpoints, by the names they are given.
+
+    >>> import tempfile
+    >>> from penstock import tf
+    >>> iterator = iter(tf.data.Dataset.range(5))
+    >>> checkpoint = Checkpoint(step=tf.Variable(0), iterator=iterator)
+    >>> _ = next(iterator), next(iterator)
+    >>> path = checkpoint.save(f"{tempfile.mkdtemp()}/ckpt")
+    >>> _ = next(iterator)
+    >>> status = checkpoint.restore(path)
+    >>> int(next(iterator))
+    2
+    """
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        self._objects = dict(kwargs) if root is None else {"root": root, **kwargs}
+        for name, value in self._objects.items():
+            _check_kind(name, value)
+        self._saves = 0
+
+    def __getattr__(self, name: str) -> Any:
+        objects = self.__dict__.get("_objects", {})
+        if name not in objects:
+            raise AttributeError(f"tf.train.Checkpoint has no object {name}")
+        return objects[name]
+
+    @property
+    def save_counter(self) -> int:
+        """How often `save` was called."""
+        return self._saves
+
+    def save(self, file_prefix: Any, options: Any = None) -> str:
+        """Writes a checkpoint with the next number, and returns its path."""
+        self._saves += 1
+        path = self.write(f"{_path(file_prefix)}-{self._saves}")
+        _note_latest(path, [path])
+        return path
+
+    def write(self, file_prefix: Any, options: Any = None) -> str:
+        """Writes a checkpoint without a number, and returns its path."""
+        path = _path(file_prefix)
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        encoder = ValueEncoder()
+        content = encoder.pack(encoder.value({"saves": self._saves, "objects": self._state()}))
+        unfinished = f"{path}{_ENDING}.{os.getpid()}"
+        with open(unfinished, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path + _ENDING)
+        return path
+
+    def restore(self, save_path: Any, options: Any = None) -> CheckpointStatus:
+        """Gives every object the state that it had; None restores nothing."""
+        if save_path is None:
+            return CheckpointStatus(set(), set())
+        saved = _read(_path(save_path))
+        self._saves = saved["saves"]
+        return self._load(saved["objects"])
+
+    read = restore
+
+    def _state(self) -> dict[str, Any]:
+        return {name: _state_of(value) for name, value in self._objects.items()}
+
+    def _load(self, saved: dict[str, Any]) -> CheckpointStatus:
+        for name, value in self._objects.items():
+            if name in saved:
+                _load_into(name, value, saved[name])
+        return CheckpointStatus(set(saved) - set(self._objects), set(self._objects) - set(saved))
+
+
+class CheckpointStatus:
+    """What a restored checkpoint did not use, and which objects it did not have."""
+
+    def __init__(self, unused: set[str], missing: set[str]) -> None:
+        self._unused, self._missing = unused, missing
+
+    def assert_consumed(self) -> CheckpointStatus:
+        """Raises AssertionError unless every object and every saved value has a partner."""
+        if self._unused or self._missing:
+            raise AssertionError(
+                f"tf.train.Checkpoint: not used: {sorted(self._unused)}, "
+                f"not saved: {sorted(self._missing)}"
+            )
+        return self
+
+    def assert_existing_objects_matched(self) -> CheckpointStatus:
+        """Raises AssertionError unless every object was saved."""
+        if self._missing:
+            raise AssertionError(f"tf.train.Checkpoint: not saved: {sorted(self._missing)}")
+        return self
+
+    def expect_partial(self) -> CheckpointStatus:
+        return self
+
+
+def _check_kind(name: str, value: Any) -> None:
+    if not isinstance(value, Variable | Checkpoint | dict | list) and not _has_state(value):
+        raise InvalidTypeError(
+            f"tf.train.Checkpoint: {name} must be an iterator, a variable or an object with "
+            f"state_dict and load_state_dict, got {short_repr(value)}"
+        )
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, Variable):
+        return {"variable": value.numpy()}
+    if isinstance(value, Checkpoint):
+        return {"checkpoint": value._state()}
+    if isinstance(value, dict):
+        return {"checkpoint": {str(key): _state_of(one) for key, one in value.items()}}
+    if isinstance(value, list):
+        return _state_of({str(number): one for number, one in enumerate(value)})
+    return {"state": value.state_dict()}
+
+
+def _load_into(name: str, value: Any, saved: Any) -> None:
+    ((kind, state),) = saved.items()
+    if isinstance(value, Checkpoint):
+        value._load(state)
+    elif isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, one in items:
+            _load_into(f"{name}.{key}", one, state[str(key)])
+    elif isinstance(value, Variable) is not (kind == "variable"):
+        raise InvalidArgumentError(f"tf.train.Checkpoint: {name} was saved as a {kind}")
+    elif kind == "variable":
+        value.assign(state)
+    else:
+        value.load_state_dict(state)
+
+
+def _read(path: str) -> Any:
+    try:
+        with open(path + _ENDING, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise NotFoundError(f"tf.train.Checkpoint.restore: there is no checkpoint {path}") from None
+    try:
+        decoder = ValueDecoder(data)
+        return decoder.value(decoder.text)
+    except (ValueError, TypeError, LookupError) as error:
+        raise DataLossError(f"tf.train.Checkpoint.restore: {path} is damaged: {error}") from None
+
+
+def list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
+    """The names and shapes of the variables in a checkpoint, or in the newest one of a folder."""
+    path = _path(ckpt_dir_or_file)
+    if os.path.isdir(path):
+        found = latest_checkpoint(path)
+        if found is None:
+            raise NotFoundError(f"tf.train.list_variables: there is no checkpoint in {path}")
+        path = found
+    return sorted(_variables(_read(path)["objects"], ""))
+
+
+def _variables(saved: dict[str, Any], prefix: str) -> list[tuple[str, list[int]]]:
+    listed: list[tuple[str, list[int]]] = []
+    for name, one in saved.items():
+        ((kind, state),) = one.items()
+        if kind == "variable":
+            listed.append((f"{prefix}{name}/.ATTRIBUTES/VARIABLE_VALUE", list(np.shape(state))))
+        elif kind == "checkpoint":
+            listed += _variables(state, f"{prefix}{name}/")
+    return listed
+
+
+def _note_latest(path: str, all_paths: list[str]) -> None:
+    """Writes the file that names the newest checkpoint of a folder."""
+    folder = os.path.dirname(path) or "."
+    content = {
+        "latest": os.path.basename(path),
+        "all": [os.path.basename(one) for one in all_paths],
+    }
+    unfinished = os.path.join(folder, f"{_LATEST}.{os.getpid()}")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+    os.replace(unfinished, os.path.join(folder, _LATEST))
+
+
+def _noted(folder: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, _LATEST), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except FileNotFoundError:
+        return {"latest": None, "all": []}
+
+
+def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
+    """The path of the newest checkpoint in a folder; None if there is none."""
+    folder = _path(checkpoint_dir)
+    name = _noted(folder)["latest"]
+    path = None if name is None else os.path.join(folder, name)
+    return path if path is not None and os.path.exists(path + _ENDING) else None
+
+
+class CheckpointManager:
+    """Keeps the newest checkpoints of a folder, and deletes older ones.
+
+    Args:
+        checkpoint: What to save.
+        directory: The folder.
+        max_to_keep: How many checkpoints to keep; None for all.
+        checkpoint_name: How the names of the files begin.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: Any,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Any = None,
+    ) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise InvalidArgumentError(
+                f"tf.train.CheckpointManager: max_to_keep must be at least 1, got {max_to_keep}"
+            )
+        self.checkpoint, self.directory = checkpoint, _path(directory)
+        self._keep, self._name = max_to_keep, checkpoint_name
+        self._hours = keep_checkpoint_every_n_hours
+        self._step, self._interval, self._init = step_counter, checkpoint_interval, init_fn
+        self._last_step: int | None = None
+        self._last_kept = time.time()
+        found = [os.path.join(self.directory, name) for name in _noted(self.directory)["all"]]
+        self._paths = [path for path in found if os.path.exists(path + _ENDING)]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths that are kept, the newest last."""
+        return list(self._paths)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        return self._paths[-1] if self._paths else None
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        return self._interval
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+    ) -> str | None:
+        """Writes a checkpoint, and deletes those that are too many."""
+        if check_interval and self._is_too_early():
+            return None
+        if checkpoint_number is None:
+            self.checkpoint._saves += 1
+            number = self.checkpoint._saves
+        else:
+            number = int(checkpoint_number)
+        path = self.checkpoint.write(os.path.join(self.directory, f"{self._name}-{number}"))
+        self._paths = [one for one in self._paths if one != path] + [path]
+        self._sweep()
+        _note_latest(path, self._paths)
+        return path
+
+    def _is_too_early(self) -> bool:
+        if self._step is None or self._interval is None:
+            return False
+        step = int(self._step.numpy())
+        if self._last_step is not None and step - self._last_step < self._interval:
+            return True
+        self._last_step = step
+        return False
+
+    def _sweep(self) -> None:
+        while self._keep is not None and len(self._paths) > self._keep:
+            oldest = self._paths.pop(0)
+            if self._hours is not None and time.time() - self._last_kept >= self._hours * 3600:
+                self._last_kept = time.time()
+                continue
+            os.remove(oldest + _ENDING)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint, or calls `init_fn` if there is none."""
+        if self.latest_checkpoint is not None:
+            self.checkpoint.restore(self.latest_checkpoint)
+            return self.latest_checkpoint
+        if self._init is not None:
+            self._init()
+        return None

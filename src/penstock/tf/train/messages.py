@@ -1,0 +1,340 @@
+"""`Example` and its parts: messages with the interface of protobuf's, over our own writer.
+
+A message is made of its parts, or filled step by step:
+`example.features.feature["x"].int64_list.value.append(1)`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from penstock.element.strings import bytes_of
+from penstock.engine.formats.examples.reading import (
+    Kind,
+    MalformedError,
+    MessageCursor,
+    Values,
+    read_entries,
+    read_feature,
+    read_list,
+)
+from penstock.engine.formats.examples.wire import FIRST, SECOND
+from penstock.engine.formats.examples.writing import encode_example, encode_sequence_example
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.tf.values import Tensor
+
+
+class _ValueList(ABC):
+    """A list of values of one kind, which are checked when it is made and when it is written."""
+
+    kind: ClassVar[Kind]
+    types: ClassVar[tuple[type, ...]]
+
+    def __init__(self, value: Iterable[Any] = ()) -> None:
+        if isinstance(value, str | bytes):
+            raise InvalidTypeError(
+                f"{type(self).__name__}: value must be a list, got {value!r:.40}"
+            )
+        self.value = list(value.numpy().ravel() if isinstance(value, Tensor) else value)
+        self.check()
+
+    def check(self) -> None:
+        """Converts NumPy's values to Python's; raises if a value has the wrong type."""
+        if not self.types_ok():
+            self.value[:] = [_plain(one) for one in self.value]
+            if not self.types_ok():
+                raise InvalidTypeError(
+                    f"{type(self).__name__}: value must hold {self.types[0].__name__}, "
+                    f"got {self.value!r:.60}"
+                )
+
+    def types_ok(self) -> bool:
+        return all(type(one) in self.types for one in self.value)
+
+    def as_values(self) -> Values:
+        self.check()
+        return Values(self.kind, self.as_array())
+
+    @abstractmethod
+    def as_array(self) -> Any:
+        """The values as they are written."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(value={self.value!r:.80})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.numpy()
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class BytesList(_ValueList):
+    """Strings of bytes."""
+
+    kind = Kind.BYTES
+    types = (bytes,)
+
+    def as_array(self) -> Any:
+        return self.value
+
+
+class FloatList(_ValueList):
+    """Floats of 32 bits."""
+
+    kind = Kind.FLOAT
+    types = (float, int, bool)
+
+    def check(self) -> None:
+        super().check()
+        self.value[:] = self.as_array().tolist()
+
+    def as_array(self) -> Any:
+        with np.errstate(over="ignore"):
+            return np.array(self.value, np.float32)
+
+
+class Int64List(_ValueList):
+    """Integers of 64 bits."""
+
+    kind = Kind.INT64
+    types = (int, bool)
+
+    def as_array(self) -> Any:
+        try:
+            return np.array(self.value, np.int64)
+        except OverflowError as error:
+            raise InvalidArgumentError(f"Int64List: {error}") from None
+
+
+_LISTS: dict[str, type[_ValueList]] = {
+    "bytes_list": BytesList,
+    "float_list": FloatList,
+    "int64_list": Int64List,
+}
+
+
+class TrainFeature:
+    """One of three lists: `bytes_list`, `float_list` or `int64_list`."""
+
+    def __init__(
+        self,
+        bytes_list: BytesList | None = None,
+        float_list: FloatList | None = None,
+        int64_list: Int64List | None = None,
+    ) -> None:
+        self._lists: dict[str, _ValueList] = {}
+        if bytes_list is not None:
+            self._lists["bytes_list"] = bytes_list
+        if float_list is not None:
+            self._lists["float_list"] = float_list
+        if int64_list is not None:
+            self._lists["int64_list"] = int64_list
+
+    def __getattr__(self, name: str) -> _ValueList:
+        if name not in _LISTS:
+            raise AttributeError(f"tf.train.Feature has no field {name}")
+        return self._lists.setdefault(name, _LISTS[name]())
+
+    def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
+        """The name of the list that is set."""
+        return self._set[0] if self._set else None
+
+    def HasField(self, name: str) -> bool:  # noqa: N802
+        return self.WhichOneof() == name
+
+    @property
+    def _set(self) -> tuple[str, _ValueList] | None:
+        """The list that was given or filled last."""
+        lists = self._lists
+        if len(lists) == 1:
+            return next(iter(lists.items()))
+        filled = [(name, one) for name, one in lists.items() if one.value]
+        return filled[-1] if filled else next(iter(reversed(lists.items())), None)
+
+    def as_values(self) -> Values | None:
+        found = self._set
+        return None if found is None else found[1].as_values()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainFeature) and other._set == self._set
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Feature({self._set[0]}={self._set[1]!r})" if self._set else "Feature()"
+
+
+class _Entries(dict[str, Any]):
+    """The map of a message: a missing entry is made when it is read."""
+
+    def __init__(self, make: Callable[[], Any], given: Any = None) -> None:
+        super().__init__()
+        self._make = make
+        for key, value in (given or {}).items():
+            self[bytes_of(key).decode()] = value
+
+    def __missing__(self, key: str) -> Any:
+        self[key] = self._make()
+        return self[key]
+
+
+class Features:
+    """Features by name."""
+
+    def __init__(self, feature: Any = None) -> None:
+        self.feature = _Entries(TrainFeature, feature)
+
+    def as_values(self) -> dict[bytes, Values | None]:
+        return {name.encode(): one.as_values() for name, one in self.feature.items()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Features) and other.feature == self.feature
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"Features({dict(self.feature)!r:.200})"
+
+
+class FeatureList:
+    """The features of the steps of a sequence."""
+
+    def __init__(self, feature: Iterable[TrainFeature] = ()) -> None:
+        self.feature = list(feature)
+
+    def __repr__(self) -> str:
+        return f"FeatureList({self.feature!r:.200})"
+
+
+class FeatureLists:
+    """Lists of features by name."""
+
+    def __init__(self, feature_list: Any = None) -> None:
+        self.feature_list = _Entries(FeatureList, feature_list)
+
+    def as_values(self) -> dict[bytes, list[Values | None]]:
+        return {
+            name.encode(): [step.as_values() for step in one.feature]
+            for name, one in self.feature_list.items()
+        }
+
+
+class _SerializedMessage(ABC):
+    """What examples share: their bytes."""
+
+    @abstractmethod
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        """The bytes of the message, as protobuf writes them."""
+
+    def ParseFromString(self, serialized: Any) -> int:  # noqa: N802
+        """Replaces the content by what the bytes say, and returns their number."""
+        data = serialized.numpy() if isinstance(serialized, Tensor) else serialized
+        try:
+            self._read(bytes(data))
+        except MalformedError as error:
+            raise InvalidArgumentError(f"{type(self).__name__}: cannot be read: {error}") from None
+        return len(data)
+
+    @abstractmethod
+    def _read(self, data: bytes) -> None:
+        """Replaces the content by what the bytes say."""
+
+    @classmethod
+    def FromString(cls, serialized: Any) -> Any:  # noqa: N802
+        """A message of its bytes."""
+        message = cls()
+        message.ParseFromString(serialized)
+        return message
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and (other.SerializeToString() == self.SerializeToString())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Example(_SerializedMessage):
+    """An example: features by name.
+
+    >>> example = Example(features=Features(feature={"x": TrainFeature(int64_list=Int64List([3]))}))
+    >>> Example.FromString(example.SerializeToString()).features.feature["x"].int64_list.value
+    [3]
+    """
+
+    def __init__(self, features: Features | None = None) -> None:
+        self.features = features if features is not None else Features()
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        values = self.features.as_values()
+        return encode_example(values) if values else b""
+
+    def _read(self, data: bytes) -> None:
+        entries, _ = _split(data)
+        self.features = _features_of(entries)
+
+    def __repr__(self) -> str:
+        return f"Example({self.features!r})"
+
+
+class SequenceExample(_SerializedMessage):
+    """An example with a context and lists of features."""
+
+    def __init__(
+        self, context: Features | None = None, feature_lists: FeatureLists | None = None
+    ) -> None:
+        self.context = context if context is not None else Features()
+        self.feature_lists = feature_lists if feature_lists is not None else FeatureLists()
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_sequence_example(self.context.as_values(), self.feature_lists.as_values())
+
+    def _read(self, data: bytes) -> None:
+        entries, lists = _split(data)
+        self.context = _features_of(entries)
+        made = {
+            name.decode(): FeatureList([_feature_of(step) for step in read_list(one)])
+            for name, one in lists
+        }
+        self.feature_lists = FeatureLists(made)
+
+
+def _split(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
+    """The entries of the two maps of a message."""
+    found: dict[int, list[tuple[bytes, bytes]]] = {FIRST: [], SECOND: []}
+    cursor = MessageCursor(data)
+    while not cursor.has_ended:
+        tag = cursor.peek()
+        if tag in found:
+            cursor.at += 1
+            found[tag] += read_entries(cursor.message())
+        else:
+            cursor.skip_field()
+    return found[FIRST], found[SECOND]
+
+
+def _features_of(entries: list[tuple[bytes, bytes]]) -> Features:
+    made = {
+        name.decode(): _feature_of(read_feature(body, repr(name)) if body else None)
+        for name, body in entries
+    }
+    return Features(made)
+
+
+def _feature_of(found: Values | None) -> TrainFeature:
+    if found is None:
+        return TrainFeature()
+    name = next(name for name, kind in _LISTS.items() if kind.kind == found.kind)
+    return TrainFeature(**{name: _LISTS[name](found.values.tolist())})  # type: ignore[arg-type]

@@ -1,0 +1,263 @@
+"""`Tensor`: an ndarray that also answers `.numpy()`, as TensorFlow's eager tensors do.
+
+Tensors exist only in this room: functions and loops get them, and what functions return becomes
+plain NumPy again before the engine sees it. A tensor never changes: `x += 1` makes a new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from penstock.distribute.values import texts
+from penstock.element.dtypes import DType, as_dtype, of_numpy
+from penstock.element.spec import TensorShape
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
+from penstock.shim.literals import cast_array, convert_value, describe, leaf_of
+
+Array: TypeAlias = Any
+"""A plain array. Its dtype and the dtypes of results are known at run time only."""
+
+_equal: Any = np.equal
+_differ: Any = np.not_equal
+_VIEW = np.ndarray.view
+_ITEM = np.ndarray.__getitem__
+_SHAPE = np.ndarray.shape.__get__
+_DTYPE = np.ndarray.dtype.__get__
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """An array with TensorFlow's `numpy()`, `shape`, `dtype`, texts and rules for operators.
+
+    A single number or string is a tensor without dimensions. NumPy, torch and JAX take it as the
+    array that it is; NumPy's functions return plain arrays.
+
+    >>> x = as_tensor(np.arange(3))
+    >>> x, (x * 2)[1].numpy(), x.shape, x.dtype
+    (<tf.Tensor: shape=(3,), dtype=int64, numpy=array([0, 1, 2])>, np.int64(2), ..., tf.int64)
+    """
+
+    __slots__ = ()
+
+    def numpy(self) -> Any:
+        """The plain array; of a single value, a NumPy scalar or bytes."""
+        return _ITEM(self, ()) if self.ndim == 0 else _VIEW(self, np.ndarray)
+
+    @property  # type: ignore[misc]
+    def shape(self) -> TensorShape:
+        return TensorShape(_SHAPE(self))
+
+    @property
+    def dtype(self) -> DType:
+        return of_numpy(_DTYPE(self))
+
+    def get_shape(self) -> TensorShape:
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Checks the shape, which is known already."""
+        if not TensorShape(shape).fits(_SHAPE(self)):
+            raise InvalidArgumentError(
+                f"Tensor.set_shape: {TensorShape(shape)} does not fit the shape {_SHAPE(self)}"
+            )
+
+    @property
+    def device(self) -> Any:
+        return "/job:localhost/replica:0/task:0/device:CPU:0"
+
+    def ref(self) -> _Reference:
+        """The tensor as a key of a dict."""
+        return _Reference(self)
+
+    def __getitem__(self, key: Any) -> Tensor:
+        try:
+            return as_tensor(_ITEM(self, plain_key(key)))
+        except IndexError as error:
+            kind = InvalidTypeError if "only integers" in str(error) else InvalidArgumentError
+            raise kind(f"Tensor[...]: {error}") from None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise InvalidTypeError("Tensor: does not support item assignment; use x.numpy().copy()")
+
+    def __iter__(self) -> Any:
+        if self.ndim == 0:
+            raise InvalidTypeError("Tensor: a single value cannot be iterated over")
+        return (self[number] for number in range(len(self)))
+
+    def __contains__(self, value: object) -> bool:
+        return bool(np.any(self.__eq__(value)))
+
+    def __str__(self) -> str:
+        return texts.short(self.numpy())
+
+    def __repr__(self) -> str:
+        return texts.full(self.numpy())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.numpy(), spec) if self.ndim == 0 else format(str(self), spec)
+
+    __hash__ = None
+
+    def __reduce__(self) -> Any:
+        return as_tensor, (self.numpy(),)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*to_plain(args), **to_plain(kwargs))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        operands = match_operands(ufunc.__name__, inputs)
+        with np.errstate(all="ignore"):
+            result = getattr(ufunc, method)(*operands, **to_plain(kwargs))
+        return tuple(map(as_tensor, result)) if type(result) is tuple else as_tensor(result)
+
+    def __eq__(self, other: object) -> Any:
+        return False if other is None else _equal(self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return True if other is None else _differ(self, other)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    # A tensor never changes, so an assignment with an operator makes a new one.
+    setattr(Tensor, f"__i{_name}__", getattr(np.ndarray, f"__{_name}__"))
+
+
+class _Reference:
+    """A tensor by its identity."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def deref(self) -> Tensor:
+        return self._tensor
+
+    def __hash__(self) -> int:
+        return id(self._tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reference) and other._tensor is self._tensor
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor of an array, a NumPy scalar or bytes, without a copy."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return _VIEW(value, Tensor)
+    if kind is Tensor:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, bytes):
+        return _VIEW(np.array(bytes(value), object), Tensor)
+    return _VIEW(np.asarray(value), Tensor)
+
+
+def plain_leaf(tensor: Tensor) -> Any:
+    """The leaf of an element that a tensor stands for."""
+    return _VIEW(tensor, np.ndarray) if tensor.ndim else _ITEM(tensor, ())
+
+
+def to_plain(value: Any) -> Any:
+    """Arguments of NumPy's functions: tensors in tuples, lists and dicts as plain arrays."""
+    kind = type(value)
+    if kind is Tensor:
+        return _VIEW(value, np.ndarray)
+    if kind is tuple or kind is list:
+        return kind(map(to_plain, value))
+    if kind is dict:
+        return {name: to_plain(part) for name, part in value.items()}
+    if kind is TensorShape:
+        return tuple(value)
+    return value
+
+
+def plain_key(key: Any) -> Any:
+    """An index without tensors: single integers are ints, arrays are arrays."""
+    if type(key) is tuple:
+        return tuple(map(plain_key, key))
+    if type(key) is slice:
+        return slice(
+            *(part if part is None else int(part) for part in (key.start, key.stop, key.step))
+        )
+    if isinstance(key, Tensor):
+        return key.numpy()
+    return key
+
+
+def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> Array:
+    """Any value that TensorFlow takes for a tensor, as a plain array; numbers get its dtypes."""
+    kind = type(value)
+    if kind is Tensor:
+        value = _VIEW(value, np.ndarray)
+        kind = np.ndarray
+    if kind is np.ndarray and value.dtype.kind not in "USO":
+        return value if dtype is None else _cast_known(call, value, as_dtype(dtype))
+    if isinstance(value, list | tuple):
+        value = _plain_list(value)
+    if isinstance(value, TensorShape):
+        value = value.as_list()
+    if dtype is None:
+        return _as_array(leaf_of(call, value))
+    return _as_array(convert_value(call, value, as_dtype(dtype)))
+
+
+def _cast_known(call: str, array: Array, dtype: DType) -> Array:
+    if array.dtype == dtype.dtype:
+        return array
+    if dtype.name == "string" or (array.dtype.kind == "f" and dtype.is_integer):
+        raise InvalidTypeError(f"{call}: {describe(array)} cannot become {dtype.name}; use tf.cast")
+    return cast_array(array, dtype)
+
+
+def _plain_list(value: Any) -> Any:
+    """A (nested) list with tensors in it as a list of plain values."""
+    if isinstance(value, list | tuple):
+        return [_plain_list(part) for part in value]
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _as_array(leaf: Any) -> Array:
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    return np.array(leaf, object) if isinstance(leaf, bytes) else np.asarray(leaf)
+
+
+_DIVIDED = {"int8", "uint8", "int16", "uint16"}
+_FREE = {"left_shift", "right_shift", "ldexp"}
+
+
+def match_operands(call: str, values: tuple[Any, ...]) -> list[Any]:
+    """Operands of one dtype: values that are no tensors get the dtype of the first tensor.
+
+    Tensors of different dtypes are an error, as in TensorFlow; NumPy would convert them.
+    """
+    dtypes = [_DTYPE(value) for value in values if isinstance(value, Tensor)]
+    if not dtypes:
+        dtypes = [value.dtype for value in values if isinstance(value, np.ndarray | np.generic)][:1]
+    if len(dtypes) > 1 and len(set(dtypes)) > 1 and call not in _FREE:
+        names = " and ".join(of_numpy(dtype).name for dtype in dtypes)
+        raise UnfitTypeError(f"{call}: the operands have the dtypes {names}; use tf.cast")
+    if not dtypes:
+        return _match_literals(call, values)
+    dtype = of_numpy(dtypes[0])
+    arrays = [_operand(call, value, dtype) for value in values]
+    if call in ("divide", "true_divide") and dtype.name in _DIVIDED:
+        return [np.asarray(array, np.float32) for array in arrays]
+    return arrays
+
+
+def _operand(call: str, value: Any, dtype: DType) -> Any:
+    kind = type(value)
+    if kind is Tensor:
+        return _VIEW(value, np.ndarray)
+    if (kind is int and dtype.dtype.kind in "iuf") or (kind is float and dtype.dtype.kind == "f"):
+        return value  # NumPy converts Python's numbers to the dtype of the array.
+    try:
+        return to_array(value, dtype, call)
+    except InvalidTypeError as error:
+        raise UnfitTypeError(error.message) from None
+
+
+def _match_literals(call: str, values: tuple[Any, ...]) -> list[Array]:
+    """Python's values: the first one decides the dtype."""
+    first = to_array(values[0], None, call)
+    return [first, *(to_array(value, first.dtype, call) for value in values[1:])]

@@ -1,0 +1,125 @@
+"""Checkpoints of iterators and variables, in penstock's own files."""
+
+import numpy as np
+import pytest
+
+import penstock.tf as tf
+from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError, NotFoundError
+
+
+def numbers(iterator, count):
+    return [int(next(iterator)) for _ in range(count)]
+
+
+def shuffled():
+    return iter(tf.data.Dataset.range(100).shuffle(20, seed=1).map(lambda x: x * 2))
+
+
+def test_iterators_and_variables_continue(tmp_path):
+    iterator, step = shuffled(), tf.Variable([1.0, 2.0])
+    checkpoint = tf.train.Checkpoint(iterator=iterator, step=step)
+    numbers(iterator, 7)
+    path = checkpoint.save(tmp_path / "ckpt")
+    rest = numbers(iterator, 5)
+    step.assign([3.0, 4.0])
+    other = tf.train.Checkpoint(iterator=shuffled(), step=tf.Variable([0.0, 0.0]))
+    status = other.restore(path)
+    status.assert_consumed().assert_existing_objects_matched().expect_partial()
+    assert numbers(other.iterator, 5) == rest
+    assert other.step.numpy().tolist() == [1.0, 2.0]
+    assert other.save_counter == 1
+
+
+def test_buffered_elements_are_saved(tmp_path):
+    def strings():
+        dataset = tf.data.Dataset.range(30).map(tf.strings.as_string)
+        return iter(dataset.filter(lambda x: x != "3").shuffle(10, seed=2).batch(3))
+
+    iterator = strings()
+    next(iterator)
+    path = tf.train.Checkpoint(iterator).write(str(tmp_path / "it"))
+    again = strings()
+    tf.train.Checkpoint(again).read(path)
+    assert [x.numpy().tolist() for x in again] == [x.numpy().tolist() for x in iterator]
+
+
+def test_structures_and_checkpoints_are_objects(tmp_path):
+    inner = tf.train.Checkpoint(a=tf.Variable(1))
+    outer = tf.train.Checkpoint(inner=inner, many=[tf.Variable(2), tf.Variable(3)])
+    path = outer.save(tmp_path / "ckpt")
+    inner.a.assign(5)
+    outer.many[1].assign(6)
+    outer.restore(path)
+    assert (int(inner.a), int(outer.many[1])) == (1, 3)
+    assert tf.train.list_variables(path) == [
+        ("inner/a/.ATTRIBUTES/VARIABLE_VALUE", []),
+        ("many/0/.ATTRIBUTES/VARIABLE_VALUE", []),
+        ("many/1/.ATTRIBUTES/VARIABLE_VALUE", []),
+    ]
+
+
+def test_the_manager_keeps_the_newest(tmp_path):
+    step = tf.Variable(0)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(step=step), tmp_path, max_to_keep=2)
+    assert manager.restore_or_initialize() is None
+    for number in range(4):
+        step.assign(number)
+        manager.save()
+    names = [path.rsplit("/", 1)[1] for path in manager.checkpoints]
+    assert names == ["ckpt-3", "ckpt-4"]
+    assert len(list(tmp_path.glob("*.penstock"))) == 2
+    assert tf.train.latest_checkpoint(tmp_path) == manager.latest_checkpoint
+    assert tf.train.list_variables(tmp_path)[0][1] == []
+    later = tf.Variable(0)
+    again = tf.train.CheckpointManager(tf.train.Checkpoint(step=later), tmp_path, max_to_keep=2)
+    assert again.checkpoints == manager.checkpoints
+    assert again.restore_or_initialize() == manager.latest_checkpoint
+    assert int(later) == 3
+
+
+def test_the_manager_waits_for_its_interval(tmp_path):
+    step, calls = tf.Variable(0), []
+    manager = tf.train.CheckpointManager(
+        tf.train.Checkpoint(step=step),
+        tmp_path,
+        max_to_keep=None,
+        step_counter=step,
+        checkpoint_interval=2,
+        init_fn=lambda: calls.append(1),
+    )
+    manager.restore_or_initialize()
+    saved = []
+    for number in range(5):
+        step.assign(number)
+        saved.append(manager.save() is not None)
+    assert saved == [True, False, True, False, True]
+    assert manager.save(checkpoint_number=9, check_interval=False).endswith("ckpt-9")
+    assert (calls, manager.checkpoint_interval) == ([1], 2)
+
+
+def test_what_does_not_fit_is_said(tmp_path):
+    path = tf.train.Checkpoint(a=tf.Variable(1), b=tf.Variable(2)).save(tmp_path / "c")
+    status = tf.train.Checkpoint(a=tf.Variable(0), c=tf.Variable(0)).restore(path)
+    with pytest.raises(AssertionError, match=r"not used: \['b'\], not saved: \['c'\]"):
+        status.assert_consumed()
+    with pytest.raises(AssertionError, match=r"not saved: \['c'\]"):
+        status.assert_existing_objects_matched()
+    with pytest.raises(InvalidArgumentError, match="a was saved as a variable"):
+        tf.train.Checkpoint(a=shuffled()).restore(path)
+    tf.train.Checkpoint(a=tf.Variable(0)).restore(None).assert_consumed()
+
+
+def test_errors(tmp_path):
+    with pytest.raises(InvalidTypeError, match="x must be an iterator, a variable or an object"):
+        tf.train.Checkpoint(x=np.zeros(3))
+    with pytest.raises(NotFoundError, match="there is no checkpoint"):
+        tf.train.Checkpoint(a=tf.Variable(1)).restore(str(tmp_path / "none"))
+    with pytest.raises(NotFoundError, match="there is no checkpoint in"):
+        tf.train.list_variables(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="max_to_keep must be at least 1, got 0"):
+        tf.train.CheckpointManager(tf.train.Checkpoint(), tmp_path, 0)
+    (tmp_path / "bad.penstock").write_bytes(b"\0" * 20)
+    with pytest.raises(DataLossError, match="bad is damaged"):
+        tf.train.Checkpoint(a=tf.Variable(1)).restore(str(tmp_path / "bad"))
+    with pytest.raises(AttributeError, match=r"Checkpoint has no object z"):
+        tf.train.Checkpoint().z  # noqa: B018

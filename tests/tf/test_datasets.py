@@ -1,0 +1,232 @@
+"""Datasets of ported code: functions and loops get tensors, plans stay those of plain penstock."""
+
+import collections
+
+import numpy as np
+import pytest
+
+import penstock
+import penstock.tf as tf
+from penstock.errors import InvalidArgumentError, OutOfRangeError, UnimplementedError
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def numbers(dataset):
+    return [int(x) for x in dataset]
+
+
+def test_functions_and_loops_get_tensors():
+    seen = []
+    dataset = tf.data.Dataset.from_tensor_slices({"x": [1, 2], "s": ["a", "b"]})
+
+    def double(row):
+        seen.append((type(row["x"]), type(row["s"])))
+        return {"y": row["x"] * 2, "s": row["s"] + "!"}
+
+    rows = list(dataset.map(double))
+    assert set(seen) == {(tf.Tensor, tf.Tensor)}
+    assert rows[1]["y"].numpy() == 4
+    assert rows[1]["s"].numpy() == b"b!"
+
+
+def test_every_kind_of_element_is_wrapped():
+    rows = tf.ragged.constant([[1], [2, 3]])
+    dataset = tf.data.Dataset.from_tensors((rows, Pair(1, tf.constant([2.0])), "s"))
+    ragged, pair, text = next(iter(dataset))
+    assert isinstance(ragged, tf.RaggedTensor)
+    assert ragged.to_list() == [[1], [2, 3]]
+    assert isinstance(pair, Pair)
+    assert pair.b.numpy().tolist() == [2.0]
+    assert text == "s"
+
+
+def test_every_method_returns_a_dataset_of_tensors():
+    dataset = tf.data.Dataset.range(10)
+    same = [
+        dataset.shuffle(3).repeat(1).take(4).skip(1).prefetch(1).cache().enumerate(),
+        dataset.batch(2).unbatch().window(2).flat_map(lambda w: w.batch(2)),
+        tf.data.Dataset.zip((dataset, dataset)),
+        dataset.apply(tf.data.experimental.assert_cardinality(10)),
+        tf.data.Dataset.sample_from_datasets([dataset, dataset]),
+        dataset[2:4],
+    ]
+    for one in same:
+        assert isinstance(one, tf.data.Dataset)
+        leaf = next(iter(one))
+        leaf = leaf[0] if isinstance(leaf, tuple) else leaf
+        assert isinstance(leaf, tf.Tensor)
+
+
+def test_the_plan_is_that_of_plain_penstock():
+    ported = tf.data.Dataset.range(5).batch(2)
+    plain = penstock.Dataset.range(5).batch(2)
+    assert ported.element_spec == plain.element_spec
+    assert ported.__plan__ == plain.__plan__
+    assert [x.tolist() for x in ported.as_numpy_iterator()] == [[0, 1], [2, 3], [4]]
+
+
+def test_results_are_tensors():
+    dataset = tf.data.Dataset.range(4)
+    assert dataset.reduce(tf.constant(0, tf.int64), lambda s, x: s + x).numpy() == 6
+    assert dataset.cardinality().numpy() == 4
+    assert dataset.batch(4).get_single_element().numpy().tolist() == [0, 1, 2, 3]
+    assert dataset[2].numpy() == 2
+    assert [x.numpy() for x in dataset.peek(2)] == [0, 1]
+    assert iter(dataset).get_next().numpy() == 0
+    assert iter(dataset).get_next_as_optional().get_value().numpy() == 0
+
+
+def test_get_next_ends():
+    iterator = iter(tf.data.Dataset.range(1))
+    next(iterator)
+    with pytest.raises(OutOfRangeError, match="End of sequence"):
+        iterator.get_next()
+
+
+def test_generators_get_arrays_and_may_yield_tensors():
+    def count(stop):
+        assert type(stop) is np.int32
+        for number in range(stop):
+            yield tf.constant(number) * 2
+
+    dataset = tf.data.Dataset.from_generator(
+        count, args=[3], output_signature=tf.TensorSpec([], tf.int32)
+    )
+    assert numbers(dataset) == [0, 2, 4]
+
+
+def test_windows_are_datasets_of_tensors():
+    windows = tf.data.Dataset.range(6).window(3, drop_remainder=True)
+    sums = [w.reduce(np.int64(0), lambda s, x: s + x).numpy() for w in windows]
+    assert sums == [3, 12]
+    assert numbers(windows.flat_map(lambda w: w.batch(3)).map(tf.reduce_sum)) == [3, 12]
+
+
+def test_group_by_window_gets_keys_and_datasets_of_tensors():
+    grouped = tf.data.Dataset.range(6).group_by_window(
+        key_func=lambda x: x % 2,
+        reduce_func=lambda key, rows: rows.batch(3).map(lambda b: b + key * 0),
+        window_size=3,
+    )
+    assert [x.numpy().tolist() for x in grouped] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_classes_are_functions(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
+    files = tf.data.Dataset.list_files(str(tmp_path / "*"), shuffle=False)
+    lines = files.interleave(tf.data.TextLineDataset, cycle_length=2)
+    assert [x.numpy() for x in lines] == [b"a1", b"b1", b"a2", b"b2"]
+    assert isinstance(tf.data.TextLineDataset(str(tmp_path / "a")), tf.data.Dataset)
+
+
+def test_sparse_results_of_a_function_are_rows():
+    record = penstock.io.serialize_example({"x": [1, 2]})
+
+    def parse(batch):
+        return tf.io.parse_example(batch, {"x": tf.io.VarLenFeature(tf.int64)})
+
+    parsed = tf.data.Dataset.from_tensors([record, record]).map(parse)
+    dense = parsed.map(lambda row: tf.sparse.to_dense(row["x"]))
+    assert next(iter(parsed))["x"].to_list() == [[1, 2], [1, 2]]
+    assert next(iter(dense)).numpy().tolist() == [[1, 2], [1, 2]]
+
+
+def test_other_sparse_tensors_are_refused():
+    dataset = tf.data.Dataset.range(1).map(lambda x: tf.sparse.from_dense([[0, 1], [2, 0]]))
+    with pytest.raises(UnimplementedError, match=r"filled from the left.*use tf\.sparse\.to_dense"):
+        next(iter(dataset))
+
+
+def augment(image):
+    return tf.image.random_brightness(tf.image.random_flip_left_right(image), 0.2)
+
+
+IMAGES = np.arange(8 * 4 * 4 * 3, dtype=np.uint8).reshape(8, 4, 4, 3)
+
+
+def pixels(elements):
+    return [x.numpy().tobytes() for x in elements]
+
+
+def test_random_operations_draw_by_the_element():
+    dataset = tf.data.Dataset.from_tensor_slices(IMAGES).map(augment)
+    first, second = pixels(dataset), pixels(dataset)
+    assert len(set(first)) == 8
+    assert first != second  # Every epoch draws other numbers.
+    iterator = iter(dataset)
+    head = pixels(next(iterator) for _ in range(3))
+    state = iterator.state_dict()
+    resumed = iter(tf.data.Dataset.from_tensor_slices(IMAGES).map(augment))
+    resumed.load_state_dict(state)
+    assert pixels(resumed) == pixels(iterator)
+    assert head
+
+
+def test_parallel_calls_draw_the_same():
+    def make(calls):
+        tf.random.set_seed(5)
+        return tf.data.Dataset.from_tensor_slices(IMAGES).map(augment, num_parallel_calls=calls)
+
+    try:
+        assert pixels(make(None)) == pixels(make(4))
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_a_random_filter_draws_by_the_element():
+    dataset = tf.data.Dataset.range(200).filter(lambda x: tf.random.uniform([]) < 0.5)
+    iterator = iter(dataset)
+    head = [int(next(iterator)) for _ in range(20)]
+    resumed = iter(dataset)
+    resumed.load_state_dict(iterator.state_dict())
+    assert numbers(resumed) == numbers(iterator)
+    assert head != list(range(20))
+
+
+def test_generators_and_helpers_are_found():
+    rng = tf.random.Generator.from_seed(1)
+
+    def helper(x):
+        return x + rng.uniform([], 0, 1000, tf.int64)
+
+    class Layer:
+        def __call__(self, x):
+            return self.scale(x)
+
+        def scale(self, x):
+            return x + tf.random.uniform([], 0, 1000, tf.int64)
+
+    for function in (lambda x: helper(x), Layer(), Layer().scale, lambda x: Layer()(x)):
+        dataset = tf.data.Dataset.range(20).map(function)
+        iterator = iter(dataset)
+        next(iterator)
+        resumed = iter(dataset)
+        resumed.load_state_dict(iterator.state_dict())
+        assert numbers(resumed) == numbers(iterator)
+
+
+def test_stateless_operations_do_not_make_a_map_random():
+    dataset = tf.data.Dataset.range(3).map(
+        lambda x: tf.random.stateless_uniform([], tf.stack([x, x]))
+    )
+    assert dataset.__plan__.random is None
+    assert [x.numpy() for x in dataset] == [x.numpy() for x in dataset]
+
+
+def test_errors_name_the_users_function():
+    dataset = tf.data.Dataset.range(3).map(lambda x: tf.reshape(x, [2]))
+    with pytest.raises(InvalidArgumentError, match=r"map: <lambda> at test_datasets.py:\d+ failed"):
+        list(dataset)
+    with pytest.raises(InvalidArgumentError, match="needs a function, got 3"):
+        tf.data.Dataset.range(3).map(3)
+    with pytest.raises(TypeError, match=r"is called with 1 argument"):
+        tf.data.Dataset.range(3).map(lambda x, y: x)
+
+
+def test_a_missing_method_is_named():
+    with pytest.raises(AttributeError, match=r"Dataset.shufffle: not here; did you mean shuffle"):
+        tf.data.Dataset.range(3).shufffle(2)
+    with pytest.raises(AttributeError, match=r"tf\.data\.Datasets: not here; did you mean Dataset"):
+        tf.data.Datasets  # noqa: B018

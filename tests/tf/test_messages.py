@@ -1,0 +1,64 @@
+"""`tf.train.Example` and its parts; the recorded cases hold the bytes that protobuf writes."""
+
+import numpy as np
+import pytest
+
+import penstock
+import penstock.tf as tf
+from penstock.errors import InvalidArgumentError, InvalidTypeError
+
+
+def test_messages_are_filled_step_by_step():
+    example = tf.train.Example()
+    example.features.feature["x"].int64_list.value.extend([1, -2])
+    example.features.feature["y"].bytes_list.value.append(b"a")
+    assert example.SerializeToString() == penstock.io.serialize_example({"x": [1, -2], "y": [b"a"]})
+    assert example.features.feature["x"].WhichOneof("kind") == "int64_list"
+    assert example.features.feature["y"].HasField("bytes_list")
+    assert tf.train.Feature().WhichOneof("kind") is None
+
+
+def test_values_may_be_numpys_and_tensors():
+    floats = tf.train.FloatList(value=np.array([0.1, 2.0]))
+    assert floats.value[0] == float(np.float32(0.1))
+    assert tf.train.Int64List(value=[np.int32(3), tf.constant(4)]).value == [3, 4]
+    assert tf.train.Int64List(value=tf.constant([[1], [2]])).value == [1, 2]
+    assert tf.train.BytesList(value=[tf.constant("a")]).value == [b"a"]
+
+
+def test_bytes_become_the_same_message():
+    steps = tf.train.FeatureList(
+        feature=[tf.train.Feature(float_list=tf.train.FloatList(value=[0.5])), tf.train.Feature()]
+    )
+    made = tf.train.SequenceExample(
+        context=tf.train.Features(
+            feature={"n": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x"]))}
+        ),
+        feature_lists=tf.train.FeatureLists(feature_list={"steps": steps}),
+    )
+    data = made.SerializeToString()
+    read = tf.train.SequenceExample.FromString(tf.constant(data))
+    assert read == made
+    assert read.feature_lists.feature_list["steps"].feature[0].float_list.value == [0.5]
+    assert tf.train.Example().ParseFromString(b"") == 0
+    assert tf.train.Example.FromString(b"") == tf.train.Example()
+
+
+def test_errors():
+    with pytest.raises(InvalidTypeError, match="Int64List: value must hold int, got"):
+        tf.train.Int64List(value=["a"])
+    with pytest.raises(InvalidTypeError, match="BytesList: value must be a list, got b'abc'"):
+        tf.train.BytesList(value=b"abc")
+    with pytest.raises(InvalidArgumentError, match="Int64List: "):
+        tf.train.Feature(int64_list=tf.train.Int64List(value=[1 << 64])).as_values()
+    with pytest.raises(InvalidArgumentError, match="Example: cannot be read"):
+        tf.train.Example.FromString(b"\x0a\xff")
+    with pytest.raises(AttributeError, match=r"tf.train.Feature has no field other_list"):
+        tf.train.Feature().other_list  # noqa: B018
+
+
+def test_texts_show_the_values():
+    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    assert repr(feature) == "Feature(int64_list=Int64List(value=[1]))"
+    assert repr(tf.train.Feature()) == "Feature()"
+    assert "x" in repr(tf.train.Example(features=tf.train.Features(feature={"x": feature})))
