@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.element.chunk import Chunk
+from penstock.engine.figures import Figures
 from penstock.errors import DataLossError, UnavailableError
 from penstock.service.host.authentication import ProcessLoss
 from penstock.service.protocol.data_messages import (
@@ -116,6 +117,7 @@ class Endpoint:
         mark: Mark | None = None,
         seconds: float = 0.0,
         began: int | None = None,
+        operators: tuple[Figures, ...] = (),
     ) -> int:
         columns, parts = pack_columns(chunk)
         body = b"".join(parts)
@@ -123,6 +125,7 @@ class Endpoint:
             *(request, start, len(chunk), columns, -1, len(body), "", mark, seconds),
             checked=True,
             began=began,
+            operators=operators,
         )
         self._send(rows, body + check_bytes(checksum((body,))))
         return len(body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from penstock.errors import NotFoundError, ResourceExhaustedError
 from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import Tasks
+from penstock.service.host.worker_meters import OpenedMeters
 from penstock.service.host.worker_streams import StreamPool, WorkerStream
 from penstock.service.logic.worker import Block
 from penstock.service.protocol.messages import Work
@@ -37,6 +38,8 @@ class Making:
     owner: NumberTasks
     plan: Dataset
     work: Work
+    meters: ClassVar[OpenedMeters] = OpenedMeters()
+    """No engine, no meters."""
 
     @property
     def random(self) -> bool:

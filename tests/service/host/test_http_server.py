@@ -16,7 +16,13 @@ from penstock.errors import FailedPreconditionError
 from penstock.service.host import http_server
 from penstock.service.host.admission import STRANGERS
 from penstock.service.host.certificates import make_certificates
-from penstock.service.host.http_server import LARGEST, HttpServer, Page, make_metrics_token
+from penstock.service.host.http_server import (
+    LARGEST,
+    HttpRequest,
+    HttpServer,
+    Page,
+    make_metrics_token,
+)
 from penstock.service.host.security import Security
 from tests.integration.clusters import until
 
@@ -26,13 +32,13 @@ SECURITY = Security(TOKEN)
 Serve = Callable[..., HttpServer]
 
 
-def fail(accepted: str) -> Page:
+def fail(request: HttpRequest) -> Page:
     raise RuntimeError("broken")
 
 
 PAGES = {
-    "/page": lambda accepted: Page(f"accepts {accepted}"),
-    "/busy": lambda accepted: Page("busy", 503),
+    "/page": lambda request: Page(f"accepts {request.headers.get('Accept', '')}"),
+    "/busy": lambda request: Page("busy", 503),
     "/broken": fail,
 }
 

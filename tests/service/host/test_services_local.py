@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 
 import pytest
 
@@ -199,6 +200,23 @@ def test_a_number_of_processes_is_needed(count):
         InvalidArgumentError, match=f"local://{re.escape(count)} must name a number"
     ):
         next(iter(made))
+
+
+@pytest.mark.parametrize("query", ["dashboard", "dashboard_port=x", "port=1", "dashboard_port=-1"])
+def test_only_a_port_of_the_dashboard_may_follow(query):
+    made = Dataset.range(3).apply(service.distribute("distributed_epoch", f"local://1?{query}"))
+    with pytest.raises(InvalidArgumentError, match="may only add a port for its dashboard"):
+        next(iter(made))
+
+
+def test_a_link_to_the_dashboard_is_printed(capsys):
+    url = "local://1?dashboard_port=0"
+    iterator = iter(Dataset.range(3).apply(service.distribute("distributed_epoch", url)))
+    assert next(iterator) == 0
+    link = capsys.readouterr().err.removeprefix("penstock dashboard at ").strip()
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    assert b"<title>penstock</title>" in opener.open(link).read()
+    iterator.close()
 
 
 def test_without_a_number_there_is_one_process_for_each_core(monkeypatch):

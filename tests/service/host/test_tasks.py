@@ -3,7 +3,7 @@
 import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from penstock.service.host.runtime import Runtime
 from penstock.service.host.tasks import FetchedChunk, Task, Tasks
 from penstock.service.protocol.data_messages import Mark
 from penstock.service.protocol.messages import Work
-from tests.effort import spread
+from tests.effort import spread, times
 from tests.engine.driving import drained, opened
-from tests.engine.example_plans import OPERATORS, SOURCES, fresh, plan_of
+from tests.engine.example_plans import for_every_operator, fresh, plans_over_sources
 from tests.engine.list_values import plain
 
 
@@ -82,25 +82,35 @@ class Calls:
         return x
 
 
-EXAMPLES = {
-    f"{operator}/{source}": plan_of(operator, source)
-    for operator in OPERATORS
-    for source in SOURCES
-}
-STREAMS = {name: plan for name, plan in EXAMPLES.items() if plan.blocked is not None}
-every_plan = pytest.mark.parametrize("plan", EXAMPLES.values(), ids=EXAMPLES)
-every_stream = pytest.mark.parametrize("plan", STREAMS.values(), ids=STREAMS)
+def streams_over_sources(operator: str) -> Iterator[tuple[str, Node]]:
+    found = plans_over_sources(operator)
+    return ((source, plan) for source, plan in found if plan.blocked is not None)
 
 
-@every_plan
-@pytest.mark.parametrize("kept", [False, True], ids=["", "kept"])
-def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan, kept, monkeypatch):
+@pytest.fixture
+def _many_marks(monkeypatch):
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
+
+
+@pytest.fixture
+def _some_marks(monkeypatch):
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 2)
+
+
+@pytest.mark.usefixtures("_some_marks")
+@for_every_operator()
+def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan):
+    check_ranges(plan, kept=False)
+    check_ranges(plan, kept=True)
+
+
+def check_ranges(plan, *, kept):
     expected = expected_of(plan)
     rng = random.Random(1)
     tasks = tasks_of(fresh(plan))
     clients = [tasks.open(work_of(kept=kept)) for _ in range(2)]
-    for _ in range(12):
+    for _ in range(times(7)):
         start = rng.randrange(len(expected) + 3)
         stop = start + rng.randrange(1, 9)
         task = rng.choice(clients)
@@ -112,11 +122,10 @@ def test_any_ranges_in_any_order_are_those_of_the_local_plan(plan, kept, monkeyp
     tasks.close()
 
 
-@every_stream
-def test_another_worker_continues_from_marks(plan, monkeypatch):
+@pytest.mark.usefixtures("_many_marks")
+@for_every_operator(streams_over_sources)
+def test_another_worker_continues_from_marks(plan):
     """A mark travels as bytes; a fresh worker that has it begins there."""
-    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
-    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     expected = expected_of(plan)
     first = tasks_of(fresh(plan))
     marks = [
@@ -124,7 +133,7 @@ def test_another_worker_continues_from_marks(plan, monkeypatch):
         for part in first.open(work_of()).fetch(0, len(expected) + 1)
         if isinstance(part, FetchedChunk) and part.mark is not None
     ]
-    for mark in spread(marks, 6):
+    for mark in spread(marks, 3):
         other = tasks_of(fresh(plan))
         task = other.open(work_of())
         assert fetched(task, mark.ordinal, 10**6, mark) == expected[mark.ordinal :]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -139,6 +140,9 @@ def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
                 found += [(start + i, value) for i, value in enumerate(columns[0])]
             case Failed(ordinal=ordinal):
                 found.append((ordinal, from_failed(message)))
+            case Done():
+                # What the operators have done is in the tests of profiles.
+                return found, msgspec.structs.replace(message, operators=())
             case _:
                 return found, message
 

@@ -67,7 +67,7 @@ def test_what_no_worker_can_make_waits_for_new_workers() -> None:
     reader = Fetcher(SequentialOrder(-1), Limits(elements=1), bound=True)
     reader.join("w")
     [asked] = reader.asks()
-    reader.expects = True
+    reader.expected = ["u", "v"]
     reader.refuse(asked.request, NotFoundError("no such file"), elsewhere=True)
     for _ in range(9):
         assert reader.asks() == []
@@ -82,9 +82,22 @@ def test_what_no_worker_can_make_waits_for_new_workers() -> None:
     reader.join("v")
     assert [ask.worker for ask in reader.asks()] == ["v"]
     reader.lose("v")
-    reader.expects = False
+    reader.expected = []
     with pytest.raises(NotFoundError, match="no such file"):
         reader.asks()
+
+
+def test_a_stream_waits_for_its_own_worker_before_it_begins() -> None:
+    """Else one worker would make several streams, and those that join later would make none."""
+    order = RoundRobinOrder(1, free=True)
+    order.add(3, {0: "u", 1: "v", 2: "w"})
+    reader = Fetcher(order, Limits(elements=8), bound=True, ordered=False)
+    reader.join("u")
+    reader.expected = ["v"]
+    assert {(ask.feed.stream, ask.worker) for ask in reader.asks()} == {(0, "u"), (2, "u")}
+    reader.join("v")
+    reader.expected = []
+    assert {(ask.feed.stream, ask.worker) for ask in reader.asks()} == {(1, "v")}
 
 
 def in_turns(state: Any = None) -> RoundRobinOrder:

@@ -19,6 +19,7 @@ from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.orders import Laps
 from penstock.service.protocol import timing
+from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     ClientHeartbeatReply,
@@ -71,7 +72,9 @@ class Agent:
         reopen: Callable[[tuple[int, ...]], OpenIterationReply],
         runtime: Runtime = MACHINE,
         lap: int | None = None,
+        take_signs: Callable[[], Bottleneck] = Bottleneck,
     ) -> None:
+        self._take_signs = take_signs
         self.events: deque[
             ClientHeartbeatReply | LeaseReply | OpenIterationReply | LeasesLost | OpError
         ] = deque()
@@ -364,6 +367,7 @@ class Agent:
                 budget=self._report.budget,
                 last=self._last,
                 limit=self._limit,
+                bottleneck=self._take_signs(),
             )
             self._report, self._beat_at = Report(want=self._report.want), now
             if self._laps is not None:

@@ -59,6 +59,12 @@ def make_certificates(folder: str, hosts: Sequence[str] = (), days: int = 365) -
     return [*written, token]
 
 
+def read_end(path: str) -> datetime.datetime:
+    """When the certificate in a file ends."""
+    with open(path, "rb") as file:
+        return x509.load_pem_x509_certificate(file.read()).not_valid_after_utc
+
+
 def _parse_host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))

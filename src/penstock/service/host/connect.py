@@ -20,11 +20,12 @@ from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream, copy_state
+from penstock.engine.figures import WorkerFigures
 from penstock.engine.lower import open_plan
 from penstock.engine.tuning import reader_budget
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
-from penstock.plan.cuts import cut
+from penstock.plan.cuts import cut, has_one_reader
 from penstock.plan.nodes import Node, options_of
 from penstock.plan.optimize import prepare
 from penstock.plan.options import Options, ShardingPolicy
@@ -34,10 +35,11 @@ from penstock.plan.shard import in_order
 from penstock.service.host.array_store import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
+from penstock.service.host.reader_signs import ReaderSigns
 from penstock.service.host.remote_stream import Opening, RemoteStream
 from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
 from penstock.service.host.session import Session
-from penstock.service.logic.client import claims_of, known_streams
+from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
 from penstock.service.protocol.messages import (
     DatasetInfo,
@@ -63,14 +65,30 @@ def _with_inner_service(plan: Node) -> Node:
 
 
 def connect(node: Node, state: State, context: Context, home: Session | None = None) -> Stream:
-    """The stream of a `Distribute` node, from a state (None: the start)."""
+    """The stream of a `Distribute` node, from a state (None: the start).
+
+    A state that is a position was saved by the same plan without a service, with random access.
+    """
     assert isinstance(node, nodes.Distribute)
     plan = node.input
-    if plan is not None and _has_one_reader(node, context):
+    if plan is not None and has_one_reader(node, context.options):
         local, reason = cut(plan, lambda part: replace(node, input=part, dataset_id=None))
         if reason is not None:
-            return open_plan(prepare(_with_order(local)), state, _require_order(context))
+            return open_plan(_local_part(node, local, context), state, _require_order(context))
+    if isinstance(state, int):
+        return _Opener(node, context, home).open(state_at(state))
     return _Opener(node, context, home).open(None if state is None else copy_state(state["own"]))
+
+
+def _local_part(node: nodes.Distribute, local: Node, context: Context) -> Node:
+    """What this process runs of a plan that was cut: the same nodes, whenever it is opened, so
+    that their meters go on counting."""
+    meter = context.meters.of(node)
+    if meter is None:
+        return prepare(_with_order(local))
+    if meter.below is None:
+        meter.below = prepare(_with_order(local))
+    return meter.below
 
 
 def _with_order(plan: Node) -> Node:
@@ -83,16 +101,6 @@ def _require_order(context: Context) -> Context:
     if context.options.deterministic is not False:
         return context
     return replace(context, options=context.options.merge(Options(deterministic=True)))
-
-
-def _has_one_reader(node: nodes.Distribute, context: Context) -> bool:
-    """Whether one reader gets all elements, in the order of the local dataset."""
-    options = options_of(node).merge(context.options)
-    return (
-        node.mode == ShardingPolicy.DYNAMIC
-        and node.job_name is None
-        and options.service.stateful != "per_worker"
-    )
 
 
 class _Opener:
@@ -166,6 +174,8 @@ class _Opener:
             ordered=self._options.deterministic is not False,
             connect=partial(self._connect, bytes.fromhex(opened.work.digest)),
             extra=self._extra(request, opened),
+            figures=(figures := _worker_figures(node, self._context)),
+            take_signs=ReaderSigns(self._context.meters, figures).take,
         )
         return RemoteStream(opening, state, self._leave)
 
@@ -212,7 +222,7 @@ class _Opener:
         plan = self._input
         assert plan is not None
         divided = self._node.mode == ShardingPolicy.DYNAMIC and not self._per_worker
-        if divided and not _has_one_reader(self._node, self._context):
+        if divided and not has_one_reader(self._node, self._context.options):
             return _with_inner_service(plan)
         return plan
 
@@ -303,6 +313,14 @@ class _Opener:
             plan=plan,
             patience=self._patience,
         )
+
+
+def _worker_figures(node: nodes.Distribute, context: Context) -> WorkerFigures | None:
+    meter = context.meters.of(node)
+    if meter is None:
+        return None
+    meter.workers = meter.workers or WorkerFigures()
+    return meter.workers
 
 
 def _element_limit(most: int | None) -> int | None:

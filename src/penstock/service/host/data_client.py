@@ -255,9 +255,9 @@ class Links:
         )
 
     @property
-    def expects(self) -> bool:
-        """Whether any worker may be connected soon."""
-        return any(w not in self._links and w not in self.unreachable for w in self._wanted)
+    def expected(self) -> list[str]:
+        """Workers that may be connected soon."""
+        return [worker for worker in self._wanted if self.awaits(worker)]
 
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
         """Sets the workers to connect to; returns connected workers that are no longer wanted."""

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.nest import text_of
+from penstock.engine.figures import Figures
 from penstock.engine.gather import Gather
 from penstock.engine.processes.chunk_memory import BUFFERS, MappedSlabs, SlabPool
 from penstock.engine.tuning import cores
@@ -137,6 +138,7 @@ class Connection:
         mark: Mark | None = None,
         seconds: float = 0.0,
         began: int | None = None,
+        operators: tuple[Figures, ...] = (),
     ) -> int:
         """Sends a chunk, whose memory the caller may change afterwards; returns its bytes."""
         columns, parts = pack_columns(chunk)
@@ -151,6 +153,7 @@ class Connection:
             seconds=seconds,
             structure=text_of(chunk.tree),
             began=began,
+            operators=operators,
         )
         with self._sending:
             try:

@@ -409,10 +409,17 @@ class FetchServer:
             if fetch.trace:
                 parts = trace_answer(fetch.trace, parts, started, self._owner.address)
             for part in parts:
-                self._send(fetch.request, part, task.trail.began)
+                self._send(fetch, task, part)
             length = None if self._is_client_gone() else task.length(fetch.stop)
             lengths = None if length is None else task.trail.lengths
-            return Done(fetch.request, length, task.trail.began, task.trail.ended, lengths)
+            return Done(
+                request=fetch.request,
+                length=length,
+                began=task.trail.began,
+                ended=task.trail.ended,
+                lengths=lengths,
+                operators=() if length is None else task.take_figures(),
+            )
         except BaseException as error:
             # Users' functions raise anything. If the client is gone, sending the answer raises.
             return to_impossible(fetch.request, error, self._owner.address)
@@ -454,9 +461,12 @@ class FetchServer:
             if isinstance(error, DataLossError):
                 _warn(self._connection, error)
 
-    def _send(self, request: int, part: Fetched, began: int | None) -> None:
+    def _send(self, fetch: Fetch, task: Task, part: Fetched) -> None:
         self._sent += 1
+        request, began = fetch.request, task.trail.began
         if isinstance(part, FetchedChunk):
+            # A client may need nothing after its last elements, not even `Done`.
+            is_last = part.start + len(part.chunk) == fetch.stop
             size = self._connection.send_rows(
                 request,
                 part.start,
@@ -464,6 +474,7 @@ class FetchServer:
                 mark=part.mark,
                 seconds=part.seconds,
                 began=began,
+                operators=task.take_figures() if is_last else (),
             )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.element.chunk import Chunk, describe
 from penstock.element.nest import Tree, text_of
+from penstock.engine.figures import WorkerFigures
 from penstock.engine.processes.fork_server import describe_exit
 from penstock.errors import (
     DataLossError,
@@ -69,6 +70,7 @@ class Deliveries:
         worker_timeout: float,
         now: Callable[[], float],
         traces: ReaderTraces | None = None,
+        figures: WorkerFigures | None = None,
     ) -> None:
         self.work = work
         self._fetcher = fetcher
@@ -78,6 +80,7 @@ class Deliveries:
         self._silence = timing.WORKER_SILENCE * worker_timeout
         self._now = now
         self._traces = traces
+        self._figures = figures
         self._broken: dict[str, None] = {}
         """Workers whose connection broke, until a new one is open or cannot be opened."""
         self._losses: dict[str, int] = {}
@@ -152,7 +155,7 @@ class Deliveries:
             for worker in tuple(self._fetcher.leaving):
                 self._fetcher.join(worker)
         self._links.dial()
-        self._fetcher.expects = self._links.expects
+        self._fetcher.expected = self._links.expected
         self._fetcher.returning = self._broken.keys()
 
     def lose(self, worker: str, broken: bool = True, reason: str = "") -> None:
@@ -251,6 +254,9 @@ class Deliveries:
             case Rows():
                 assert columns is not None
                 self._links.note_chunk(link)
+                self._note_figures(link, message)
+                if self._figures is not None:
+                    self._figures.note_arrival(link.worker, message.seconds, message.count)
                 self._process_rows(message, columns)
             case Failed():
                 self._process_failure(message)
@@ -291,6 +297,7 @@ class Deliveries:
 
     def _process_end(self, link: Link, done: Done) -> None:
         """Closes the worker's task if the worker will be asked for nothing more of a piece."""
+        self._note_figures(link, done)
         feed = self._fetcher.done(
             done.request,
             length=done.length,
@@ -300,6 +307,10 @@ class Deliveries:
         )
         if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))
+
+    def _note_figures(self, link: Link, message: Rows | Done) -> None:
+        if self._figures is not None and message.operators:
+            self._figures.add_report(link.worker, message.operators)
 
     def _discard(self, link: Link, rows: Rows) -> None:
         """Ignores a damaged chunk. When its request ends, the fetcher requests the elements that

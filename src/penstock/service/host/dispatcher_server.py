@@ -21,6 +21,7 @@ from penstock.engine.formats.files import translate_errors
 from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.array_store import ArrayStore
 from penstock.service.host.control_server import ControlServer
+from penstock.service.host.dashboard import Dashboard
 from penstock.service.host.holds import Hold, acquire, find_journal, remove_other_journals
 from penstock.service.host.journal import Ledger
 from penstock.service.host.metrics import (
@@ -77,6 +78,7 @@ class Dispatcher(Lifecycle):
         )
         super().__init__(handler.closed)
         self._metrics: MetricsServer | None = None
+        self._dashboard: Dashboard | None = None
         try:
             self._server = ControlServer(
                 handler.decide, config.host, config.port, self.security, handler.settle
@@ -84,31 +86,38 @@ class Dispatcher(Lifecycle):
         except BaseException:
             handler.close()
             raise
-        if config.metrics_port is not None:
-            try:
-                self._metrics = self._make_metrics_server(config.host, config.metrics_port)
-            except BaseException:
-                _stop(self._server, handler, None)
-                raise
+        try:
+            self._make_http_servers(config)
+        except BaseException:
+            _stop(self._server, handler, *self._list_http_servers())
+            raise
         self.port, self._host = self._server.port, config.host
         # Neither the server nor the thread refers to this object, so that it can be collected.
         interval = min(seconds(config.job_gc_check_interval_ms, timing.TICK), timing.TICK)
         self._ticking = threading.Thread(
             target=handler.run, args=(interval,), name="penstock-dispatcher", daemon=True
         )
-        self._ending = Ending(self, _stop, self._server, handler, self._metrics)
-        handler.on_loss(partial(_stop, self._server, handler, self._metrics))
+        self._ending = Ending(self, _stop, self._server, handler, *self._list_http_servers())
+        handler.on_loss(partial(_stop, self._server, handler, *self._list_http_servers()))
 
-    def _make_metrics_server(self, host: str, port: int) -> MetricsServer:
+    def _make_http_servers(self, config: DispatcherConfig) -> None:
         handler, server = self._handler, self._server
-        return MetricsServer(
-            host,
-            port,
-            self.security,
-            metrics=DISPATCHER_METRICS,
-            read=lambda: handler.measure(server.rejections),
-            find_problem=handler.find_problem,
-        )
+        if config.metrics_port is not None:
+            self._metrics = MetricsServer(
+                config.host,
+                config.metrics_port,
+                self.security,
+                metrics=DISPATCHER_METRICS,
+                read=lambda: handler.measure(server.rejections),
+                find_problem=handler.find_problem,
+            )
+        if config.dashboard_port is not None:
+            self._dashboard = Dashboard(
+                config.dashboard_host, config.dashboard_port, self.security, handler.ledger.status
+            )
+
+    def _list_http_servers(self) -> list[MetricsServer | Dashboard]:
+        return [each for each in (self._metrics, self._dashboard) if each is not None]
 
     def measure(self) -> Values:
         """The values of its metrics."""
@@ -124,6 +133,10 @@ class Dispatcher(Lifecycle):
         """Where /metrics is; None without a metrics port."""
         return None if self._metrics is None else self._metrics.url()
 
+    def make_dashboard_link(self) -> str | None:
+        """A new link to the dashboard, which is valid once; None without a dashboard port."""
+        return None if self._dashboard is None else self._dashboard.link()
+
     @property
     def address(self) -> str:
         """`host:port`, for clients and workers."""
@@ -133,8 +146,9 @@ class Dispatcher(Lifecycle):
     def _begin(self) -> None:
         self._ticking.start()
         self._server.start()
-        if self._metrics is not None:
-            self._metrics.start()
+        for each in self._list_http_servers():
+            each.start()
+        _LOG.info("dispatcher: started at %s", self.address, extra={"event": "started"})
 
     def _end(self) -> None:
         self._ending()
@@ -161,11 +175,13 @@ def _settings(config: DispatcherConfig) -> Settings:
     )
 
 
-def _stop(server: ControlServer, handler: _RequestHandler, metrics: MetricsServer | None) -> None:
+def _stop(
+    server: ControlServer, handler: _RequestHandler, *http_servers: MetricsServer | Dashboard
+) -> None:
     server.stop()
     handler.close()
-    if metrics is not None:
-        metrics.close()
+    for each in http_servers:
+        each.close()
 
 
 class _RequestHandler:
@@ -308,6 +324,7 @@ class _RequestHandler:
         while not self.closed.wait(interval):
             try:
                 self.ledger.tick()
+                self.ledger.log_incidents()
                 self._forget_plans()
             except UnavailableError:
                 pass  # The disk, or another dispatcher: requests are answered with the reason.
@@ -315,8 +332,12 @@ class _RequestHandler:
                 _LOG.exception("dispatcher: could not apply what has expired; tries again")
 
     def close(self) -> None:
+        was_closed = self.closed.is_set()
         self.closed.set()
         self.ledger.close()
+        if not was_closed:
+            self.ledger.log_incidents()
+            _LOG.info("dispatcher: stopped", extra={"event": "stopped"})
         self._plans.close()
         self._arrays.close()
         self._release()

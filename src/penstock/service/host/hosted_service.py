@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +55,8 @@ class HostedService:
         self.dispatcher = dispatcher = Dispatcher(config)
         _RUNNING.add(self)
         dispatcher.start()
+        if (link := dispatcher.make_dashboard_link()) is not None:
+            print(f"penstock dashboard at {link}", file=sys.stderr, flush=True)
         self.session = Session(
             dispatcher.address,
             dispatcher.security,

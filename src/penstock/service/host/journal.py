@@ -19,6 +19,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -32,13 +33,16 @@ from penstock.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from penstock.service.logic.dispatcher import decide, status, tick
+from penstock.service.host.server_logs import log_incident
+from penstock.service.logic.dispatcher import decide, tick
 from penstock.service.logic.facts import ClientHeard, DispatcherStarted, Fact, WorkerHeard
 from penstock.service.logic.recovery import describe_unrecorded, lost_facts, snapshot, stamp_reply
 from penstock.service.logic.state import Settings, State
+from penstock.service.logic.status import status
 from penstock.service.logic.tally import Tally
+from penstock.service.logic.timeline import Incident, Timeline
 from penstock.service.protocol import timing
-from penstock.service.protocol.messages import Reply, Request
+from penstock.service.protocol.messages import GetStatus, GetStatusReply, Reply, Request
 
 _APPLICATION = 0x50454E53  # "PENS"
 FORMAT = 1
@@ -313,6 +317,9 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
+_MOST_UNLOGGED = 10_000
+"""Incidents that wait to be logged; of more, the earliest are left out."""
+
 _SLACK = 2000
 _TIMES = 4
 """A journal is compacted when it has more than `_SLACK + _TIMES * n` facts, where n would do."""
@@ -338,6 +345,9 @@ class Ledger:
         #: guarded by _lock
         self._state = State(dataclasses.replace(settings, started=self._clock.now()))
         self._tally = Tally()  #: guarded by _lock
+        self._timeline = Timeline()  #: guarded by _lock
+        self._unlogged: deque[Incident] = deque(maxlen=_MOST_UNLOGGED)
+        """Incidents that were not logged yet: logging may block, and must not hold the lock."""
         self._full = 0  #: guarded by _lock; compacts when the journal has more facts
         self._closed = False  #: guarded by _lock
         self._reported: set[str] = set()
@@ -355,8 +365,25 @@ class Ledger:
         if self._journal is not None:
             for fact in self._journal.replay():
                 self._state.apply(fact, self._clock.now())
+            if len(self._journal):
+                self._log_restored(len(self._journal))
         self._commit((DispatcherStarted(settings.dispatcher),))
         self._compact()
+
+    def _log_restored(self, facts: int) -> None:
+        _LOG.info(
+            "dispatcher: restored %d iterations, %d datasets and %d workers from %d facts",
+            len(self._state.iterations),
+            len(self._state.datasets),
+            len(self._state.roster.workers),
+            facts,
+            extra={"event": "restored"},
+        )
+
+    def log_incidents(self) -> None:
+        """Logs what has happened since the last call."""
+        while self._unlogged:
+            log_incident(self._unlogged.popleft())
 
     @property
     def name(self) -> str:
@@ -377,6 +404,8 @@ class Ledger:
         """
         with self._lock:
             self._check_open()
+            if isinstance(request, GetStatus):
+                return GetStatusReply(self._make_status())
             self._report_loss(request)
             decision = decide(self._state, request, self._clock.now())
             try:
@@ -410,7 +439,7 @@ class Ledger:
             if self._journal is not None and not self._journal.is_trusted:
                 self._journal.compact(snapshot(self._state))
             expired = tick(self._state, self._clock.now())
-            self._commit(expired)
+            self._commit(expired, is_expired=True)
             self._tally.count_expired(expired)
 
     def has_plan(self, digest: str) -> bool:
@@ -432,13 +461,15 @@ class Ledger:
     def status(self) -> dict[str, Any]:
         """Datasets, jobs, workers and clients, as plain data."""
         with self._lock:
-            return status(self._state, self._clock.now())
+            return self._make_status()
 
     def measure(self) -> tuple[dict[str, Any], Tally]:
         """The status, and what has happened since the dispatcher started."""
         with self._lock:
-            found = status(self._state, self._clock.now())
-            return found, dataclasses.replace(self._tally)
+            return self._make_status(), dataclasses.replace(self._tally)
+
+    def _make_status(self) -> dict[str, Any]:
+        return status(self._state, self._clock.now()) | {"events": self._timeline.as_rows()}
 
     def find_problem(self) -> str | None:
         """Why no request can be answered now; None if requests are answered."""
@@ -459,12 +490,15 @@ class Ledger:
         if self._closed:
             raise UnavailableError("the dispatcher was stopped; make a new one")
 
-    def _commit(self, facts: tuple[Fact, ...]) -> None:
-        """Journals facts, then applies them: durable first, visible second. Needs `_lock`."""
+    def _commit(self, facts: tuple[Fact, ...], is_expired: bool = False) -> None:
+        """Journals facts, then applies them: durable first, visible second. Needs `_lock`.
+
+        `is_expired`: only the time has caused them.
+        """
         if self._journal is not None:
             self._journal.append(fact for fact in facts if fact.durable)
         for fact in facts:
-            self._apply(fact)
+            self._apply(fact, is_expired)
         if self._journal is not None and len(self._journal) > self._full > 0:
             self._compact()
 
@@ -474,7 +508,10 @@ class Ledger:
             if isinstance(fact, ClientHeard | WorkerHeard):
                 self._apply(fact)
 
-    def _apply(self, fact: Fact) -> None:
+    def _apply(self, fact: Fact, is_expired: bool = False) -> None:
+        incident = self._timeline.record(self._state, fact, time.time(), is_expired)
+        if incident is not None:
+            self._unlogged.append(incident)
         self._state.apply(fact, self._clock.now())
         self._tally.count(fact)
 

@@ -224,3 +224,16 @@ def parse_range(rest: str) -> WorkerRange:
             "local://4, or the fewest and the most of them, like local://1..8"
         )
     return found
+
+
+def parse_dashboard_port(rest: str, query: str) -> int | None:
+    """The port that `local://4?dashboard_port=8080` names; None without a query."""
+    if not query:
+        return None
+    name, _, port = query.partition("=")
+    if name != "dashboard_port" or not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgumentError(
+            f"service.distribute: local://{rest} may only add a port for its dashboard, like "
+            "local://4?dashboard_port=8080, or ?dashboard_port=0 for a free one"
+        )
+    return int(port)

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, get_args
 
 from penstock.engine.formats.extras import load_extra
-from penstock.service.host.http_server import HttpServer, Page
+from penstock.service.host.http_server import HttpRequest, HttpServer, Page
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import join_address
 from penstock.service.logic.tally import Tally
@@ -201,11 +201,11 @@ class MetricsServer:
         client.ProcessCollector(registry=registry)
         choose_encoder = client.exposition.choose_encoder
 
-        def show_metrics(accepted: str) -> Page:
-            encode, content_type = choose_encoder(accepted)
+        def show_metrics(request: HttpRequest) -> Page:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
             return Page(encode(registry), content_type=content_type)
 
-        def show_readiness(accepted: str) -> Page:
+        def show_readiness(request: HttpRequest) -> Page:
             problem = find_problem()
             if problem is not None:
                 return Page(f"{problem}\n", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -213,7 +213,7 @@ class MetricsServer:
 
         pages = {
             "/metrics": show_metrics,
-            "/healthz": lambda accepted: Page("alive\n"),
+            "/healthz": lambda request: Page("alive\n"),
             "/readyz": show_readiness,
         }
         self._server = HttpServer(host, port, security, pages)

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from penstock.engine.call_watch import RECORD_SIZE, RecordedCall, read_record
 from penstock.engine.processes.descriptors import send_descriptors
 from penstock.engine.processes.fork_server import ForkServer, describe_exit
@@ -44,7 +46,7 @@ from penstock.service.host.plan_process_main import (
     encode,
 )
 from penstock.service.host.sockets import relay, shut, tune_for_data
-from penstock.service.host.traffic import Sent
+from penstock.service.host.traffic import Sent, add_work
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
@@ -150,8 +152,7 @@ class PlanProcess:
             self._buffered = {}
         for job in jobs:
             so_far = self._done.get(job.job, WorkStatus(job.job, 0, 0.0))
-            elements, seconds = so_far.elements + job.elements, so_far.seconds + job.seconds
-            self._done[job.job] = WorkStatus(job.job, elements, seconds)
+            self._done[job.job] = msgspec.structs.replace(add_work(so_far, job), buffered=0)
             self._buffered[job.job] = job.buffered
 
     def collect(self) -> list[WorkStatus]:
@@ -159,7 +160,7 @@ class PlanProcess:
         done, self._done = self._done, {}
         found = {name: done.get(name, WorkStatus(name, 0, 0.0)) for name in self._buffered} | done
         return [
-            WorkStatus(name, job.elements, job.seconds, self._buffered.get(name, 0))
+            msgspec.structs.replace(job, buffered=self._buffered.get(name, 0))
             for name, job in found.items()
         ]
 

@@ -21,9 +21,10 @@ from penstock.errors import OpError
 from penstock.service.host.hosted_service import HostedService
 from penstock.service.host.local_workers import LocalWorkers
 from penstock.service.host.ray_metrics import RayMetrics
-from penstock.service.host.ray_options import RayOptions, load_ray
+from penstock.service.host.ray_options import LOCAL, RayOptions, load_ray
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
+from penstock.service.host.sockets import is_loopback, split_address
 from penstock.service.logic.scaling import WorkerRange
 from penstock.service.protocol import timing
 
@@ -51,6 +52,7 @@ class ServiceActor:
         self._options, self._token = options, token
         self._lock = threading.Lock()
         self._heard = {"": time.monotonic()}  #: guarded by _lock; when each program was last heard
+        self._left: set[str] = set()  #: guarded by _lock; programs whose late messages do not count
         self._folder = os.path.join(tempfile.gettempdir(), folder)
         self._service = self._open(options)
         MACHINE.start(self._watch, "penstock-ray")
@@ -59,7 +61,7 @@ class ServiceActor:
         allowed = _find_range(options)
         self._workers = RayWorkers(allowed.least, options.cpus)
         config = DispatcherConfig(
-            host=load_ray().util.get_node_ip_address(),
+            host="localhost" if options.name == LOCAL else load_ray().util.get_node_ip_address(),
             token=self._token,
             work_dir=options.work_dir or self._folder,
             fault_tolerant_mode=True,
@@ -76,12 +78,15 @@ class ServiceActor:
 
     def connect(self, program: str) -> tuple[str, ServicePlace]:
         """The token and the place of the service, for a program that begins to read."""
+        with self._lock:
+            self._left.discard(program)
         return self._token, self.renew(program)
 
     def renew(self, program: str) -> ServicePlace:
         """The place of the service, for a program that still reads."""
         with self._lock:
-            self._heard[program] = time.monotonic()
+            if program not in self._left:
+                self._heard[program] = time.monotonic()
         return ServicePlace(self._service.dispatcher.address, self._find_problem())
 
     def options(self) -> RayOptions:
@@ -90,6 +95,7 @@ class ServiceActor:
     def leave(self, program: str) -> None:
         """Ends the service if no other program reads, unless it is `lasting`."""
         with self._lock:
+            self._left.add(program)
             self._heard.pop(program, None)
             self._heard.pop("", None)
             unused = not self._heard
@@ -131,7 +137,9 @@ class WorkerActor:
     def __init__(self, config: WorkerConfig) -> None:
         log_for_ray()
         self._workers = LocalWorkers(1)
-        host = load_ray().util.get_node_ip_address()
+        dispatcher, _ = split_address(config.dispatcher_address)
+        # With `ray://local` nothing needs to be reachable from other machines.
+        host = dispatcher if is_loopback(dispatcher) else load_ray().util.get_node_ip_address()
         self._workers.begin(config._replace(host=host), _give_up)
 
     def confirm(self) -> None:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from penstock.engine.formats.extras import load_extra
@@ -53,7 +54,17 @@ def start_service(rest: str) -> RayService:
     """The service that `ray://rest` names, which is started if necessary."""
     options = parse_rest(rest)
     connect_ray(options.name)
+    if options.name == LOCAL and not _is_own_ray():
+        options = replace(options, name=AUTO)  # It may have nodes on other machines.
     return RayService(options)
+
+
+_OWN_RAYS: set[str] = set()
+"""The addresses of Rays that this program has started, on this machine."""
+
+
+def _is_own_ray() -> bool:
+    return load_ray().get_runtime_context().gcs_address in _OWN_RAYS
 
 
 def connect_ray(name: str) -> None:
@@ -65,6 +76,8 @@ def connect_ray(name: str) -> None:
         if name != LOCAL:
             _check_cluster()
         ray.init(address=LOCAL if name == LOCAL else AUTO)
+        if name == LOCAL:
+            _OWN_RAYS.add(ray.get_runtime_context().gcs_address)
     except ConnectionError as error:
         raise FailedPreconditionError(
             f"ray://{name}: no Ray can be reached ({error}); start one with: ray start --head, or "
@@ -178,7 +191,9 @@ class RayService:
         place = self._reach()
         self._started, self._has_worked = time.monotonic(), False
         security = Security.of_client(place.address, self._token)
-        self._control = ControlClient(place.address, security)
+        # Ray restarts a dispatcher that ends; on a busy cluster that takes as long as its start.
+        patience = max(options.wait, timing.DISPATCHER_TIMEOUT)
+        self._control = ControlClient(place.address, security, patience)
         self.session = Session(place.address, security, self._control.call)
         self._note(place)
         MACHINE.start(self._follow, "penstock-ray")

@@ -21,6 +21,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.nest import Tree
 from penstock.engine.contract import Claims, Later, State, Stream
 from penstock.engine.endings import Ending
+from penstock.engine.figures import WorkerFigures
 from penstock.errors import (
     AbortedError,
     CancelledError,
@@ -41,6 +42,7 @@ from penstock.service.logic.feeds import Failure, Limits, Piece
 from penstock.service.logic.fetching import Ask
 from penstock.service.logic.recovery import describe_ranges
 from penstock.service.protocol import timing
+from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
     ClientHeartbeatReply,
@@ -73,6 +75,10 @@ class Opening:
     extra: dict[str, Any]
     """Added to every saved state."""
     runtime: Runtime = MACHINE
+    figures: WorkerFigures | None = None
+    """Receives what the operators on the workers do."""
+    take_signs: Callable[[], Bottleneck] = Bottleneck
+    """What heartbeats say about the bottleneck."""
 
 
 class RemoteStream(Stream):
@@ -105,6 +111,7 @@ class RemoteStream(Stream):
             worker_timeout=opening.opened.worker_timeout,
             now=self._now,
             traces=self._traces,
+            figures=opening.figures,
         )
         self._ready, self._missing = opening.opened.ready, opening.opened.missing
         self._names: tuple[str, ...] = (opening.request.client,)
@@ -132,6 +139,7 @@ class RemoteStream(Stream):
             reopen=partial(_reopen, opening),
             runtime=opening.runtime,
             lap=self._reading.lap if self._reading.extendable else None,
+            take_signs=opening.take_signs,
         )
 
     @property

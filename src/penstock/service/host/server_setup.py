@@ -54,6 +54,9 @@ class DispatcherConfig(NamedTuple):
             a free one. By default there is none.
         standby: Whether it waits, before it listens, until another dispatcher with the same
             `work_dir` has ended or is silent, and then takes over.
+        dashboard_port: The port of the dashboard, a page for browsers; 0 for a free one. By
+            default there is none.
+        dashboard_host: The name or address of the dashboard, if other machines should reach it.
     """
 
     port: int = 0
@@ -72,6 +75,8 @@ class DispatcherConfig(NamedTuple):
     forget_after_ms: int | None = None
     metrics_port: int | None = None
     standby: bool = False
+    dashboard_port: int | None = None
+    dashboard_host: str = "localhost"
 
 
 class WorkerConfig(NamedTuple):
@@ -126,6 +131,8 @@ def check_dispatcher(config: Any) -> None:
                 f"{where}: {mode} needs a work_dir, got {config.work_dir!r}; "
                 "name a folder that outlives the process"
             )
+    if config.dashboard_port is not None:
+        _check_port(where, "dashboard_port", config.dashboard_port)
     times = ("job_gc_check_interval_ms", "job_gc_timeout_ms", "forget_after_ms")
     for name in (*times, "worker_timeout_ms"):
         _check_time(where, name, getattr(config, name))

@@ -15,11 +15,12 @@ import numpy as np
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Environment
 from penstock.engine.contract import Stream
+from penstock.engine.figures import Figures
 from penstock.engine.trail import Trail
 from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.runtime import MACHINE, Runtime
-from penstock.service.host.traffic import Sent, Traffic
+from penstock.service.host.traffic import Sent, Traffic, add_work
 from penstock.service.host.worker_streams import (
     KEPT,
     CursorResult,
@@ -130,8 +131,8 @@ class Tasks:
             if stream.readers:
                 return  # Another task has joined it meanwhile.
             self.pool.forget(stream)
-            if stream.elements:
-                self._ended.append(WorkStatus(stream.job, stream.elements, stream.seconds))
+            if stream.has_work:
+                self._ended.append(stream.take_work())
         stream.close()
 
     @property
@@ -148,18 +149,12 @@ class Tasks:
         with self.pool.lock:
             done, self._ended = self._ended, []
             for stream in self.pool.streams.values():
-                kept = stream.production.blocks.nbytes
-                done.append(WorkStatus(stream.job, stream.elements, stream.seconds, kept))
-                stream.elements, stream.seconds = 0, 0.0
+                kept = WorkStatus(stream.job, 0, 0.0, stream.production.blocks.nbytes)
+                done.append(add_work(stream.take_work(), kept))
         found: dict[str, WorkStatus] = {}
         for status in done:
-            so_far = found.get(status.job, WorkStatus(status.job, 0, 0.0))
-            found[status.job] = WorkStatus(
-                job=status.job,
-                elements=so_far.elements + status.elements,
-                seconds=so_far.seconds + status.seconds,
-                buffered=so_far.buffered + status.buffered,
-            )
+            so_far = found.get(status.job)
+            found[status.job] = status if so_far is None else add_work(so_far, status)
         return tuple(found.values())
 
     def close(self) -> None:
@@ -207,6 +202,10 @@ class Task:
         length = None if self._shared is None else self._shared.production.length
         own = None if length is None else self._stride.count(length)
         return own if own is not None and own <= stop else None
+
+    def take_figures(self) -> tuple[Figures, ...]:
+        """What the operators of its stream have done since the last report to any client."""
+        return () if self._shared is None else self._shared.plan.meters.take()
 
     @property
     def trail(self) -> Trail:
@@ -264,10 +263,11 @@ class Task:
             return None
         except Exception as error:
             self._at += 1
+            self._tasks.pool.failures.note(error)
             return FailedElement(at, fault_of(error, self._tasks.address))
         seconds = self._timer() - started
         shared.demand.record(chunk, seconds)
-        shared.record_work(len(chunk), seconds)
+        shared.record_work(len(chunk), seconds, chunk.nbytes)
         self._at += len(chunk)
         return FetchedChunk(at, chunk, None, seconds)
 

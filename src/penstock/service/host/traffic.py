@@ -1,4 +1,4 @@
-"""Traffic: how many elements and bytes a worker has sent to clients, for its metrics.
+"""Traffic: what a worker has made and sent to clients, for its metrics and heartbeats.
 
 A plan process counts what it sends, and reports it to its worker with its other work. A process
 that crashes has not reported what it sent since the last heartbeat.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from penstock.service.protocol.messages import Plain
+from penstock.service.protocol.messages import Plain, WorkStatus
 
 
 class Sent(Plain, frozen=True):
@@ -26,6 +26,17 @@ class Sent(Plain, frozen=True):
             nbytes=self.nbytes + other.nbytes,
             failures=self.failures + other.failures,
         )
+
+
+def add_work(one: WorkStatus, other: WorkStatus) -> WorkStatus:
+    """What was made for an iteration in both."""
+    return WorkStatus(
+        job=one.job,
+        elements=one.elements + other.elements,
+        seconds=one.seconds + other.seconds,
+        buffered=one.buffered + other.buffered,
+        nbytes=one.nbytes + other.nbytes,
+    )
 
 
 class Traffic:

@@ -282,6 +282,10 @@ class RunningWorker:
         request = RegisterWorker(self.info, python_version(), os.getpid())
         self.control.call(request, timeout)
         self._is_registered = True
+        self._log("joined", "joined its dispatcher")
+
+    def _log(self, event: str, what: str) -> None:
+        _LOG.info("worker %s: %s", self.info.address, what, extra={"event": event})
 
     def find_problem(self) -> str | None:
         """Why the worker cannot serve now; None if it can."""
@@ -356,11 +360,14 @@ class RunningWorker:
             jobs=jobs,
             draining=self._gate.draining,
             restarts=self.tasks.restarts,
+            failures=self.tasks.sent.failures,
         )
         reply = self.control.call(heartbeat, timing.WORKER_HEARTBEAT_CALL)
         assert isinstance(reply, WorkerHeartbeatReply)
         if not reply.known:
             self.register(timing.WORKER_HEARTBEAT_CALL)
+        elif not self._is_registered:
+            self._log("restored", "its dispatcher answers again")
         self._is_registered = True
         self._interval = self._fixed_interval or reply.heartbeat * timing.WORKER_HEARTBEAT
         self.tasks.tidy(reply.jobs)
@@ -369,6 +376,7 @@ class RunningWorker:
         """Accepts no more fetches; blocks until the accepted ones are answered, or `timeout`."""
         self._gate.close()
         self._hurry.set()
+        self._log("draining", "finishes what clients have requested, and leaves")
         if isinstance(self.tasks, PlanProcesses):
             self.tasks.drain(timeout)
         else:
@@ -379,6 +387,8 @@ class RunningWorker:
         self._ending.set()
         self._hurry.set()
         if leave:
+            if not self.failed:
+                self._log("stopped", "leaves")
             with contextlib.suppress(OpError):
                 self.control.call(LeaveWorker(self.info.worker), timing.WORKER_LEAVE)
         if hasattr(self, "control"):

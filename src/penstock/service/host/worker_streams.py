@@ -8,7 +8,7 @@ time, so no stream sees what another one has cached.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +29,9 @@ from penstock.plan.optimize import prepare
 from penstock.plan.shape import PARTIAL_FORMS, Form
 from penstock.plan.splits import piece
 from penstock.service.host.runtime import Runtime
+from penstock.service.host.server_logs import FailureLog
+from penstock.service.host.traffic import add_work
+from penstock.service.host.worker_meters import OpenedMeters
 from penstock.service.logic.worker import (
     TAIL,
     Block,
@@ -46,7 +49,7 @@ from penstock.service.logic.worker import (
 )
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import Fault, Mark, fault_of
-from penstock.service.protocol.messages import Work
+from penstock.service.protocol.messages import Work, WorkStatus
 
 KEPT = 256 << 20
 """Bytes that a worker keeps of streams that several clients read."""
@@ -73,6 +76,8 @@ class StreamPlan:
 
     plan: Node
     context: Context
+    meters: OpenedMeters = field(default_factory=OpenedMeters)
+    """What its operators do, whenever it is opened."""
 
     @property
     def random(self) -> bool:
@@ -90,8 +95,10 @@ class StreamPlan:
         The stream writes into `trail` what it finds out about its source.
         """
         plan = self.plan if stop is None else bound_plan(self.plan, stop)
-        stream = open_plan(plan, state, replace(self.context, trail=trail))
-        return with_cache(stream, self.context.options)
+        meters = Meters()
+        opened = open_plan(plan, state, replace(self.context, trail=trail, meters=meters))
+        self.meters.add(plan, meters, opened)
+        return with_cache(opened, self.context.options)
 
 
 def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
@@ -110,8 +117,6 @@ def plan_stream(plan: Node, work: Work, environment: Environment) -> StreamPlan:
         epoch=(*work.epoch, *copy),
         key=work.key,
         options=options_of(plan),
-        # No program reads a worker's meters, and every fetch of a random-access plan has new nodes.
-        meters=Meters(recording=False),
         numbered=work.form == Form.TURNS,
     )
     return StreamPlan(ready, context)
@@ -182,6 +187,7 @@ class StreamPool:
 
     def __init__(self, address: str, kept: int, runtime: Runtime) -> None:
         self.address = address
+        self.failures = FailureLog(address)
         self.runtime = runtime
         self.lock = runtime.lock()
         self.streams: dict[Hashable, WorkerStream] = {}
@@ -241,8 +247,7 @@ class WorkerStream:
         self.demand = pool.demands.setdefault(work.job, Demand(nbytes=_CHUNK))
         self.readers = 0
         self.idle_since = 0.0
-        self.elements = 0
-        self.seconds = 0.0
+        self._done = WorkStatus(work.job, 0, 0.0)
         strided = work.consumers > 1
         pace = ConsumerPace(work.consumers) if strided and not plan.random else None
         # With random access, each consumer has a stream of its own.
@@ -270,11 +275,21 @@ class WorkerStream:
         production = self.production
         return production.length is not None and not production.kept and production.pace is None
 
-    def record_work(self, elements: int, seconds: float) -> None:
-        """Counts elements and seconds for the next heartbeat."""
+    def record_work(self, elements: int, seconds: float, nbytes: int) -> None:
+        """Counts what was made, for the next heartbeat."""
         with self._changed:
-            self.elements += elements
-            self.seconds += seconds
+            more = WorkStatus(self.job, elements, seconds, nbytes=nbytes)
+            self._done = add_work(self._done, more)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was made since the last `take_work`."""
+        return bool(self._done.elements)
+
+    def take_work(self) -> WorkStatus:
+        """Returns what was made since the last call; the caller holds the lock of the pool."""
+        done, self._done = self._done, WorkStatus(self.job, 0, 0.0)
+        return done
 
     def add_mark(self, mark: Mark | None) -> None:
         """Adds a mark that a client received from another worker."""
@@ -356,6 +371,7 @@ class WorkerStream:
         except StopIteration:
             raise
         except Exception as error:
+            self._pool.failures.note(error)
             content = fault_of(error, self._address)
             place = turn_of(error)
         seconds = self._timer() - started
@@ -385,7 +401,7 @@ class WorkerStream:
         with self._changed:
             self.trail.part(cursor.trail.began, None)
             block, kept = self.production.add_block(cursor, count, content.nbytes, result)
-            self.record_work(count, result.seconds)
+            self.record_work(count, result.seconds, content.nbytes)
             if kept is not None and not self._closed:
                 self._pool.keep(self, kept)
             self._changed.notify_all()

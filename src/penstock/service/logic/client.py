@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InvalidArgumentError
-from penstock.plan.shape import OWNED_FORMS, Form, Shape
+from penstock.plan.shape import OWNED_FORMS, WHOLE, Form, Shape
 from penstock.service.logic.client_leases import LeaseRecord, LeaseRequests
 from penstock.service.logic.feeds import Failure, Feed, Limits, Piece, spans
 from penstock.service.logic.fetching import Fetcher, Order
@@ -294,6 +294,13 @@ def _length(work: Work, consumer: int, shape: Shape) -> int | None:
     return shape.length
 
 
+def state_at(position: int) -> dict[str, Any] | None:
+    """The state of the only reader of a plan with random access, at a position."""
+    if position == 0:
+        return None
+    return {"order": {"open": [[0, position, [], None, WHOLE]], "next": 1, "seam": None}}
+
+
 def known_streams(state: dict[str, Any] | None) -> dict[str, Any]:
     """The streams of workers that a state knows, as fields of `OpenIteration`."""
     order = (state or {}).get("order", {})
@@ -333,7 +340,11 @@ def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             )
     if len({state["plan"] for state in states}) > 1:
         raise InvalidArgumentError(f"{_CALL}: the states are of different datasets")
-    return {**states[0], "at": _replace_service_state(states[0]["at"], _union(found))}
+    return {
+        **states[0],
+        "count": None,
+        "at": _replace_service_state(states[0]["at"], _union(found)),
+    }
 
 
 def _consumption_of(state: Any) -> dict[str, Any]:

@@ -10,10 +10,8 @@ states that may be restored; they expire here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import count, takewhile
-from typing import Any
 
 from penstock.errors import (
     FailedPreconditionError,
@@ -25,10 +23,8 @@ from penstock.service.logic.dispatcher_records import (
     HERE,
     LEFT,
     LOST,
-    ClientRecord,
     IterationRecord,
     JobRecord,
-    WorkerRecord,
 )
 from penstock.service.logic.facts import (
     ClientHeard,
@@ -46,7 +42,7 @@ from penstock.service.logic.granting import find_reader, lease, report_consumed
 from penstock.service.logic.intervals import worker_heartbeat
 from penstock.service.logic.opening import depart, open_iteration, workers_for
 from penstock.service.logic.placement import extend, inherit, is_at, relieve, welcome
-from penstock.service.logic.reader_checks import MODES, find_dataset
+from penstock.service.logic.reader_checks import find_dataset
 from penstock.service.logic.recovery import lost_facts
 from penstock.service.logic.state import Decision, State
 from penstock.service.protocol import timing
@@ -57,8 +53,6 @@ from penstock.service.protocol.messages import (
     ForgetJobs,
     ForgetJobsReply,
     GetDataset,
-    GetStatus,
-    GetStatusReply,
     Lease,
     Leave,
     LeaveWorker,
@@ -71,9 +65,6 @@ from penstock.service.protocol.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
-
-_MIN_BUSY = 0.02
-"""The least share of its time that a client counts as busy: its potential rate stays finite."""
 
 
 def decide(state: State, request: Request, now: float) -> Decision:
@@ -101,8 +92,6 @@ def decide(state: State, request: Request, now: float) -> Decision:
             return leave_worker(state, request)
         case ForgetJobs():
             return forget_jobs(state, request)
-        case GetStatus():
-            return Decision((), GetStatusReply(status(state, now)))
         case _:
             raise InternalError(f"decide: {type(request).__name__} is answered by the host")
 
@@ -134,6 +123,7 @@ def _receive_heartbeat(state: State, request: ClientHeartbeat) -> Decision:
             limit=request.limit,
             held=request.held,
             budget=request.budget,
+            bottleneck=request.bottleneck,
         ),
         *report_consumed(state, client, request.consumed, request.ended),
         *extend(state, record, request),
@@ -175,101 +165,6 @@ def _remove_client(state: State, request: Leave) -> Decision:
         seconds=request.seconds,
     )
     return Decision((heard, *facts, *depart(state, client, LEFT)), Ok())
-
-
-STATUS_VERSION = 1
-"""Increased when a field of the status changes its meaning or is removed; docs/metrics.md has all
-fields."""
-
-
-def status(state: State, now: float) -> dict[str, Any]:
-    """The workers, jobs and datasets, and how many workers would keep the clients busy."""
-    return {
-        "status_version": STATUS_VERSION,
-        "dispatcher": state.dispatcher,
-        "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
-        "jobs": [_iteration_status(record) for record in state.iterations.values()],
-        "datasets": [
-            {
-                "dataset_id": info.dataset_id,
-                "kind": str(info.shape.kind),
-                "streams": info.shape.streams,
-                "cardinality": info.cardinality,
-            }
-            for info in state.datasets.values()
-        ],
-        "wanted_workers": wanted_workers(state),
-    }
-
-
-def _worker_status(worker: WorkerRecord, now: float) -> dict[str, Any]:
-    return {
-        "worker": worker.info.worker,
-        "address": worker.info.address,
-        "host": worker.info.host,
-        "tags": list(worker.info.tags),
-        "version": worker.info.version,
-        "streams": len(worker.streams),
-        "rate": worker.pace.rate,
-        "buffered": worker.buffered,
-        "restarts": worker.restarts,
-        "last_seen": max(0.0, now - worker.heard),
-        "state": _worker_state(worker),
-    }
-
-
-def _worker_state(worker: WorkerRecord) -> str:
-    if worker.draining:
-        return "draining"
-    return "suspected" if worker.suspected else "here"
-
-
-def _iteration_status(record: IterationRecord) -> dict[str, Any]:
-    clients = [record.members[client] for client in record.clients]
-    seconds = sum(client.pace.seconds for client in clients)
-    return {
-        "job": record.work.job,
-        "name": record.begun.name,
-        "repetition": record.begun.repetition,
-        "dataset_id": record.begun.dataset_id,
-        "mode": MODES[record.options.mode],
-        "form": str(record.work.form),
-        "consumers": record.options.consumers,
-        "missing_consumers": list(record.missing()),
-        "clients": len(clients),
-        "streams": record.total,
-        "leased": sum(sum(group.holders.values()) for group in record.groups.values()),
-        "consumed": sum(member.consumed.count for member in record.members.values()),
-        "rate": sum(client.pace.rate for client in clients),
-        "held": sum(client.held for client in clients),
-        "budget": sum(client.budget for client in clients),
-        "lag": sum(client.pace.waited for client in clients) / seconds if seconds else 0.0,
-        "finished": record.begun.leased and record.finished,
-    }
-
-
-def wanted_workers(state: State) -> int:
-    """How many workers are needed so that no client waits."""
-    wanted = 0.0
-    for job in state.active:
-        record = state.iterations[job]
-        one = record.making.rate
-        if one > 0:
-            members = (record.members[client] for client in record.clients)
-            wanted += (
-                sum(_potential_rate(client) for client in members if client.standing == HERE) / one
-            )
-    at_least = 1 if state.active else 0
-    return max(at_least, math.ceil(wanted - 1e-9))
-
-
-def _potential_rate(client: ClientRecord) -> float:
-    """Elements per second that a client would use if it never had to wait."""
-    pace = client.pace
-    if pace.seconds <= 0:
-        return 0.0
-    busy = max(pace.seconds - pace.waited, pace.seconds * _MIN_BUSY)
-    return pace.elements / busy
 
 
 _FIRST_ID = 1000
@@ -352,7 +247,13 @@ def receive_worker_heartbeat(state: State, request: WorkerHeartbeat, now: float)
     record = state.roster.workers.get(request.worker)
     if record is None:
         return Decision((), WorkerHeartbeatReply(False))
-    heard = WorkerHeard(request.worker, request.jobs, request.draining, request.restarts)
+    heard = WorkerHeard(
+        worker=request.worker,
+        jobs=request.jobs,
+        draining=request.draining,
+        restarts=request.restarts,
+        failures=request.failures,
+    )
     leaves = request.draining and not record.draining
     moved = relieve(state, (request.worker,)) if leaves else []
     started = state.settings.started

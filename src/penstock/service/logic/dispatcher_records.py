@@ -17,6 +17,7 @@ import msgspec
 from penstock.plan.shape import ENDLESS, OWNED_FORMS, Form
 from penstock.service.logic.facts import ClientJoined, IterationBegun, StreamPlace
 from penstock.service.logic.leases import Consumed, Group, Lengths, Ranges
+from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -36,22 +37,39 @@ FADING = 0.7
 
 @dataclass(slots=True)
 class Throughput:
-    """How many elements a client uses or a worker makes per second; old measurements fade."""
+    """How many elements a client uses or a worker makes per second; old measurements fade.
+
+    `waited` are the seconds in which a client waited for elements, or a worker computed nothing.
+    """
 
     elements: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
+    nbytes: float = 0.0
 
-    def add(self, elements: float, seconds: float, waited: float = 0.0) -> None:
+    def add(
+        self, elements: float, seconds: float, waited: float = 0.0, nbytes: float = 0.0
+    ) -> None:
         if seconds > 0 or elements:
             self.elements = self.elements * FADING + elements
             self.seconds = self.seconds * FADING + seconds
             self.waited = self.waited * FADING + waited
+            self.nbytes = self.nbytes * FADING + nbytes
 
     @property
     def rate(self) -> float:
         """Elements per second."""
         return self.elements / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def byte_rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes per element."""
+        return self.nbytes / self.elements if self.elements > 0 else 0.0
 
 
 @dataclass
@@ -66,6 +84,7 @@ class WorkerRecord:
     pace: Throughput = field(default_factory=Throughput)
     buffered: int = 0
     restarts: int = 0
+    failures: int = 0
 
     @property
     def usable(self) -> bool:
@@ -116,6 +135,7 @@ class Roster:
         draining: bool,
         now: float,
         restarts: int = 0,
+        failures: int = 0,
     ) -> None:
         record = self.workers.get(worker)
         if record is None:
@@ -127,9 +147,16 @@ class Roster:
             record.suspected, record.draining = False, draining
             self._count_in(record)
         # By the clock, not by the time spent on elements: the rate of an idle worker falls.
-        record.pace.add(sum(job.elements for job in jobs), now - record.heard)
+        elapsed = now - record.heard
+        record.pace.add(
+            sum(job.elements for job in jobs),
+            elapsed,
+            waited=max(0.0, elapsed - sum(job.seconds for job in jobs)),
+            nbytes=sum(job.nbytes for job in jobs),
+        )
         record.buffered = sum(job.buffered for job in jobs)
         record.restarts = max(record.restarts, restarts)
+        record.failures = max(record.failures, failures)
         self._record_request(record, now)
 
     def suspect(self, worker: str) -> None:
@@ -341,6 +368,9 @@ class ClientRecord:
     budget: int = 0
     """As in the last `ClientHeartbeat` that said so."""
     pace: Throughput = field(default_factory=Throughput)
+    delivered: Throughput = field(default_factory=Throughput)
+    """`waited` are the seconds in which it brought elements to devices."""
+    bottleneck: Bottleneck = UNKNOWN_BOTTLENECK
 
     @classmethod
     def of(cls, fact: ClientJoined, consumed: Consumed) -> ClientRecord:

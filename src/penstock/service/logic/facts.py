@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 from penstock.service.protocol.messages import (
     DatasetInfo,
     JobOptions,
@@ -250,6 +251,7 @@ class ClientHeard(FleetingEvent, frozen=True):
     limit: int | None = None
     held: int = 0
     budget: int = 0
+    bottleneck: Bottleneck = UNKNOWN_BOTTLENECK
     """As in `ClientHeartbeat`."""
 
 
@@ -266,6 +268,7 @@ class WorkerHeard(FleetingEvent, frozen=True):
     jobs: tuple[WorkStatus, ...] = ()
     draining: bool = False
     restarts: int = 0
+    failures: int = 0
 
 
 class WorkerSuspected(FleetingEvent, frozen=True):

@@ -73,8 +73,8 @@ class Fetcher:
         """How many requests wait at each worker."""
         self.leaving: set[str] = set()
         """Workers that refuse all work: they are about to stop, or cannot work now."""
-        self.expects = False
-        """Whether other workers may join soon."""
+        self.expected: Collection[str] = ()
+        """Workers that may join soon."""
         self.returning: Collection[str] = ()
         """Workers whose connection broke and may be opened again."""
         self._asks: dict[int, Ask] = {}
@@ -242,8 +242,8 @@ class Fetcher:
     def _ask(self, feed: Feed) -> Ask | None:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
-        if self._is_early(feed) and feed.home not in self._workers:
-            return None  # It has no turn yet; the worker that it belongs to may join until then.
+        if self._waits_for_home(feed):
+            return None
         if feed.doubtful(self._usual):
             return None  # It may end within this request; the next stream is requested meanwhile.
         worker = self._worker_for(feed)
@@ -276,6 +276,12 @@ class Fetcher:
     def _usual(self) -> int | None:
         """The usual length of streams that are read one after the other, once one has ended."""
         return self.sizes.usual if isinstance(self.order, SequentialOrder | LeaseOrder) else None
+
+    def _waits_for_home(self, feed: Feed) -> bool:
+        """Whether a stream that was not begun should be made by its own worker, which may join."""
+        if feed.home in self._workers:
+            return False
+        return self._is_early(feed) or (feed.worker is None and feed.home in self.expected)
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -328,7 +334,7 @@ class Fetcher:
             return None
         able = {w: n for w, n in staying.items() if w not in feed.refused}
         if not able:
-            if self.expects:
+            if self.expected:
                 return None
             raise next(iter(feed.refused.values()))
         crashed = feed.crashed_at.get(feed.asking)

@@ -189,10 +189,11 @@ class State:
             self.iterations[job].places.vacate(stream, self.roster)
 
     def _worker_heard(self, fact: facts.WorkerHeard, now: float) -> None:
-        self.roster.hear(fact.worker, fact.jobs, fact.draining, now, fact.restarts)
+        self.roster.hear(fact.worker, fact.jobs, fact.draining, now, fact.restarts, fact.failures)
         for status in fact.jobs:
             if status.job in self.iterations:
-                self.iterations[status.job].making.add(status.elements, status.seconds)
+                making = self.iterations[status.job].making
+                making.add(status.elements, status.seconds, nbytes=status.nbytes)
 
     def _worker_suspected(self, fact: facts.WorkerSuspected, now: float) -> None:
         self.roster.suspect(fact.worker)
@@ -344,6 +345,9 @@ class State:
         client = self.clients.get(fact.client)
         if client is not None and client.standing == HERE:
             client.pace.add(fact.elements, fact.seconds, fact.waited)
+            client.delivered.add(0.0, fact.seconds, fact.bottleneck.delivered)
+            if fact.bottleneck.operator:
+                client.bottleneck = fact.bottleneck
             if fact.budget:
                 client.held, client.budget = fact.held, fact.budget
             if fact.version >= client.version:

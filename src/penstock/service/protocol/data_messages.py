@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import builtins
 import struct
-import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +36,9 @@ from penstock import errors
 from penstock.element.buffers import MALFORMED, Description, Packing, measure, unpack
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
+from penstock.engine.figures import Figures
 from penstock.engine.processes.chunk_memory import Slab
+from penstock.engine.tracebacks import format_for_others
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnknownError, kind_of
 from penstock.service.protocol.messages import Message, Plain, Work
 
@@ -108,6 +109,9 @@ class Rows(Message, frozen=True):
     """Whether the checksum of the bytes that follow is behind them."""
     began: int | None = None
     """For a stream that is a part of a file: where it began, if the worker had to find that out."""
+    operators: tuple[Figures, ...] = ()
+    """With the last elements of a request, what the operators of the stream have done since the
+    last such report to any client."""
 
 
 class Failed(Message, frozen=True):
@@ -139,6 +143,8 @@ class Done(Message, frozen=True):
     lengths: tuple[int, ...] | None = None
     """If the client merges the inputs of an `interleave`: the number of elements of each input of
     the stream, before operators behind the `interleave` change it; -1 for an input that failed."""
+    operators: tuple[Figures, ...] = ()
+    """As in `Rows`, if the stream ended before the last element that was asked for."""
 
 
 class Impossible(Message, frozen=True):
@@ -203,7 +209,7 @@ def fault_of(error: BaseException, worker: str) -> Fault:
     """Returns an exception, raised on the worker at `worker`, as text."""
     kind = kind_of(error)
     text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
+    trace = format_for_others(error)
     message = f"{_shorten(text)} (on worker {worker})"
     return Fault(_nearest_class(kind).__name__, message, _shorten(trace), _cause_of(error))
 

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.plan.shape import Form, Shape
 from penstock.service.protocol import timing
+from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 
 UNDECIDED = -1
 """The first lap of a stream of a coordinated read while its consumers have not agreed on one."""
@@ -250,13 +251,13 @@ class ClientHeartbeat(Message, frozen=True):
     seconds: float = 0.0
     """Seconds since the last heartbeat."""
     held: int = 0
-    """About the bytes that the client has requested and not handed out."""
     budget: int = 0
-    """The most bytes that it may request and not hand out."""
+    """About the bytes that the client has requested and not handed out, and the most of them."""
     last: LastFact | None = None
     limit: int | None = None
     """Coordinated reads: this consumer enters neither this lap nor a later one before a reply says
     that no stream is joining; AT_END if it has handed out every element. None: no promise."""
+    bottleneck: Bottleneck = UNKNOWN_BOTTLENECK
 
 
 class Leave(Message, frozen=True):
@@ -328,6 +329,8 @@ class WorkStatus(Plain, frozen=True):
     """Spent on making them."""
     buffered: int = 0
     """Bytes of elements that the worker keeps."""
+    nbytes: int = 0
+    """Bytes of the elements that it made."""
 
 
 class WorkerHeartbeat(Message, frozen=True):
@@ -338,6 +341,8 @@ class WorkerHeartbeat(Message, frozen=True):
     draining: bool = False
     restarts: int = 0
     """How many plan processes it has lost and replaced."""
+    failures: int = 0
+    """How many elements it could not compute: their clients got the error."""
 
 
 class LeaveWorker(Message, frozen=True):

@@ -153,6 +153,9 @@ RAY_RETRY = 0.2
 RAY_UNUSED = 15.0
 """A service on Ray ends if no program has sent a message for this time."""
 
+DASHBOARD_SAMPLE = 1.0
+"""The time between two samples that the dashboard of a dispatcher shows."""
+
 # Connections
 
 HANDSHAKE = 10.0
@@ -245,6 +248,12 @@ QUIET_WORKER = 2.0
 
 LONGEST_LOOK = 1.0
 """A reader that waits for messages looks at everything else at least this often."""
+
+DASHBOARD_LINK = 3600.0
+"""A link to the dashboard is valid for this time, unless it is used before."""
+
+DASHBOARD_SESSION = 7 * 24 * 3600.0
+"""A browser that has used such a link may look at the dashboard for this time."""
 
 # Arrays that clients and workers on different machines share
 

@@ -15,8 +15,8 @@ import msgspec
 
 from penstock.plan.shape import Shape
 from penstock.service.host.journal import FORMAT, Journal
-from penstock.service.logic.dispatcher import status
 from penstock.service.logic.facts import Fact, StreamsEnded
+from penstock.service.logic.status import status
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Leave, RegisterDataset, StreamRange
 from tests.service.logic.world import SINGLE, SPLIT, World

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.service.logic.dispatcher import STATUS_VERSION, status
 from penstock.service.logic.dispatcher_records import Roster
+from penstock.service.logic.facts import WorkerGone
+from penstock.service.logic.status import STATUS_VERSION, status
+from penstock.service.logic.timeline import Timeline
 from penstock.service.protocol.messages import (
     ClientHeartbeat,
-    GetStatus,
     StreamRange,
     WorkerHeartbeat,
     WorkerInfo,
@@ -30,19 +31,23 @@ def test_a_status_is_plain_data() -> None:
         )
     )
     world.now += 5.0
-    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 1.0, buffered=77),), restarts=3))
+    done = WorkStatus("d/0", 10, 1.0, buffered=77, nbytes=5000)
+    world.ask(WorkerHeartbeat("w", (done,), restarts=3))
     world.now += 3.0
-    told = world.ask(GetStatus()).status
+    told = status(world.state, world.now)
     assert json.loads(json.dumps(told)) == told
     assert told["workers"] == [
         {
             "worker": "w",
             "address": "w:1",
             "host": "here",
+            "transfers": {},
             "tags": [],
             "version": "",
             "streams": 4,
             "rate": 2.0,
+            "byte_rate": 1000.0,
+            "busy": pytest.approx(0.2),
             "buffered": 77,
             "restarts": 3,
             "last_seen": 3.0,
@@ -53,6 +58,21 @@ def test_a_status_is_plain_data() -> None:
     assert (job["name"], job["repetition"], job["mode"], job["clients"]) == ("job", 0, "DYNAMIC", 1)
     assert (job["streams"], job["leased"], job["consumed"]) == (4, 9, 4)
     assert (job["rate"], job["lag"], job["finished"]) == (2.0, 0.25, False)
+    assert (job["byte_rate"], job["limit"]) == (1000.0, "wire")
+    assert told["readers"] == [
+        {
+            "client": "a",
+            "job": "d/0",
+            "host": "h",
+            "consumer": -1,
+            "consumed": 4,
+            "rate": 2.0,
+            "held": 0,
+            "budget": 0,
+            "lag": 0.25,
+            "last_seen": 8.0,
+        }
+    ]
     assert told["datasets"][0]["dataset_id"] == "1000"
 
 
@@ -60,6 +80,7 @@ TYPES = {
     "boolean": bool,
     "integer": int,
     "list": list,
+    "object": dict,
     "number": float,
     "string": str,
     "string or null": str | None,
@@ -74,9 +95,11 @@ def test_the_page_describes_every_field() -> None:
     world.open("a", world.dataset(SPLIT))
     world.ask(ClientHeartbeat("a", 0, elements=4, waited=0.5, seconds=2.0))
     world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 1.0),)))
-    told = status(world.state, world.now)
+    line = Timeline()
+    line.record(world.state, WorkerGone("w"), 0.5)
+    told = status(world.state, world.now) | {"events": line.as_rows()}
     fields = dict(told)
-    for table in ("workers", "jobs", "datasets"):
+    for table in ("workers", "jobs", "readers", "datasets", "events"):
         (row,) = told[table]
         fields |= {f"{table}[].{name}": value for name, value in row.items()}
     assert told["status_version"] == STATUS_VERSION == 1

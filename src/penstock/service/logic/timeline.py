@@ -1,0 +1,201 @@
+"""The time line of a dispatcher: what happened to its workers, readers and jobs, in words.
+
+Like `Tally`, it records facts that were just decided, and none that are read from the journal. It
+looks up names in the state, so it must see a fact before the state applies it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock.service.logic.dispatcher_records import LEFT, LOST, IterationRecord
+from penstock.service.logic.facts import (
+    ClientGone,
+    ClientJoined,
+    DispatcherStarted,
+    Fact,
+    IterationBegun,
+    IterationRemoved,
+    StreamsPlaced,
+    WorkerGone,
+    WorkerHeard,
+    WorkerJoined,
+    WorkerSuspected,
+)
+from penstock.service.logic.state import State
+
+LENGTH = 200
+"""How many incidents are kept."""
+
+
+class Incident(NamedTuple):
+    """Something that happened: `kind` is one of `KINDS`, `text` says what."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    text: str
+
+
+KINDS = (
+    "joined",
+    "left",
+    "lost",
+    "unreachable",
+    "moved",
+    "crashed",
+    "failed",
+    "began",
+    "ended",
+    "removed",
+)
+
+
+class Timeline:
+    """The latest incidents, the earliest first."""
+
+    def __init__(self) -> None:
+        self._incidents: deque[Incident] = deque(maxlen=LENGTH)
+        self.orphans: set[tuple[str, int]] = set()
+        """Streams of workers that are gone, until other workers make them: (job, stream)."""
+
+    def record(
+        self, state: State, fact: Fact, time: float, is_expired: bool = False
+    ) -> Incident | None:
+        """Records a fact that `state` has not applied; most kinds of facts are no incidents.
+
+        `is_expired`: only the time has caused it, so a worker that is gone was lost.
+        """
+        describe = _DESCRIBE.get(type(fact))
+        if describe is None or (found := describe(self, state, fact)) is None:
+            return None
+        kind, text = found
+        if is_expired and isinstance(fact, WorkerGone):
+            kind, text = "lost", f"{text}: silent for {state.settings.worker_timeout:g} s"
+        incident = Incident(time, kind, text)
+        self._incidents.append(incident)
+        return incident
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """The incidents as plain data."""
+        return [incident._asdict() for incident in self._incidents]
+
+
+Description = tuple[str, str] | None
+"""The kind and the text of an incident; None if a fact is none."""
+
+
+def _dispatcher_started(line: Timeline, state: State, fact: DispatcherStarted) -> Description:
+    if state.starts:
+        return "began", f"dispatcher restarted (start {state.starts + fact.times})"
+    return "began", "dispatcher started"
+
+
+def _worker_joined(line: Timeline, state: State, fact: WorkerJoined) -> Description:
+    return "joined", f"worker {fact.info.address}"
+
+
+def _worker_gone(line: Timeline, state: State, fact: WorkerGone) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    if record is None:
+        return None
+    line.orphans.update(record.streams)
+    streams = _count(len(record.streams), "stream")
+    return "left", f"worker {record.info.address}" + (f" with {streams}" if record.streams else "")
+
+
+def _worker_suspected(line: Timeline, state: State, fact: WorkerSuspected) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    if record is None or record.suspected:
+        return None
+    return "unreachable", f"worker {record.info.address}, for a reader"
+
+
+def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Description:
+    record = state.roster.workers.get(fact.worker)
+    # The first heartbeat also counts what happened before this dispatcher started.
+    if record is None or not record.pace.seconds:
+        return None
+    if (crashed := fact.restarts - record.restarts) > 0:
+        return "crashed", f"{_count(crashed, 'plan process')} of worker {record.info.address}"
+    if (failed := fact.failures - record.failures) > 0:
+        return "failed", f"{_count(failed, 'element')} on worker {record.info.address}"
+    return None
+
+
+def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Description:
+    record = state.iterations.get(fact.job)
+    if record is None:
+        return None
+    placed = [place for place in fact.places if place.worker is not None]
+    moved = [
+        place.worker
+        for place in placed
+        if record.places.worker(place.stream) not in (None, place.worker)
+        or (fact.job, place.stream) in line.orphans
+    ]
+    line.orphans.difference_update((fact.job, place.stream) for place in placed)
+    if not moved:
+        return None
+    workers = _count(len(set(moved)), "worker")
+    return "moved", f"{_count(len(moved), 'stream')} of {_job(record)} to {workers}"
+
+
+def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Description:
+    record = state.iterations.get(fact.job)
+    if record is None:
+        return None
+    resumed = ", from a saved state" if fact.resumes else ""
+    return "joined", f"reader of {_job(record)}{resumed}"
+
+
+def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
+    client = state.clients.get(fact.client)
+    if client is None or fact.how not in (LEFT, LOST) or client.job not in state.iterations:
+        return None
+    record = state.iterations[client.job]
+    text = f"reader of {_job(record)}"
+    if fact.how == LOST:
+        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s"
+    if record.begun.leased and record.finished:
+        return "ended", f"{_job(record)} was read to its end"
+    return "left", text
+
+
+def _iteration_begun(line: Timeline, state: State, fact: IterationBegun) -> Description:
+    return "began", _job(IterationRecord(fact))
+
+
+def _iteration_removed(line: Timeline, state: State, fact: IterationRemoved) -> Description:
+    line.orphans = {each for each in line.orphans if each[0] != fact.job}
+    record = state.iterations.get(fact.job)
+    return None if record is None else ("removed", _job(record))
+
+
+def _job(record: IterationRecord) -> str:
+    begun = record.begun
+    if begun.name is None:
+        return f"anonymous job {begun.work.job.rpartition('/')[2]}"
+    repetition = f", repetition {begun.repetition}" if begun.repetition else ""
+    return f"job {begun.name!r}{repetition}"
+
+
+def _count(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}" + plural * (number != 1)
+
+
+_DESCRIBE: dict[type[Any], Callable[[Timeline, State, Any], Description]] = {
+    DispatcherStarted: _dispatcher_started,
+    WorkerJoined: _worker_joined,
+    WorkerGone: _worker_gone,
+    WorkerSuspected: _worker_suspected,
+    WorkerHeard: _worker_heard,
+    StreamsPlaced: _streams_placed,
+    ClientJoined: _client_joined,
+    ClientGone: _client_gone,
+    IterationBegun: _iteration_begun,
+    IterationRemoved: _iteration_removed,
+}
