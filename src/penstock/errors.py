@@ -26,6 +26,9 @@ Subclasses that are not in `__all__` exist only to derive from a second builtin,
 error at the same place does: catch `InvalidArgumentError`, `InvalidTypeError` or the builtin.
 """
 
+import typing
+from collections import abc
+
 __all__ = [
     "OpError",
     "InvalidArgumentError",
@@ -59,10 +62,29 @@ class OpError(Exception):
         # torch's worker processes raise an error again with `message` as a keyword.
         super().__init__(*(args if message is None else (message,)))
 
+    find_origin: abc.Callable[[], str] | None = None
+    """Says where the element comes from that the error is about: "comes from ...".
+
+    It may read files again, so it is called only when the text of the error is needed.
+    """
+
+    element: typing.Any = None
+    """The element that a function failed on, if it failed in this process."""
+
     @property
     def message(self) -> str:
         """The text of the error."""
+        if (find := self.find_origin) is not None:
+            self.find_origin = None
+            if origin := find():
+                self.args = (f"{self.message}; the element {origin}",)
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> typing.Any:
+        if self.find_origin is not None and self.message:
+            del self.find_origin  # It is part of the message now.
+        kept = {name: value for name, value in vars(self).items() if name != "element"}
+        return type(self), self.args, kept
 
     def __str__(self) -> str:
         return self.message

@@ -4,10 +4,11 @@ Each operator is a function from a source of int64 numbers to a plan. Sources wi
 and plain streams take different roads through the engine, and failing elements yet others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from penstock.data.dataset import Dataset
 from penstock.element import nest
@@ -379,3 +380,28 @@ def fresh(plan: Node) -> Node:
     """The same plan with empty caches."""
     plan = plan.with_inputs(tuple(map(fresh, plan.inputs)))
     return replace(plan, store=n.Store()) if isinstance(plan, n.Cache) else plan
+
+
+def plans_over_sources(operator: str) -> Iterator[tuple[str, Node]]:
+    """The operator over every source, and the name of the source."""
+    return ((source, plan_of(operator, source)) for source in SOURCES)
+
+
+def for_every_operator(
+    plans: Callable[[str], Iterator[tuple[str, Node]]] = plans_over_sources,
+) -> Callable[[Callable[[Node], None]], Callable[[str], None]]:
+    """Makes a test for each operator out of a check of one plan; a failure names the plan."""
+
+    def decorate(check: Callable[[Node], None]) -> Callable[[str], None]:
+        @pytest.mark.parametrize("operator", OPERATORS)
+        def test(operator: str) -> None:
+            for name, plan in plans(operator):
+                try:
+                    check(plan)
+                except Exception as error:
+                    error.add_note(f"plan: {operator}, {name}")
+                    raise
+
+        return test
+
+    return decorate

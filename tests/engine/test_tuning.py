@@ -218,6 +218,37 @@ def test_calls_with_large_results_and_little_work_stay_in_threads():
 def test_calls_return_if_processes_are_slower_and_that_is_the_last_decision(rate, returns):
     relocation = Relocation(4)
     assert looks(relocation, 1.0, 1.0) == [False, True]
-    assert not relocation.note_processes(1, 0.29), "the start does not count"
+    assert not relocation.note_processes(50, 0.5), "the start does not count"
     assert relocation.note_processes(rate, 1.0) == returns
     assert not any(relocation.note_processes(1, 1.0) for _ in range(10))
+
+
+@pytest.mark.parametrize(("rate", "returns"), [(95, True), (102, True), (110, False)])
+def test_long_calls_that_use_all_cores_try_processes_and_return_unless_these_are_faster(
+    rate, returns
+):
+    relocation = Relocation(2)
+    assert looks(relocation, 1.9, 1.95, 8) == [False] * 7 + [True]
+    assert not relocation.note_processes(50, 0.5)
+    assert relocation.note_processes(rate, 1.0) == returns
+
+
+def test_short_calls_that_use_all_cores_stay_in_threads():
+    relocation = Relocation(2)
+    use = CpuUse(1.9, 1.95)
+    assert not any(relocation.note_threads(10_000, 1.0, use, 1000.0) for _ in range(20))
+
+
+def test_one_core_is_no_reason_to_try_processes():
+    assert not any(looks(Relocation(1), 0.9, 0.95, 20))
+
+
+def test_processes_that_begin_slowly_get_more_time():
+    relocation = Relocation(4)
+    assert looks(relocation, 1.0, 1.0) == [False, True]
+    assert not any(relocation.note_processes(2, 0.5) for _ in range(7))
+    assert not relocation.note_processes(100, 1.0)
+    assert not relocation.note_processes(120, 1.0), "now they are as fast as threads were"
+    never = Relocation(4)
+    assert looks(never, 1.0, 1.0) == [False, True]
+    assert [never.note_processes(2, 0.5) for _ in range(11)].count(True) == 1

@@ -37,7 +37,10 @@ def test_what_it_knows():
     node = distributed(TEN)
     assert node.label == "distribute"
     assert node.blocked == "distribute: the service decides which worker computes which elements"
-    assert node.cardinality == n.UNKNOWN
+    assert node.cardinality == 10
+    assert distributed(TEN, job_name="shared").cardinality == n.UNKNOWN
+    assert distributed(TEN, mode=ShardingPolicy.OFF).cardinality == n.UNKNOWN
+    assert distributed(TEN.filter(bool)).cardinality == n.UNKNOWN
     assert distributed(TEN.repeat()).cardinality == n.INFINITE
     assert Dataset(node).element_spec == TEN.element_spec
 

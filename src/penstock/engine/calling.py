@@ -13,12 +13,15 @@ from concurrent.futures import Future
 from typing import Any
 
 from penstock.element.chunk import Chunk
+from penstock.engine import spans
+from penstock.engine.figures import CallTimes
 from penstock.engine.inlets import BUDGET
 from penstock.engine.pool import Pool
 from penstock.engine.processes import call_processes, fork_server
 from penstock.engine.processes.call_processes import Answer, CallTask, SentFunction
 from penstock.engine.tuning import CpuUse, Parallelism, Relocation, cores
-from penstock.engine.user_calls import CONTAINED, Calls
+from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
+from penstock.errors import OpError
 from penstock.plan.functions import cannot_travel
 
 _TASK_SECONDS = 0.016
@@ -67,6 +70,15 @@ class Calling:
         """How many tasks should be under way."""
         return self._parallelism.calls if self._processes is None else self._processes.tasks
 
+    def times(self) -> CallTimes:
+        """What the calls have taken so far, in threads and in processes."""
+        threads, processes = self.threads, self._processes
+        if processes is None:
+            most = min(self._parallelism.calls, threads.most)
+            return CallTimes("threads", most, threads.seconds, threads.cpu_seconds)
+        seconds = threads.seconds + processes.seconds
+        return CallTimes("processes", self._parallelism.processes, seconds, seconds)
+
     @property
     def function_elsewhere(self) -> str:
         """The function that processes call, with its place in the source; empty if threads do."""
@@ -90,6 +102,8 @@ class Calling:
             return self.threads.call(future.chunk, future.ordinal)
         if self._processes is not None:
             self._processes.note(future.chunk, made)
+        if not isinstance(made.made, Chunk):
+            _add_elements(made.made, future.chunk)
         return made.made
 
     def _move(self, function: SentFunction, reason: str) -> None:
@@ -204,6 +218,13 @@ class _Preparation:
             self.refusal = "its calls change what it captures"
 
 
+def _add_elements(made: list[Any], arguments: Chunk) -> None:
+    """Adds to the errors of another process the elements that were sent there."""
+    for index, result in enumerate(made):
+        if isinstance(result, FailedCall) and isinstance(result.error, OpError):
+            result.error.element = arguments.rows(index, index + 1).elements()[0]
+
+
 class _ThreadCalls:
     """Calls in threads of this process.
 
@@ -214,8 +235,10 @@ class _ThreadCalls:
         self._calls = calls
         self.pool = Pool(parallelism.most, "penstock-calls")
         self.rows = 1
+        self.most = parallelism.most
         self._lock = threading.Lock()
-        self._cpu_seconds = 0.0  #: guarded by _lock
+        self.seconds = self.cpu_seconds = 0.0  #: changed under _lock
+        self._cpu_seen = 0.0
         self.calls_done = 0  #: changed under _lock
         self._program_seconds = time.process_time()
 
@@ -226,9 +249,13 @@ class _ThreadCalls:
         """Calls the function on every element, in the current thread."""
         started, cpu = time.perf_counter(), time.thread_time()
         made = self._calls.all(rows, ordinal)
-        each = (time.perf_counter() - started) / len(rows)
+        seconds = time.perf_counter() - started
+        if (recorder := spans.active) is not None:
+            recorder.add_call(str(self._calls.function), seconds, len(rows))
+        each = seconds / len(rows)
         with self._lock:
-            self._cpu_seconds += time.thread_time() - cpu
+            self.seconds += seconds
+            self.cpu_seconds += time.thread_time() - cpu
             self.calls_done += len(rows)
         fits = int(BUDGET / max(each, 1e-7))
         self.rows = 1 if self._calls.on_trial else max(1, min(fits, 2 * len(rows), _MOST_ROWS))
@@ -236,8 +263,8 @@ class _ThreadCalls:
 
     def take_cpu_use(self) -> CpuUse:
         """Returns the CPU time since the last time."""
-        with self._lock:
-            calls, self._cpu_seconds = self._cpu_seconds, 0.0
+        calls = self.cpu_seconds - self._cpu_seen
+        self._cpu_seen += calls
         before, self._program_seconds = self._program_seconds, time.process_time()
         return CpuUse(calls, self._program_seconds - before)
 
@@ -250,6 +277,7 @@ class _ProcessCalls:
         self._function = call_processes.call_processes().keep(function)
         self.tasks = call_processes.DEPTH * most
         self.rows = 1
+        self.seconds = 0.0
 
     def submit(self, rows: Chunk, ordinal: int) -> CallTask:
         task = CallTask(self._function, rows, ordinal, self._owner, self._most)
@@ -260,6 +288,7 @@ class _ProcessCalls:
     def note(self, given: Chunk, answer: Answer) -> None:
         """Chooses the size of the next task by the time and the bytes of a finished task."""
         count = len(given)
+        self.seconds += answer.seconds
         fits = int(_TASK_SECONDS * count / max(answer.seconds, 1e-7))
         made = answer.made.nbytes if isinstance(answer.made, Chunk) else 0
         each = max(given.nbytes, made) / count

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.engine.access import Epoch
 from penstock.engine.contract import State, Stream
 from penstock.engine.meters import Meters
 from penstock.engine.trail import Trail
+from penstock.errors import InternalError
 from penstock.plan.nodes import Node
 from penstock.plan.options import Options
 from penstock.plan.seeds import derive
@@ -30,6 +31,25 @@ class Environment:
     wrap: Callable[[Node], Any]
     spec: Callable[[Node], Any]
     connect: Callable[[Node, State, Context], Stream]
+
+
+class OriginSearch:
+    """A search for the origin of an element: the sources that were opened, and what is left to do.
+
+    See `engine/origins.py`.
+    """
+
+    def __init__(self, most_bytes: int, *, with_values: bool = False) -> None:
+        self.sources: list[Any] = []
+        self.with_values = with_values
+        """Whether the elements are pairs of a number and the value of the source."""
+        self.bytes_left = most_bytes
+        self.has_failed = False
+
+    def fail(self) -> NoReturn:
+        """Ends the search. A stream may take the exception for the failure of one element."""
+        self.has_failed = True
+        raise InternalError("the origin of an element is not found")
 
 
 @dataclass(frozen=True)
@@ -54,6 +74,9 @@ class Context:
     piece of a plan computes the same numbers as the whole plan.
     """
 
+    search: OriginSearch | None = None
+    """Set to open numbers in place of elements, to find where an element comes from."""
+
     endless: bool = False
     """Whether this is one repetition of a `repeat` without an end."""
 
@@ -72,3 +95,7 @@ class Context:
     def inline(self) -> bool:
         """Whether everything is to run in the caller's thread."""
         return self.options.executor == "inline"
+
+
+OpenPlan = Callable[[Node, State, Context], Stream]
+"""Opens a plan at a state: `engine/lower.py`."""

@@ -22,6 +22,7 @@ from penstock.engine.heap import keep_freed_memory
 from penstock.engine.inlets import discard
 from penstock.engine.logs import Sequels
 from penstock.engine.meters import Tap
+from penstock.engine.origins import RecordNumbersStream, find_origin, simplify
 from penstock.engine.parallel import ParallelMapStream
 from penstock.engine.positions import first_number, states_of
 from penstock.engine.prefetch import PrefetchStream
@@ -40,6 +41,7 @@ from penstock.engine.streams import (
     windowing,
 )
 from penstock.engine.tuning import Budget, Depth, Parallelism, cores
+from penstock.engine.user_calls import Origin
 from penstock.errors import FailedPreconditionError
 from penstock.plan import nodes
 from penstock.plan.nodes import Node
@@ -67,6 +69,8 @@ def open_plan(node: Node, state: State, context: Context) -> Stream:
         return stream
     if isinstance(node, nodes.WithOptions):
         return open_plan(node.input, state, context)
+    if (search := context.search) and (found := simplify(node, state, context, search)):
+        return open_plan(*found)
     if isinstance(node, nodes.Shard) and node.shards < 1:
         raise FailedPreconditionError(
             "Dataset.shard: SHARD_HINT is filled in when the dataset is distributed with "
@@ -141,6 +145,8 @@ def _context_below(node: Node, state: State, context: Context) -> Context:
     """The context in which the inputs of an operator are opened."""
     if isinstance(node, nodes.OneRepetition):
         return context.repetition(node.number)
+    if isinstance(node, nodes.Records | nodes.Interleave):
+        context = replace(context, search=None)  # The names of files are needed as they are.
     if not isinstance(state, int) and _draws_by_numbers(node):
         return replace(context, numbered=True)
     return context
@@ -160,6 +166,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
     match node:
         case nodes.Generator():
             return sources.GeneratorStream(node, own)
+        case nodes.Records() if context.search is not None:
+            return RecordNumbersStream(node, streams[0], own, context.search)
         case nodes.Records():
             return sources.RecordsStream(node, streams[0], own, context.numbered, context.trail)
         case nodes.Saved():
@@ -167,13 +175,13 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.Map():
             return _map(node, streams[0], own, context)
         case nodes.TakeWhile():
-            return elementwise.TakeWhileStream(node, streams[0], own)
+            return elementwise.TakeWhileStream(node, streams[0], own, _origin(node, context))
         case nodes.Filter():
-            return elementwise.FilterStream(node, streams[0], own)
+            return elementwise.FilterStream(node, streams[0], own, _origin(node, context))
         case nodes.Interleave():
             return _interleave(node, streams[0], own, context)
         case nodes.Scan():
-            return elementwise.ScanStream(node, streams[0], own)
+            return elementwise.ScanStream(node, streams[0], own, _origin(node, context))
         case nodes.IgnoreErrors():
             return elementwise.IgnoreErrorsStream(streams[0], node)
         case nodes.Prefetch(_, size):
@@ -302,18 +310,28 @@ def _map(node: nodes.Map, source: Stream, own: State, context: Context) -> Strea
     ordered = node.deterministic is not False or isinstance(own, int) or context.in_order
     ordinal, *early = own if isinstance(own, list) else (own, [], [])
     alone = node.parallel is None or context.inline
+    calls = elementwise.map_calls(node, context.epoch, _origin(node, context))
     if node.vectorized or (alone and not any(early)):
-        return elementwise.MapStream(node, source, context.epoch, ordinal)
-    calls = elementwise.map_calls(node, context.epoch)
+        return elementwise.MapStream(node, source, calls, ordinal)
     parallelism = Parallelism(node.parallel or 1, Budget.of(context.options))
+    calling = Calling(calls, parallelism, context.options.executor or "auto")
+    if (meter := context.meters.of(node)) is not None:
+        meter.calls = calling.times
     return ParallelMapStream(
         source,
         calls,
         partial(elementwise.arguments, node),
-        Calling(calls, parallelism, context.options.executor or "auto"),
+        calling,
         ordered,
         (ordinal, *early),
     )
+
+
+def _origin(
+    node: nodes.Map | nodes.Filter | nodes.TakeWhile | nodes.Scan, context: Context
+) -> Origin:
+    """Finds where an element comes from that a function fails on."""
+    return partial(find_origin, open_plan, node.input, context)
 
 
 def _prefetch(source: Stream, size: int, context: Context) -> Stream:

@@ -1,6 +1,7 @@
-"""Meters: what each operator of a running plan has done, and which one is the bottleneck.
+"""Meters: what each operator of a running plan has done.
 
 Meters are fed from outside, by the taps between streams; no stream imports this module.
+`engine/profiles.py` makes the tables that users see.
 """
 
 from __future__ import annotations
@@ -8,19 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from penstock.element.chunk import Chunk
+from penstock.engine import spans
+from penstock.engine.advice import hint_of
 from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.figures import CallTimes, Figures, WorkerFigures
 from penstock.engine.formats.remote_requests import RetryCount
-from penstock.plan.nodes import Map, Mix, Node, Prefetch
+from penstock.engine.spans import SpanRecorder
+from penstock.plan.nodes import Distribute, Node, Prefetch
 from penstock.plan.seeds import numbers_from
+
+
+class Stage(NamedTuple):
+    """What an iterator does with the elements of a plan, such as their delivery to devices."""
+
+    label: str
+    hint: str
 
 
 @dataclass
 class Meter:
     """One operator: elements, bytes and chunks handed on, and the time spent in its pulls."""
 
-    node: Node
+    node: Node | Stage
     elements: int = 0
     chunks: int = 0
     nbytes: int = 0
@@ -28,6 +42,12 @@ class Meter:
     errors: int = 0
     drawn: Callable[[], list[tuple[int, int]]] | None = None
     """For a `mix`: what was drawn from each of its datasets."""
+    calls: Callable[[], CallTimes] | None = None
+    """For a parallel `map`: what its calls have taken."""
+    below: Node | None = None
+    """For a `distribute` that was cut: the part of the plan that this process runs."""
+    workers: WorkerFigures | None = None
+    """For a `distribute`: what the operators on the workers have done."""
 
     def record(self, elements: int, nbytes: int, seconds: float) -> None:
         self.elements += elements
@@ -35,55 +55,103 @@ class Meter:
         self.nbytes += nbytes
         self.seconds += seconds
 
+    def record_copy(self, elements: int, seconds: float) -> None:
+        """Records the time of a copy to devices, which is a part of `seconds`."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The plans whose streams this operator pulls from, in this process."""
+        if isinstance(self.node, Stage):
+            return ()
+        return self.node.inputs if self.below is None else (self.below,)
+
+    @cached_property
+    def _description(self) -> Figures:
+        """The figures of an operator that has done nothing."""
+        node = self.node
+        if isinstance(node, Stage):
+            return Figures(node.label, "", 0, hint=node.hint)
+        functions = [one.described for one in node.functions if not one.is_own]
+        waits = isinstance(node, Prefetch | Distribute)
+        return Figures(node.label, ", ".join(functions), 0, waits=waits, hint=hint_of(node))
+
+    def read(self, depth: int) -> Figures:
+        """What it has counted so far."""
+        operator, function, *_, hint = described = self._description
+        return Figures(
+            operator,
+            function,
+            depth,
+            self.elements,
+            self.chunks,
+            self.nbytes,
+            self.seconds,
+            self.errors,
+            described.waits and self.below is None,
+            None if self.calls is None else self.calls(),
+            hint,
+        )
+
+
+@dataclass
+class TracedMeter(Meter):
+    """A meter that also records when each chunk was handed on."""
+
+    recorder: SpanRecorder = field(default_factory=SpanRecorder)
+
+    def record(self, elements: int, nbytes: int, seconds: float) -> None:
+        super().record(elements, nbytes, seconds)
+        self.recorder.add_pull(self._description.name, seconds, elements)
+
+    def record_copy(self, elements: int, seconds: float) -> None:
+        self.recorder.add(spans.DEVICES, self._description.operator, "copy", seconds, elements)
+
+
+def _make_meter(node: Node | Stage) -> Meter:
+    recorder = spans.active
+    return Meter(node) if recorder is None else TracedMeter(node, recorder=recorder)
+
 
 @dataclass
 class Meters:
     """All meters of one iterator, by operator."""
 
     by_node: dict[int, Meter] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
     recording: bool = True
     retries: RetryCount = field(default_factory=RetryCount)
     """Requests to remote files that were repeated."""
+    stages: dict[Stage, Meter] = field(default_factory=dict)
+    """What the iterator does with the elements of the plan."""
 
     def of(self, node: Node) -> Meter | None:
         if not self.recording:
             return None
-        return self.by_node.setdefault(id(node), Meter(node))
+        meter = self.by_node.get(id(node))
+        if meter is None:
+            meter = self.by_node[id(node)] = _make_meter(node)
+        return meter
+
+    def of_stage(self, stage: Stage) -> Meter:
+        if stage not in self.stages:
+            self.stages[stage] = _make_meter(stage)
+        return self.stages[stage]
 
     def inner(self) -> Meters:
         """For the datasets inside a dataset: too many and too short-lived to be metered."""
         return Meters(recording=False)
 
-    def profile(self, plan: Node) -> Profile:
-        rows: list[OperatorProfile] = []
-        self._walk(plan, 0, rows)
-        return Profile(tuple(rows), time.perf_counter() - self.started, self.retries.count)
+    def walk(self, plan: Node) -> list[tuple[int, Meter]]:
+        """The meters of the stages and of a plan's operators, each with its depth, in order."""
+        rows = list(enumerate(self.stages.values()))
+        self._walk(plan, len(rows), rows)
+        return rows
 
-    def _walk(self, node: Node, depth: int, rows: list[OperatorProfile]) -> float:
-        """Adds a row per operator; returns the time that its caller spent in it."""
+    def _walk(self, node: Node, depth: int, rows: list[tuple[int, Meter]]) -> None:
         meter = self.by_node.get(id(node))
-        at = len(rows)
-        below = sum(self._walk(part, depth + (meter is not None), rows) for part in node.inputs)
-        if meter is None:
-            return below
-        waits = isinstance(node, Prefetch)
-        busy = 0.0 if waits else max(meter.seconds - below, 0.0)
-        wait = meter.seconds if waits else min(below, meter.seconds)
-        row = OperatorProfile(
-            node.label,
-            depth,
-            meter.elements,
-            meter.chunks,
-            meter.nbytes,
-            busy,
-            wait,
-            _calls_note(node),
-            _drawn(meter),
-            meter.errors,
-        )
-        rows.insert(at, row)
-        return meter.seconds
+        if meter is not None:
+            rows.append((depth, meter))
+        for part in node.inputs if meter is None else meter.inputs:
+            self._walk(part, depth + (meter is not None), rows)
 
 
 class Tap(Stream):
@@ -145,98 +213,3 @@ class Tap(Stream):
     @property
     def claims(self) -> Claims | None:
         return self._stream.claims
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a `mix` drew from one dataset, also before the state that it resumed from."""
-
-    elements: int
-    epochs: int
-    """How often the dataset was read to its end."""
-
-
-@dataclass(frozen=True)
-class OperatorProfile:
-    """One line of a profile; times in seconds."""
-
-    operator: str
-    depth: int
-    elements: int
-    chunks: int
-    nbytes: int
-    busy: float
-    wait: float
-    note: str = ""
-    """Where its parallel calls run, if that is known, and why."""
-    drawn: dict[str, Drawn] = field(default_factory=dict)
-    """For a `mix`: what was drawn from each dataset."""
-    errors: int = 0
-    """How many elements it could not hand on, because it or an operator below raised an error."""
-
-
-def _drawn(meter: Meter) -> dict[str, Drawn]:
-    if not isinstance(meter.node, Mix) or meter.drawn is None:
-        return {}
-    pairs = zip(meter.node.names, meter.drawn(), strict=True)
-    return {name: Drawn(*counts) for name, counts in pairs}
-
-
-def _calls_note(node: Node) -> str:
-    if not isinstance(node, Map) or node.parallel is None:
-        return ""
-    place, reason = node.function.calls_run
-    return f"calls run in {place}{': ' if reason else ''}{reason}" if place else ""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What an iterator's operators have done so far; prints as a table."""
-
-    operators: tuple[OperatorProfile, ...]
-    seconds: float
-    retries: int = 0
-    """How many requests to remote files failed and were repeated."""
-
-    @property
-    def drawn(self) -> dict[str, Drawn]:
-        """What every `mix` drew from its datasets, by their names; the last `mix` comes first."""
-        found: dict[str, Drawn] = {}
-        for row in self.operators:
-            found = row.drawn | found
-        return found
-
-    @property
-    def bottleneck(self) -> str:
-        """Which operator is in the way, in words."""
-        if not self.operators:
-            return "nothing has been read yet"
-        root = self.operators[0]
-        waited = root.busy + root.wait
-        if waited < 0.1 * self.seconds:
-            return (
-                f"the consumer: input took {waited:.3f} s of {self.seconds:.3f} s, "
-                "so the pipeline is not in the way"
-            )
-        worst = max(self.operators, key=lambda row: row.busy)
-        share = worst.busy / max(sum(row.busy for row in self.operators), 1e-9)
-        return f"{worst.operator}: {share:.0%} of the work ({worst.busy:.3f} s)"
-
-    def __str__(self) -> str:
-        lines = [f"{'operator':<28}{'elements':>12}{'MB':>10}{'busy s':>10}{'wait s':>10}"]
-        for row in self.operators:
-            name = "  " * row.depth + row.operator
-            size = row.nbytes / 1e6
-            lines.append(
-                f"{name:<28}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
-            )
-        notes = [f"{row.operator}: {row.note}" for row in self.operators if row.note]
-        notes += [f"{row.operator}: {row.errors} errors" for row in self.operators if row.errors]
-        if self.retries:
-            notes.append(f"requests to remote files that were repeated: {self.retries}")
-        notes += [
-            f"{row.operator}: {drawn.elements} elements of {name!r}, epochs: {drawn.epochs}"
-            for row in self.operators
-            for name, drawn in row.drawn.items()
-        ]
-        return "\n".join([*lines, *notes, f"bottleneck: {self.bottleneck}"])

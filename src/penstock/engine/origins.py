@@ -1,40 +1,116 @@
-"""Origins: which rows of which sources an element was made of, for errors that lead to the data.
+"""Origins: which rows and records an element was made of, for errors that lead to the data.
 
-Nothing is recorded while elements are made. When a function has failed, the plan is run once more
-for that one element, with sources whose rows are their own numbers, and without functions.
+Nothing is recorded while elements are made. When the text of an error is needed, the plan is run
+once more for that one element, with sources whose elements are their own numbers, and without
+functions; only functions that make datasets are called again. Where another function decides which
+elements there are, sources are searched for an equal value, unless functions have changed it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from penstock.element import nest
+from penstock.element.chunk import Chunk
 from penstock.element.dtypes import int64
-from penstock.engine.access import Epoch, access
+from penstock.engine.access import Epoch, access, leaf, pair
+from penstock.engine.context import Context, OpenPlan, OriginSearch
+from penstock.engine.contract import State, Stream, copy_state
+from penstock.engine.formats.record_places import MOST_BYTES, OpenedFile, describe_record
+from penstock.engine.formats.records import RecordReader
+from penstock.engine.inlets import Place, discard
+from penstock.engine.positions import first_number, states_of
+from penstock.engine.streams.sources import RecordsStream
 from penstock.errors import OpError
+from penstock.plan.cuts import has_one_reader
+from penstock.plan.functions import Function
 from penstock.plan.nodes import (
     Batch,
+    Branch,
+    Cache,
+    Concatenate,
     Counter,
+    Distribute,
     Enumerate,
+    IgnoreErrors,
+    Interleave,
     Map,
+    Mix,
     Node,
     Range,
+    Rebatch,
+    Records,
+    Scan,
     Select,
+    Shuffle,
     Slices,
     TableRows,
+    Tail,
     Tensors,
+    Unbatch,
+    Zip,
+    options_of,
 )
+from penstock.plan.options import Options
+from penstock.plan.parts import DIVISION
+from penstock.plan.traits import Trait
 
-_SOURCE = 48
+_SOURCE = 40
 """A number says in its bits from here on which source it is of."""
+
+_MOST_SOUGHT, _AT_ONCE = 1 << 22, 1024
+"""How many elements are compared with an element, at most, and how many are read at once."""
+
+_PAIR = nest.flatten((0, 0))[1]
 
 _MOST = 3
 """An error names at most so many rows of a source."""
 
 
+def find_origin(
+    open_plan: OpenPlan,
+    node: Node,
+    context: Context,
+    ordinal: int,
+    place: Place | None,
+    element: Any = None,
+) -> str:
+    """Says where an element of a plan comes from; empty if that is not known.
+
+    Args:
+        open_plan: Opens plans.
+        node: The plan.
+        context: What the plan was opened with.
+        ordinal: How many elements came before, in the whole iteration.
+        place: The place of the element, if it is known.
+        element: Its value, if it is known.
+    """
+    near = [] if place is None else [(copy_state(place.state), 0)]
+    if found := _find_by_number(open_plan, node, context, ordinal, near):
+        return f"comes from {found}"
+    if element is not None and (found := _find_by_value(open_plan, node, context, near, element)):
+        return f"equals {found}"
+    return ""
+
+
+def _find_by_number(
+    open_plan: OpenPlan, node: Node, context: Context, ordinal: int, near: list[tuple[State, int]]
+) -> str:
+    if node.blocked is None:
+        return describe_origin(node, ordinal, context.epoch)
+    for state, skip in [*near, (None, ordinal - first_number(node))]:
+        search = OriginSearch(MOST_BYTES)
+        found = _run(open_plan, node, state, skip, _search_context(context, search))
+        if found is not None and not search.has_failed:
+            return _describe_all(search.sources, found)
+    return ""
+
+
 def describe_origin(node: Node, position: int, epoch: Epoch) -> str:
-    """Where the element of a plan at a position comes from; empty if it is not known.
+    """Where the element at a position of a plan comes from; empty without random access.
 
     >>> from penstock.data import Dataset
     >>> rows = Dataset.from_tensor_slices([7, 8, 9, 10]).shard(2, 1)
@@ -43,12 +119,187 @@ def describe_origin(node: Node, position: int, epoch: Epoch) -> str:
     """
     if node.blocked is not None:
         return ""
-    sources: list[Node] = []
+    sources: list[Any] = []
     try:
         numbered = _number_rows(node, sources)
         found = access(numbered, lambda _: None)(np.array([position]), epoch)
     except OpError:
         return ""
+    return _describe_all(sources, found)
+
+
+def _find_by_value(
+    open_plan: OpenPlan, node: Node, context: Context, near: list[tuple[State, int]], element: Any
+) -> str:
+    """The first row or record that equals an element, from its place on, or else from the start."""
+    for state, _ in [*near, (None, 0)]:
+        search = OriginSearch(MOST_BYTES, with_values=True)
+        found = _seek(open_plan, node, state, _search_context(context, search), element)
+        if found is not None and not search.has_failed:
+            return _describe_all(search.sources, found)
+    return ""
+
+
+def _seek(
+    open_plan: OpenPlan, node: Node, state: State, context: Context, element: Any
+) -> Chunk | None:
+    """The number of the first equal element behind a state; None if there is none."""
+    try:
+        stream = open_plan(node, state, context)
+        try:
+            for _ in range(_MOST_SOUGHT // _AT_ONCE):
+                for number, value in stream.pull(_AT_ONCE).elements():
+                    if _is_equal(value, element):
+                        return leaf(np.array([number]))
+        finally:
+            stream.close()
+    except Exception:  # Also StopIteration, at the end.
+        return None
+    return None
+
+
+def _is_equal(one: Any, two: Any) -> bool:
+    if type(one) is bytes or type(two) is bytes:
+        return bool(one == two)
+    leaves, others = nest.flatten(one), nest.flatten(two)
+    return leaves[1] == others[1] and all(
+        np.array_equal(*pair) for pair in zip(leaves[0], others[0], strict=True)
+    )
+
+
+def _search_context(context: Context, search: OriginSearch) -> Context:
+    return replace(
+        context,
+        search=search,
+        options=context.options.merge(Options(executor="inline")),
+        meters=context.meters.inner(),
+        trail=None,
+        numbered=False,
+    )
+
+
+def _run(
+    open_plan: OpenPlan, node: Node, state: State, skip: int, context: Context
+) -> Chunk | None:
+    """The numbers of the element that follows `skip` elements behind a state; None if it fails."""
+    try:
+        stream = open_plan(node, state, context)
+        try:
+            return None if discard(stream, skip) else stream.pull(1)
+        finally:
+            stream.close()
+    except Exception:  # The error of the user matters, and not that its origin is not found.
+        return None
+
+
+def simplify(
+    node: Node, state: State, context: Context, search: OriginSearch
+) -> tuple[Node, State, Context] | None:
+    """What a search opens instead of a plan at a state; None if it opens the plan as it is."""
+    if search.with_values:
+        return _simplify_with_values(node, state, context, search)
+    if node.blocked is None and not isinstance(state, dict):
+        return _number_rows(node, search.sources), state, replace(context, search=None)
+    if isinstance(node, Distribute):
+        if state is not None or node.input is None or not _comes_in_order(node, context):
+            search.fail()
+        return node.input, None, context
+    if node.loose or not _can_be_searched(node, state):
+        search.fail()
+    match node:
+        case Map() | Scan() | Enumerate() | Cache():
+            own, below = states_of(node, state)
+            if isinstance(node, Map) and isinstance(own, list) and any(own[1:]):
+                search.fail()
+            return node.input, below[0], context
+        case Batch(source, size, drop_remainder) if type(node) is not Batch:
+            return Batch(source, size, drop_remainder), state, context
+        case Interleave():
+            return _without_trial(node, state, context)
+    return None
+
+
+def _simplify_with_values(
+    node: Node, state: State, context: Context, search: OriginSearch
+) -> tuple[Node, State, Context] | None:
+    """The same for a search for a value, which is in the source if operators only choose."""
+    if node.blocked is None and node.pure and not isinstance(state, dict):
+        numbers = _number_rows(node, search.sources)
+        return Zip((numbers, node), _PAIR), state, replace(context, search=None)
+    if isinstance(node, Interleave):
+        return _without_trial(node, state, context)
+    if isinstance(node, Records):
+        return None
+    is_ahead = isinstance(node, Shuffle | Cache) and state is not None
+    if Trait.SAMPLED_BY_INPUT not in node.traits or len(node.inputs) != 1 or is_ahead:
+        search.fail()
+    return node.inputs[0], states_of(node, state)[1][0], context
+
+
+def _without_trial(
+    node: Interleave, state: State, context: Context
+) -> tuple[Node, State, Context] | None:
+    """The elements are numbers, and not what the function returned when it was tried."""
+    if not node.function.trial and not node.parallel:
+        return None
+    return replace(node, function=Function(node.function.call), parallel=None), state, context
+
+
+def _comes_in_order(node: Distribute, context: Context) -> bool:
+    """Whether the elements of a service come in the order of the local dataset."""
+    options = options_of(node).merge(context.options)
+    return has_one_reader(node, context.options) and options.deterministic is not False
+
+
+def _can_be_searched(node: Node, state: State) -> bool:
+    """Whether elements and states do not depend on values, which a search does not have."""
+    match node:
+        case Shuffle() | Cache() | Rebatch() if state is not None:
+            return False
+        case IgnoreErrors(reader="") | Unbatch() | Rebatch():
+            return not _calls_functions(node.input)
+        case Map() | Scan() | Enumerate() | Batch() | Cache() | IgnoreErrors():
+            return True
+        case Records() | Interleave() | Zip() | Concatenate() | Mix() | Branch() | Tail():
+            return True
+    return Trait.BY_POSITION in node.traits
+
+
+def _calls_functions(node: Node) -> bool:
+    return hasattr(node, "function") or any(map(_calls_functions, node.inputs))
+
+
+class RecordNumbersStream(RecordsStream):
+    """Numbers in place of the records of files."""
+
+    def __init__(
+        self, node: Records, source: Stream, position: State, search: OriginSearch
+    ) -> None:
+        super().__init__(node, source, position, numbered=False)
+        self._search = search
+
+    def _open(self, position: int) -> RecordReader[Any]:
+        reader = super()._open(position)
+        options = {name: value for name, value in self._node.options if name != DIVISION}
+        file = OpenedFile(self._node.format, reader.path, options, position)
+        self._search.sources.append(file)
+        self._next_number = (len(self._search.sources) - 1) << _SOURCE
+        self._read_to = position if position or self._part is None else None
+        return reader
+
+    def _chunk(self, records: list[Any]) -> Chunk:
+        assert self._reader is not None
+        if self._read_to is not None:  # Else the reader has just found the first record of a part.
+            self._search.bytes_left -= self._reader.position - self._read_to
+        if self._search.bytes_left < 0:
+            self._search.fail()
+        self._read_to = self._reader.position
+        first, self._next_number = self._next_number, self._next_number + len(records)
+        numbers = leaf(np.arange(first, self._next_number))
+        return pair(numbers, super()._chunk(records)) if self._search.with_values else numbers
+
+
+def _describe_all(sources: list[Any], found: Chunk) -> str:
     columns: list[Any] = found.columns
     rows: dict[int, list[int]] = {}
     for number in (int(number) for column in columns for number in np.ravel(column)):
@@ -56,7 +307,7 @@ def describe_origin(node: Node, position: int, epoch: Epoch) -> str:
     return " and ".join(filter(None, (_describe(sources[key], rows[key]) for key in sorted(rows))))
 
 
-def _number_rows(node: Node, sources: list[Node]) -> Node:
+def _number_rows(node: Node, sources: list[Any]) -> Node:
     """The plan with rows that are their own numbers; appends the sources."""
     match node:
         case Map() | Enumerate():
@@ -74,9 +325,11 @@ def _number_rows(node: Node, sources: list[Node]) -> Node:
     return Range(first, first + node.cardinality, 1, int64)
 
 
-def _describe(source: Node, rows: list[int]) -> str:
+def _describe(source: Node | OpenedFile, rows: list[int]) -> str:
     """Rows of one source in words. A number of a range says itself where it comes from."""
     match source:
+        case OpenedFile():
+            places = [describe_record(source, row) for row in rows[:_MOST]]
         case TableRows(files=files) if files and files[0].path:
             places = [_place(files, row) for row in rows[:_MOST]]
         case TableRows() | Slices() if not isinstance(source, Tensors):

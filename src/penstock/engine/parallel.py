@@ -162,7 +162,7 @@ class ParallelMapStream(FedStream):
             self._results.add_chunk(made, task.numbers)
         else:
             failures = sum(type(item) is FailedCall for item in made)
-            self._results.add(made, failures, task.numbers)
+            self._results.add(made, failures, task.numbers, task.place)
         self._measure(task.size)
 
     def _finish_task(self) -> None:

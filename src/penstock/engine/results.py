@@ -12,6 +12,7 @@ from penstock.element.columns import Array
 from penstock.element.spec import fits
 from penstock.element.values import as_element, as_value, spec_of
 from penstock.engine.fitting import fit_chunk
+from penstock.engine.inlets import Place
 from penstock.engine.trail import put_turn
 from penstock.engine.user_calls import Calls, FailedCall
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
@@ -32,6 +33,7 @@ class Results:
         self._made: Chunk | None = None
         """Elements that came as a chunk; then no other elements are waiting."""
         self._numbers: tuple[int, Array] | None = None
+        self._first_place: tuple[int, Place] | None = None
         self._failures = 0
         self._kind: Any = None
         tried = calls.function.returns
@@ -43,13 +45,21 @@ class Results:
     def __len__(self) -> int:
         return len(self._waiting) if self._made is None else len(self._made)
 
-    def add(self, results: list[Any], failures: int = 0, numbers: Array | None = None) -> None:
+    def add(
+        self,
+        results: list[Any],
+        failures: int = 0,
+        numbers: Array | None = None,
+        place: Place | None = None,
+    ) -> None:
         """Adds results when none are left; `failures` of them are `FailedCall`.
 
-        `numbers` are the numbers of the elements that were the arguments.
+        `numbers` are the numbers of the elements that were the arguments, `place` is that of the
+        first of them.
         """
         assert not len(self)
         self._waiting, self._failures = results, failures
+        self._first_place = None if place is None else (self.ordinal, place)
         self._numbers = None if numbers is None else (self.ordinal, numbers)
 
     def add_chunk(self, made: Chunk, numbers: Array | None = None) -> None:
@@ -106,10 +116,17 @@ class Results:
     def _drop_failed(self) -> Exception:
         self._failures -= 1
         error = put_turn(self._waiting[0].error, self._number())
-        self._add_origin(error, self.ordinal)
+        self._add_origin(error, self.ordinal, self._place())
         self.ordinal += 1
         self._waiting = self._waiting[1:]
         return error
+
+    def _place(self) -> Place | None:
+        """The place of the argument of the next result, if it is known."""
+        if self._first_place is None:
+            return None
+        first, place = self._first_place
+        return place.after(self.ordinal - first)
 
     def _number(self) -> Array | None:
         """The number of the next element, if it has one."""

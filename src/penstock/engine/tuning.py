@@ -194,6 +194,10 @@ class Relocation:
     Functions that hold the lock of the interpreter share one core, however many threads call them.
     So calls move if they are busy and use fewer cores than they could, twice in a row. They return
     if clearly fewer elements come from processes.
+
+    Calls that use nearly all cores may still lose time to that lock. Only a trial can show this,
+    and it costs little where each call takes long: such calls move after some looks, and return
+    unless more elements come from processes.
     """
 
     def __init__(self, most: int) -> None:
@@ -201,6 +205,9 @@ class Relocation:
         self._seconds = self._cpu = self._total = self._nbytes = 0.0
         self._elements = self._times = 0
         self._rate = self._moved = 0.0
+        self._arrived = 0
+        self._saturated = 0
+        """In how many looks in a row long calls used nearly all cores."""
         self.reason = ""
         """Why the last decision was made."""
 
@@ -214,9 +221,10 @@ class Relocation:
         if self._seconds < _LOOK_SECONDS:
             return False
         self._times = self._times + 1 if self._is_held_back() else 0
+        self._saturated = self._saturated + 1 if self._is_saturated() else 0
         self._rate = self._elements / self._seconds
         self._clear()
-        return self._times >= 2
+        return self._times >= 2 or self._saturated >= _TRIAL_LOOKS
 
     def _is_held_back(self) -> bool:
         used, total = self._cpu / self._seconds, self._total / self._seconds
@@ -225,14 +233,26 @@ class Relocation:
             return False
         return used >= 0.6 or (used >= 0.3 and 0.8 <= total <= 1.3)
 
+    def _is_saturated(self) -> bool:
+        if self._most == 1 or self._nbytes > _MOST_TRAFFIC * self._cpu:
+            return False
+        is_long = self._cpu >= _LONG_CALL * self._elements
+        return is_long and _GAIN * self._cpu / self._seconds > self._most
+
     def _clear(self) -> None:
         self._seconds = self._cpu = self._total = self._nbytes = 0.0
         self._elements = 0
 
+    def _is_warm(self) -> bool:
+        """Whether processes had time to begin: their first calls import what the function needs."""
+        has_begun = self._arrived >= _WARM_SECONDS * self._rate / 2
+        return self._moved >= (_WARM_SECONDS if has_begun else _LONGEST_WARM)
+
     def note_processes(self, elements: int, seconds: float) -> bool:
         """Notes what came from processes; returns whether calls should return to threads."""
-        self._moved += seconds
-        if not self._rate or self._moved < _WARM_SECONDS:
+        if not self._rate or not self._is_warm():
+            self._moved += seconds
+            self._arrived += elements
             return False
         self._elements += elements
         self._seconds += seconds
@@ -241,7 +261,8 @@ class Relocation:
         rate, before = self._elements / self._seconds, self._rate
         self._rate = 0.0  # This was the last decision.
         self.reason = f"{before:.0f} elements/s came from threads and {rate:.0f} from processes"
-        return rate < _LOSS * before
+        least = _FASTER if self._saturated >= _TRIAL_LOOKS else _LOSS
+        return rate < least * before
 
 
 @dataclass(frozen=True)
@@ -264,6 +285,14 @@ _MOST_TRAFFIC = 400e6
 _LOSS = 0.9
 """Calls return if fewer elements come than this fraction; a machine's own noise is smaller."""
 
-_WARM_SECONDS = 0.3
-_TRY_SECONDS = 0.4
-"""When processes are compared with threads after the move, and for how long."""
+_LONG_CALL = 0.3e-3
+"""Seconds of CPU time of a call beside which its way to a process costs little."""
+
+_TRIAL_LOOKS = 8
+"""Long calls that use nearly all cores move after so many looks, to find out what is faster."""
+
+_WARM_SECONDS, _LONGEST_WARM = 0.4, 4.0
+"""When processes are compared with threads after the move: later if hardly anything came."""
+
+_TRY_SECONDS = 0.6
+"""For how long they are compared."""

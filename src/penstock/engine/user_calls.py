@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from itertools import islice, starmap
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +20,7 @@ from penstock.element.strict import holds_strings, plain, strict
 from penstock.element.values import brief
 from penstock.engine.call_watch import watch_calls
 from penstock.engine.copies import copy_unowned, is_fixed, owners
-from penstock.engine.inlets import BUDGET
+from penstock.engine.inlets import BUDGET, Place
 from penstock.errors import OpError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.seeds import generator
@@ -50,6 +51,9 @@ NOTHING = object()
 def _in_brackets(element: Any) -> str:
     return "" if element is NOTHING else f" ({brief(plain(element))})"
 
+
+Origin = Callable[[int, Place | None, Any], str]
+"""Says where an element comes from, by its number, its place and its value (None: unknown)."""
 
 _TRIAL = 16
 """How many results are handed on singly, before the speed of a function is known."""
@@ -83,6 +87,7 @@ def failure(
         )
     error = kind_of(cause)(text)
     error.__cause__ = cause
+    error.element = None if element is NOTHING else element
     return error
 
 
@@ -102,7 +107,7 @@ class Calls:
         function: Function,
         call: Callable[..., Any] | None = None,
         signature: Any = None,
-        origin: Callable[[int], str] | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.operator = operator
         self._origin = origin
@@ -181,11 +186,13 @@ class Calls:
         self._span = min(2 * self._span, _SPAN)
         return results, None
 
-    def add_origin(self, error: Exception, ordinal: int) -> None:
-        """Adds to the error of an element where the element comes from, if that is known."""
-        where = self._origin(ordinal) if self._origin is not None else ""
-        if where and isinstance(error, OpError):
-            error.args = (f"{error.message}; the element comes from {where}",)
+    def add_origin(self, error: Exception, ordinal: int, place: Place | None) -> None:
+        """Has the error of an element say where the element comes from, if that can be found.
+
+        `place` is where the element stands among the elements that the function is called on.
+        """
+        if self._origin is not None and isinstance(error, OpError):
+            error.find_origin = partial(self._origin, ordinal, place, error.element)
 
     @property
     def on_trial(self) -> bool:

@@ -9,7 +9,7 @@ from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.plan import nodes
 from penstock.plan.nodes import OPAQUE, Node, options_of
-from penstock.plan.options import Options
+from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.pieces import pieces_of
 from penstock.plan.shard import in_order
 from penstock.plan.traits import Trait
@@ -29,6 +29,15 @@ def cut(plan: Node, remote: Callable[[Node], Node]) -> tuple[Node, str | None]:
     if made is not plan and not cutter.above:
         return made, None
     return made, cutter.words
+
+
+def has_one_reader(node: nodes.Distribute, options: Options) -> bool:
+    """Whether one reader gets all elements, in the order of the local dataset."""
+    return (
+        node.mode == ShardingPolicy.DYNAMIC
+        and node.job_name is None
+        and options_of(node).merge(options).service.stateful != "per_worker"
+    )
 
 
 class _Cutter:

@@ -72,16 +72,21 @@ class Function:
         inner = _unwrap(self.call)
         return getattr(inner, "__name__", type(inner).__name__)
 
-    @property
+    @functools.cached_property
     def is_own(self) -> bool:
         """Whether penstock defines the function."""
         return str(getattr(_unwrap(self.call), "__module__", "")).startswith("penstock.")
 
-    def __str__(self) -> str:
+    @functools.cached_property
+    def described(self) -> str:
+        """Its name and its place in the source, as in "decode at train.py:12"."""
         code = getattr(_unwrap(self.call), "__code__", None)
         if code is None:
             return self.name
         return f"{self.name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+    def __str__(self) -> str:
+        return self.described
 
     __repr__ = __str__
 

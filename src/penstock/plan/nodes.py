@@ -32,7 +32,7 @@ from penstock.element.spec import (
 from penstock.element.values import spec_of_leaf
 from penstock.errors import FailedPreconditionError
 from penstock.plan.functions import Function
-from penstock.plan.options import Options
+from penstock.plan.options import Options, ShardingPolicy
 from penstock.plan.packed import Values, dtypes_of, packed_spec, values_for
 from penstock.plan.traits import Trait
 
@@ -238,7 +238,8 @@ class Node:
     @property
     def functions(self) -> tuple[Function, ...]:
         """The user's functions that this operator calls, without those of its inputs."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        kind: Any = type(self)
+        values = map(self.__dict__.get, _fields_of(kind).names)
         return tuple(value for value in values if isinstance(value, Function))
 
     @cached_property
@@ -311,6 +312,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory()
 
 
+@cache
 def _snake(name: str) -> str:
     return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
@@ -1496,7 +1498,7 @@ class Distribute(Node):
     """The elements, computed by the workers of a service.
 
     Without `input`, only the dispatcher has the dataset, as `dataset_id`; then `element` is its
-    spec and `known` its cardinality.
+    spec and `known` its cardinality, if that holds for readers that share it with no other reader.
     """
 
     input: Node | None
@@ -1533,8 +1535,11 @@ class Distribute(Node):
 
     @cached_property
     def cardinality(self) -> int:
+        """That of the input, if this reader gets exactly its elements, whatever the options say."""
         count = self.known if self.input is None else self.input.cardinality
-        return INFINITE if count == INFINITE else UNKNOWN
+        is_alone = self.mode == ShardingPolicy.DYNAMIC and self.job_name is None
+        is_divided = self.input is None or self.input.blocked is None
+        return count if count == INFINITE or (is_alone and is_divided) else UNKNOWN
 
     reason = "the service decides which worker computes which elements"
     sealed = True

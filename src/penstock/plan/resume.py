@@ -8,7 +8,29 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from penstock.element.dtypes import DType
-from penstock.plan.nodes import Cache, Mix, Node, Records, Shard, Slices, Snapshot, TableRows
+from penstock.plan.cuts import has_one_reader
+from penstock.plan.nodes import (
+    NO_OPTIONS,
+    Batch,
+    Cache,
+    Distribute,
+    Enumerate,
+    Map,
+    Mix,
+    Node,
+    Prefetch,
+    Records,
+    Shard,
+    Shuffle,
+    Skip,
+    Slices,
+    Snapshot,
+    TableRows,
+    Take,
+    WithOptions,
+    options_of,
+)
+from penstock.plan.optimize import prepare
 from penstock.plan.traits import Trait
 
 
@@ -21,6 +43,55 @@ def structure(node: Node) -> str:
     """
     texts = list(_operator_texts(node))
     return f"{texts[0]}:{hashlib.sha256(','.join(texts).encode()).hexdigest()[:12]}"
+
+
+def local_structure(node: Node) -> str | None:
+    """The structure of the plan without services; None if its elements come in another order."""
+    local = _without_services(node)
+    if local is None or options_of(node).deterministic is False:
+        return None
+    prepared = prepare(local)
+    return None if _is_loose(prepared) or _has_weights(prepared) else structure(prepared)
+
+
+def _without_services(node: Node) -> Node | None:
+    """The plan with every operator in this process; None if other readers share its elements."""
+    if isinstance(node, Distribute):
+        if node.input is None or not has_one_reader(node, NO_OPTIONS):
+            return None
+        return _without_services(node.input)
+    inputs = [_without_services(part) for part in node.inputs]
+    found = tuple(part for part in inputs if part is not None)
+    if len(found) < len(inputs):
+        return None
+    local = node.with_inputs(found)
+    if isinstance(node, Shuffle) and is_served(node) and local.blocked is None:
+        return None  # With random access, another order is drawn.
+    return local
+
+
+def _has_weights(node: Node) -> bool:
+    """Whether the order depends on the weights of a `mix`, which a structure does not tell."""
+    return isinstance(node, Mix) or any(map(_has_weights, node.inputs))
+
+
+def _is_loose(node: Node) -> bool:
+    return node.loose or any(map(_is_loose, node.inputs))
+
+
+def is_served(node: Node) -> bool:
+    """Whether a service computes a part of the plan."""
+    return isinstance(node, Distribute) or any(map(is_served, node.inputs))
+
+
+def takes_positions(node: Node) -> bool:
+    """Whether a plan can be opened at a position, also where a service computes it."""
+    match node:
+        case Distribute(input=Node() as source):
+            return source.blocked is None
+        case Batch() | Enumerate() | Map() | Prefetch() | Skip() | Take() | WithOptions():
+            return takes_positions(node.input)
+    return node.blocked is None
 
 
 _LONGEST_TEXT = 80

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.nest import Tree
 from penstock.element.ragged import Ragged
+from penstock.engine.tracebacks import format_for_others
 from penstock.errors import OpError, UnknownError
 
 
@@ -188,7 +188,7 @@ class _Copy(NamedTuple):
 def pack_error(error: BaseException) -> bytes:
     """An exception with its cause and its traceback as text."""
     cause = error.__cause__
-    trace = "".join(traceback.format_exception(cause or error)).rstrip()
+    trace = format_for_others(error)
     copied = None if cause is None else _copy_error(cause)
     return pickle.dumps((_copy_error(error), copied, trace))
 
@@ -199,7 +199,8 @@ def unpack_error(data: bytes) -> BaseException:
     error = _restore(own)
     if cause is not None:
         error.__cause__ = _restore(cause)
-    (error.__cause__ or error).add_note(f"Traceback in the process of the call:\n{trace}")
+    if trace:
+        (error.__cause__ or error).add_note(f"Traceback in the process of the call:\n{trace}")
     return error
 
 

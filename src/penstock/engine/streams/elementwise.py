@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from penstock.engine.contract import State, Stream
 from penstock.engine.copies import copy_unowned
 from penstock.engine.formats.bad_files import BAD_FILE, SkipLog
 from penstock.engine.inlets import BUDGET, FedStream, Place
-from penstock.engine.origins import describe_origin
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
-from penstock.engine.user_calls import Calls, FailedCall, Seeded
+from penstock.engine.user_calls import Calls, FailedCall, Origin, Seeded
 from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
 from penstock.plan.nodes import Filter, IgnoreErrors, Map, Scan, TakeWhile
 from penstock.plan.seeds import numbers_from
@@ -35,10 +33,10 @@ _ARGUMENT_BYTES = 4 << 20
 class MapStream(FedStream):
     """A function of every element, in the caller's thread."""
 
-    def __init__(self, node: Map, source: Stream, epoch: Epoch, ordinal: State) -> None:
+    def __init__(self, node: Map, source: Stream, calls: Calls, ordinal: State) -> None:
         super().__init__(source, ordinal or 0)
         self._node = node
-        self._calls = map_calls(node, epoch)
+        self._calls = calls
         self._results = Results(self._calls)
         self._used = 0
         self._most_rows = _FIRST_ROWS
@@ -57,7 +55,7 @@ class MapStream(FedStream):
         self._used = len(made) + (error is not None)
         self._feed.unread(rows, self._used)
         if error is not None:
-            self._results.add([*made, FailedCall(error)], 1, rows.numbers)
+            self._results.add([*made, FailedCall(error)], 1, rows.numbers, self._feed.place)
         else:
             self._results.add(made, numbers=rows.numbers)
 
@@ -71,6 +69,7 @@ class MapStream(FedStream):
                 self._feed.unread(rows, 0)
                 return self._columns(len(rows) // 2)
             put_turn(error, rows.numbers)
+            self._calls.add_origin(error, self._feed.count - 1, self._feed.place)
             raise
         return made if rows.numbers is None else made.with_numbers(rows.numbers)
 
@@ -83,11 +82,10 @@ class MapStream(FedStream):
         return [self._feed.place.after(self._used - len(self._results)).state]
 
 
-def map_calls(node: Map, epoch: Epoch) -> Calls:
+def map_calls(node: Map, epoch: Epoch, origin: Origin) -> Calls:
     call = None
     if node.random is not None:
         call = Seeded(node.function.call, node.random, epoch)
-    origin = partial(describe_origin, node.input, epoch=epoch)
     return Calls("map", node.function, call, node.signature, origin)
 
 
@@ -104,9 +102,11 @@ def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
 class FilterStream(FedStream):
     """The elements for which a predicate holds."""
 
-    def __init__(self, node: Filter | TakeWhile, source: Stream, ordinal: State) -> None:
+    def __init__(
+        self, node: Filter | TakeWhile, source: Stream, ordinal: State, origin: Origin
+    ) -> None:
         super().__init__(source, ordinal or 0)
-        self._calls = Calls(node.label, node.function)
+        self._calls = Calls(node.label, node.function, origin=origin)
         self._failed: OpError | None = None
 
     def pull(self, limit: int) -> Chunk:
@@ -133,6 +133,8 @@ class FilterStream(FedStream):
         if self._failed is not None and rows.numbers is not None:
             put_turn(self._failed, rows.numbers[len(keep) :])
         self._failed_at = self._feed.place.after(len(keep))
+        if self._failed is not None:
+            self._calls.add_origin(self._failed, first + len(keep), self._failed_at)
         self._feed.unread(rows, used)
         return keep
 
@@ -163,8 +165,8 @@ def _is_flag(value: Any) -> bool:
 class TakeWhileStream(FilterStream):
     """The elements before the first for which the predicate does not hold."""
 
-    def __init__(self, node: TakeWhile, source: Stream, state: State) -> None:
-        super().__init__(node, source, None if state is None else state[0])
+    def __init__(self, node: TakeWhile, source: Stream, state: State, origin: Origin) -> None:
+        super().__init__(node, source, None if state is None else state[0], origin)
         self._ended: bool = state is not None and state[1]
 
     def pull(self, limit: int) -> Chunk:
@@ -188,10 +190,10 @@ class TakeWhileStream(FilterStream):
 class ScanStream(FedStream):
     """A function of (state, element) that gives (state, element)."""
 
-    def __init__(self, node: Scan, source: Stream, state: State) -> None:
+    def __init__(self, node: Scan, source: Stream, state: State, origin: Origin) -> None:
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
         super().__init__(source, ordinal)
-        self._calls = Calls("scan", node.function)
+        self._calls = Calls("scan", node.function, origin=origin)
         self._state = copy_unowned(begin)
         self._results = Results(self._calls)
 
@@ -217,7 +219,7 @@ class ScanStream(FedStream):
                 break
         used = len(made) + len(failed)
         self._feed.unread(rows, used)
-        self._results.add(made + failed, len(failed))
+        self._results.add(made + failed, len(failed), place=self._feed.place)
 
     def _step(self, element: Any, number: int) -> Any:
         result = self._calls.plain(number, self._state, element)

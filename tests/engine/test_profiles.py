@@ -5,12 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.data import Dataset
-from penstock.engine.meters import OperatorProfile, Profile
+from penstock.data import Dataset, TextLineDataset
+from penstock.engine.advice import hint_of
+from penstock.engine.profiles import OperatorProfile, Profile
 
 
 def row(operator, busy, wait=0.0, depth=0):
     return OperatorProfile(operator, depth, 10, 1, 80, busy, wait)
+
+
+def far(operator, busy):
+    return OperatorProfile(operator, 1, 10, 1, 80, busy, 0.0, workers=2, hint="use a faster one")
+
+
+WORKERS = "map: 94% of the work of 2 workers (1.500 s): add workers, or use a faster one"
+WAY = "the way from the workers: 2 workers busy for 15% of the time: send fewer bytes"
 
 
 def test_every_operator_has_its_numbers():
@@ -43,10 +52,43 @@ def test_datasets_inside_a_dataset_have_no_line_of_their_own():
         ((), 1.0, "nothing has been read yet"),
         ((row("batch", 0.01, 0.02),), 1.0, "the consumer: input took 0.030 s of 1.000 s"),
         ((row("batch", 0.1, 0.9), row("map", 0.7), row("range", 0.2)), 1.0, "map: 70% of the work"),
+        ((row("distribute", 0.0, 0.9), far("map", 1.5), far("range", 0.1)), 1.0, WORKERS),
+        ((row("distribute", 0.0, 0.9), far("map", 0.3)), 1.0, WAY),
+        ((row("map", 0.6, 0.3), row("distribute", 0.0, 0.3), far("map", 2.0)), 1.0, "map: 100% of"),
     ],
 )
 def test_the_bottleneck_is_named_in_words(rows, seconds, expected):
     assert Profile(rows, seconds).bottleneck.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ending"),
+    [
+        ((row("batch", 0.01),), "so it waits 1.0% of the time: nothing to gain"),
+        ((row("batch", 0.5),), "prefetch(AUTOTUNE), so that it works while the program computes"),
+        ((row("prefetch", 0, 0.5), row("batch", 0.5)), "cores or machines: service.distribute"),
+    ],
+)
+def test_the_bottleneck_ends_with_advice(rows, ending):
+    assert Profile(rows, 1.0).bottleneck.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "advice"),
+    [
+        (Dataset.range(3).map(abs), "call abs in parallel: map(..., num_parallel_calls=AUTOTUNE)"),
+        (Dataset.range(3).map(np.abs, vectorized=True), "make absolute faster, or divide"),
+        (Dataset.range(3).filter(lambda x: x > 0), "make <lambda> at test_profiles.py:"),
+        (Dataset.from_tensors("x").interleave(Dataset.from_tensors), "read several inputs at once"),
+        (Dataset.from_generator(lambda: iter("ab"), output_types=str), "<lambda> at test_profiles"),
+        (TextLineDataset("missing"), "read several files at once: list_files(...).interleave("),
+        (Dataset.range(3), ""),
+    ],
+)
+def test_operators_have_advice(dataset, advice):
+    hint = hint_of(dataset.__plan__)
+    assert hint.startswith(advice)
+    assert bool(hint) == bool(advice)
 
 
 def test_a_profile_prints_as_a_table():

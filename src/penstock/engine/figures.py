@@ -1,0 +1,145 @@
+"""Figures: what one operator has done, as plain values that may come from another process.
+
+The figures of a plan are a list in order: an operator, then all operators below it, deeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.engine import spans
+
+
+class CallTimes(NamedTuple):
+    """What the calls of a parallel map have taken, in all threads or processes together."""
+
+    place: str
+    """Where the calls run: "threads" or "processes"."""
+    most: int
+    """How many calls may run at once."""
+    seconds: float
+    cpu_seconds: float
+    """The time in which threads computed. The rest they waited, perhaps for each other."""
+
+    def plus(self, other: CallTimes, sign: int = 1) -> CallTimes:
+        seconds = self.seconds + sign * other.seconds
+        return CallTimes(
+            self.place, self.most, seconds, self.cpu_seconds + sign * other.cpu_seconds
+        )
+
+
+class Figures(NamedTuple):
+    """The figures of one operator. `seconds` is the time in its pulls, with all below it."""
+
+    operator: str
+    function: str
+    depth: int
+    elements: int = 0
+    chunks: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    waits: bool = False
+    """Whether its pulls only wait for other threads or processes."""
+    calls: CallTimes | None = None
+    hint: str = ""
+    """What would help if this operator is the bottleneck."""
+
+    @property
+    def name(self) -> str:
+        """The operator and its functions, as `explain()` prints them."""
+        return f"{self.operator}({self.function})" if self.function else self.operator
+
+    def plus(self, other: Figures, sign: int = 1) -> Figures:
+        """The sum with the figures of the same operator; the difference if `sign` is -1."""
+        calls = self.calls or other.calls
+        if self.calls is not None and other.calls is not None:
+            calls = self.calls.plus(other.calls, sign)
+        return Figures(
+            self.operator,
+            self.function,
+            self.depth,
+            self.elements + sign * other.elements,
+            self.chunks + sign * other.chunks,
+            self.nbytes + sign * other.nbytes,
+            self.seconds + sign * other.seconds,
+            self.errors + sign * other.errors,
+            self.waits,
+            calls,
+            self.hint,
+        )
+
+
+def own_seconds(rows: Sequence[Figures]) -> list[float]:
+    """The time in the pulls of each operator, without the pulls of those below it."""
+    own = [row.seconds for row in rows]
+    path: list[int] = []
+    for number, row in enumerate(rows):
+        while path and rows[path[-1]].depth >= row.depth:
+            path.pop()
+        if path:
+            own[path[-1]] -= row.seconds
+        path.append(number)
+    return [max(seconds, 0.0) for seconds in own]
+
+
+class FigureTree:
+    """The figures of several plans, added up operator by operator."""
+
+    def __init__(self, figures: Figures | None = None) -> None:
+        self.figures = figures
+        self.parts: dict[tuple[str, str, int], FigureTree] = {}
+
+    def add(self, rows: Iterable[Figures]) -> None:
+        """Adds the figures of one plan."""
+        path: list[tuple[int, FigureTree, dict[tuple[str, str], int]]] = [(-1, self, {})]
+        for row in rows:
+            while path[-1][0] >= row.depth:
+                path.pop()
+            _, parent, seen = path[-1]
+            name = row.operator, row.function
+            # Two inputs of one operator may have the same name: they differ by their order.
+            seen[name] = seen.get(name, -1) + 1
+            path.append((row.depth, parent._part((*name, seen[name]), row), {}))
+
+    def _part(self, name: tuple[str, str, int], row: Figures) -> FigureTree:
+        part = self.parts.get(name)
+        if part is None:
+            part = self.parts[name] = FigureTree(row)
+        elif part.figures is not None:
+            part.figures = row._replace(depth=part.figures.depth).plus(part.figures)
+        return part
+
+    def rows(self, depth: int = 0) -> Iterator[Figures]:
+        """All figures in order, the first at `depth`."""
+        if self.figures is not None:
+            yield self.figures._replace(depth=depth)
+            depth += 1
+        # A copy: another thread may add parts meanwhile.
+        for part in list(self.parts.values()):
+            yield from part.rows(depth)
+
+
+class WorkerFigures(FigureTree):
+    """What the operators of a plan have done on the workers of a service."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._workers: set[str] = set()
+        self._recorder = spans.active
+
+    def note_arrival(self, worker: str, seconds: float, elements: int) -> None:
+        """Records that elements arrived, which a worker had made in so many seconds."""
+        if self._recorder is not None:
+            self._recorder.add(spans.WORKERS, worker, "make", seconds, elements)
+
+    @property
+    def count(self) -> int:
+        """How many workers have reported."""
+        return len(self._workers)
+
+    def add_report(self, worker: str, rows: Iterable[Figures]) -> None:
+        """Adds what one worker has done since its last report."""
+        self._workers.add(worker)
+        self.add(rows)

@@ -1,0 +1,243 @@
+"""Profiles: what the operators of an iterator have done, as a table, and the bottleneck in words.
+
+A profile is made from meters and holds plain values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from penstock.engine.advice import AHEAD, SPREAD, advise_calls
+from penstock.engine.figures import CallTimes, Figures, own_seconds
+from penstock.engine.meters import Meter, Meters
+from penstock.plan.nodes import Map, Mix, Node
+
+_IN_THE_WAY = 0.1
+"""Input that makes a program wait for a smaller share of its time is not in the way."""
+
+_BUSY_WORKERS = 0.5
+"""Workers that compute for a smaller share of the time are not what a reader waits for."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a `mix` drew from one dataset, also before the state that it resumed from."""
+
+    elements: int
+    epochs: int
+    """How often the dataset was read to its end."""
+
+
+@dataclass(frozen=True)
+class OperatorProfile:
+    """One line of a profile; times in seconds."""
+
+    operator: str
+    depth: int
+    elements: int
+    chunks: int
+    nbytes: int
+    busy: float
+    wait: float
+    """The time in which it waited for the operators below it, for threads or for workers."""
+    note: str = ""
+    """Where its parallel calls run, if that is known, and why."""
+    drawn: dict[str, Drawn] = field(default_factory=dict)
+    """For a `mix`: what was drawn from each dataset."""
+    errors: int = 0
+    """How many elements it could not hand on, because it or an operator below raised an error."""
+    function: str = ""
+    """The functions that it calls, with their places in the source: `decode at train.py:12`."""
+    workers: int = 0
+    """How many workers ran it; 0 if this process did. The times of all workers are added up."""
+    calls: CallTimes | None = None
+    """For a parallel `map`: what its calls have taken."""
+    hint: str = ""
+    """What would help if this operator is the bottleneck."""
+
+    @property
+    def name(self) -> str:
+        """The operator and its functions, as `explain()` prints them."""
+        return f"{self.operator}({self.function})" if self.function else self.operator
+
+    @property
+    def advice(self) -> str:
+        """What would help if this operator is the bottleneck."""
+        if self.calls is None:
+            return self.hint
+        return advise_calls(self.function or self.operator, self.calls, self.busy)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What an iterator's operators have done so far; prints as a table."""
+
+    operators: tuple[OperatorProfile, ...]
+    seconds: float
+    """From the first element that was requested until now, or until the end of the iteration."""
+    retries: int = 0
+    """How many requests to remote files failed and were repeated."""
+    waited: float | None = None
+    """For how many of these seconds the caller waited for elements."""
+
+    @property
+    def drawn(self) -> dict[str, Drawn]:
+        """What every `mix` drew from its datasets, by their names; the last `mix` comes first."""
+        found: dict[str, Drawn] = {}
+        for row in self.operators:
+            found = row.drawn | found
+        return found
+
+    @property
+    def bottleneck(self) -> str:
+        """Which operator is in the way, and what would help, in words."""
+        if not self.operators:
+            return "nothing has been read yet"
+        waited = self._waited
+        if waited < _IN_THE_WAY * self.seconds:
+            return (
+                f"the consumer: input took {waited:.3f} s of {self.seconds:.3f} s, so it waits "
+                f"{waited / self.seconds:.1%} of the time: nothing to gain"
+            )
+        here = [row for row in self.operators if not row.workers]
+        there = [row for row in self.operators if row.workers]
+        worst = max(here, key=lambda row: row.busy)
+        for_workers = sum(row.wait for row in here if row.operator == "distribute")
+        if there and for_workers > worst.busy:
+            return self._name_worker_bottleneck(there)
+        return _name_bottleneck(worst, here, "the work", self._advise(worst))
+
+    @property
+    def _waited(self) -> float:
+        root = self.operators[0]
+        return root.busy + root.wait if self.waited is None else self.waited
+
+    def _advise(self, worst: OperatorProfile) -> str:
+        is_ahead = any(row.operator in ("prefetch", "deliver") for row in self.operators)
+        return worst.advice or (SPREAD if is_ahead else AHEAD)
+
+    def _name_worker_bottleneck(self, rows: Sequence[OperatorProfile]) -> str:
+        worst, workers = max(rows, key=lambda row: row.busy), rows[0].workers
+        share = sum(row.busy for row in rows) / max(workers * self.seconds, 1e-9)
+        if share < _BUSY_WORKERS:
+            return (
+                f"the way from the workers: {_count(workers)} busy for {share:.0%} of the time: "
+                "send fewer bytes, or raise Options.service.reader_memory"
+            )
+        more = f", or {worst.advice}" if worst.advice else ""
+        return _name_bottleneck(worst, rows, f"{_count(workers)}", f"add workers{more}")
+
+    def __str__(self) -> str:
+        names = ["  " * row.depth + _place_name(row) for row in self.operators]
+        width = max([28, *(len(name) + 2 for name in names)])
+        lines = [f"{'operator':<{width}}{'elements':>12}{'MB':>10}{'busy s':>10}{'wait s':>10}"]
+        for name, row in zip(names, self.operators, strict=True):
+            size = row.nbytes / 1e6
+            lines.append(
+                f"{name:<{width}}{row.elements:>12}{size:>10.1f}{row.busy:>10.3f}{row.wait:>10.3f}"
+            )
+        return "\n".join([*lines, *self._notes(), f"bottleneck: {self.bottleneck}"])
+
+    def _notes(self) -> Iterator[str]:
+        for row in self.operators:
+            if row.note:
+                yield f"{row.operator}: {row.note}"
+        for row in self.operators:
+            if row.errors:
+                yield f"{row.operator}: {row.errors} errors"
+        if self.retries:
+            yield f"requests to remote files that were repeated: {self.retries}"
+        for row in self.operators:
+            for name, drawn in row.drawn.items():
+                yield (
+                    f"{row.operator}: {drawn.elements} elements of {name!r}, epochs: {drawn.epochs}"
+                )
+
+
+def _name_bottleneck(
+    worst: OperatorProfile, rows: Sequence[OperatorProfile], whose: str, advice: str
+) -> str:
+    share = worst.busy / max(sum(row.busy for row in rows), 1e-9)
+    of = f"the work of {whose}" if worst.workers else whose
+    return f"{worst.name}: {share:.0%} of {of} ({worst.busy:.3f} s): {advice}"
+
+
+def _place_name(row: OperatorProfile) -> str:
+    return f"{row.name} on {_count(row.workers)}" if row.workers else row.name
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def make_profile(
+    meters: Meters, plan: Node, seconds: float, waited: float | None = None
+) -> Profile:
+    """The profile of an iterator over `plan`."""
+    walked = meters.walk(plan)
+    figures = [meter.read(depth) for depth, meter in walked]
+    rows: list[OperatorProfile] = []
+    for (_, meter), row, own in zip(walked, figures, own_seconds(figures), strict=True):
+        rows.append(_make_row(row, own, note=_calls_note(meter), drawn=_drawn(meter)))
+        if meter.workers is not None:
+            found = list(meter.workers.rows(row.depth + 1))
+            rows += _worker_rows(found, meter.workers.count)
+    return Profile(tuple(rows), seconds, meters.retries.count, waited)
+
+
+def _worker_rows(figures: Sequence[Figures], workers: int) -> Iterator[OperatorProfile]:
+    for row, own in zip(figures, own_seconds(figures), strict=True):
+        yield _make_row(row, own, workers=workers)
+
+
+def _make_row(
+    row: Figures,
+    own: float,
+    note: str = "",
+    drawn: dict[str, Drawn] | None = None,
+    workers: int = 0,
+) -> OperatorProfile:
+    busy = 0.0 if row.waits else own
+    return OperatorProfile(
+        operator=row.operator,
+        depth=row.depth,
+        elements=row.elements,
+        chunks=row.chunks,
+        nbytes=row.nbytes,
+        busy=busy,
+        wait=row.seconds - busy,
+        note=note,
+        drawn={} if drawn is None else drawn,
+        errors=row.errors,
+        function=row.function,
+        workers=workers,
+        calls=row.calls,
+        hint=row.hint,
+    )
+
+
+def merge_profiles(profiles: Iterable[Profile]) -> Profile:
+    """One profile of several iterators that a program reads at once."""
+    found = list(profiles)
+    return Profile(
+        operators=tuple(row for one in found for row in one.operators),
+        seconds=max(one.seconds for one in found),
+        retries=sum(one.retries for one in found),
+        waited=sum(one._waited for one in found if one.operators),
+    )
+
+
+def _drawn(meter: Meter) -> dict[str, Drawn]:
+    if not isinstance(meter.node, Mix) or meter.drawn is None:
+        return {}
+    pairs = zip(meter.node.names, meter.drawn(), strict=True)
+    return {name: Drawn(*counts) for name, counts in pairs}
+
+
+def _calls_note(meter: Meter) -> str:
+    node = meter.node
+    if not isinstance(node, Map) or node.parallel is None:
+        return ""
+    place, reason = node.function.calls_run
+    return f"calls run in {place}{': ' if reason else ''}{reason}" if place else ""
