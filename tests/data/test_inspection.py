@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import penstock
@@ -139,3 +140,11 @@ def test_a_state_without_operators_is_still_checked() -> None:
     iter(TEN.batch(2)).load_state_dict(state)
     with pytest.raises(InvalidArgumentError, match="another pipeline: 'batch:.*' became 'batch:"):
         iter(TEN.batch(5)).load_state_dict(state)
+
+
+def test_a_frame_of_different_columns_names_the_ways_out() -> None:
+    frame = pandas.DataFrame({"x": [1, 2], "name": ["a", "b"]})
+    with pytest.raises(InvalidArgumentError, match="use Dataset.from_pandas .* a dict of columns"):
+        Dataset.from_tensor_slices(frame)
+    assert len(Dataset.from_tensor_slices(dict(frame))) == 2
+    assert len(Dataset.from_tensor_slices(frame[["name"]])) == 2

@@ -37,3 +37,7 @@ __all__ = [
     "ThreadingOptions",
     "experimental",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

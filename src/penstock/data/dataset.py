@@ -31,6 +31,7 @@ from penstock.data import (
 )
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
+from penstock.data.completion import PublicNames
 from penstock.data.delivered import Check, DeliveredIterator
 from penstock.data.iterator import Iterator, NumpyIterator
 from penstock.data.skipping import BadFiles
@@ -48,15 +49,17 @@ from penstock.engine.copies import copy_unowned
 from penstock.engine.formats import files, image_folders, runs, saved
 from penstock.engine.lower import chunks_of
 from penstock.engine.streams.elementwise import check_state
+from penstock.engine.tracebacks import fold
 from penstock.engine.user_calls import Calls
 from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
+    OpError,
     OutOfRangeError,
     UnimplementedError,
 )
-from penstock.missing_names import missing
-from penstock.plan import codec, nodes, packed, seeds, show
+from penstock.missing_names import missing_from_dataset
+from penstock.plan import codec, nodes, packed, picture, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
@@ -75,7 +78,7 @@ _MOST = np.iinfo(np.int64).max
 Call = Callable[..., Any]
 
 
-class Dataset:
+class Dataset(PublicNames):
     """Elements, and how they are made: lazy, immutable, typed by `element_spec`.
 
     Methods that TensorFlow's `tf.data.Dataset` has are like there, with its arguments and defaults;
@@ -1614,7 +1617,10 @@ class Dataset:
                 f"Dataset[{index}]: this plan has no random access ({self._plan.blocked}); "
                 "iterate over it, or index before that step"
             )
-        return self._access(range(number, number + 1), (0,)).elements()[0]
+        try:
+            return self._access(range(number, number + 1), (0,)).elements()[0]
+        except OpError as error:
+            raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
 
     @functools.cached_property
     def _access(self) -> Access:
@@ -1675,7 +1681,10 @@ class Dataset:
         >>> Dataset.range(5).batch(2).element_spec
         TensorSpec(shape=(None,), dtype=tf.int64, name=None)
         """
-        return _spec_of(self._plan)
+        try:
+            return _spec_of(self._plan)
+        except OpError as error:
+            raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
 
     def reduce(self, initial_state: Any, reduce_func: Call, name: str | None = None) -> Any:
         """The state after all elements.
@@ -1690,9 +1699,12 @@ class Dataset:
         where = "Dataset.reduce"
         calls = Calls("reduce", check_function(where, reduce_func, 2))
         state = copy_unowned(check.element(where, initial_state))
-        with contextlib.closing(iter(self)) as elements:
-            for number, element in enumerate(elements):
-                state = check_state(calls.where, state, calls.plain(number, state, element))
+        try:
+            with contextlib.closing(iter(self)) as elements:
+                for number, element in enumerate(elements):
+                    state = check_state(calls.where, state, calls.plain(number, state, element))
+        except OpError as error:
+            raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
         return state
 
     def get_single_element(self, name: str | None = None) -> Any:
@@ -1927,10 +1939,15 @@ class Dataset:
         shown = "" if spec is None else f", element_spec={spec}"
         return f"<Dataset {show.title(self._plan)}, {show.count(self._plan)}{shown}>"
 
+    def _repr_svg_(self) -> str:
+        """The plan as a picture, which notebooks show."""
+        return picture.draw_plan(self._plan)
+
     if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise missing("Dataset", name, dir(type(self)))
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            raise missing_from_dataset(name, dir(type(self)), asker)
 
 
 def _from_bytes(plan: bytes) -> Dataset:

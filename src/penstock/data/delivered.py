@@ -13,13 +13,14 @@ from typing import Any
 from penstock.data.arguments import is_dataset
 from penstock.data.iterator import Iterator
 from penstock.delivery import Delivery
-from penstock.delivery.delivery_stream import DeliveryStream, run_ahead
+from penstock.delivery.delivery_stream import DELIVERY, DeliveryStream, run_ahead
 from penstock.delivery.row_numbers import deliver_by_row_numbers
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.engine.context import Context, Environment
 from penstock.engine.contract import Stream
 from penstock.engine.lower import open_plan
+from penstock.engine.meters import Meter
 from penstock.errors import InvalidTypeError
 from penstock.plan.nodes import IterationCounter, Node
 
@@ -61,8 +62,10 @@ class DeliveredIterator(Iterator):
     def _streams(self, context: Context) -> Stream:
         plan, delivery = self._plan, self._open_delivery()
         plan, delivery = deliver_by_row_numbers(plan, delivery) or (plan, delivery)
-        self._delivery = delivery
-        stream = _ElementStream(open_plan(plan, self._at, context), delivery, self._check)
+        self._delivery, self._metered = delivery, plan
+        meter = context.meters.of_stage(DELIVERY)
+        opened = open_plan(plan, self._at, context)
+        stream = _ElementStream(opened, delivery, meter, check=self._check)
         return run_ahead(stream, self._ahead, context)
 
     def _elements(self, chunk: Chunk) -> PythonIterator[Any]:
@@ -74,8 +77,8 @@ class DeliveredIterator(Iterator):
 class _ElementStream(DeliveryStream):
     """Chunks of elements on their way to a device."""
 
-    def __init__(self, source: Stream, delivery: Delivery, check: Check) -> None:
-        super().__init__(source, delivery)
+    def __init__(self, source: Stream, delivery: Delivery, meter: Meter, check: Check) -> None:
+        super().__init__(source, delivery, meter)
         self._check = check
 
     def _send(self, chunk: Chunk) -> Chunk:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import signal
 import threading
 import time
 import weakref
@@ -15,7 +16,9 @@ from collections.abc import Iterator as PythonIterator
 from operator import length_hint
 from typing import Any
 
-from penstock.data.states import VERSION, check_state
+from penstock.data.completion import PublicNames
+from penstock.data.state_values import with_plain_values, with_users_values
+from penstock.data.states import VERSION, check_state, move_state
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.caching import cache_of
@@ -25,12 +28,22 @@ from penstock.engine.endings import Ending
 from penstock.engine.formats.remote_requests import RemoteUse, remote_use
 from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.lower import open_plan
-from penstock.engine.meters import Meters, Profile
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from penstock.engine.meters import Meters
+from penstock.engine.profiles import Profile, make_profile
+from penstock.engine.tracebacks import fold
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError, OutOfRangeError
 from penstock.plan import seeds
 from penstock.plan.nodes import IterationCounter, Node, is_shared, options_of
 from penstock.plan.optimize import prepare
-from penstock.plan.resume import draws_inside, operators, seeds_of, structure, with_seeds
+from penstock.plan.resume import (
+    draws_inside,
+    is_served,
+    local_structure,
+    operators,
+    seeds_of,
+    structure,
+    with_seeds,
+)
 from penstock.plan.seeds import derive
 
 _NO_ROW = object()
@@ -48,6 +61,15 @@ def _close_at_exit() -> None:
 def _close_all() -> None:
     for iterator in list(_SHARING):
         iterator.close()
+
+
+def _let_ctrl_c_end_waits() -> None:
+    """Makes Ctrl-C end a call that waits, as in every Python program.
+
+    A library with a handler of its own (polars) may have had such calls begin again instead. Then
+    Ctrl-C would be noticed only when the wait is over.
+    """
+    signal.siginterrupt(signal.SIGINT, True)
 
 
 def _draw_key(plan: Node) -> int:
@@ -70,7 +92,7 @@ class _Shared:
         self._stream.close()
 
 
-class Iterator:
+class Iterator(PublicNames):
     """Iterates over a dataset; made by `iter(dataset)`.
 
     >>> import penstock
@@ -93,6 +115,8 @@ class Iterator:
         self._iteration = self._iterations.begin()
         self._key = _draw_key(plan)
         self._at: State = None
+        self._count: int | None = 0
+        """How many elements the caller got before the first of `_rows`; None if that is unknown."""
         self._lock = threading.Lock()
         self._reset()
 
@@ -100,6 +124,12 @@ class Iterator:
         self._plan = prepare(self._written)
         self._meters = Meters()
         self._use = RemoteUse(self._meters.retries, cache_of(options_of(self._written)))
+        self._metered = self._plan
+        """The plan whose operators have meters."""
+        self._opened = self._ended = 0.0
+        """When the streams were opened and closed, by the clock of `perf_counter`."""
+        self._waited = 0.0
+        """For how many seconds the caller has waited for elements."""
         self._stream: Stream | None = None
         self._shared: _Shared | None = None
         self._rows: PythonIterator[Any] = iter(())
@@ -113,7 +143,12 @@ class Iterator:
 
     def __next__(self) -> Any:
         row = next(self._rows, _NO_ROW)
-        return self._refill_and_next() if row is _NO_ROW else row
+        if row is not _NO_ROW:
+            return row
+        try:
+            return self._refill_and_next()
+        except OpError as error:
+            raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
 
     def _refill_and_next(self) -> Any:
         """Pulls under the lock: several threads may iterate, and take what another one pulled."""
@@ -128,6 +163,7 @@ class Iterator:
             raise StopIteration
         if self._stream is None:
             self._open()
+        self._add_to_count(self._size)
         self._size = 0
         self._place = self._marked.place()
         started = time.perf_counter()
@@ -143,6 +179,7 @@ class Iterator:
             if self._closed:  # Closed by another thread meanwhile.
                 raise StopIteration from None
             self._place = self._place.after(1)
+            self._add_to_count(1)
             raise
         except BaseException:
             # Interrupted: the streams lost what they were computing, so open them here again.
@@ -153,13 +190,22 @@ class Iterator:
             raise
         finally:
             remote_use.reset(before)
-        self._demand.record(chunk, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._waited += seconds
+        self._demand.record(chunk, seconds)
         self._rows = self._elements(chunk)
         self._size = chunk.size
         if (shared := self._shared) is not None:
             shared.rows = self._rows
 
+    def _add_to_count(self, elements: int) -> None:
+        if self._count is not None:
+            self._count += elements
+
     def _open(self) -> None:
+        _let_ctrl_c_end_waits()
+        if not self._opened:
+            self._opened = time.perf_counter()
         self._stream = self._streams(
             Context(
                 self._environment,
@@ -202,26 +248,63 @@ class Iterator:
         return self._environment.spec(self._written)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the iteration: small, and JSON unless an operator buffers user data."""
+        """The position of the iteration, as plain values for JSON: small, but for what is held."""
         if self._stream is None and not self._closed and is_shared(self._plan):
             # Other readers take what is not leased, so a position exists only once it is opened.
             with self._lock:
                 self._open()
         if self._stream is not None and (claims := self._stream.claims) is not None:
             claims.commit(length_hint(self._rows))
-        return {
+        state = {
             "version": VERSION,
             "plan": self._structure,
             "operators": list(self._operators),
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
+            "count": self.position,
             "at": copy_state(self._here().state),
         }
+        if is_served(self._plan):
+            state["local"] = self._local_structure
+        return with_plain_values(state)
+
+    @property
+    def position(self) -> int | None:
+        """How many elements came before the next one, also before the state that was loaded.
+
+        Elements that failed count, too. None if the state does not say it: that of an earlier
+        version, or one that `service.merge_states` made.
+
+        >>> import penstock
+        >>> dataset = penstock.data.Dataset.range(5)
+        >>> iterator = iter(dataset)
+        >>> first, second = next(iterator), next(iterator)
+        >>> other = iter(dataset)
+        >>> other.load_state_dict(iterator.state_dict())
+        >>> third = next(other)
+        >>> other.position
+        3
+        """
+        return None if self._count is None else self._count + self._taken
+
+    def __length_hint__(self) -> int:
+        """How many elements are left, if that is known: for `operator.length_hint`."""
+        count, position = self._written.cardinality, self.position
+        return NotImplemented if count < 0 or position is None else max(count - position, 0)
+
+    @property
+    def _taken(self) -> int:
+        """How many elements of the last chunk the caller got."""
+        return self._size - length_hint(self._rows)
 
     @functools.cached_property
     def _structure(self) -> str:
         return structure(self._plan)
+
+    @functools.cached_property
+    def _local_structure(self) -> str | None:
+        return local_structure(self._written)
 
     @functools.cached_property
     def _operators(self) -> list[str]:
@@ -232,7 +315,7 @@ class Iterator:
         left = length_hint(self._rows)
         if not left and self._stream is not None and must_settle(self._stream):
             return Place(self._stream.save())
-        return self._place.after(self._size - left)
+        return self._place.after(self._taken)
 
     def load_state_dict(self, state: Any) -> None:
         """Continues from `state`, with exactly the rest of the sequence."""
@@ -240,6 +323,7 @@ class Iterator:
             raise InvalidArgumentError(
                 "Iterator.load_state_dict: this is the state of a distributed iterator"
             )
+        state = move_state(with_users_values(state), self._plan, self._written)
         check_state(state, self._plan, self._written)
         self.close()
         self._written = with_seeds(self._written, state["seeds"])
@@ -247,23 +331,39 @@ class Iterator:
 
     def _resume(self, state: dict[str, Any], at: State) -> None:
         self._iteration, self._key, self._at = state["iteration"], state["key"], at
+        self._count = state.get("count", at if isinstance(at, int) else None)
         self._iterations.resume(self._iteration)
         self._reset()
 
     def profile(self) -> Profile:
-        """The time and the elements of each operator so far; printing it names the bottleneck."""
-        return self._meters.profile(self._plan)
+        """The time and the elements of each operator so far.
+
+        Printed, it names the bottleneck and says what would help. If workers of a service run a
+        part of the plan, it has their operators, too.
+
+        >>> import penstock
+        >>> iterator = iter(penstock.data.Dataset.range(9).map(lambda x: x + 1).batch(3))
+        >>> batches = list(iterator)
+        >>> [(row.operator, row.elements) for row in iterator.profile().operators]
+        [('batch', 3), ('map', 9), ('range', 9)]
+        """
+        until = self._ended or time.perf_counter()
+        seconds = until - self._opened if self._opened else 0.0
+        return make_profile(self._meters, self._metered, seconds, self._waited)
 
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
         # Counted, not asked of the streams: `save` might block.
-        self._place = self._place.after(self._size - length_hint(self._rows))
+        self._place = self._place.after(self._taken)
+        self._add_to_count(self._taken)
         self._rows, self._size = iter(()), 0
         self._close_stream()
 
     def _close_stream(self) -> None:
         stream, shared = self._stream, self._shared
         self._stream = self._shared = None
+        if not self._closed:
+            self._ended = time.perf_counter()
         self._closed = True
         if shared is not None:
             shared.end()
@@ -285,7 +385,7 @@ class Iterator:
         return f"<{type(self).__name__} over {self._written.label}>"
 
 
-class NumpyIterator:
+class NumpyIterator(PublicNames):
     """Elements as plain NumPy values: a ragged value is an object array of rows."""
 
     def __init__(self, iterator: Iterator, convert: Callable[[Any], Any]) -> None:
@@ -306,3 +406,15 @@ class NumpyIterator:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._iterator.load_state_dict(state)
+
+    @property
+    def position(self) -> int | None:
+        """How many elements came before the next one; see `Iterator.position`."""
+        return self._iterator.position
+
+    def __length_hint__(self) -> int:
+        return self._iterator.__length_hint__()
+
+    def profile(self) -> Profile:
+        """The time and the elements of each operator so far; see `Iterator.profile`."""
+        return self._iterator.profile()

@@ -11,7 +11,13 @@ from typing import Any
 
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Map, Node
-from penstock.plan.resume import chosen_seeds, operators, structure
+from penstock.plan.resume import (
+    chosen_seeds,
+    local_structure,
+    operators,
+    structure,
+    takes_positions,
+)
 
 VERSION = 1
 
@@ -27,6 +33,25 @@ def check_state(
         _check(state, plan, chosen_seeds(written))
     except _WrongStateError as wrong:
         raise InvalidArgumentError(f"{call}: {wrong}") from None
+
+
+def move_state(state: Any, plan: Node, written: Node) -> Any:
+    """The state for this plan, if it was saved by the same plan with or without a service.
+
+    The order is the same, so the number of elements says where to continue. Without random access,
+    the elements before are computed again. Other states stay as they are.
+    """
+    if not isinstance(state, dict) or not _is_count(state.get("count")):
+        return state
+    if state.get("plan") == structure(plan):
+        return state
+    local = state.get("local", state.get("plan"))
+    if local is None or local != local_structure(written):
+        return state
+    count = state["count"]
+    skipped = {"from": None, "skip": count} if count else None
+    at = count if takes_positions(plan) else skipped
+    return {**state, "plan": structure(plan), "at": at}
 
 
 class _WrongStateError(Exception):
@@ -85,7 +110,7 @@ def _check_place(at: Any, plan: Node) -> None:
         raise _WrongStateError(f"'at' is not what state_dict() makes, {at!r:.60}")
     if not isinstance(at, int):
         return
-    if not _has_positions(plan):
+    if not _has_positions(plan) and not takes_positions(plan):
         raise _WrongStateError(f"'at' must hold what the operators saved, got the position {at}")
     if 0 <= plan.cardinality < at:
         raise _WrongStateError(

@@ -5,32 +5,50 @@ A state of it is a state of its source: elements that are in transit leave no tr
 
 from __future__ import annotations
 
+import time
+
 from penstock.delivery import Delivery
 from penstock.element.chunk import Chunk
+from penstock.engine import advice
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import FedStream
+from penstock.engine.meters import Meter, Stage
 from penstock.engine.prefetch import PrefetchStream
 from penstock.engine.tuning import Budget, Depth
+
+DELIVERY = Stage("deliver", advice.DELIVERY)
 
 
 class DeliveryStream(FedStream):
     """The chunks of `source`, sent by a delivery."""
 
-    def __init__(self, source: Stream, delivery: Delivery) -> None:
+    def __init__(self, source: Stream, delivery: Delivery, meter: Meter) -> None:
         super().__init__(source)
         self._delivery = delivery
+        self._meter = meter
 
     def pull(self, limit: int) -> Chunk:
+        started = time.perf_counter()
+        nbytes, sent, seconds = self._pull(limit)
+        self._meter.record_copy(len(sent), seconds)
+        self._meter.record(len(sent), nbytes, time.perf_counter() - started)
+        return sent
+
+    def _pull(self, limit: int) -> tuple[int, Chunk, float]:
+        """How many bytes the next chunk has on the host, the chunk after it was sent, and how
+        long sending it took."""
         chunk = self._feed.pull(limit)
+        started = time.perf_counter()
         try:
-            return self._send(chunk)
+            return chunk.nbytes, self._send(chunk), time.perf_counter() - started
         except Exception:
             if len(chunk) == 1:
                 raise
             # Only one element fails, in its turn; those before it must be handed on.
             self._feed.unread(chunk, 0)
-            return self._send(self._feed.pull(1))
+            chunk = self._feed.pull(1)
+            return chunk.nbytes, self._send(chunk), time.perf_counter() - started
 
     def _send(self, chunk: Chunk) -> Chunk:
         return self._delivery.send(chunk)

@@ -1,5 +1,7 @@
 """Delivery to replicas: a global batch is cut, and every replica receives its portion."""
 
+from typing import NoReturn
+
 from penstock.distribute import cluster_resolver, experimental
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.distributed import DistributedDataset, DistributedIterator
@@ -32,6 +34,7 @@ from penstock.distribute.values.per_replica import (
     PerReplicaSpec,
     SyncOnRead,
 )
+from penstock.missing_names import missing_from_distribute
 
 __all__ = [
     "DistributedDataset",
@@ -61,3 +64,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_distribute("distribute", name, __all__)

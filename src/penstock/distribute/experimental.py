@@ -1,5 +1,7 @@
 """The names that TensorFlow has under `distribute.experimental`: aliases of the same classes."""
 
+from typing import NoReturn
+
 from penstock.distribute.multiworker import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -7,6 +9,7 @@ from penstock.distribute.multiworker import (
 )
 from penstock.distribute.strategy import TPUStrategy
 from penstock.distribute.strategy_options import ValueContext
+from penstock.missing_names import missing_from_distribute
 
 __all__ = [
     "CommunicationImplementation",
@@ -15,3 +18,7 @@ __all__ = [
     "TPUStrategy",
     "ValueContext",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise missing_from_distribute("distribute.experimental", name, __all__)

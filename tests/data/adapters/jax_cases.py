@@ -173,3 +173,11 @@ def test_elements_that_are_datasets_are_refused() -> None:
     unknown = Dataset.range(3).map(lambda x: x).window(2)
     with pytest.raises(InvalidTypeError, match="^Dataset.as_jax: an element is a dataset"):
         next(unknown.as_jax())
+
+
+@pytest.mark.parametrize("sharding", [None, split("batch")])
+def test_the_profile_has_the_delivery(sharding: Any) -> None:
+    iterator = Dataset.from_tensor_slices(ROWS).map(lambda x: x).batch(8).as_jax(sharding)
+    assert len(list(iterator)) == 4
+    rows = [(row.operator, row.elements) for row in iterator.profile().operators]
+    assert rows == [("deliver", 4), ("batch", 4), ("map", 32), ("from_tensor_slices", 32)]

@@ -4,6 +4,7 @@ Training counts: with x one-hot, SGD at rate 1 and the sum of absolute errors be
 each weight grows by one whenever the model is trained on that element.
 """
 
+import traceback
 from typing import Any
 
 import numpy as np
@@ -249,3 +250,32 @@ def test_a_dataset_that_turns_out_empty_is_refused(keras: Any, steps: int | None
 def test_there_is_no_form_for_tensorflow(keras: Any) -> None:
     with pytest.raises(UnimplementedError, match="^Dataset.as_keras: there is no form for Keras' "):
         PAIRS.batch(2).as_keras().get_tf_dataset()
+
+
+@pytest.mark.parametrize(("steps", "read"), [(None, 2), (3, 6)])
+@ran_out
+def test_the_profile_is_that_of_the_latest_iteration(
+    keras: Any, steps: int | None, read: int
+) -> None:
+    batches = PAIRS.map(lambda x, y: (x, y)).batch(5).as_keras(steps_per_epoch=steps)
+    assert batches.profile().bottleneck == "nothing has been read yet"
+    Counting(keras).fit(batches, epochs=2)
+    rows = {row.operator: row for row in batches.profile().operators}
+    assert next(iter(rows)) == "deliver"
+    assert rows["deliver"].elements >= read
+    assert "<lambda> at keras_cases.py:" in rows["map"].function
+
+
+def test_keras_refuses_a_plain_dataset_and_names_the_way_out(keras: Any) -> None:
+    with pytest.raises(TypeError, match=r"model.fit\(dataset.as_keras\(\)\)"):
+        Counting(keras).fit(PAIRS.batch(4))
+
+
+def test_a_failing_function_shows_its_own_frames(keras: Any) -> None:
+    def refuse(x: Any, y: Any) -> Any:
+        raise ValueError("no image")
+
+    with pytest.raises(InvalidArgumentError, match="element 0 .*no image; .* row 0") as caught:
+        Counting(keras).fit(PAIRS.map(refuse).batch(4).as_keras())
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames][-2:] == ["_epoch", "refuse"]

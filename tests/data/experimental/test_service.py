@@ -166,7 +166,8 @@ def test_distribute_refuses_when_it_is_applied(
 def test_distribute_takes(given: dict[str, Any]) -> None:
     dataset = applied(**given)
     assert dataset.element_spec == TEN.element_spec
-    assert dataset.cardinality() == UNKNOWN
+    is_alone = given.get("processing_mode") == service.ShardingPolicy.DYNAMIC
+    assert dataset.cardinality() == (10 if is_alone else UNKNOWN)
 
 
 def test_only_a_dataset_is_distributed() -> None:
@@ -378,7 +379,7 @@ def test_datasets_by_their_ids(dispatcher: service.DispatchServer) -> None:
     assert isinstance(name, bytes)
     read = service.from_dataset_id("distributed_epoch", target, name)
     assert read.element_spec == TEN.element_spec
-    assert read.cardinality() == UNKNOWN
+    assert read.cardinality() == 10
     assert list(read) == list(TEN)
     general = TensorSpec(None, np.int64)
     assert service.from_dataset_id("distributed_epoch", target, name, general).element_spec == (

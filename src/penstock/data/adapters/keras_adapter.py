@@ -25,10 +25,13 @@ from penstock.element.chunk import Chunk
 from penstock.element.dtypes import string
 from penstock.element.spec import RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
+from penstock.engine.profiles import Profile
+from penstock.engine.tracebacks import show_frames_of_cause
 from penstock.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
+    OpError,
     UnimplementedError,
 )
 from penstock.plan.nodes import INFINITE, UNKNOWN, known_spec
@@ -109,6 +112,22 @@ class KerasBatches:
         self._given = 0
         self._complete = True
         self._first: int | None = None
+        self._latest: DeliveredIterator | None = None
+
+    @property
+    def position(self) -> int | None:
+        """How many batches of the latest epoch came before the next one.
+
+        With `steps_per_epoch`, all epochs are one iteration.
+        """
+        return 0 if self._latest is None else self._latest.position
+
+    def profile(self) -> Profile:
+        """The time and the elements of each operator in the latest epoch; see `Iterator.profile`.
+
+        With `steps_per_epoch`, all epochs are one iteration.
+        """
+        return Profile((), 0.0) if self._latest is None else self._latest.profile()
 
     # What Keras calls
 
@@ -164,15 +183,19 @@ class KerasBatches:
     def _epoch(self, deliver: Deliver) -> PythonIterator[Any]:
         batches = self._pass(deliver) if self._steps is None else self._next(deliver, self._steps)
         is_empty = True
-        for batch in batches:
-            is_empty = False
-            yield batch
+        try:
+            for batch in batches:
+                is_empty = False
+                yield batch
+        except OpError as error:
+            raise show_frames_of_cause(error) from error.__cause__  # Keras drops the cause.
         if is_empty:
             raise _empty()
 
     def _pass(self, deliver: Deliver) -> PythonIterator[Any]:
         self._given, self._complete = 0, False
         with contextlib.closing(deliver(self._dataset)) as batches:
+            self._latest = batches
             for batch in batches:
                 self._given += 1
                 if self._given == self.num_batches:
@@ -190,7 +213,7 @@ class KerasBatches:
         these batches are yielded again.
         """
         if self._going is None:
-            self._going = deliver(self._dataset.repeat())
+            self._going = self._latest = deliver(self._dataset.repeat())
         batches = itertools.chain(self._seen, self._going)
         self._seen = []
         for number, batch in enumerate(itertools.islice(batches, count), 1):

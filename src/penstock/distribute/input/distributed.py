@@ -13,19 +13,29 @@ from typing import Any
 
 import numpy as np
 
+from penstock.data.completion import PublicNames
+from penstock.data.state_values import with_users_values
 from penstock.distribute import replica_context
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.steps import StepIterator
 from penstock.distribute.replicas import Replicas
 from penstock.element.optional import Optional
-from penstock.errors import AbortedError, InvalidArgumentError, InvalidTypeError, OutOfRangeError
+from penstock.engine.profiles import Profile, merge_profiles
+from penstock.engine.tracebacks import fold
+from penstock.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OpError,
+    OutOfRangeError,
+)
 from penstock.plan import show
-from penstock.plan.nodes import IterationCounter
+from penstock.plan.nodes import INFINITE, IterationCounter
 
 _ENDED, _READY, _FAILED = 0, 1, 2
 
 
-class DistributedDataset:
+class DistributedDataset(PublicNames):
     """A dataset that delivers its elements to the replicas of a strategy; made by the strategy.
 
     >>> import penstock as tf
@@ -60,6 +70,15 @@ class DistributedDataset:
         """How many global batches there are; -1 for endless, -2 for unknown."""
         return self._plan.cardinality
 
+    def __len__(self) -> int:
+        if self.cardinality < 0:
+            size = "infinite" if self.cardinality == INFINITE else "unknown"
+            raise InvalidTypeError(f"len(DistributedDataset): the number of batches is {size}")
+        return self.cardinality
+
+    def __bool__(self) -> bool:
+        return True
+
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """`reduce_func(state, step)` over all steps; returns the last state."""
         state = initial_state
@@ -89,7 +108,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
     """Whole elements of datasets that a function made, one for each worker or replica."""
 
 
-class DistributedIterator:
+class DistributedIterator(PublicNames):
     """Iterates over a `DistributedDataset`; made by `iter(dataset)`.
 
     >>> import penstock as tf
@@ -126,7 +145,10 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
-        present, value = self._next("next")
+        try:
+            present, value = self._next("next")
+        except OpError as error:
+            raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
         if self._drops(present):
             raise StopIteration
         return value
@@ -232,7 +254,9 @@ class DistributedIterator:
     def load_state_dict(self, state: Any) -> None:
         """Continues from `state` with exactly the rest of the sequence of batches."""
         states = state.get("replicas") if isinstance(state, dict) else None
-        states = states if isinstance(states, list) else [state]
+        states = [
+            with_users_values(one) for one in (states if isinstance(states, list) else [state])
+        ]
         if len(states) != len(self._steps):
             raise InvalidArgumentError(
                 f"DistributedIterator.load_state_dict: the state has {len(states)} datasets, this "
@@ -243,6 +267,23 @@ class DistributedIterator:
         for steps, one in zip(self._steps, states, strict=True):
             steps.load_state_dict(one)
         self._is_over, self._agreed_steps, self._taken = False, None, self._steps[0].restored_steps
+
+    @property
+    def position(self) -> int | None:
+        """How many steps came before the next one, also before the state that was loaded."""
+        found = [steps.position for steps in self._steps]
+        known = [position for position in found if position is not None]
+        # Inputs that have ended make no more steps, but other inputs and other workers may.
+        return max(self._taken, *known) if len(known) == len(found) else None
+
+    def __length_hint__(self) -> int:
+        """How many steps are left, if that is known: for `operator.length_hint`."""
+        count, position = self._plan.cardinality, self.position
+        return NotImplemented if count < 0 or position is None else max(count - position, 0)
+
+    def profile(self) -> Profile:
+        """The time and the elements of each operator of this process; see `Iterator.profile`."""
+        return merge_profiles(steps.profile() for steps in self._steps)
 
     def close(self) -> None:
         """Ends the iteration and its threads; calling it again does nothing."""

@@ -17,7 +17,7 @@ from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
 from penstock.data.states import check_state
 from penstock.delivery import Delivery
-from penstock.delivery.delivery_stream import DeliveryStream, run_ahead
+from penstock.delivery.delivery_stream import DELIVERY, DeliveryStream, run_ahead
 from penstock.delivery.row_numbers import ROW_NUMBERS, deliver_by_row_numbers
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.portions import Position
@@ -28,6 +28,7 @@ from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Place, discard
 from penstock.engine.lower import open_plan
+from penstock.engine.meters import Meter
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import IterationCounter, Node
 from penstock.plan.resume import with_seeds
@@ -42,9 +43,15 @@ class StepStream(DeliveryStream):
     """Chunks of steps on their way to the devices."""
 
     def __init__(
-        self, source: Stream, delivery: Delivery, shapes: Sequence[Any], is_surprised: bool
+        self,
+        source: Stream,
+        delivery: Delivery,
+        meter: Meter,
+        *,
+        shapes: Sequence[Any],
+        is_surprised: bool,
     ) -> None:
-        super().__init__(source, delivery)
+        super().__init__(source, delivery, meter)
         self._shapes = shapes
         self.is_surprised = is_surprised
         """Whether a leaf had another shape than all samples."""
@@ -87,11 +94,13 @@ class StepIterator(Iterator):
         saved, skipped = _split_place(self._at)
         position = Position.restore(saved)
         plan, portion, self._delivery = self._choose_delivery()
+        self._metered = plan
         source = open_plan(plan, position.at, context)
         portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
         stream = self._delivered = StepStream(
             portions,
             self._delivery,
+            context.meters.of_stage(DELIVERY),
             shapes=self._delivery_plan.sampled_shapes,
             is_surprised=saved.get("odd", False),
         )

@@ -13,7 +13,9 @@ from penstock.element.dtypes import of_numpy
 
 def as_array(value: Any) -> Any:
     """A tensor as a NumPy value (bytes for a single string); None for anything else."""
-    if isinstance(value, np.ndarray | np.generic | bytes):
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)  # Subclasses have texts of their own.
+    if isinstance(value, np.generic | bytes):
         return value
     framework = framework_of(value)
     if framework is None:

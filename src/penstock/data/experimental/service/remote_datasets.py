@@ -22,6 +22,7 @@ from penstock.errors import (
 )
 from penstock.plan import nodes
 from penstock.plan.options import ShardingPolicy
+from penstock.plan.shape import Form
 
 Transformation = Callable[[Dataset], Dataset]
 
@@ -251,7 +252,7 @@ def _register(url: str, plan: nodes.Node, spec: Any) -> str | None:
 
 
 def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
-    """Spec and cardinality of a registered dataset."""
+    """Spec and cardinality of a registered dataset, if options of its readers do not change it."""
     from penstock.service.host import services
 
     try:
@@ -262,15 +263,17 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
         raise InvalidArgumentError(
             f"{where}: the spec of dataset {name!r} is not known, as {error.message}"
         ) from None
-    found = services.spec_of_dataset(info)
+    found, count = services.spec_of_dataset(info), info.cardinality
+    if info.shape.kind != Form.RANDOM and count != nodes.INFINITE:
+        count = nodes.UNKNOWN
     if wanted is None:
-        return found, info.cardinality
+        return found, count
     if not _covers(check.signature(where, wanted, "element_spec"), found):
         raise FailedPreconditionError(
             f"{where}: dataset {name!r} has elements of {found}, which are not all of {wanted}; "
             "leave element_spec out to read them as registered"
         )
-    return wanted, info.cardinality
+    return wanted, count
 
 
 def _covers(wanted: Any, found: Any) -> bool:

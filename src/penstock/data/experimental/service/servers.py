@@ -77,6 +77,10 @@ class DispatchServer(_Server):
         """Where /metrics is, as in "http://localhost:9100/metrics"; None without `metrics_port`."""
         return self._hosted.metrics_url
 
+    def dashboard_link(self) -> str | None:
+        """A new link to the dashboard, which is valid once; None without `dashboard_port`."""
+        return self._hosted.make_dashboard_link()
+
     def _num_workers(self) -> int:
         return len(self._hosted.status()["workers"])
 

@@ -1,0 +1,130 @@
+"""Every iterator has a profile, with functions by name and line, and workers' operators."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock
+from penstock.data import AUTOTUNE, Dataset, Options
+from penstock.data.experimental import service
+
+
+def double(x):
+    return x * 2
+
+
+DOUBLE = f"double at test_profiles.py:{double.__code__.co_firstlineno}"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with service.DispatchServer() as dispatcher:
+        address = dispatcher.target.removeprefix("grpc://")
+        config = service.WorkerConfig(dispatcher_address=address)
+        with service.WorkerServer(config), service.WorkerServer(config):
+            yield dispatcher.target
+
+
+@pytest.fixture
+def dataset():
+    return Dataset.range(24).map(double).batch(4)
+
+
+def names(profile):
+    return [row.name for row in profile.operators if not row.workers]
+
+
+def test_the_iterators_of_adapters_and_strategies_have_profiles(dataset):
+    strategy = penstock.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    one_by_one = ["batch", f"map({DOUBLE})", "range"]
+    for iterator, expected in [
+        (dataset.as_numpy_iterator(), one_by_one),
+        (iter(dataset.as_torch()), ["deliver", *one_by_one]),
+        (iter(strategy.experimental_distribute_dataset(dataset)), ["deliver", *one_by_one]),
+    ]:
+        count = len(list(iterator))
+        profile = iterator.profile()
+        assert names(profile) == expected
+        assert [row.elements for row in profile.operators][-3:] == [count, 24, 24]
+        assert 0 < profile.waited <= profile.seconds
+
+
+def test_inputs_for_each_replica_are_profiled_together():
+    strategy = penstock.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = penstock.distribute.InputOptions(
+        experimental_replication_mode=penstock.distribute.InputReplicationMode.PER_REPLICA,
+        experimental_place_dataset_on_device=True,
+        experimental_fetch_to_device=False,
+    )
+    made = strategy.distribute_datasets_from_function(lambda _: Dataset.range(4), options)
+    iterator = iter(made)
+    list(iterator)
+    assert names(iterator.profile()) == ["deliver", "range"] * 2
+
+
+def test_through_a_service_the_operators_of_the_workers_are_there(url, dataset):
+    iterator = iter(dataset.apply(service.distribute("distributed_epoch", url)))
+    assert len(list(iterator)) == 6
+    profile = iterator.profile()
+    assert names(profile) == ["distribute"]
+    remote = {row.name: row for row in profile.operators if row.workers}
+    assert list(remote)[:2] == ["batch", f"map({DOUBLE})"]
+    assert remote["batch"].elements == 6
+    assert remote[f"map({DOUBLE})"].elements == 24
+    assert remote["batch"].nbytes == 24 * 8
+    here = profile.operators[0]
+    assert here.elements == 6
+    assert here.busy == 0
+    assert f"{' ' * 4}map({DOUBLE}) on {here.wait and remote['batch'].workers} w" in str(profile)
+
+
+def test_a_plan_that_is_cut_shows_both_sides(url):
+    plan = Dataset.range(40).map(double).shuffle(4, seed=1).filter(lambda x: x > 8).batch(5)
+    iterator = iter(plan.apply(service.distribute("distributed_epoch", url)).repeat(2))
+    assert sum(map(len, iterator)) == 70
+    profile = iterator.profile()
+    assert names(profile)[0] == "repeat"
+    remote = [row for row in profile.operators if row.workers]
+    assert sum(row.elements for row in remote if row.function == DOUBLE) == 80
+    assert {row.operator for row in profile.operators} >= {"distribute", "filter", "batch", "map"}
+
+
+def test_errors_on_workers_are_counted(url):
+    def fail(x):
+        if x == 5:
+            raise ValueError("five")
+        return x
+
+    failing = Dataset.range(8).map(fail).apply(service.distribute("distributed_epoch", url))
+    iterator = iter(failing.ignore_errors())
+    assert [int(x) for x in iterator] == [0, 1, 2, 3, 4, 6, 7]
+    assert [row.errors for row in iterator.profile().operators if row.function] == [1]
+
+
+def test_waiting_for_the_lock_is_told_from_computing():
+    def hold_lock(x):
+        return x + sum(i for i in range(60_000)) * 0
+
+    options = Options()
+    options.executor = "threads"
+    dataset = Dataset.range(40).map(hold_lock, num_parallel_calls=4).with_options(options)
+    iterator = iter(dataset)
+    list(iterator)
+    calls = next(row.calls for row in iterator.profile().operators if row.calls)
+    assert calls.place == "threads"
+    assert calls.most == 4
+    assert 0 < calls.cpu_seconds <= 1.1 * calls.seconds
+
+
+def test_a_profile_ends_with_its_iteration(dataset):
+    iterator = iter(dataset)
+    list(iterator)
+    assert iterator.profile().seconds == iterator.profile().seconds
+
+
+def test_autotune_is_what_a_sequential_map_is_advised(dataset):
+    iterator = iter(dataset)
+    list(iterator)
+    row = next(row for row in iterator.profile().operators if row.operator == "map")
+    assert row.advice == f"call {DOUBLE} in parallel: map(..., num_parallel_calls=AUTOTUNE)"
+    assert AUTOTUNE == -1
