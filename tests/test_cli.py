@@ -1,7 +1,9 @@
 """The command line: help that can be followed, servers that end as they are asked to."""
 
 import json
+import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main, overview
+from penstock.cli.status_legend import LEGEND
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.http_server import make_metrics_token
@@ -24,7 +27,7 @@ from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
 from tests.integration.clusters import until
 
-COMMANDS = ("dispatcher", "worker", "status", "certs", "metrics-token")
+COMMANDS = "dispatcher worker status top doctor certs metrics-token dashboard-link".split()
 
 
 @contextmanager
@@ -49,6 +52,17 @@ def command(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
 def line_of(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
+
+
+@pytest.fixture(autouse=True)
+def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands that run in this process set up its logs."""
+    logger = logging.getLogger("penstock")
+    level, handlers = logger.level, list(logger.handlers)
+    monkeypatch.setattr(logger, "propagate", logger.propagate)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture
@@ -129,13 +143,22 @@ def test_a_dispatcher_and_a_worker_serve_and_leave() -> None:
         dispatcher.send_signal(signal.SIGINT)
         assert dispatcher.wait() == 0
         assert dispatcher.stderr is not None
-        assert dispatcher.stderr.read() == ""
+        logged = [line.split(" ", 1)[1] for line in dispatcher.stderr.read().splitlines()]
+        assert logged[0].startswith(f"INFO dispatcher: started at {target[7:]}")
+        assert logged[-1] == "INFO dispatcher: stopped"
+        assert all(line.startswith("INFO dispatcher: ") for line in logged)
 
 
-def test_metrics_of_processes() -> None:
-    with command("dispatcher", "--metrics-port", "0") as dispatcher:
+def test_http_ports_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    with command("dispatcher", "--metrics-port", "0", "--dashboard-port", "0") as dispatcher:
         target = line_of(dispatcher).split()[3].rstrip(";")
         metrics = line_of(dispatcher).removeprefix("metrics at ").strip()
+        link = line_of(dispatcher).removeprefix("dashboard at ").split()[0]
+        url = link.partition("/?")[0].removeprefix("http://")
+        assert main(["dashboard-link", url]) == 0
+        for each in (link, capsys.readouterr().out.strip()):
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            assert b"<title>penstock</title>" in opener.open(each).read()
         with command("worker", "--dispatcher", target, "--metrics-port", "0") as worker:
             line_of(worker)
             of_worker = line_of(worker).removeprefix("metrics at ").strip()
@@ -346,6 +369,30 @@ def test_jobs_are_forgotten(
         reader.close()
     assert main(["forget", dispatcher.target, "a job"]) == 0
     assert "forgotten: a job" in capsys.readouterr().out
+
+
+def test_the_page_and_the_legend_have_the_fields_of_a_real_service(
+    dispatcher: service.DispatchServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+(?:\[\]\.\w+)?)` \|", page, re.MULTILINE))
+    with service.WorkerServer(service.WorkerConfig(dispatcher_address=address(dispatcher))):
+        mode = service.distribute("distributed_epoch", dispatcher.target, job_name="training")
+        with iter(Dataset.range(9).apply(mode)) as reading:
+            next(reading)
+            assert main(["status", dispatcher.target, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    tables = {name: rows for name, rows in told.items() if isinstance(rows, list)}
+    fields = {f"{table}[].{name}" for table, rows in tables.items() for name in rows[0]}
+    assert fields | set(told) == {name for name in documented if not name.startswith("penstock_")}
+    assert tables.keys() == LEGEND.keys()
+    for table, rows in tables.items():
+        ids = {"worker", "job", "host", "transfers"}
+        assert [name for name in rows[0] if name not in ids] == list(LEGEND[table])
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    helped = capsys.readouterr().out
+    assert "lag                the share of their time that programs wait" in helped
 
 
 def test_status_again_and_again_until_ctrl_c(dispatcher: service.DispatchServer) -> None:

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cli import deploy, overview, server_processes
+from penstock.cli import deploy, doctor, logs, overview, server_processes
+from penstock.cli import top as terminal
+from penstock.cli.status_legend import legend
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
@@ -66,11 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     _dispatcher_arguments(add("dispatcher", dispatcher, "start a dispatcher", _DISPATCHER))
     _worker_arguments(add("worker", worker, "start a worker", _WORKER))
     _status_arguments(add("status", status, "show what a service does", _STATUS))
+    _top_arguments(add("top", top, "watch a service in the terminal", _TOP))
+    _doctor_arguments(add("doctor", diagnose, "find out what is wrong", _DOCTOR))
     _forget_arguments(add("forget", forget, "forget jobs without readers", _FORGET))
     _certs_arguments(add("certs", certs, "make certificates and a token", _CERTS))
     deploy.add_arguments(add("deploy", deploy.kubernetes, "print files for clusters", deploy.ABOUT))
     about = _METRICS_TOKEN
     _secret_arguments(add("metrics-token", metrics_token, "print the token of scrapers", about))
+    _link_arguments(add("dashboard-link", dashboard_link, "print a link to a dashboard", _LINK))
     return parser
 
 
@@ -97,6 +102,7 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         help="port of /metrics (for Prometheus), /healthz and /readyz; 0 for a free one (default: "
         "none). Other machines need the token",
     )
+    logs.add_arguments(parser)
 
 
 def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,6 +113,18 @@ def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait until the dispatcher that uses the same --work-dir has ended or is silent for "
         f"{timing.HOLD_SILENCE:g} s, and take over",
+    )
+    parser.add_argument(
+        "--dashboard-port",
+        type=int,
+        metavar="N",
+        help="port of a page that shows the service in a browser; 0 for a free one (default: none)",
+    )
+    parser.add_argument(
+        "--dashboard-host",
+        default="localhost",
+        metavar="NAME",
+        help="name or address of that page (default: localhost, also with --host)",
     )
     parser.add_argument(
         "--worker-timeout",
@@ -191,11 +209,32 @@ def _status_arguments(parser: argparse.ArgumentParser) -> None:
     _secret_arguments(parser)
 
 
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
+    parser.add_argument("--once", action="store_true", help="print it once, for scripts")
+    _secret_arguments(parser)
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "service",
+        metavar="URL",
+        nargs="?",
+        help="a service, as in grpc://localhost:5050 (default: this machine only)",
+    )
+    _secret_arguments(parser)
+
+
 def _forget_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("service", metavar="URL", help="the service, as in grpc://localhost:5050")
     parser.add_argument(
         "job", metavar="JOB", nargs="?", help="the name of a job (default: all without readers)"
     )
+    _secret_arguments(parser)
+
+
+def _link_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the page, as in http://localhost:8080")
     _secret_arguments(parser)
 
 
@@ -223,8 +262,11 @@ def dispatcher(given: argparse.Namespace) -> int:
         worker_timeout_ms=_milliseconds(given.worker_timeout),
         forget_after_ms=_milliseconds(given.forget_after),
         standby=given.standby,
+        dashboard_port=given.dashboard_port,
+        dashboard_host=given.dashboard_host,
         **_server_options(given),
     )
+    logs.set_up(given)
     if given.standby and given.work_dir:
         print(f"penstock dispatcher stands by for {given.work_dir}", flush=True)
     return server_processes.run_dispatcher(DispatchServer(config, start=False))
@@ -239,6 +281,7 @@ def worker(given: argparse.Namespace) -> int:
         modules=tuple(name for names in given.modules for name in names.split(",")),
         **_server_options(given),
     )
+    logs.set_up(given, given.quiet)
     return server_processes.run_worker(
         WorkerServer(config, start=False),
         given.quiet,
@@ -269,6 +312,16 @@ def status(given: argparse.Namespace) -> int:
     return overview.run(given.service, show, given.watch)
 
 
+def top(given: argparse.Namespace) -> int:
+    _use_secrets(given)
+    return terminal.run(given.service, given.once)
+
+
+def diagnose(given: argparse.Namespace) -> int:
+    _use_secrets(given)
+    return doctor.run(given.service, given.certificates)
+
+
 def forget(given: argparse.Namespace) -> int:
     _use_secrets(given)
     return overview.forget(given.service, given.job)
@@ -287,6 +340,11 @@ def _use_secrets(given: argparse.Namespace) -> None:
 def metrics_token(given: argparse.Namespace) -> int:
     _use_secrets(given)
     return server_processes.print_metrics_token(given.certificates)
+
+
+def dashboard_link(given: argparse.Namespace) -> int:
+    _use_secrets(given)
+    return server_processes.print_dashboard_link(given.url, given.certificates)
 
 
 def certs(given: argparse.Namespace) -> int:
@@ -320,8 +378,10 @@ With --work-dir it keeps a journal there. After a crash, start it again with the
 With --standby it takes over from a dispatcher that ends or hangs, if both have the same --work-dir
 (on shared storage). Readers and workers then name both: grpc://data1:5050,data2:5050
 
+With --dashboard-port it serves a page that shows what the service does, and prints a link to it.
+
 example:
-  penstock dispatcher --port 5050 --work-dir ~/penstock
+  penstock dispatcher --port 5050 --work-dir ~/penstock --dashboard-port 8080
 
 for other machines:
   penstock certs ~/certs --host data1.example.org
@@ -345,12 +405,36 @@ example:
   penstock worker --dispatcher localhost:5050
 """
 
-_STATUS = """\
+_STATUS = f"""\
 Shows the workers and jobs of a service, and how many workers its readers could use.
 
 examples:
   penstock status grpc://localhost:5050 --watch
   penstock status grpc://localhost:5050 --json
+
+{legend()}
+
+--json has the same names and some ids more; docs/metrics.md describes all of them.
+"""
+
+_TOP = """\
+Shows a service every second, until Ctrl-C: what sets the pace of each job and what would help,
+workers, readers, and what happened. It needs no --dashboard-port, which shows the same in a
+browser.
+
+examples:
+  penstock top grpc://localhost:5050
+  penstock top grpc://localhost:5050 --once
+"""
+
+_DOCTOR = """\
+Checks versions, limits, shared memory, ports, token, certificates and GPUs of this machine. With a
+URL also the way of an element: to the dispatcher, to each worker, and one element through all of
+them. Says what to change, and exits with status 1 if something is wrong.
+
+examples:
+  penstock doctor
+  penstock doctor grpc://data1.example.org:5050 --certificates ~/certs
 """
 
 _FORGET = """\
@@ -372,6 +456,14 @@ workers (--metrics-port). It is derived from the token of the service, and allow
 
 example:
   penstock metrics-token --token-file ~/token > penstock-metrics-token
+"""
+
+_LINK = """\
+Prints a link to the dashboard of a dispatcher (--dashboard-port). It is valid once, for an hour;
+the browser that opens it may look for a week. The link allows nothing but looking.
+
+example:
+  penstock dashboard-link http://localhost:8080
 """
 
 _CERTS = """\

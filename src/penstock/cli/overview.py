@@ -17,8 +17,8 @@ from penstock.plan.nodes import INFINITE, UNKNOWN
 Show = Callable[[dict[str, Any]], None]
 
 _INTERVAL = 1.0
-_FOR_PROGRAMS = {"worker", "job", "host"}
-"""Long ids, left out of the tables."""
+_FOR_PROGRAMS = {"worker", "job", "host", "transfers"}
+"""Long ids and addresses, left out of the tables."""
 
 _CARDINALITIES = {INFINITE: "infinite", UNKNOWN: "unknown"}
 

@@ -40,6 +40,8 @@ def run_dispatcher(server: DispatchServer) -> int:
             flush=True,
         )
         _print_metrics_url(server)
+        if (link := server.dashboard_link()) is not None:
+            print(f"dashboard at {link} (valid once, for an hour)", flush=True)
         return _serve_until_signal(server.join, server.stop) or int(server.failed)
 
 
@@ -138,6 +140,16 @@ def print_metrics_token(certificates: str | None) -> int:
 
     folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
     print(make_metrics_token(find_token(folder=folder).token).decode())
+    return 0
+
+
+def print_dashboard_link(url: str, certificates: str | None) -> int:
+    """Prints a new link to a dashboard, with the token that this process finds."""
+    from penstock.service.host.dashboard import make_link
+    from penstock.service.host.security import find_token
+
+    folder = certificates or os.environ.get("PENSTOCK_CERTIFICATES") or None
+    print(make_link(url if "://" in url else f"http://{url}", find_token(folder=folder).token))
     return 0
 
 
