@@ -38,7 +38,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "explore")
 
 
 # These programs record the answers of TensorFlow and other libraries, which tests do not install.
-collect_ignore_glob = ["*/record_*.py"]
+collect_ignore_glob = ["*/record_*.py", "tf/programs/[a-z]*.py"]
 
 # While pytest collects tests, many objects are made and none is freed: the garbage collector would
 # scan them again and again.

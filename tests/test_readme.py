@@ -63,7 +63,7 @@ def lines_of_prose(name: str) -> list[str]:
     page = PAGES[name][1]
     if name == "benchmarks.md":
         page = page.partition("## Pipelines")[0]
-    if name in ("deviations.md", "operations.md"):
+    if name in ("deviations.md", "operations.md", "from-tensorflow.md"):
         page = re.sub(r"^\|.*", "", page, flags=re.MULTILINE)
     return page.splitlines()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import penstock as tf
-from penstock.data import Dataset
+from penstock.data import Dataset, TextLineDataset
 from penstock.data.experimental import service
 from penstock.errors import (
     FailedPreconditionError,
@@ -98,8 +98,35 @@ def test_a_failed_element_comes_in_its_place_and_the_rest_behind_it(cluster, kin
     [note] = error.__notes__
     assert note.startswith("Traceback on the worker:")
     assert 'raise ValueError("7 is not wanted")' in note
+    assert note.count("  File ") == 1
     assert type(error.__cause__) is ValueError
     assert str(error.__cause__) == "7 is not wanted"
+
+
+def without_line_33(x):
+    if x == b"line 33":
+        raise ValueError("not wanted")
+    return len(x)
+
+
+READERS = {
+    "lines": TextLineDataset,
+    "shuffled lines": lambda path: TextLineDataset(path).shuffle(9, seed=1),
+    "interleaved lines": lambda path: Dataset.from_tensor_slices([path] * 3).interleave(
+        TextLineDataset, cycle_length=2
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_a_failing_function_leads_to_the_line_of_the_file(cluster, kind, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(50)), encoding="utf-8")
+    made = READERS[kind](str(path)).map(without_line_33).apply(cluster.distribute())
+    errors = [each for each in all_of(iter(made)) if isinstance(each, Exception)]
+    place = f"; the element comes from line 34 (byte 254) of {path}"
+    assert errors
+    assert all(place in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("kind", KINDS)

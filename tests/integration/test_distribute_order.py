@@ -3,7 +3,7 @@
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -94,12 +94,13 @@ INTERLEAVED = {
     "expanded": lambda f: Dataset.range(40).interleave(some, 3).flat_map(some),
     "of expanded": lambda f: Dataset.range(7).flat_map(Dataset.range).interleave(some, 3, 2),
     "twice": lambda f: Dataset.range(30).interleave(some, 3).interleave(some, 2, 2),
-    "short": lambda f: Dataset.range(700).interleave(some, 4, num_parallel_calls=2),
-    "long": lambda f: Dataset.range(5).interleave(lambda x: Dataset.range(3000), 3, 7).filter(odd),
+    "short": lambda f: Dataset.range(300).interleave(some, 4, num_parallel_calls=2),
+    "long": lambda f: Dataset.range(5).interleave(lambda x: Dataset.range(1000), 3, 7).filter(odd),
     "endless": lambda f: Dataset.counter().interleave(some, 5).take(200),
     "files": lambda f: Dataset.from_tensor_slices(names(f, "plain")).interleave(TFRecordDataset, 3),
     "parallel reads": lambda f: TextLineDataset(names(f, "txt"), num_parallel_reads=3).take(500),
 }
+OF_FILES = [*DATASETS, "files", "parallel reads"]
 DATASETS.update(INTERLEAVED)
 
 
@@ -111,8 +112,9 @@ def test_a_single_reader_of_a_job_gets_the_local_order(cluster, folder, name, mo
     assert list(map(repr, made)) == list(map(repr, dataset))
 
 
-@pytest.mark.parametrize("part_bytes", [200, 3000])
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize(
+    ("name", "part_bytes"), [*product(DATASETS, [3000]), *product(OF_FILES, [200])]
+)
 def test_files_come_in_the_local_order(cluster, folder, name, part_bytes, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
     dataset = DATASETS[name](folder)

@@ -11,6 +11,7 @@ import pytest
 import penstock as tf
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.errors import InvalidArgumentError
 from tests.engine.driving import travelled
 from tests.engine.list_values import plain
 from tests.integration.clusters import Cluster
@@ -100,6 +101,60 @@ def test_with_operators_behind_distribute(clusters, name):
     found = saved_everywhere(lambda: BEHIND[name](dataset))
     local = Dataset.range(10).filter(lambda x: True).map(lambda x: x * 2)
     assert found == [plain(x) for x in BEHIND[name](local)]
+
+
+def continues(make, state, expected):
+    """Whether a fresh iterator gives exactly the rest from a state."""
+    with iter(make()) as again:
+        again.load_state_dict(travelled(state))
+        return [plain(x) for x in again] == expected
+
+
+MOVING = {
+    **{name: (plan, "nothing") for name, plan in PLANS.items()},
+    **{
+        f"random access, {name}": (PLANS["random access"], name)
+        for name in BEHIND
+        if name != "shuffle"
+    },
+    "files, shuffle": (lambda folder: files(folder).shuffle(4), "prefetch"),
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_from_this_process_to_a_service_and_back(clusters, name, tmp_path):
+    plan, behind = MOVING[name]
+    dataset = plan(tmp_path)
+    local = BEHIND[behind](dataset)
+    served = BEHIND[behind](dataset.apply(clusters[1].distribute()))
+    iter(local), iter(served)  # Now both are in their second epoch.
+    here, there = iter(local), iter(served)
+    there.load_state_dict(here.state_dict())
+    for count in (1, 2):
+        for _ in range(count):
+            assert plain(next(here)) == plain(next(there))
+        saved_here, saved_there = here.state_dict(), there.state_dict()
+        with iter(local) as again:
+            again.load_state_dict(saved_here)
+            expected = [plain(x) for x in again]
+        assert continues(lambda: served, saved_here, expected)
+        assert continues(lambda: local, saved_there, expected)
+        assert continues(lambda: served, saved_there, expected)
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize(
+    ("job_name", "behind"), [("not moved", BEHIND["nothing"]), (None, BEHIND["shuffle"])]
+)
+def test_a_state_does_not_move_where_the_order_differs(clusters, job_name, behind):
+    """Readers share a job; and with random access, `shuffle` draws another order."""
+    dataset = Dataset.range(20).map(lambda x: x + 1)
+    served = dataset.apply(clusters[1].distribute(job_name=job_name))
+    with iter(behind(served)) as reader:
+        next(reader)
+        with pytest.raises(InvalidArgumentError, match="saved by another pipeline"):
+            iter(behind(dataset)).load_state_dict(reader.state_dict())
 
 
 def test_of_two_that_are_zipped(clusters):

@@ -113,7 +113,7 @@ def test_trainers_that_share_a_cache_cost_one_production(cluster, stream):
                 max_outstanding_requests=100,
             )
         ).take(3000)
-        for number in range(8)
+        for number in range(4)
     ]
     before = calls.count
     found = in_threads(*map(reading, made))
