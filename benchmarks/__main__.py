@@ -30,7 +30,7 @@ COMMANDS = {
     "service": "elements from a worker to its client, beside tf.data service; then the figures",
     "workloads": "functions on all cores beside their peers and a bare pool; or AUTOTUNE by a grid",
     "control": "what a dispatcher costs with many readers and workers",
-    "scaling": "how local://1..8 follows a load that triples and falls; with this Python",
+    "scaling": "how 1 to 8 workers follow a load that triples and falls; with this Python",
     "formats": "files to batches, packing and mixing, beside pyarrow, datasets, Grain; no network",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",

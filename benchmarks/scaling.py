@@ -1,9 +1,10 @@
-"""`scripts/bench scaling`: how `local://1..8` follows a load that triples and falls again.
+"""`scripts/bench scaling`: how workers follow a load that triples and falls again.
 
 A program reads in steps: it takes an element and sleeps, as if it trained. The function of the
 dataset sleeps as well, so two cores are enough for eight workers. A load of 1.6 means that workers
 must make 1.6 elements at a time to keep up. The best fixed number of a load is the smallest with
-which the program hardly waits; it is found by trying `local://1`, `local://2` and so on.
+which the program hardly waits; it is found by trying `local://1`, `local://2` and so on. With
+`--ray`, the workers are actors of the Ray that runs on this machine.
 """
 
 from __future__ import annotations
@@ -62,27 +63,38 @@ def make_element(number: Any) -> Any:
 
 
 @contextmanager
-def read_from(service_url: str) -> Iterator[tuple[Callable[[], Any], Callable[[], int]]]:
+def start_service(workers: str, on_ray: bool) -> Iterator[tuple[str, Callable[[], int]]]:
+    """A service with so many workers: what to read from, and what counts the workers."""
+    import penstock
+    from penstock.data.experimental import service
+    from penstock.service.host import hosted_service
+
+    if on_ray:
+        with penstock.launch.ray("scaling", workers=workers, cpus=0.01, wait=60) as launched:
+            yield launched.url, lambda: len(service.status(launched.url)["workers"])
+        return
+    try:
+        yield (
+            f"local://{workers}",
+            lambda: sum(len(one.dispatcher.status()["workers"]) for one in hosted_service._RUNNING),
+        )
+    finally:
+        hosted_service._close_all()
+
+
+@contextmanager
+def read_from(workers: str, on_ray: bool) -> Iterator[tuple[Callable[[], Any], Callable[[], int]]]:
     """Begins to read; returns what takes the next element, and what counts the workers."""
     from penstock.data import Dataset
     from penstock.data.experimental import service
-    from penstock.service.host import hosted_service
-    from penstock.service.protocol.messages import GetStatus
 
     numbers = Dataset.range(1 << 40).map(make_element)
-    iterator = iter(numbers.apply(service.distribute("parallel_epochs", service_url)))
-    next(iterator)
-    [running] = hosted_service._RUNNING
-
-    def count_workers() -> int:
-        reply: Any = running.session.call(GetStatus())
-        return len(reply.status["workers"])
-
-    try:
+    with (
+        start_service(workers, on_ray) as (url, count_workers),
+        iter(numbers.apply(service.distribute("parallel_epochs", url))) as iterator,
+    ):
+        next(iterator)
         yield lambda: next(iterator), count_workers
-    finally:
-        iterator.close()
-        running.close()
 
 
 class Watch:
@@ -113,9 +125,9 @@ class Watch:
         self._thread.join()
 
 
-def read_phases(url: str, phases: list[Phase]) -> list[Phase]:
+def read_phases(workers: str, on_ray: bool, phases: list[Phase]) -> list[Phase]:
     """Reads with one load after the other."""
-    with read_from(url) as (take, count_workers):
+    with read_from(workers, on_ray) as (take, count_workers):
         watch = Watch(count_workers)
         for phase in phases:
             started = watch.begin(phase)
@@ -128,11 +140,11 @@ def read_phases(url: str, phases: list[Phase]) -> list[Phase]:
     return phases
 
 
-def find_fixed(load: float, seconds: float) -> tuple[int, float]:
+def find_fixed(load: float, seconds: float, on_ray: bool) -> tuple[int, float]:
     """The best fixed number of workers for a load, and what the program waits with it."""
     for count in range(1, MOST + 1):
         # The first half starts the workers and empties or fills what the reader holds.
-        [phase] = read_phases(f"local://{count}", [Phase(load, seconds)])
+        [phase] = read_phases(str(count), on_ray, [Phase(load, seconds)])
         wait = phase.wait(seconds / 2)
         print(f"load {load:g}, {count} workers: input wait {wait:.1%}", flush=True)
         if wait < WAIT:
@@ -170,15 +182,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trial", type=float, default=20.0, help="seconds to try a fixed number for (20)"
     )
+    parser.add_argument("--ray", action="store_true", help="workers are actors of Ray")
 
 
 def run(chosen: argparse.Namespace) -> bool:
     """Measures and prints; answers whether the workers follow the load as they should."""
-    fixed = {load: find_fixed(load, chosen.trial) for load in dict.fromkeys(LOADS)}
-    url = f"local://1..{MOST}"
-    phases = read_phases(url, [Phase(load, chosen.phase) for load in LOADS])
+    trial, on_ray = chosen.trial, chosen.ray
+    fixed = {load: find_fixed(load, trial, on_ray) for load in dict.fromkeys(LOADS)}
+    workers = f"1..{MOST}"
+    phases = read_phases(workers, on_ray, [Phase(load, chosen.phase) for load in LOADS])
     ratio, worst = compare_seconds(phases, fixed), max(p.wait(chosen.settle) for p in phases)
-    print(f"{url}, {chosen.phase:g} s each", table(phases, fixed, chosen.settle), sep="\n")
+    print(
+        f"{workers} workers, {chosen.phase:g} s each", table(phases, fixed, chosen.settle), sep="\n"
+    )
     print(f"worker-seconds: {ratio:.2f} times the best fixed numbers (at most {WORKER_SECONDS})")
     print(f"input wait after {chosen.settle:g} s: at most {worst:.1%} (less than {WAIT:.0%})")
     return ratio <= WORKER_SECONDS and worst < WAIT

@@ -1,6 +1,6 @@
 """Input for model training: the tf.data language on NumPy.
 
-`penstock.Dataset` is where to begin; `import penstock as tf` runs ported code.
+`penstock.Dataset` is where to begin; `import penstock.tf as tf` runs ported code.
 
 >>> import penstock
 >>> [batch.tolist() for batch in penstock.Dataset.range(5).map(lambda x: x * x).batch(2)]
@@ -9,6 +9,8 @@
 
 from penstock import config, data, distribute, errors, experimental, io, launch, random
 from penstock.data import Dataset
+from penstock.data.progress import progress
+from penstock.data.trace_files import trace
 from penstock.distribute.values.variables import (
     Variable,
     VariableAggregation,
@@ -73,6 +75,8 @@ __all__ = [
     "launch",
     "random",
     "Dataset",
+    "progress",
+    "trace",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -117,6 +121,10 @@ __all__ = [
     "zeros",
     "__version__",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> DType:
