@@ -7,6 +7,7 @@ reproduce it.
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 
@@ -17,7 +18,9 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 # Tests use a token of their own, never that of the user. All processes of one run share it.
-os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp(prefix="penstock-tests-"))
+MAKES_STATE_HOME = "XDG_STATE_HOME" not in os.environ
+if MAKES_STATE_HOME:
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="penstock-tests-")
 
 # The same for the indexes of files.
 os.environ["XDG_CACHE_HOME"] = os.path.join(os.environ["XDG_STATE_HOME"], "cache")
@@ -56,3 +59,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtestloop() -> None:
     """Enables garbage collection also in a process that distributes tests and collects none."""
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    if MAKES_STATE_HOME:
+        shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
