@@ -33,8 +33,17 @@ assert list(map(int, read)) == list(range(100))
 TRAINER = f"""
 import os
 from penstock.data.experimental.service import status
+from penstock.errors import UnavailableError
 
-while len(status(os.environ["PENSTOCK_SERVICE"])["workers"]) < 2:
+
+def count_workers():
+    try:
+        return len(status(os.environ["PENSTOCK_SERVICE"])["workers"])
+    except UnavailableError:
+        return 0  # The dispatcher has not started yet.
+
+
+while count_workers() < 2:
     pass
 {READER}
 """

@@ -64,7 +64,6 @@ class Nodes:
                 "num_cpus": 1,
                 "object_store_memory": STORE,
                 "include_dashboard": False,
-                "temp_dir": folder,
             },
         )
 
@@ -84,6 +83,8 @@ def nodes():
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Paths of sockets must be short.
+        # Ray keeps everything there, also the file that names the current cluster of the user.
+        patch.setenv("RAY_TMPDIR", folder)
         made = Nodes(folder)
         yield made
         made.close()
