@@ -11,12 +11,17 @@ show_help() {
 # Makes $root/.venv, or updates it when pyproject.toml or the checkout's path has changed.
 #   prepare_venv      installs penstock with everything that the tests and the linters need
 #   prepare_venv run  installs penstock alone, with its dependencies; uses a full .venv if there is one
+#   prepare_venv docs installs what builds the site into $root/.venv-docs, and sets $python to that one
 # The stamp is written last, so the next call repeats an interrupted installation.
 prepare_venv() {
-    local full="$root/.venv/installed-from" what="$root[test]" stamp
+    local folder="$root/.venv" what="$root[test]" stamp full
+    full="$folder/installed-from"
     stamp="$full"
     if [[ "${1-}" == run ]]; then
         what="$root" stamp="$root/.venv/installed-to-run"
+    elif [[ "${1-}" == docs ]]; then
+        what="$root[docs]" folder="$root/.venv-docs"
+        stamp="$folder/installed-from" full="$stamp" python="$folder/bin/python"
     fi
     if is_fresh "$stamp" || is_fresh "$full"; then
         return
@@ -27,9 +32,9 @@ prepare_venv() {
             "install a newer one, or name one: PYTHON=python3.12 scripts/${0##*/}" >&2
         return 1
     fi
-    echo "preparing $root/.venv, once" >&2
+    echo "preparing $folder, once" >&2
     rm -f "$stamp"
-    "$python" -c '' 2>/dev/null || "$base" -m venv --clear "$root/.venv" || return
+    "$python" -c '' 2>/dev/null || "$base" -m venv --clear "$folder" || return
     "$python" -m pip install --quiet --disable-pip-version-check --editable "$what" || return
     installation >"$stamp"
 }

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.service.host.ray_launch import LaunchedService
 
+__all__ = ["ray"]
+
 
 def ray(
     name: str = "shared",
