@@ -253,6 +253,22 @@ def test_calls_run_at_once(at_once):
     assert list(iterate(plan)) == list(range(at_once))
 
 
+def test_the_threads_of_the_calls_copy_views_that_functions_return(monkeypatch):
+    stack, threads = Chunk.of.__func__, set()
+
+    def recorded(kind, elements, *where):
+        threads.add(threading.current_thread().name.split()[0])
+        return stack(kind, elements, *where)
+
+    images = np.arange(40 * 6 * 6).reshape(40, 6, 6)
+    dataset = Dataset.from_tensor_slices(images).map(lambda x: x[::2, ::-1], num_parallel_calls=2)
+    iterator = iter(dataset.batch(10))
+    next(iterator)
+    monkeypatch.setattr(Chunk, "of", classmethod(recorded))
+    assert np.array_equal(np.concatenate(list(iterator)), images[10:, ::2, ::-1])
+    assert threads == {"penstock-calls"}
+
+
 def test_autotuned_calls_run_at_once():
     barrier = threading.Barrier(2)
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine import spans
+from penstock.engine.copies import is_fixed
 from penstock.engine.figures import CallTimes
 from penstock.engine.inlets import BUDGET
 from penstock.engine.pool import Pool
 from penstock.engine.processes import call_processes, fork_server
 from penstock.engine.processes.call_processes import Answer, CallTask, SentFunction
+from penstock.engine.results import stack_results
 from penstock.engine.tuning import CpuUse, Parallelism, Relocation, cores
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import OpError
@@ -245,10 +247,15 @@ class _ThreadCalls:
     def submit(self, rows: Chunk, ordinal: int) -> Future[Any]:
         return self.pool.submit(self.call, rows, ordinal)
 
-    def call(self, rows: Chunk, ordinal: int) -> list[Any]:
-        """Calls the function on every element, in the current thread."""
+    def call(self, rows: Chunk, ordinal: int) -> Chunk | list[Any]:
+        """Calls the function on every element, in the current thread.
+
+        Arrays are stacked here: a function may return views of its argument (crops, flips), and
+        copying these is the actual work, which several threads can do at once.
+        """
         started, cpu = time.perf_counter(), time.thread_time()
         made = self._calls.all(rows, ordinal)
+        stacked = None if is_fixed(made[0]) else stack_results(made)
         seconds = time.perf_counter() - started
         if (recorder := spans.active) is not None:
             recorder.add_call(str(self._calls.function), seconds, len(rows))
@@ -259,7 +266,7 @@ class _ThreadCalls:
             self.calls_done += len(rows)
         fits = int(BUDGET / max(each, 1e-7))
         self.rows = 1 if self._calls.on_trial else max(1, min(fits, 2 * len(rows), _MOST_ROWS))
-        return made
+        return made if stacked is None else stacked
 
     def take_cpu_use(self) -> CpuUse:
         """Returns the CPU time since the last time."""

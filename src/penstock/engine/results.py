@@ -223,6 +223,16 @@ def _describe_or_none(element: Any) -> str | None:
         return None
 
 
+def stack_results(made: list[Any]) -> Chunk | None:
+    """The results as a chunk; None if one failed, or if only `Results` can say what is wrong."""
+    if any(type(item) is FailedCall for item in made) or holds_list(made[0]):
+        return None
+    try:
+        return Chunk.of(made)
+    except OpError:
+        return None
+
+
 def holds_list(element: Any) -> bool:
     """Whether a leaf of an element is a list."""
     kind = type(element)

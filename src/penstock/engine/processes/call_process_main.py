@@ -31,7 +31,7 @@ from penstock.engine.processes.call_messages import (
     unpack_chunk,
 )
 from penstock.engine.processes.packets import Packets
-from penstock.engine.results import holds_list
+from penstock.engine.results import stack_results
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import InvalidArgumentError, OpError
 
@@ -118,10 +118,11 @@ class _CallProcess:
 
     def _pack(self, good: list[Any]) -> tuple[Elements | None, list[memoryview]]:
         """The results in columns; None if there are none, or columns cannot contain them."""
-        if not good or holds_list(good[0]):
+        chunk = stack_results(good) if good else None
+        if chunk is None:
             return None, []
         try:
-            return pack_chunk(Chunk.of(good), self._sent)
+            return pack_chunk(chunk, self._sent)
         except OpError:  # The program finds out again, and says which element it is.
             return None, []
 
