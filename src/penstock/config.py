@@ -24,7 +24,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """A device of this machine; all CPUs together are one."""
+    """A device of this machine; all CPUs together are one.
+
+    >>> list_physical_devices()[0].device_type
+    'CPU'
+    """
 
     name: str
     device_type: str
@@ -32,7 +36,15 @@ class PhysicalDevice:
 
 @dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One logical device, without settings: a logical CPU is a place for a replica, not a share."""
+    """One logical device, without settings: a logical CPU is a place for a replica, not a share.
+
+    >>> four = [LogicalDeviceConfiguration()] * 4
+    >>> cpu = list_physical_devices("CPU")[0]
+    >>> set_logical_device_configuration(cpu, four)
+    >>> len(list_logical_devices("CPU"))
+    4
+    >>> set_logical_device_configuration(cpu, four[:1])
+    """
 
 
 def list_physical_devices(

@@ -52,7 +52,15 @@ __all__ = [
 
 
 class OpError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    >>> import penstock
+    >>> try:
+    ...     penstock.data.Dataset.range(3).batch(0)
+    ... except OpError as error:
+    ...     print(error.message)
+    Dataset.batch: batch_size must be at least 1, got 0
+    """
 
     takes_element = True
     """Whether the error takes the place of an element, so that `ignore_errors` drops both. Else
@@ -91,7 +99,14 @@ class OpError(Exception):
 
 
 class InvalidArgumentError(OpError, ValueError):
-    """A value that cannot be right."""
+    """A value that cannot be right.
+
+    >>> import penstock
+    >>> penstock.data.Dataset.range(3).batch(0)
+    Traceback (most recent call last):
+        ...
+    penstock.errors.InvalidArgumentError: Dataset.batch: batch_size must be at least 1, got 0
+    """
 
 
 class DisagreementError(InvalidArgumentError, AssertionError):
@@ -103,7 +118,14 @@ class UnbatchedError(InvalidArgumentError, IndexError):
 
 
 class InvalidTypeError(OpError, TypeError):
-    """A value of the wrong type."""
+    """A value of the wrong type.
+
+    >>> import penstock
+    >>> penstock.data.Dataset.range(3).batch("two")
+    Traceback (most recent call last):
+        ...
+    penstock.errors.InvalidTypeError: Dataset.batch: batch_size must be an integer, got 'two' (str)
+    """
 
 
 class NoSuchEntryError(InvalidArgumentError, IndexError):
@@ -127,63 +149,174 @@ class NotAConfigError(InvalidTypeError, AttributeError):
 
 
 class OutOfRangeError(OpError, IndexError):
-    """Past the end of the data."""
+    """Past the end of the data.
+
+    >>> import penstock
+    >>> penstock.data.Dataset.range(3)[7]
+    Traceback (most recent call last):
+        ...
+    penstock.errors.OutOfRangeError: Dataset[7]: there are 3 elements
+    """
 
 
 class NotFoundError(OpError, FileNotFoundError):
-    """No such file, job or dataset."""
+    """No such file, job or dataset.
+
+    >>> import penstock
+    >>> list(penstock.data.TextLineDataset("/no/such/file"))
+    Traceback (most recent call last):
+        ...
+    penstock.errors.NotFoundError: TextLineDataset: '/no/such/file' does not exist
+    """
 
 
 class AlreadyExistsError(OpError, FileExistsError):
-    """Another process or file has this name or port."""
+    """Another process or file has this name or port.
+
+    >>> import penstock
+    >>> service = penstock.data.experimental.service
+    >>> with service.DispatchServer() as dispatcher:
+    ...     port = int(dispatcher.target.rpartition(":")[2])
+    ...     try:
+    ...         service.DispatchServer(service.DispatcherConfig(port=port))
+    ...     except AlreadyExistsError:
+    ...         print("the port is in use")
+    the port is in use
+    """
 
 
 class FailedPreconditionError(OpError, RuntimeError):
-    """The right call at the wrong moment."""
+    """The right call at the wrong moment.
+
+    >>> import penstock
+    >>> strategy = penstock.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> def step():
+    ...     with strategy.scope():
+    ...         pass
+    >>> try:
+    ...     strategy.run(step)
+    ... except FailedPreconditionError as error:
+    ...     print(error.message.split(";")[0])
+    Strategy.scope: called inside Strategy.run, as replica 0
+    """
 
 
 class DataLossError(OpError, OSError):
-    """Damaged or truncated data."""
+    """Damaged or truncated data.
+
+    >>> import penstock, tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"this is no record")
+    ...     file.flush()
+    ...     try:
+    ...         list(penstock.data.TFRecordDataset(file.name))
+    ...     except DataLossError:
+    ...         print("damaged")
+    damaged
+    """
 
 
 class ResourceExhaustedError(OpError, MemoryError):
-    """Memory, disk or a quota is used up."""
+    """Memory, disk or a quota is used up.
+
+    >>> import penstock
+    >>> def fail(x):
+    ...     raise MemoryError("too large")
+    >>> try:
+    ...     list(penstock.data.Dataset.range(1).map(fail))
+    ... except ResourceExhaustedError as error:
+    ...     print(error.message.rpartition(": ")[2])
+    too large
+    """
 
 
 class PermissionDeniedError(OpError, PermissionError):
-    """The peer is authenticated, but not allowed to do this."""
+    """The peer is authenticated, but not allowed to do this.
+
+    >>> issubclass(PermissionDeniedError, PermissionError)
+    True
+    """
 
 
 class UnauthenticatedError(OpError, PermissionError):
-    """The peer is not authenticated."""
+    """The peer is not authenticated.
+
+    >>> import penstock
+    >>> service = penstock.data.experimental.service
+    >>> with service.DispatchServer(service.DispatcherConfig(token="a" * 32)) as dispatcher:
+    ...     try:
+    ...         service.status(dispatcher.target)
+    ...     except UnauthenticatedError as error:
+    ...         print("this program has another token")
+    this program has another token
+    """
 
 
 class DeadlineExceededError(OpError, TimeoutError):
-    """A time limit has passed."""
+    """A time limit has passed.
+
+    >>> issubclass(DeadlineExceededError, TimeoutError)
+    True
+    """
 
 
 class UnavailableError(OpError, ConnectionError):
-    """A server does not answer, or a package is not installed."""
+    """A server does not answer, or a package is not installed.
+
+    >>> issubclass(UnavailableError, ConnectionError)
+    True
+    """
 
 
 class CancelledError(OpError, RuntimeError):
-    """Stopped by its caller."""
+    """Stopped by its caller.
+
+    >>> issubclass(CancelledError, RuntimeError)
+    True
+    """
 
 
 class AbortedError(OpError, RuntimeError):
-    """Stopped by a conflict."""
+    """Stopped by a conflict.
+
+    >>> issubclass(AbortedError, RuntimeError)
+    True
+    """
 
 
 class UnimplementedError(OpError, NotImplementedError):
-    """This plan or device cannot do that."""
+    """This plan or device cannot do that.
+
+    >>> import penstock
+    >>> cpu = penstock.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    >>> try:
+    ...     penstock.config.set_logical_device_configuration(cpu, [])
+    ... except UnimplementedError as error:
+    ...     print(error.message.partition(": ")[2].partition(",")[0])
+    only the CPU can be divided into logical devices
+    """
 
 
 class InternalError(OpError, RuntimeError):
-    """A fault of penstock itself."""
+    """A fault of penstock itself.
+
+    >>> issubclass(InternalError, RuntimeError)
+    True
+    """
 
 
 class UnknownError(OpError, RuntimeError):
-    """Something else went wrong inside a user's function."""
+    """Something else went wrong inside a user's function.
+
+    >>> import penstock
+    >>> def fail(x):
+    ...     raise KeyError("name")
+    >>> try:
+    ...     list(penstock.data.Dataset.range(1).map(fail))
+    ... except UnknownError as error:
+    ...     print(repr(error.__cause__))
+    KeyError('name')
+    """
 
 
 def kind_of(cause: BaseException) -> type[OpError]:

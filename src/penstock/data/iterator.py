@@ -104,6 +104,10 @@ class Iterator(PublicNames):
     >>> other.load_state_dict(state)
     >>> list(other)
     [np.int64(2), np.int64(3), np.int64(4)]
+    >>> fresh = iter(penstock.data.Dataset.range(1))
+    >>> fresh.get_next(), fresh.get_next_as_optional().has_value()
+    (np.int64(0), False)
+    >>> fresh.close()
     """
 
     def __init__(
@@ -386,7 +390,15 @@ class Iterator(PublicNames):
 
 
 class NumpyIterator(PublicNames):
-    """Elements as plain NumPy values: a ragged value is an object array of rows."""
+    """Elements as plain NumPy values: a ragged value is an object array of rows.
+
+    >>> import penstock
+    >>> iterator = penstock.data.Dataset.range(5).as_numpy_iterator()
+    >>> next(iterator), iterator.position
+    (np.int64(0), 1)
+    >>> iterator.profile().operators[0].name
+    'range'
+    """
 
     def __init__(self, iterator: Iterator, convert: Callable[[Any], Any]) -> None:
         self._iterator = iterator

@@ -189,7 +189,13 @@ def _tasks_per_node(environ: Environment, workers: int, nodelist: str) -> list[i
 
 
 def find_resolver(environ: Environment) -> ClusterResolver:
-    """The resolver for this process's launcher: TF_CONFIG, then torchrun, then Slurm."""
+    """The resolver for this process's launcher: TF_CONFIG, then torchrun, then Slurm.
+
+    >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    >>> resolver = find_resolver(torchrun)
+    >>> type(resolver).__name__, resolver.task_id
+    ('TorchrunClusterResolver', 1)
+    """
     found: list[ClusterResolver] = []
     if environ.get("TF_CONFIG"):
         found.append(TFConfigClusterResolver(environ=environ))

@@ -60,7 +60,12 @@ class Device:
 
 @dataclass(frozen=True)
 class LogicalDevice:
-    """A device in `config.list_logical_devices`; several may share one real CPU."""
+    """A device in `config.list_logical_devices`; several may share one real CPU.
+
+    >>> import penstock
+    >>> penstock.config.list_logical_devices("CPU")[0] == LogicalDevice("/device:CPU:0", "CPU")
+    True
+    """
 
     name: str
     device_type: str

@@ -19,7 +19,26 @@ from penstock.distribute.values.trees import map_leaves, path_of
 
 
 class StrategyExtended:
-    """The type of `strategy.extended`."""
+    """The type of `strategy.extended`.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     weights = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+    >>> extended = strategy.extended
+    >>> extended.worker_devices == extended.parameter_devices, len(extended.worker_devices)
+    (True, 2)
+    >>> gradients = PerReplica((2.0, 3.0))
+    >>> extended.reduce_to("SUM", gradients, weights).values
+    (np.float64(5.0), np.float64(5.0))
+    >>> [mirrored.values for mirrored in extended.batch_reduce_to("MEAN", [(gradients, weights)])]
+    [(np.float64(2.5), np.float64(2.5))]
+    >>> _ = extended.update(weights, lambda copy, rate: copy.assign_sub(rate), args=(0.5,))
+    >>> weights.numpy()
+    np.float32(0.5)
+    >>> extended.variable_created_in_scope(weights), extended.value_container(weights) is weights
+    (True, True)
+    """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy

@@ -29,7 +29,11 @@ TIMEOUT_SECONDS = 300.0
 
 
 class CommunicationImplementation(Enum):
-    """What adds tensors of several processes; RING is gloo, AUTO follows the devices."""
+    """What adds tensors of several processes; RING is gloo, AUTO follows the devices.
+
+    >>> CommunicationOptions(implementation=CommunicationImplementation.NCCL).implementation.value
+    'NCCL'
+    """
 
     AUTO = "AUTO"
     RING = "RING"
@@ -126,7 +130,11 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The resolver of this cluster: `task_type`, `task_id`, `cluster_spec()`."""
+        """The resolver of this cluster: `task_type`, `task_id`, `cluster_spec()`.
+
+        >>> MultiWorkerMirroredStrategy(devices=["CPU:0"]).cluster_resolver.cluster_spec()
+        ClusterSpec({})
+        """
         return self._resolver
 
 

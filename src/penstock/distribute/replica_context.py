@@ -26,6 +26,25 @@ class ReplicaContext:
     """The replica as which a function given to `Strategy.run` is running.
 
     `get_replica_context()` returns the current one.
+
+    >>> import numpy as np
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> def step(x):
+    ...     replica = tf.distribute.get_replica_context()
+    ...     total = replica.all_reduce("SUM", x)
+    ...     parts = replica.all_gather(np.array([x]), axis=0)
+    ...     most = replica.merge_call(lambda strategy, x: max(x.values), args=(x,))
+    ...     number, device = replica.replica_id_in_sync_group, replica.devices[0][-5:]
+    ...     return number, device, total, parts.sum(), most
+    >>> values = tf.distribute.PerReplica((np.int64(3), np.int64(4)))
+    >>> for result in strategy.run(step, args=(values,)):
+    ...     print(*strategy.experimental_local_results(result))
+    0 1
+    CPU:0 CPU:1
+    7 7
+    7 7
+    4
     """
 
     __slots__ = ("_id", "_index", "_meeting", "_strategy")
@@ -185,12 +204,27 @@ def get_strategy() -> Any:
 
 
 def has_strategy() -> bool:
-    """Whether the caller is inside the scope or run of a strategy other than the default."""
+    """Whether the caller is inside the scope or run of a strategy other than the default.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     inside = has_strategy()
+    >>> inside, has_strategy()
+    (True, False)
+    """
     return current_standpoint().strategy is not DefaultStandpoint.standpoint.strategy
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the caller addresses all replicas at once: under a scope, but not inside `run`."""
+    """Whether the caller addresses all replicas at once: under a scope, but not inside `run`.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     print(in_cross_replica_context(), strategy.run(in_cross_replica_context))
+    True False
+    """
     return current_standpoint().replica is None
 
 
@@ -210,7 +244,15 @@ def local_index() -> int | None:
 
 
 def experimental_set_strategy(strategy: Any) -> None:
-    """Sets the strategy for code outside of every scope; None restores the default."""
+    """Sets the strategy for code outside of every scope; None restores the default.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> experimental_set_strategy(strategy)
+    >>> get_strategy().num_replicas_in_sync
+    2
+    >>> experimental_set_strategy(None)
+    """
     require_outside_run("experimental_set_strategy")
     if strategy is not None and not hasattr(strategy, "_replicas"):
         raise InvalidTypeError(

@@ -31,7 +31,23 @@ from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
 class Strategy:
-    """The calls of every strategy. Create one of its subclasses, such as `MirroredStrategy`."""
+    """The calls of every strategy. Create one of its subclasses, such as `MirroredStrategy`.
+
+    >>> import numpy as np
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> strategy.num_replicas_in_sync, strategy.cluster_resolver
+    (2, None)
+    >>> with strategy.scope():
+    ...     weights = tf.Variable([1.0, 2.0])
+    >>> batches = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4))
+    >>> for batch in batches:
+    ...     doubled = strategy.run(lambda x: x * 2, args=(batch,))
+    >>> strategy.experimental_local_results(doubled)
+    (array([0, 2]), array([4, 6]))
+    >>> strategy.gather(doubled, axis=0)
+    array([0, 2, 4, 6])
+    """
 
     def __init__(self, replicas: Replicas) -> None:
         per_replica.register_pytrees()
@@ -164,7 +180,16 @@ class Strategy:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Calls `value_fn` for each replica; its results are put on that replica's device."""
+        """Calls `value_fn` for each replica; its results are put on that replica's device.
+
+        >>> import penstock as tf
+        >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> numbers = strategy.experimental_distribute_values_from_function(
+        ...     lambda context: context.replica_id_in_sync_group + 1
+        ... )
+        >>> numbers.values
+        (1, 2)
+        """
         call = "Strategy.experimental_distribute_values_from_function"
         replica_context.require_own_scope(self, call)
         if not callable(value_fn):
@@ -190,7 +215,17 @@ class Strategy:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> Any:
-        """Distributes the dataset that `dataset_fn` returns; replicas take whole batches."""
+        """Distributes the dataset that `dataset_fn` returns; replicas take whole batches.
+
+        >>> import penstock as tf
+        >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def make(context):
+        ...     return tf.data.Dataset.range(8).batch(context.get_per_replica_batch_size(4))
+        >>> for step in strategy.distribute_datasets_from_function(make):
+        ...     print(*step.values)
+        [0 1] [2 3]
+        [4 5] [6 7]
+        """
         return distribute_from_function(self, dataset_fn, options)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
@@ -250,6 +285,13 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Accepted and ignored: jax finds the TPUs by itself.
         experimental_device_assignment: Accepted and ignored.
         backend: "jax" by default.
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # This machine may have no TPU.
+    ...     strategy = TPUStrategy()
+    >>> strategy.num_replicas_in_sync >= 1
+    True
     """
 
     def __init__(

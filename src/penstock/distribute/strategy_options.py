@@ -13,14 +13,26 @@ LAST_BATCH = ("short", "drop", "pad", "repeat")
 
 
 class ReduceOp(Enum):
-    """How the values of replicas are combined."""
+    """How the values of replicas are combined.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> import numpy as np
+    >>> count = strategy.run(lambda: np.float32(1))
+    >>> strategy.reduce(ReduceOp.SUM, count, axis=None)
+    np.float32(2.0)
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
 
 
 class InputReplicationMode(Enum):
-    """Whether the replicas of a worker share one dataset or each has its own."""
+    """Whether the replicas of a worker share one dataset or each has its own.
+
+    >>> InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)[1]
+    <InputReplicationMode.PER_REPLICA: 'PER_REPLICA'>
+    """
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -55,6 +67,8 @@ class InputOptions(_InputFields):
 
     >>> InputOptions().last_batch
     'short'
+    >>> InputOptions(experimental_per_replica_buffer_size=4).ahead
+    4
     """
 
     __slots__ = ()
@@ -119,7 +133,13 @@ class InputOptions(_InputFields):
 
 
 class RunOptions(NamedTuple):
-    """Accepted by `Strategy.run` as in TensorFlow, and ignored: shapes are always dynamic here."""
+    """Accepted by `Strategy.run` as in TensorFlow, and ignored: shapes are always dynamic here.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> strategy.run(lambda x: x + 1, args=(1,), options=RunOptions())
+    2
+    """
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
@@ -158,7 +178,14 @@ class InputContext:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ValueContext:
-    """The argument of functions given to `experimental_distribute_values_from_function`."""
+    """The argument of functions given to `experimental_distribute_values_from_function`.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> make = lambda context: context.replica_id_in_sync_group * 10
+    >>> strategy.experimental_distribute_values_from_function(make).values
+    (0, 10)
+    """
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1

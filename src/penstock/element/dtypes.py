@@ -19,6 +19,8 @@ class DType:
     >>> int32 = as_dtype("int32")
     >>> int32, int32 == np.int32, as_dtype(str).as_numpy_dtype
     (tf.int32, True, <class 'object'>)
+    >>> int32.max, int32.min, int32.size
+    (2147483647, -2147483648, 4)
     """
 
     __slots__ = ("dtype", "name")
@@ -117,7 +119,11 @@ _ALIASES = {"double": "float64", "half": "float16", "str": "string", "object": "
 
 
 def as_dtype(value: Any) -> DType:
-    """The `DType` for a DType, a NumPy dtype or scalar type, a Python type or a name."""
+    """The `DType` for a DType, a NumPy dtype or scalar type, a Python type or a name.
+
+    >>> as_dtype("float32"), as_dtype(np.int64), as_dtype(bool)
+    (tf.float32, tf.int64, tf.bool)
+    """
     if isinstance(value, DType):
         return value
     if isinstance(value, type) and value in _PYTHON:

@@ -22,6 +22,11 @@ class Ragged:
     >>> r = Ragged.from_rows([[1], [2, 3], []])
     >>> len(r), r[1].tolist(), r.to_list(), r.shape
     (3, [2, 3], [[1], [2, 3], []], (3, None))
+    >>> other = Ragged.from_row_splits(np.array([1, 2, 3]), [0, 1, 3, 3])
+    >>> Ragged.concat([r, other]).to_list(), other.take([1, 0]).to_list()
+    ([[1], [2, 3], [], [1], [2, 3], []], [[2, 3], [1]])
+    >>> r.numpy().dtype
+    dtype('O')
     """
 
     __slots__ = ("row_splits", "values")

@@ -25,6 +25,9 @@ class TensorShape:
 
     >>> TensorShape([None, 2]), TensorShape(None)
     (TensorShape([None, 2]), TensorShape(None))
+    >>> shape = TensorShape([None, 2])
+    >>> shape.concatenate([3]), shape.is_compatible_with([5, 2]), TensorShape([2, 3]).num_elements()
+    (TensorShape([None, 2, 3]), True, 6)
     """
 
     __slots__ = ("dims",)
@@ -142,7 +145,12 @@ def _dimension(value: Any) -> int | None:
 
 
 class TypeSpec:
-    """A leaf of a spec. `batch` adds a leading dimension, `unbatch` takes it away."""
+    """A leaf of a spec. `batch` adds a leading dimension, `unbatch` takes it away.
+
+    >>> spec = TensorSpec([2], np.int32)
+    >>> isinstance(spec, TypeSpec), spec.is_compatible_with(np.zeros(2, np.int32))
+    (True, True)
+    """
 
     __leaf__ = True
 
@@ -224,7 +232,15 @@ class TensorSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class RaggedTensorSpec(TypeSpec):
-    """A `Ragged`; with a ragged rank of 0, one row of it."""
+    """A `Ragged`; with a ragged rank of 0, one row of it.
+
+    >>> import penstock
+    >>> rows = penstock.data.Dataset.range(1, 4).map(lambda n: np.zeros(n)).ragged_batch(2)
+    >>> rows.element_spec
+    RaggedTensorSpec(TensorShape([None, None]), tf.float64, 1, tf.int64)
+    >>> rows.element_spec == RaggedTensorSpec([None, None], np.float64)
+    True
+    """
 
     shape: TensorShape
     dtype: DType
@@ -293,7 +309,12 @@ class NoneTensorSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class DatasetSpec(TypeSpec):
-    """A dataset as an element, as `window` returns them."""
+    """A dataset as an element, as `window` returns them.
+
+    >>> import penstock
+    >>> penstock.data.Dataset.range(10).window(5).element_spec
+    DatasetSpec(TensorSpec(shape=(), dtype=tf.int64, name=None), TensorShape([]))
+    """
 
     element_spec: Any
     dataset_shape: TensorShape = TensorShape(())  # noqa: RUF009 (immutable)
@@ -312,7 +333,14 @@ class DatasetSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class OptionalSpec(TypeSpec):
-    """An `Optional` with values of `value_spec`."""
+    """An `Optional` with values of `value_spec`.
+
+    >>> import penstock
+    >>> iterator = iter(penstock.data.Dataset.range(3))
+    >>> optional = iterator.get_next_as_optional()
+    >>> OptionalSpec(optional.element_spec)
+    OptionalSpec(TensorSpec(shape=(), dtype=tf.int64, name=None),)
+    """
 
     value_spec: Any
 
@@ -325,7 +353,12 @@ class OptionalSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class IteratorSpec(TypeSpec):
-    """An iterator of elements."""
+    """An iterator of elements.
+
+    >>> import penstock
+    >>> IteratorSpec(iter(penstock.data.Dataset.range(3)).element_spec)
+    IteratorSpec(TensorSpec(shape=(), dtype=tf.int64, name=None),)
+    """
 
     element_spec: Any
 

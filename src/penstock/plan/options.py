@@ -21,7 +21,13 @@ SomeOptions = TypeVar("SomeOptions", bound="OptionsBase")
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How a dataset is divided between the workers of a strategy."""
+    """How a dataset is divided between the workers of a strategy.
+
+    >>> options = Options()
+    >>> options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
+    >>> options
+    Options(experimental_distribute=DistributeOptions(auto_shard_policy=AutoShardPolicy.DATA))
+    """
 
     OFF = -1
     AUTO = 0
@@ -36,6 +42,12 @@ class ShardingPolicy(enum.IntEnum):
     OFF gives every worker the whole dataset. DYNAMIC hands out pieces of the source on demand. The
     static policies give each worker a fixed shard: of the files, of the elements, of the files if
     possible and else of the elements, or as `shard(SHARD_HINT, SHARD_HINT)` says.
+
+    >>> import penstock
+    >>> service = penstock.data.experimental.service
+    >>> dataset = penstock.data.Dataset.range(4)
+    >>> print(*dataset.apply(service.distribute(ShardingPolicy.DYNAMIC, "local://1")))
+    0 1 2 3
     """
 
     OFF = 0
@@ -47,7 +59,11 @@ class ShardingPolicy(enum.IntEnum):
 
 
 class ExternalStatePolicy(enum.Enum):
-    """What to do when a function depends on state outside the plan."""
+    """What to do when a function depends on state outside the plan.
+
+    >>> ExternalStatePolicy["WARN"]
+    <ExternalStatePolicy.WARN: 0>
+    """
 
     WARN = 0
     IGNORE = 1
@@ -55,7 +71,13 @@ class ExternalStatePolicy(enum.Enum):
 
 
 class AutotuneAlgorithm(enum.Enum):
-    """How AUTOTUNE searches."""
+    """How AUTOTUNE searches.
+
+    >>> options = Options()
+    >>> options.autotune.autotune_algorithm = AutotuneAlgorithm.STAGE_BASED
+    >>> options
+    Options(autotune=AutotuneOptions(autotune_algorithm=AutotuneAlgorithm.STAGE_BASED))
+    """
 
     DEFAULT = 0
     HILL_CLIMB = 1
@@ -257,7 +279,13 @@ _UNSET = object()
 
 
 class AutotuneOptions(OptionsBase):
-    """What AUTOTUNE may use."""
+    """What AUTOTUNE may use.
+
+    >>> options = Options()
+    >>> options.autotune.cpu_budget = 4
+    >>> options
+    Options(autotune=AutotuneOptions(cpu_budget=4))
+    """
 
     enabled = _optional(bool, "Whether AUTOTUNE adapts anything; by default it does.")
     cpu_budget = _optional(int, "How many threads AUTOTUNE may use.")
@@ -268,7 +296,13 @@ class AutotuneOptions(OptionsBase):
 
 
 class DistributeOptions(OptionsBase):
-    """How a strategy divides the dataset."""
+    """How a strategy divides the dataset.
+
+    >>> options = Options()
+    >>> options.experimental_distribute.num_devices = 8
+    >>> options
+    Options(experimental_distribute=DistributeOptions(num_devices=8))
+    """
 
     auto_shard_policy = Option(
         AutoShardPolicy, "How workers share the data.", default=AutoShardPolicy.AUTO, weak=True
@@ -277,7 +311,13 @@ class DistributeOptions(OptionsBase):
 
 
 class OptimizationOptions(OptionsBase):
-    """Rewrites of the plan, by TensorFlow's names; None leaves them to penstock."""
+    """Rewrites of the plan, by TensorFlow's names; None leaves them to penstock.
+
+    >>> options = Options()
+    >>> options.experimental_optimization.inject_prefetch = False
+    >>> options
+    Options(experimental_optimization=OptimizationOptions(inject_prefetch=False))
+    """
 
     apply_default_optimizations = _optional(bool, "Whether those left at None are applied.")
     filter_fusion = _optional(bool, "Consecutive filters as one.")
@@ -294,7 +334,13 @@ class OptimizationOptions(OptionsBase):
 
 
 class ServiceOptions(OptionsBase):
-    """How the data service treats the dataset."""
+    """How the data service treats the dataset.
+
+    >>> options = Options()
+    >>> options.service.stateful = "per_worker"
+    >>> options
+    Options(service=ServiceOptions(stateful="per_worker"))
+    """
 
     pinned = _optional(bool, "Whether batches arrive in pinned memory.")
     reader_memory = _optional(
@@ -313,7 +359,15 @@ class ServiceOptions(OptionsBase):
 
 
 class ThreadingOptions(OptionsBase):
-    """Threads of one iterator."""
+    """Threads of one iterator.
+
+    >>> import penstock
+    >>> options = Options()
+    >>> options.threading.private_threadpool_size = 2
+    >>> dataset = penstock.data.Dataset.range(3).map(lambda x: x + 1, num_parallel_calls=2)
+    >>> print(*dataset.with_options(options))
+    1 2 3
+    """
 
     max_intra_op_parallelism = _optional(int, "Threads inside one call.")
     private_threadpool_size = _optional(int, "Threads for parallel calls; 0 for one per core.")

@@ -127,7 +127,11 @@ def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
 
 
 def ones(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
-    """Ones (True) in a shape."""
+    """Ones (True) in a shape.
+
+    >>> ones([2])
+    array([1., 1.], dtype=float32)
+    """
     target = as_dtype(dtype)
     if target == "string":
         raise InvalidTypeError("ones: a string cannot be 1; use a dtype of numbers")
@@ -144,7 +148,11 @@ def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
 
 
 def square(x: Any, name: str | None = None) -> Any:
-    """Every number times itself; too large integers wrap, as in arrays."""
+    """Every number times itself; too large integers wrap, as in arrays.
+
+    >>> square([1.0, 3.0])
+    array([1., 9.], dtype=float32)
+    """
     with np.errstate(all="ignore"):
         return np.square(_numbers("square", x))
 

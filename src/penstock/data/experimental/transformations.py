@@ -138,14 +138,23 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
 
 
 def Counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64) -> Dataset:  # noqa: N802
-    """Numbers in equal steps, without end: `Dataset.counter`."""
+    """Numbers in equal steps, without end: `Dataset.counter`.
+
+    >>> print(*Counter(5, 10).take(3))
+    5 15 25
+    """
     return Dataset.counter(start, step, dtype)
 
 
 def RandomDataset(  # noqa: N802
     seed: int | None = None, rerandomize_each_iteration: bool | None = None
 ) -> Dataset:
-    """Random integers without end: `Dataset.random`."""
+    """Random integers without end: `Dataset.random`.
+
+    >>> dataset = RandomDataset(seed=1).take(2)
+    >>> list(dataset) == list(Dataset.random(seed=1).take(2))
+    True
+    """
     return Dataset.random(seed, rerandomize_each_iteration)
 
 
@@ -193,7 +202,12 @@ def parallel_interleave(
     buffer_output_elements: int | None = None,
     prefetch_input_elements: int | None = None,
 ) -> Transformation:
-    """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order."""
+    """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order.
+
+    >>> twice = parallel_interleave(lambda x: Dataset.from_tensors(x).repeat(2), cycle_length=2)
+    >>> print(*Dataset.range(4).apply(twice))
+    0 1 0 1 2 3 2 3
+    """
     return lambda dataset: dataset.interleave(
         map_func,
         cycle_length=cycle_length,
@@ -210,7 +224,11 @@ def map_and_batch(
     drop_remainder: bool = False,
     num_parallel_calls: int | None = None,
 ) -> Transformation:
-    """`Dataset.map` and then `Dataset.batch`, for `apply`."""
+    """`Dataset.map` and then `Dataset.batch`, for `apply`.
+
+    >>> print(*Dataset.range(4).apply(map_and_batch(lambda x: x * x, 2)))
+    [0 1] [4 9]
+    """
     return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(
         batch_size, drop_remainder
     )
@@ -219,7 +237,12 @@ def map_and_batch(
 def shuffle_and_repeat(
     buffer_size: int, count: int | None = None, seed: int | None = None
 ) -> Transformation:
-    """`Dataset.shuffle` and then `Dataset.repeat`, for `apply`."""
+    """`Dataset.shuffle` and then `Dataset.repeat`, for `apply`.
+
+    >>> dataset = Dataset.range(3).apply(shuffle_and_repeat(3, count=2, seed=1))
+    >>> sorted(dataset)[:3]
+    [np.int64(0), np.int64(0), np.int64(1)]
+    """
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 
@@ -230,7 +253,14 @@ def save(
     shard_func: Callable[..., Any] | None = None,
     checkpoint_args: Any = None,
 ) -> None:
-    """Writes all elements into a folder: `Dataset.save`."""
+    """Writes all elements into a folder: `Dataset.save`.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> save(Dataset.range(3), folder)
+    >>> print(*load(folder))
+    0 1 2
+    """
     dataset.save(
         path, compression=compression, shard_func=shard_func, checkpoint_args=checkpoint_args
     )

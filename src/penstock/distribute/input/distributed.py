@@ -45,6 +45,17 @@ class DistributedDataset(PublicNames):
     ...     print(strategy.experimental_local_results(value))
     (array([0, 1]), array([2, 3]))
     (array([4]), array([], dtype=int64))
+    >>> dataset.cardinality, type(dataset.element_spec).__name__
+    (2, 'PerReplicaSpec')
+    >>> dataset.reduce(0, lambda total, step: total + sum(len(part) for part in step.values))
+    5
+    >>> print(dataset.explain())
+    auto_shard_policy DATA: AUTO: range does not read files, so the one worker keeps every element
+    batches are cut by the batch rule: the data is sharded by element
+    <BLANKLINE>
+    this worker reads:
+      batch(size=4)  [2 elements; random access]
+        range(start=0, stop=5, step=1)  [5 elements; random access]
     """
 
     def __init__(self, strategy: Any, plan: DeliveryPlan) -> None:
@@ -123,6 +134,13 @@ class DistributedIterator(PublicNames):
     >>> other.load_state_dict(state)
     >>> next(other)
     array([4, 5, 6, 7])
+    >>> iterator.position, iterator.profile().operators[0].name
+    (1, 'deliver')
+    >>> [value.tolist() for value in iterator.get_next().values]
+    [[4, 5], [6, 7]]
+    >>> iterator.get_next_as_optional().has_value()
+    False
+    >>> iterator.close()
     """
 
     def __init__(self, strategy: Any, plan: DeliveryPlan, steps: list[StepIterator]) -> None:

@@ -23,7 +23,11 @@ from penstock.errors import DisagreementError, InvalidArgumentError
 
 
 class DistributedValues:
-    """One value for each replica of this process: `.values`, a tuple."""
+    """One value for each replica of this process: `.values`, a tuple.
+
+    >>> PerReplica((1, 2)).values
+    (1, 2)
+    """
 
     __slots__ = ("__weakref__", "_values")
 
@@ -53,6 +57,10 @@ class PerReplica(DistributedValues):
       0: tf.Tensor([0 1], shape=(2,), dtype=int64),
       1: tf.Tensor([2 3], shape=(2,), dtype=int64)
     }
+    >>> import jax.numpy as jnp
+    >>> one = PerReplica((jnp.zeros(2),)).to_global()
+    >>> one.shape, PerReplica.from_global(one).values[0].shape
+    ((2,), (2,))
     """
 
     __slots__ = ()
@@ -80,7 +88,11 @@ class PerReplica(DistributedValues):
 
 
 class Mirrored(DistributedValues, ActsAsValue):
-    """Equal values: in arithmetic, the value of the current replica, or the first one."""
+    """Equal values: in arithmetic, the value of the current replica, or the first one.
+
+    >>> Mirrored((np.float32(2), np.float32(2))) + 1
+    np.float32(3.0)
+    """
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -108,7 +120,11 @@ for _name in BINARY:
 
 
 class SyncOnRead(DistributedValues):
-    """Values that each replica changes for itself, and that are aggregated when they are read."""
+    """Values that each replica changes for itself, and that are aggregated when they are read.
+
+    >>> SyncOnRead((1, 2)).values
+    (1, 2)
+    """
 
     __slots__ = ()
 

@@ -33,7 +33,12 @@ from penstock.errors import FailedPreconditionError, InvalidArgumentError, Inval
 
 
 class VariableSynchronization(Enum):
-    """When the copies of a variable are synchronized."""
+    """When the copies of a variable are synchronized.
+
+    >>> import penstock as tf
+    >>> tf.Variable(0.0).synchronization
+    <VariableSynchronization.AUTO: 0>
+    """
 
     AUTO = 0
     NONE = 1
@@ -42,7 +47,16 @@ class VariableSynchronization(Enum):
 
 
 class VariableAggregation(Enum):
-    """How the values that replicas assign (with ON_READ: their copies) are aggregated."""
+    """How the values that replicas assign (with ON_READ: their copies) are aggregated.
+
+    >>> import penstock as tf
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     count = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+    >>> _ = strategy.run(lambda: count.assign_add(np.float32(1)))
+    >>> count.numpy()
+    np.float32(2.0)
+    """
 
     NONE = 0
     SUM = 1
@@ -84,6 +98,12 @@ class Variable(ActsAsValue):
     array([4., 6.], dtype=float32)
     >>> v
     <tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([2., 3.], dtype=float32)>
+    >>> v.assign_sub([1.0, 1.0]).tolist(), v.assign([5.0, 6.0]).tolist()
+    ([1.0, 2.0], [5.0, 6.0])
+    >>> v.value(), v.read_value().tolist(), v.numpy().sum()
+    (array([5., 6.], dtype=float32), [5.0, 6.0], np.float32(11.0))
+    >>> v.get_shape(), v.dtype, v.device
+    ((2,), dtype('float32'), '/job:localhost/replica:0/task:0/device:CPU:0')
     """
 
     def __new__(

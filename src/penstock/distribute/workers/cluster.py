@@ -24,6 +24,8 @@ class ClusterSpec:
     >>> spec = ClusterSpec({"worker": ["a:1", "b:1"]})
     >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
     (2, 'b:1')
+    >>> spec.job_tasks("worker")
+    ['a:1', 'b:1']
     """
 
     def __init__(self, cluster: Any) -> None:
@@ -86,6 +88,13 @@ class ClusterResolver(ABC):
     """Finds the cluster and the task of this process; subclass it for a launcher of your own.
 
     `task_type` and `task_id` are None where there is no cluster.
+
+    >>> class TwoHosts(ClusterResolver):
+    ...     task_type, task_id = "worker", 0
+    ...     def cluster_spec(self):
+    ...         return ClusterSpec({"worker": ["a:1", "b:1"]})
+    >>> TwoHosts().cluster_spec(), TwoHosts().master()
+    (ClusterSpec({'worker': ['a:1', 'b:1']}), 'a:1')
     """
 
     task_type: str | None = None

@@ -114,6 +114,12 @@ def write_file(filename: Path, contents: bytes | str) -> None:
     Args:
       filename: A local path or an fsspec URL.
       contents: The bytes; text is encoded as UTF-8.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "folder", "words.txt")
+    >>> write_file(path, "one two")
+    >>> read_file(path)
+    b'one two'
     """
     call = "io.write_file"
     path = as_path(filename, call)

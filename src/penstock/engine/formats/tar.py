@@ -308,6 +308,9 @@ class TarWriter:
     ...     writer.write({"__key__": "0001", "txt": "a cat", "cls": b"3"})
     >>> list(Dataset.from_tar(path))
     [{'__key__': b'0001', 'cls': b'3', 'txt': b'a cat'}]
+    >>> writer = TarWriter(path)
+    >>> writer.write({"__key__": "0002", "txt": "a dog"})
+    >>> writer.close()
     """
 
     def __init__(self, path: Path) -> None:

@@ -208,6 +208,10 @@ class TFRecordWriter:
     ...     writer.write(b"two")
     >>> os.path.getsize(path)  # 16 bytes more than each record: its length and two checksums
     38
+    >>> writer = TFRecordWriter(path)
+    >>> writer.write(b"three")
+    >>> writer.flush()
+    >>> writer.close()
     """
 
     def __init__(self, path: Path, options: Any = None) -> None:

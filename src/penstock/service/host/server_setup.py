@@ -57,6 +57,10 @@ class DispatcherConfig(NamedTuple):
         dashboard_port: The port of the dashboard, a page for browsers; 0 for a free one. By
             default there is none.
         dashboard_host: The name or address of the dashboard, if other machines should reach it.
+
+    >>> config = DispatcherConfig(port=5050, work_dir="/var/lib/penstock", metrics_port=9100)
+    >>> config.port, config.host, config.functions
+    (5050, 'localhost', 'by_value')
     """
 
     port: int = 0
@@ -100,6 +104,10 @@ class WorkerConfig(NamedTuple):
         functions: "by_value", or "by_reference" to run only functions of `modules`.
         modules: The modules whose functions may be run by reference.
         metrics_port: As in `DispatcherConfig`.
+
+    >>> config = WorkerConfig(dispatcher_address="data1:5050,data2:5050", worker_tags=["gpu-box"])
+    >>> config.dispatcher_address, config.port
+    ('data1:5050,data2:5050', 0)
     """
 
     dispatcher_address: str

@@ -30,6 +30,9 @@ class CrossTrainerCache:
 
     Args:
         trainer_id: Names a trainer; readers with one id share the elements between them.
+
+    >>> CrossTrainerCache(trainer_id="learning rate 0.1")
+    CrossTrainerCache(trainer_id='learning rate 0.1')
     """
 
     trainer_id: Any

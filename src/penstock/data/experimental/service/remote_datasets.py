@@ -109,6 +109,11 @@ def register_dataset(
 
     Returns:
         The id of the dataset, as bytes.
+
+    >>> import penstock
+    >>> with penstock.data.experimental.service.DispatchServer() as dispatcher:
+    ...     register_dataset(dispatcher.target, Dataset.range(4), dataset_id="numbers")
+    b'numbers'
     """
     from penstock.service.host import services
 
@@ -143,6 +148,15 @@ def from_dataset_id(
         service: "grpc://host:port".
         dataset_id: The id that `register_dataset` returned.
         element_spec: The spec of an element; by default as it was registered.
+
+    >>> import penstock
+    >>> service = penstock.data.experimental.service
+    >>> with service.DispatchServer() as dispatcher:
+    ...     address = dispatcher.target.removeprefix("grpc://")
+    ...     with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
+    ...         name = service.register_dataset(dispatcher.target, penstock.data.Dataset.range(4))
+    ...         print(*from_dataset_id("distributed_epoch", dispatcher.target, name))
+    0 1 2 3
     """
     where = "service.from_dataset_id"
     options = ReadOptions(
@@ -171,6 +185,12 @@ def status(service: str | tuple[str, str]) -> dict[str, Any]:
 
     Args:
         service: "grpc://host:port".
+
+    >>> import penstock
+    >>> with penstock.data.experimental.service.DispatchServer() as dispatcher:
+    ...     found = status(dispatcher.target)
+    >>> found["workers"], found["jobs"]
+    ([], [])
     """
     from penstock.service.host import services
 
@@ -182,6 +202,24 @@ def merge_states(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
     Args:
         states: The result of `state_dict` of each reader's iterator.
+
+    >>> import penstock
+    >>> service = penstock.data.experimental.service
+    >>> with service.DispatchServer() as dispatcher:
+    ...     address = dispatcher.target.removeprefix("grpc://")
+    ...     with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
+    ...         def read():
+    ...             job = distribute("distributed_epoch", dispatcher.target, job_name="training")
+    ...             return iter(Dataset.range(100).apply(job))
+    ...         first, second = read(), read()
+    ...         got = [int(next(reader)) for reader in (first, second)]
+    ...         states = [reader.state_dict() for reader in (first, second)]
+    ...         for reader in (first, second):
+    ...             reader.close()
+    ...         third = read()
+    ...         third.load_state_dict(merge_states(states))
+    ...         print(sorted(got + [int(x) for x in third]) == list(range(100)))
+    True
     """
     from penstock.service.logic import client
 
@@ -195,6 +233,17 @@ def register_scheme(name: str, serve: Callable[[str], Any]) -> None:
         name: The scheme.
         serve: Called with the rest when an iterator opens; returns an object with a `session`
             (see `penstock.service.host.session`) and `close()`.
+
+    >>> import penstock
+    >>> from penstock.service.host.services import RunningService, session
+    >>> addresses = {}
+    >>> register_scheme("named", lambda name: RunningService(session(addresses[name])))
+    >>> service = penstock.data.experimental.service
+    >>> with service.DispatchServer() as dispatcher:
+    ...     address = addresses["cluster"] = dispatcher.target.removeprefix("grpc://")
+    ...     with service.WorkerServer(service.WorkerConfig(dispatcher_address=address)):
+    ...         print(*Dataset.range(3).apply(distribute("distributed_epoch", "named://cluster")))
+    0 1 2
     """
     from penstock.service.host import services
 

@@ -53,6 +53,8 @@ class DispatchServer(_Server):
     >>> with DispatchServer() as dispatcher:
     ...     print(dispatcher.target.rpartition(":")[0])
     grpc://localhost
+    >>> dispatcher.failed, dispatcher.metrics_url, dispatcher.dashboard_link()
+    (False, None, None)
     """
 
     _hosted: Dispatcher
@@ -91,6 +93,13 @@ class WorkerServer(_Server):
     Args:
         config: A `WorkerConfig`, which names the dispatcher.
         start: Whether it starts at once.
+
+    >>> with DispatchServer() as dispatcher:
+    ...     config = WorkerConfig(dispatcher_address=dispatcher.target.removeprefix("grpc://"))
+    ...     worker = WorkerServer(config)
+    ...     print(worker.address.startswith("localhost:"), worker.metrics_url, worker.failed)
+    ...     worker.drain(timeout=1.0)
+    True None False
     """
 
     _hosted: Worker
