@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 
+_HERE = ("element", "counted")
+"""Attributes of an error that do not travel."""
+
+
 class OpError(Exception):
     """The root of the tree.
 
@@ -79,6 +83,10 @@ class OpError(Exception):
     element: typing.Any = None
     """The element that a function failed on, if it failed in this process."""
 
+    counted: tuple[typing.Any, int] | None = None
+    """The operator whose function failed, and the number of the element as that operator counts,
+    which is in the text; only in the process in which the operator runs."""
+
     @property
     def message(self) -> str:
         """The text of the error."""
@@ -91,7 +99,7 @@ class OpError(Exception):
     def __reduce__(self) -> typing.Any:
         if self.find_origin is not None and self.message:
             del self.find_origin  # It is part of the message now.
-        kept = {name: value for name, value in vars(self).items() if name != "element"}
+        kept = {name: value for name, value in vars(self).items() if name not in _HERE}
         return type(self), self.args, kept
 
     def __str__(self) -> str:

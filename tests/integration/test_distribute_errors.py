@@ -61,27 +61,6 @@ KINDS = {
 }
 
 
-def numbers_3_on(x):
-    return Dataset.range(x, x + 3)
-
-
-@pytest.mark.parametrize(
-    ("plan", "counted"),
-    [
-        (Dataset.range(20), False),
-        (Dataset.from_generator(lambda: iter(range(20)), output_types=np.int64), False),
-        (Dataset.range(40).filter(lambda x: x % 2 == 1), True),
-        (Dataset.range(0, 20, 3).flat_map(numbers_3_on), True),
-        (Dataset.range(0, 20, 3).interleave(numbers_3_on, cycle_length=2), True),
-    ],
-)
-def test_an_error_says_if_its_number_does_not_count_the_whole_dataset(cluster, plan, counted):
-    """A worker counts the elements of its piece; locally, all elements are counted."""
-    found = all_of(iter(plan.map(without_7).apply(cluster.distribute())))
-    [error] = [each for each in found if isinstance(each, Exception)]
-    assert ("counts the elements of one piece)" in str(error)) == counted
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_element_comes_in_its_place_and_the_rest_behind_it(cluster, kind):
     made = KINDS[kind]().map(without_7).apply(cluster.distribute())

@@ -185,6 +185,10 @@ class FedStream(Stream):
         self.inputs = (source,)
         self._feed = Inlet(source, count)
 
+    def count_used(self) -> int:
+        """How many elements of its input it has used; a failure is one, too."""
+        return self._feed.count
+
     def input_states(self) -> list[State]:
         return [self._feed.save()]
 

@@ -19,7 +19,7 @@ from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.gather import Gather
 from penstock.engine.heap import keep_freed_memory
-from penstock.engine.inlets import discard
+from penstock.engine.inlets import FedStream, discard
 from penstock.engine.logs import Sequels
 from penstock.engine.meters import Tap
 from penstock.engine.origins import RecordNumbersStream, find_origin, simplify
@@ -131,7 +131,10 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     streams = tuple(open_plan(i, s, below) for i, s in zip(node.inputs, inputs, strict=True))
     if state is None and isinstance(node, nodes.Inputs):
         discard(streams[0], node.first)
-    return _over(node, streams, own, context)
+    stream = _over(node, streams, own, context)
+    if context.trail is not None and isinstance(stream, FedStream) and hasattr(node, "function"):
+        context.trail.calling.append((node, stream.count_used))
+    return stream
 
 
 def _is_accessed(node: Node) -> bool:

@@ -100,7 +100,7 @@ def _find_by_number(
     open_plan: OpenPlan, node: Node, context: Context, ordinal: int, near: list[tuple[State, int]]
 ) -> str:
     if node.blocked is None:
-        return describe_origin(node, ordinal, context.epoch)
+        return describe_origin(node, ordinal - first_number(node), context.epoch)
     for state, skip in [*near, (None, ordinal - first_number(node))]:
         search = OriginSearch(MOST_BYTES)
         found = _run(open_plan, node, state, skip, _search_context(context, search))

@@ -179,6 +179,9 @@ class ParallelMapStream(FedStream):
             self._calling.note_rate(count, now - since, self._nbytes_each)
             self._measured = (now, 0)
 
+    def count_used(self) -> int:
+        return self._ordinal
+
     def state(self) -> State:
         oldest = self._oldest()
         done = [list(span) for span in self._spans() if span[1] > oldest]

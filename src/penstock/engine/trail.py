@@ -6,6 +6,7 @@ The *turn* of an element is an integer by which a client puts the elements of al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ class Trail:
     `began` and `ended` are bytes of a file: where the first record of a part begins, and where the
     first record behind the part begins. `inputs` are the lengths of the inputs of an `interleave`
     that have ended, -1 for an input that could not be opened; `count` is the number of inputs, once
-    it is known.
+    it is known. `calling` are the operators that call functions, each with the function that says
+    how many elements it has used.
     """
 
     def __init__(self) -> None:
@@ -73,6 +75,7 @@ class Trail:
         self.count: int | None = None
         self.began: int | None = None
         self.ended: int | None = None
+        self.calling: list[tuple[Any, Callable[[], int]]] = []
 
     def part(self, began: int | None, ended: int | None) -> None:
         """Notes where a part of a file began and ended, as far as that is known."""

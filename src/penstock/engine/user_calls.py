@@ -108,9 +108,11 @@ class Calls:
         call: Callable[..., Any] | None = None,
         signature: Any = None,
         origin: Origin | None = None,
+        node: Any = None,
     ) -> None:
         self.operator = operator
         self._origin = origin
+        self._node = node
         self._seeded = isinstance(call, Seeded)
         self.signature = signature
         """The `output_signature` that the results must fit, if there is one."""
@@ -191,8 +193,11 @@ class Calls:
 
         `place` is where the element stands among the elements that the function is called on.
         """
-        if self._origin is not None and isinstance(error, OpError):
+        if self._origin is None or not isinstance(error, OpError):
+            return
+        if error.counted is None:  # Else it is the error of an operator before this one.
             error.find_origin = partial(self._origin, ordinal, place, error.element)
+            error.counted = self._node, ordinal
 
     @property
     def on_trial(self) -> bool:

@@ -86,7 +86,7 @@ def map_calls(node: Map, epoch: Epoch, origin: Origin) -> Calls:
     call = None
     if node.random is not None:
         call = Seeded(node.function.call, node.random, epoch)
-    return Calls("map", node.function, call, node.signature, origin)
+    return Calls("map", node.function, call, node.signature, origin, node)
 
 
 def arguments(node: Map, rows: Chunk, ordinal: int) -> Chunk:
@@ -106,7 +106,7 @@ class FilterStream(FedStream):
         self, node: Filter | TakeWhile, source: Stream, ordinal: State, origin: Origin
     ) -> None:
         super().__init__(source, ordinal or 0)
-        self._calls = Calls(node.label, node.function, origin=origin)
+        self._calls = Calls(node.label, node.function, origin=origin, node=node)
         self._failed: OpError | None = None
 
     def pull(self, limit: int) -> Chunk:
@@ -193,7 +193,7 @@ class ScanStream(FedStream):
     def __init__(self, node: Scan, source: Stream, state: State, origin: Origin) -> None:
         ordinal, begin = state or (0, node.initial.chunk.elements()[0])
         super().__init__(source, ordinal)
-        self._calls = Calls("scan", node.function, origin=origin)
+        self._calls = Calls("scan", node.function, origin=origin, node=node)
         self._state = copy_unowned(begin)
         self._results = Results(self._calls)
 

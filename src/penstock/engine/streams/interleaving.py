@@ -32,7 +32,7 @@ from penstock.engine.trail import (
     put_turn,
 )
 from penstock.engine.user_calls import Calls, FailedCall
-from penstock.errors import InvalidTypeError
+from penstock.errors import InvalidTypeError, OpError
 from penstock.plan.nodes import Interleave, Node
 from penstock.plan.seeds import derive, derive_array, numbers_from, seed_scope
 
@@ -265,6 +265,8 @@ class InterleaveStream(FedStream):
         try:
             slot = self._open(row, ordinal)
         except Exception as error:
+            if isinstance(error, OpError) and error.__cause__ is not None:
+                error.counted = self._node, ordinal
             return FailedCall(put_turn(error, row.numbers))
         if isinstance(slot.stream, PrefetchStream):
             slot.stream.start()
@@ -276,6 +278,9 @@ class InterleaveStream(FedStream):
             made = self._calls.one(row.elements()[0], ordinal)
         stream = self._open_inner(plan_of(self._calls.where, made), state, number)
         return Slot(ordinal, number, self._feed.place, stream, Inlet(stream), given, row.numbers)
+
+    def count_used(self) -> int:
+        return self._ordinal
 
     def _advance(self) -> None:
         self._turn = (self._turn + 1) % self._node.cycle

@@ -418,6 +418,7 @@ class FetchServer:
                 began=task.trail.began,
                 ended=task.trail.ended,
                 lengths=lengths,
+                used=None if length is None else task.used,
                 operators=() if length is None else task.take_figures(),
             )
         except BaseException as error:

@@ -290,7 +290,7 @@ class Deliveries:
     def _process_failure(self, failed: Failed) -> None:
         if self._traces is not None:
             self._traces.note_arrival(failed.request, failed.ordinal, failed.kind)
-        failure: Piece = Failure(from_failed(failed))
+        failure: Piece = Failure(from_failed(failed), failed.counted)
         if self._fetcher.takes_turns:
             failure = Placed(failure, [failed.place])
         self._fetcher.arrive(failed.request, failed.ordinal, failure, began=failed.began)
@@ -304,6 +304,7 @@ class Deliveries:
             began=done.began,
             ended=done.ended,
             lengths=done.lengths,
+            used=done.used,
         )
         if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))

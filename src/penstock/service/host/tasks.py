@@ -208,6 +208,11 @@ class Task:
         return () if self._shared is None else self._shared.plan.meters.take()
 
     @property
+    def used(self) -> dict[str, int] | None:
+        """At the end of a piece: how many elements its operators have used, by their keys."""
+        return None if self._shared is None else self._shared.used
+
+    @property
     def trail(self) -> Trail:
         """What the stream has found out about its source."""
         return Trail() if self._shared is None else self._shared.trail

@@ -21,8 +21,9 @@ from penstock.engine.contract import State, Stream, copy_state
 from penstock.engine.inlets import Demand
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
+from penstock.engine.numbering import counting_of
 from penstock.engine.trail import Trail, turn_of
-from penstock.errors import UnavailableError
+from penstock.errors import OpError, UnavailableError
 from penstock.plan.bounds import bound_plan
 from penstock.plan.nodes import Cache, Node, Shard, Store, options_of
 from penstock.plan.optimize import prepare
@@ -48,7 +49,7 @@ from penstock.service.logic.worker import (
     Want,
 )
 from penstock.service.protocol import timing
-from penstock.service.protocol.data_messages import Fault, Mark, fault_of
+from penstock.service.protocol.data_messages import Fault, Mark, fault_in_piece, fault_of
 from penstock.service.protocol.messages import Work, WorkStatus
 
 KEPT = 256 << 20
@@ -256,10 +257,10 @@ class WorkerStream:
         self.trail = Trail()
         """What its cursors found out about the source; all of them find the same."""
         self._pool = pool
-        # The worker does not know how many elements come before those of its stream.
-        counted = ", which counts the elements of one piece" if work.form in PARTIAL_FORMS else ""
-        self._address = f"{pool.address}{counted}"
-        """For errors that name an element by its number."""
+        self._is_partial = work.form in PARTIAL_FORMS
+        """Whether the worker does not know how many elements come before those of its stream."""
+        self.used: dict[str, int] | None = None
+        """At the end of a piece: how many elements its operators have used, by their keys."""
         self._timer = pool.runtime.timer
         self._changed = pool.runtime.condition(pool.lock)
         self._closed = False
@@ -290,6 +291,10 @@ class WorkerStream:
         """Returns what was made since the last call; the caller holds the lock of the pool."""
         done, self._done = self._done, WorkStatus(self.job, 0, 0.0)
         return done
+
+    def _count_used(self, trail: Trail) -> dict[str, int]:
+        found = [(counting_of(self.plan.plan, node), count) for node, count in trail.calling]
+        return {own.key: count() - own.first for own, count in found if own is not None}
 
     def add_mark(self, mark: Mark | None) -> None:
         """Adds a mark that a client received from another worker."""
@@ -355,6 +360,8 @@ class WorkerStream:
         with self._changed:
             self.trail.part(cursor.trail.began, cursor.trail.ended)
             self.trail.count, self.trail.inputs = cursor.trail.count, cursor.trail.inputs
+            if self._is_partial:
+                self.used = self._count_used(cursor.trail)
             self.production.record_end(cursor)
             self._changed.notify_all()
 
@@ -372,7 +379,7 @@ class WorkerStream:
             raise
         except Exception as error:
             self._pool.failures.note(error)
-            content = fault_of(error, self._address)
+            content = self._fault(error)
             place = turn_of(error)
         seconds = self._timer() - started
         if isinstance(content, Chunk):
@@ -380,6 +387,13 @@ class WorkerStream:
         cursor.unmarked += seconds
         cursor.frames += 1
         return CursorResult(content, mark, seconds, place)
+
+    def _fault(self, error: Exception) -> Fault:
+        if not self._is_partial:
+            return fault_of(error, self._pool.address)
+        counted = error.counted if isinstance(error, OpError) else None
+        counting = None if counted is None else counting_of(self.plan.plan, counted[0])
+        return fault_in_piece(error, self._pool.address, counting)
 
     def _save_mark(self, cursor: Cursor) -> bytes | None:
         """Saves the cursor's state if a mark is due; returns it as bytes if it can travel."""

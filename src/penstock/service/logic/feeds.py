@@ -7,13 +7,13 @@ out every ordinal once. The length of a stream must not depend on which worker c
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, OpError
 from penstock.plan.shape import WHOLE
-from penstock.service.protocol.data_messages import Mark
+from penstock.service.protocol.data_messages import Mark, NumberInPiece, renumber
 
 _SMALL = 512
 """The most bytes of a mark that a saved state includes."""
@@ -58,8 +58,19 @@ class Failure:
 
     nbytes = 0
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, counted: NumberInPiece | None = None) -> None:
         self.error = error
+        self.counted = counted
+        """The number in the text of the error, if a worker with a piece of the plan counted."""
+
+    def number(self, find: Callable[[NumberInPiece], int | None]) -> None:
+        """Writes the number of the element into the text, if `find` returns it."""
+        if self.counted is None or not isinstance(self.error, OpError):
+            return
+        number = find(self.counted)
+        if number is not None:
+            renumber(self.error, self.counted, number)
+            self.counted = None
 
     def __len__(self) -> int:
         return 1
@@ -98,6 +109,8 @@ class Feed:
         self._marks: list[Mark] = []
         self.length: int | None = None
         """How many elements the stream has, once its end was seen."""
+        self.used: dict[str, int] | None = None
+        """How many elements the operators of the stream have used, if its end says so."""
         self.refused: dict[str, Exception] = {}
         """Workers that cannot compute this stream, and why."""
         self.crashed_at: dict[int, str] = {}

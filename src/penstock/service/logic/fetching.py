@@ -386,6 +386,7 @@ class Fetcher:
         began: int | None = None,
         ended: int | None = None,
         lengths: tuple[int, ...] | None = None,
+        used: dict[str, int] | None = None,
     ) -> Feed | None:
         """A worker has answered a request in full; `length` if the stream ends there.
 
@@ -403,6 +404,7 @@ class Fetcher:
         ask.feed.note_part(began)
         if length is not None:
             self._end_stream(ask.feed, length)
+            ask.feed.used = used
             ask.feed.note_part(began, ended)
         self._note_progress(ask)
         if isinstance(self.order, InterleaveOrder):
@@ -499,6 +501,8 @@ class Fetcher:
         else:
             assert not isinstance(self.order, InterleaveOrder)
             start, piece = feed.take(min(count, self.order.room(feed)), anywhere)
+            if isinstance(piece, Failure):
+                piece.number(self.order.find_number)
             self.order.took(feed, len(piece))
         self._here -= len(piece)
         self._buffered -= piece.nbytes

@@ -18,6 +18,7 @@ import numpy as np
 from penstock.engine.trail import WIDTH
 from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
 from penstock.service.logic.orders import FeedOrder
+from penstock.service.protocol.data_messages import NumberInPiece
 
 INFINITE, UNKNOWN = -1, -2
 
@@ -178,7 +179,7 @@ class InterleaveOrder(FeedOrder):
         """How many inputs the next feed reads; it grows while inputs are short."""
         self._feeds: list[InputFeed] = []
         """Open feeds, in the order of their inputs."""
-        state = state or {"slots": [None] * self.cycle, "turn": [0, 0], "next": [0, 0]}
+        state = state or _begin(self.cycle)
         self._turn, self._taken = state["turn"]
         self._next: tuple[int, int] = (state["next"][0], state["next"][1])
         """The stream and the number of the next input."""
@@ -187,6 +188,10 @@ class InterleaveOrder(FeedOrder):
         ]
         self._freed = [0, 0]
         """Elements and bytes that were released since the last `pop_freed`."""
+        given: list[int | None] = state.get("given", [None, None])
+        self._given, self._merged = given
+        """How many elements were handed out, and how many of the `interleave` became of them or
+        of none; None if a state did not say it."""
 
     def _restore_slot(
         self, stream: int, first: int, position: int, at: int, mark: Any
@@ -226,16 +231,28 @@ class InterleaveOrder(FeedOrder):
                     slot.feed,
                 )  # An operator has made several elements of one input element.
             if place - slot.position >= (left := self._block - self._taken):
-                slot.position += left
+                self._pass(slot, left)
                 self._advance()
                 continue
             self._taken += place - slot.position
-            slot.position = place
+            self._pass(slot, place - slot.position)
             if kind in ("row", "failure"):
                 return slot, slot.feed
             self._finish(slot)
             if kind == "end":
                 self._advance()
+
+    def _pass(self, slot: InputTurn, places: int) -> None:
+        """Goes past places of an input."""
+        slot.position += places
+        if self._merged is not None:
+            self._merged += places
+
+    def find_number(self, counted: NumberInPiece) -> int | None:
+        """Operators behind the `interleave` count what was merged, or what was handed out."""
+        if counted.takes_merged:
+            return self._merged
+        return self._given if counted.is_last else None
 
     def _advance(self) -> None:
         self._turn, self._taken = (self._turn + 1) % self.cycle, 0
@@ -313,8 +330,9 @@ class InterleaveOrder(FeedOrder):
             assert slot.piece is not None
             if isinstance(slot.piece.rows_, Failure):
                 if not parts:
+                    slot.piece.rows_.number(self.find_number)
                     parts.append(slot.piece.rows_)
-                    self._took(slot, 1, slot.piece.places[0] or 0)
+                    self._took_failure(slot, slot.piece.places[0] or 0)
                 break
             rows = slot.count(self._block - self._taken, count)
             offset = slot.at - slot.start
@@ -323,14 +341,22 @@ class InterleaveOrder(FeedOrder):
             count -= rows
         return parts
 
+    def _took_failure(self, slot: InputTurn, place: int) -> None:
+        """Notes the same of a failure. Unless it is that of an element, it has no place."""
+        self._took(slot, 1, place)
+        if not place & 1 and self._merged is not None:
+            self._merged += 1
+
     def _took(self, slot: InputTurn, rows: int, place: int) -> None:
         """Notes that `rows` elements were handed out; `place` is the place of the last one."""
         assert slot.piece is not None
         slot.at += rows
+        if self._given is not None:
+            self._given += rows
         slot.feed.reached = max(slot.feed.reached, slot.at)
         if place & 1:
             places = (int(place) % WIDTH >> 1) + 1 - slot.position
-            slot.position += places
+            self._pass(slot, places)
             self._taken += places
         if not slot.feed.whole and slot.at >= slot.start + len(slot.piece):
             piece = slot.feed.let_go(slot.start)
@@ -396,7 +422,13 @@ class InterleaveOrder(FeedOrder):
     def state(self, free: bool) -> dict[str, Any]:
         self.turn()
         slots = [None if slot is None else _save_slot(slot) for slot in self._slots]
-        return {"slots": slots, "turn": [self._turn, self._taken], "next": list(self._next)}
+        made = {"slots": slots, "turn": [self._turn, self._taken], "next": list(self._next)}
+        return made if self._given is None else {**made, "given": [self._given, self._merged]}
+
+
+def _begin(cycle: int) -> dict[str, Any]:
+    """The state before the first element."""
+    return {"slots": [None] * cycle, "turn": [0, 0], "next": [0, 0], "given": [0, 0]}
 
 
 def _number(feed: InputFeed) -> tuple[int, int]:

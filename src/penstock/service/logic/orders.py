@@ -19,6 +19,7 @@ from typing import Any
 from penstock.errors import DataLossError
 from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.logic.feeds import NOWHERE, Feed
+from penstock.service.protocol.data_messages import NumberInPiece
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -45,6 +46,10 @@ class FeedOrder:
         """Elements and bytes that were released in other ways than by `take`."""
         return 0, 0
 
+    def find_number(self, counted: NumberInPiece) -> int | None:
+        """The number in the whole plan of the element that is handed out next; None: unknown."""
+        return None
+
 
 class SequentialOrder(FeedOrder):
     """One stream after the other: the local order, because streams are consecutive pieces.
@@ -70,6 +75,11 @@ class SequentialOrder(FeedOrder):
         self._open = deque(Feed.of(feed) for feed in state["open"])
         self._seam: int | None = state["seam"]
         """Where the last part that was handed out ended."""
+        self._used: dict[str, int] | None = None if free else state.get("used", {})
+        """How many elements the operators of all streams before the first open one have used; None
+        if that is not known."""
+        if self._next and "used" not in state:
+            self._used = None
         self._settled: Feed | None = self._open[0] if self._open and not free else None
         """The feed that is known to begin at the right place."""
         for feed in self._open:
@@ -85,7 +95,20 @@ class SequentialOrder(FeedOrder):
             if feed.ended is None or feed.ended != feed.began:
                 self._seam = feed.ended
             self._open.popleft()
+            self._add_used(feed.used)
         return None
+
+    def _add_used(self, used: dict[str, int] | None) -> None:
+        if used is None or self._used is None:
+            self._used = None
+            return
+        self._used = dict(self._used)
+        for key, count in used.items():
+            self._used[key] = self._used.get(key, 0) + count
+
+    def find_number(self, counted: NumberInPiece) -> int | None:
+        """What the streams before this one have used comes first."""
+        return None if self._used is None else self._used.get(counted.operator, 0) + counted.number
 
     def _open_next(self) -> Feed | None:
         """Opens the next stream; None if there is none."""
@@ -152,10 +175,12 @@ class SequentialOrder(FeedOrder):
         if free:
             return {"open": [feed.state() for feed in open_], "next": self._next, "seam": None}
         first = self.turn()
-        if first is None or not first.next:
-            start = self._next if first is None else first.stream
-            return {"open": [], "next": start, "seam": self._seam}
-        return {"open": [first.state()], "next": first.stream + 1, "seam": self._seam}
+        state: dict[str, Any] = {"open": [], "next": self._next, "seam": self._seam}
+        if first is not None and first.next:
+            state |= {"open": [first.state()], "next": first.stream + 1}
+        elif first is not None:
+            state["next"] = first.stream
+        return {**state, "used": self._used} if self._used else state
 
 
 class RoundRobinOrder(FeedOrder):

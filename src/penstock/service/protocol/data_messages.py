@@ -24,7 +24,7 @@ from __future__ import annotations
 import builtins
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,7 @@ from penstock.element.buffers import MALFORMED, Description, Packing, measure, u
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.engine.figures import Figures
+from penstock.engine.numbering import Counting
 from penstock.engine.processes.chunk_memory import Slab
 from penstock.engine.tracebacks import format_for_others
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnknownError, kind_of
@@ -114,6 +115,20 @@ class Rows(Message, frozen=True):
     last such report to any client."""
 
 
+class NumberInPiece(Plain, frozen=True):
+    """The number of an element in the text of an error, where the worker has only a piece of the
+    plan; see `engine/numbering.py`."""
+
+    operator: str
+    """The operator whose function failed: its key."""
+    number: int
+    """How many elements of the piece came before, as that operator counts."""
+    at: int
+    """Where the number begins in the text."""
+    is_last: bool = False
+    takes_merged: bool = False
+
+
 class Failed(Message, frozen=True):
     """Element `ordinal` could not be computed; the elements behind it follow.
 
@@ -130,6 +145,8 @@ class Failed(Message, frozen=True):
     """The class and the text of the exception that a function raised."""
     began: int | None = None
     place: int | None = None
+    counted: NumberInPiece | None = None
+    """The number in the message, if it counts only the elements of this stream."""
 
 
 class Done(Message, frozen=True):
@@ -143,6 +160,9 @@ class Done(Message, frozen=True):
     lengths: tuple[int, ...] | None = None
     """If the client merges the inputs of an `interleave`: the number of elements of each input of
     the stream, before operators behind the `interleave` change it; -1 for an input that failed."""
+    used: dict[str, int] | None = None
+    """At the end of a piece: how many elements each operator that calls a function has used, by
+    its key; None if that is not known."""
     operators: tuple[Figures, ...] = ()
     """As in `Rows`, if the stream ended before the last element that was asked for."""
 
@@ -199,10 +219,14 @@ class Fault:
     message: str
     remote: str = ""
     cause: tuple[str, str] = ("", "")
+    counted: NumberInPiece | None = None
 
     @property
     def nbytes(self) -> int:
         return len(self.message) + len(self.remote) + len(self.cause[1])
+
+
+_PARTLY = ", which counts the elements of one piece"
 
 
 def fault_of(error: BaseException, worker: str) -> Fault:
@@ -212,6 +236,47 @@ def fault_of(error: BaseException, worker: str) -> Fault:
     trace = format_for_others(error)
     message = f"{_shorten(text)} (on worker {worker})"
     return Fault(_nearest_class(kind).__name__, message, _shorten(trace), _cause_of(error))
+
+
+def fault_in_piece(error: BaseException, worker: str, counting: Counting | None) -> Fault:
+    """The same for a worker that has a piece of the plan, and an operator that counts so.
+
+    Without `counting`, a number in the text may be of the piece or not; the text says so.
+    """
+    fault = fault_of(error, f"{worker}{_PARTLY}")
+    counted: tuple[Any, int] | None = getattr(error, "counted", None)
+    at = -1 if counted is None else fault.message.find(f" for element {counted[1]}")
+    if at < 0:
+        has_number = " for element " in fault.message
+        return fault if has_number else replace(fault, message=_certain(fault.message))
+    if counting is None:
+        return replace(fault, message=_certain(fault.message))
+    at += len(" for element ")
+    assert counted is not None
+    number = NumberInPiece(
+        counting.key,
+        counted[1] - counting.first,
+        at,
+        is_last=counting.is_last,
+        takes_merged=counting.takes_merged,
+    )
+    message = _with_number(fault.message, at, counted[1], number.number)
+    return replace(fault, message=message, counted=number)
+
+
+def _with_number(text: str, at: int, old: int, new: int) -> str:
+    return f"{text[:at]}{new}{text[at + len(str(old)) :]}"
+
+
+def _certain(text: str) -> str:
+    """The text without the remark on what its number counts."""
+    return "".join(text.rsplit(_PARTLY, 1))
+
+
+def renumber(error: OpError, counted: NumberInPiece, number: int) -> None:
+    """Writes the number that an element has in the whole plan into the text of its error."""
+    text = _with_number(error.message, counted.at, counted.number, number)
+    error.args = (_certain(text),)
 
 
 def _cause_of(error: BaseException) -> tuple[str, str]:
@@ -240,6 +305,7 @@ def to_failed(
         cause=fault.cause,
         began=began,
         place=place,
+        counted=fault.counted,
     )
 
 
