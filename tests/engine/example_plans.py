@@ -215,6 +215,27 @@ def grouped(source: Node, key: Callable, reduce: Callable, size) -> Node:
     return n.GroupByWindow(source, Function(key), Function(reduce), size)
 
 
+def reduced(source: Node, key: Callable, reduce: Callable) -> Node:
+    def first(key):
+        return np.int64(key) * 100, b""
+
+    def last(total, text):
+        return total, text
+
+    functions = (Function(one) for one in (key, first, reduce, last))
+    return n.GroupByReducer(source, *functions)
+
+
+def add_and_join(state, x):
+    return state[0] + x, state[1] + b"%d," % x
+
+
+def add_without_5(state, x):
+    if x == 5:
+        raise ValueError(x)
+    return add_and_join(state, x)
+
+
 def choosing(source: Node, stop: bool, other: int = 3) -> Node:
     choice = n.Repeat(rows(0, 1, 1, 0, 0), 5)
     return n.Choose(choice, (source, numbers(50 + other, 50)), stop)
@@ -301,6 +322,8 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "group_by_window unstackable": lambda s: n.FlatMap(
         grouped(vectors(s), len, group_batches, 3), Function(lambda x: some(np.int64(len(x))))
     ),
+    "group_by_reducer": lambda s: reduced(s, by_three, add_and_join),
+    "group_by_reducer failing": lambda s: reduced(s, by_three_without_4, add_without_5),
     "shuffle": lambda s: n.Shuffle(s, 4, 1),
     "shuffle all": lambda s: n.Shuffle(s, 100, 1),
     "shuffle blocks": lambda s: n.ShuffleBlocks(s, 100, 1, blocks=2),
@@ -368,7 +391,8 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
 
 def holds_data(plan: Node) -> bool:
     """Whether states of this plan hold elements, so that they are no JSON."""
-    holds = isinstance(plan, n.Shuffle | n.Scan | n.Window | n.GroupByWindow | n.Unique | n.Pack)
+    grouping = n.Window | n.GroupByWindow | n.GroupByReducer
+    holds = isinstance(plan, n.Shuffle | n.Scan | grouping | n.Unique | n.Pack)
     return plan.blocked is not None and (holds or any(map(holds_data, plan.inputs)))
 
 

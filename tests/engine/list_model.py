@@ -64,6 +64,8 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return windows(plan, source)
         case n.GroupByWindow():
             return grouped(plan, source, epoch)
+        case n.GroupByReducer():
+            return reduced_groups(plan, source)
         case n.Shuffle(_, buffer, seed, again) if plan.blocked is not None:
             return drawn(source, buffer, key(seed, epoch, again))
         case n.Shuffle(_, buffer, seed, again):
@@ -305,6 +307,23 @@ def grouped(plan: n.GroupByWindow, source: Items, epoch: Epoch) -> Items:
             yield from reduced(int(name))
     for name in sorted(groups):
         yield from reduced(name)
+
+
+def reduced_groups(plan: n.GroupByReducer, source: Items) -> Items:
+    states: dict[int, Any] = {}
+    for item in source:
+        name = call(plan.key, *parts_of(item))
+        if name is FAULT:
+            yield FAULT
+            continue
+        before = states.get(int(name)) or call(plan.init, np.int64(name))
+        after = call(plan.reduce, before, item)
+        if after is FAULT:
+            yield FAULT
+        else:
+            states[int(name)] = after
+    for name in sorted(states):
+        yield call(plan.finalize, *parts_of(states[name]))
 
 
 def drawn(source: Items, buffer: int, seed: int) -> Items:

@@ -51,6 +51,12 @@ OPERATORS = {
         lambda s, f: n.GroupByWindow(s, Function(f), Function(lambda key, window: window), 3),
         lambda x: x % 4,
     ),
+    "group_by_reducer": (
+        lambda s, f: n.GroupByReducer(
+            s, Function(f), *map(Function, (lambda key: key, lambda _, x: x, lambda state: state))
+        ),
+        lambda x: x % 4,
+    ),
     "batch of map": (lambda s, f: n.Batch(mapped(s, f), 7), lambda x: x),
     "shuffle of map": (lambda s, f: mapped(n.Shuffle(s, 1, 1), f), lambda x: x),
     "generator": (lambda s, f: generated(s, f), lambda x: x),

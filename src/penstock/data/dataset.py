@@ -641,7 +641,7 @@ class Dataset(PublicNames):
         Args:
             path: The folder.
             element_spec: What an element looks like; by default as it was saved.
-            compression: As it was given to `save`.
+            compression: How the elements are packed; by default as they were saved.
             reader_func: Gets a dataset of datasets, one per shard, and returns a dataset.
             wait: Whether to wait until another process has saved a dataset there.
 
@@ -655,6 +655,7 @@ class Dataset(PublicNames):
         folder = check.path(where, "path", path)
         packing = check.compression(where, compression)
         info = saved.describe(folder, packing, check.boolean(where, "wait", wait))
+        packing = info.compression if compression is None else packing
         spec = info.spec
         if element_spec is not None:
             spec = check.signature(where, element_spec, "element_spec")

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from penstock.data.arguments import describe, is_dataset
+from penstock.element.values import as_element
 from penstock.engine.copies import copy_unowned
 from penstock.engine.specs import trace
-from penstock.engine.streams.elementwise import check_scan
+from penstock.engine.streams.elementwise import check_scan, check_state
 from penstock.engine.streams.windowing import check_key
 from penstock.errors import InvalidArgumentError, NotADatasetError
 from penstock.plan.functions import Function, check_function
@@ -103,3 +104,30 @@ def grouping_functions(
     if found and len(results) == 2:
         check_dataset(where, reduce_function, results[1])
     return key_function, reduce_function
+
+
+def reducer_functions(
+    where: str, key: Call, init: Call, reduce: Call, finalize: Call, plan: Node
+) -> tuple[Function, Function, Function, Function]:
+    """The functions of group_by_reducer: of an element, a key, (state, element) and a state."""
+    made = (
+        element_function(where, key, plan),
+        check_function(where, init, 1),
+        check_function(where, reduce, 2),
+        check_function(where, finalize),
+    )
+    whole = _join_arguments(plan)
+    found, keyed = trace(plan, made[0])
+    if found:
+        number = check_key(f"{where}: {made[0]}", keyed)
+        first = Function(lambda *parts: _reduce_first(init, reduce, number, whole(parts)))
+        found, states = trace(plan, first)
+    if found:
+        check_state(f"{where}: {made[2]}", *states)
+    return made
+
+
+def _reduce_first(init: Call, reduce: Call, key: int, element: Any) -> tuple[Any, Any]:
+    """The state before the first element, and after it."""
+    state = as_element(init(np.int64(key)))
+    return state, reduce(copy_unowned(state), element)

@@ -202,6 +202,8 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
         case nodes.GroupByWindow():
             inner = partial(_inner, context, False)
             return windowing.GroupByWindowStream(node, streams[0], wrap, inner, own)
+        case nodes.GroupByReducer():
+            return windowing.GroupByReducerStream(node, streams[0], own)
         case nodes.Shuffle(_, buffer, seed, reshuffle):
             key = key_of(seed, context.epoch, reshuffle)
             return ordering.ShuffleStream(streams[0], buffer if buffer > 0 else None, key, own)

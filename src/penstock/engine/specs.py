@@ -26,7 +26,8 @@ from penstock.engine.context import Context, Environment
 from penstock.engine.copies import copy_unowned
 from penstock.engine.lower import open_plan
 from penstock.engine.results import holds_list, list_shapes
-from penstock.engine.streams.windowing import plan_of
+from penstock.engine.streams.elementwise import check_state
+from penstock.engine.streams.windowing import check_key, plan_of
 from penstock.engine.user_calls import Calls
 from penstock.plan import nodes
 from penstock.plan.functions import Function, Trial
@@ -129,6 +130,8 @@ class _Probe:
                 return self._of_scan(state, function, samples, given)
             case nodes.GroupByWindow():
                 return self._of_group(node, samples, given)
+            case nodes.GroupByReducer():
+                return self._of_reducer(node, samples)
             case _:
                 raise AssertionError(f"{node.label} is not opaque")
 
@@ -234,6 +237,20 @@ class _Probe:
         if not node.keys:
             pairs += [(key.one(sample, 0), sample) for sample in samples[1:]]
         return self._try_samples(reduce.where, answer, pairs)
+
+    def _of_reducer(self, node: nodes.GroupByReducer, samples: list[Any]) -> Any:
+        """The common spec after one element and after two, of the key of the first."""
+        calls = [
+            Calls("group_by_reducer", function)
+            for function in (node.key, node.init, node.reduce, node.finalize)
+        ]
+        key, init, reduce, finalize = calls
+        state = as_element(init.plain(0, np.int64(check_key(key.where, key.one(samples[0], 0)))))
+        found = []
+        for number, sample in enumerate((samples * 2)[:2]):
+            state = check_state(reduce.where, state, reduce.plain(number, state, sample))
+            found.append(spec_of_element(as_element(finalize.one(copy_unowned(state), number))))
+        return self._relax_all(found, finalize.where)
 
     def _plan(self, label: str, function: Function, sample: Any) -> Node:
         calls = Calls(label, function)

@@ -1053,6 +1053,25 @@ class GroupByWindow(Node):
     reason = "which elements belong together is not known in advance"
 
 
+@node
+class GroupByReducer(Node):
+    """One element for each key: what functions made of the elements with this key, in order."""
+
+    input: Node
+    key: Function
+    init: Function
+    reduce: Function
+    finalize: Function
+
+    traits = Trait.NONE
+
+    def spec_from(self, *inputs: Any) -> Any:
+        return OPAQUE
+
+    counted = False
+    reason = "every element depends on all elements with its key"
+
+
 # Ordering
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 import numpy as np
 
+from penstock.data.experimental import lookup_tables
+from penstock.data.experimental.lookup_tables import DatasetInitializer, LookupTable
 from penstock.element.dtypes import DType, as_dtype, of_numpy
 from penstock.engine.formats.files import read_file
 from penstock.errors import InvalidArgumentError, InvalidTypeError
-from penstock.tf.hashing import fingerprint64
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_functions import unwrap
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.values import Array, Tensor, as_tensor, to_array
 
@@ -86,18 +87,26 @@ def _cells(texts: list[bytes], dtype: DType) -> Array:
     return result if dtype.name == "string" else result.astype(dtype.dtype)
 
 
-class _LookupTable(ABC):
-    """What tables share."""
+class PortedTable:
+    """A table whose keys and values are tensors."""
 
-    _found: dict[Any, Any]
-    key_dtype: DType
-    value_dtype: DType
+    def __init__(self, table: LookupTable) -> None:
+        self._table = table
+
+    @property
+    def key_dtype(self) -> DType:
+        return self._table.key_dtype
+
+    @property
+    def value_dtype(self) -> DType:
+        return self._table.value_dtype
 
     def size(self, name: str | None = None) -> Tensor:
-        return as_tensor(np.int64(len(self._found)))
+        """The number of keys, and of the buckets of other keys."""
+        return as_tensor(np.int64(self._table.size()))
 
     def __len__(self) -> int:
-        return len(self._found)
+        return self._table.size()
 
     def __getitem__(self, keys: Any) -> Any:
         return self.lookup(keys)
@@ -107,21 +116,17 @@ class _LookupTable(ABC):
         if isinstance(keys, RaggedTensor):
             return keys.with_flat_values(self.lookup(keys.flat_values))
         array = to_array(keys, None if isinstance(keys, Tensor) else self.key_dtype)
-        if array.dtype != self.key_dtype.dtype:
-            raise InvalidTypeError(
-                f"{type(self).__name__}.lookup: keys are {self.key_dtype.name}, "
-                f"got {array.dtype.name}"
-            )
-        result = np.empty(array.shape, self.value_dtype.dtype)
-        result.ravel()[...] = [self._value(key) for key in array.ravel().tolist()]
-        return as_tensor(result)
-
-    @abstractmethod
-    def _value(self, key: Any) -> Any:
-        """The value of one key."""
+        return as_tensor(self._table.values_of(array, f"{type(self).__name__}.lookup"))
 
 
-class StaticHashTable(_LookupTable):
+Initializer = KeyValueTensorInitializer | DatasetInitializer
+
+
+def _pairs_of(initializer: Initializer) -> Any:
+    return zip(initializer.keys.tolist(), initializer.values.tolist(), strict=True)
+
+
+class StaticHashTable(PortedTable):
     """A value for each key, and a default for all others.
 
     >>> table = StaticHashTable(KeyValueTensorInitializer(["a", "b"], [1, 2]), default_value=-1)
@@ -131,25 +136,17 @@ class StaticHashTable(_LookupTable):
 
     def __init__(
         self,
-        initializer: KeyValueTensorInitializer,
+        initializer: Initializer,
         default_value: Any,
         name: str | None = None,
         experimental_is_anonymous: bool = False,
     ) -> None:
-        self.key_dtype = of_numpy(initializer.keys.dtype)
-        self.value_dtype = of_numpy(initializer.values.dtype)
-        self._default = to_array(default_value, self.value_dtype).tolist()
-        self._found = {}
-        pairs = zip(initializer.keys.tolist(), initializer.values.tolist(), strict=True)
-        for key, value in pairs:
-            if self._found.setdefault(key, value) != value:
-                raise InvalidArgumentError(f"StaticHashTable: the key {key!r} has two values")
-
-    def _value(self, key: Any) -> Any:
-        return self._found.get(key, self._default)
+        dtypes = of_numpy(initializer.keys.dtype), of_numpy(initializer.values.dtype)
+        default = to_array(default_value, dtypes[1]).tolist()
+        super().__init__(LookupTable("StaticHashTable", _pairs_of(initializer), dtypes, default))
 
 
-class StaticVocabularyTable(_LookupTable):
+class StaticVocabularyTable(PortedTable):
     """The number of each key; other keys get a bucket by their hash.
 
     >>> words = KeyValueTensorInitializer(["a", "b"], [0, 1], value_dtype=np.int64)
@@ -159,35 +156,34 @@ class StaticVocabularyTable(_LookupTable):
 
     def __init__(
         self,
-        initializer: KeyValueTensorInitializer | None,
+        initializer: Initializer | None,
         num_oov_buckets: int,
         lookup_key_dtype: Any = None,
         name: str | None = None,
         experimental_is_anonymous: bool = False,
     ) -> None:
+        where = "StaticVocabularyTable"
         if num_oov_buckets <= 0:
             raise InvalidArgumentError(
-                f"StaticVocabularyTable: num_oov_buckets must be at least 1, got {num_oov_buckets}"
+                f"{where}: num_oov_buckets must be at least 1, got {num_oov_buckets}"
             )
-        self.value_dtype = as_dtype("int64")
-        self._buckets = num_oov_buckets
-        self._found = {}
-        self.key_dtype = as_dtype(lookup_key_dtype or "string")
+        key_dtype, pairs = as_dtype(lookup_key_dtype or "string"), []
         if initializer is not None:
             if initializer.values.dtype != np.int64:
-                raise InvalidTypeError("StaticVocabularyTable: values must be int64")
-            self.key_dtype = of_numpy(initializer.keys.dtype)
-            pairs = zip(initializer.keys.tolist(), initializer.values.tolist(), strict=True)
-            self._found = dict(pairs)
+                raise InvalidTypeError(f"{where}: values must be int64")
+            key_dtype, pairs = of_numpy(initializer.keys.dtype), _pairs_of(initializer)
+        dtypes = key_dtype, as_dtype("int64")
+        super().__init__(LookupTable(where, pairs, dtypes, buckets=num_oov_buckets))
 
-    def _value(self, key: Any) -> Any:
-        if key in self._found:
-            return self._found[key]
-        text = key if isinstance(key, bytes) else str(key).encode()
-        return len(self._found) + fingerprint64(text) % self._buckets
 
-    def size(self, name: str | None = None) -> Tensor:
-        return as_tensor(np.int64(len(self._found) + self._buckets))
+def table_from_dataset(*args: Any, **kwargs: Any) -> PortedTable:
+    """`tf.data.experimental.table_from_dataset`, whose keys and values are tensors."""
+    return PortedTable(lookup_tables.table_from_dataset(*unwrap(args), **unwrap(kwargs)))
+
+
+def index_table_from_dataset(*args: Any, **kwargs: Any) -> PortedTable:
+    """`tf.data.experimental.index_table_from_dataset`, whose keys and values are tensors."""
+    return PortedTable(lookup_tables.index_table_from_dataset(*unwrap(args), **unwrap(kwargs)))
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -16,6 +16,9 @@ import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.experimental.csv_files import CsvDataset
+from penstock.data.experimental.record_writers import TFRecordWriter
+from penstock.data.experimental.sql import SqlDataset
+from penstock.data.experimental.transformations import Reducer
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from penstock.data.iterator import Iterator
 from penstock.element.chunk import Chunk
@@ -35,7 +38,14 @@ from penstock.tf.values import Tensor
 
 _FUNCTIONS = {
     *("map_func", "predicate", "scan_func", "class_func", "key_func", "reduce_func", "length_fn"),
-    *("window_size_func", "element_length_func", "reader_func", "shard_func", "reader_fn"),
+    *(
+        "window_size_func",
+        "element_length_func",
+        "reader_func",
+        "shard_func",
+        "reader_fn",
+        "reader",
+    ),
 }
 """The arguments of penstock's calls that are functions of elements."""
 
@@ -226,3 +236,29 @@ class PortedCsvDataset(CsvDataset, PortedDataset):
     def __init__(self, filenames: Any, record_defaults: Any, *args: Any, **kwargs: Any) -> None:
         defaults = unwrap(record_defaults)
         super().__init__(unwrap(filenames), defaults, *unwrap(args), **unwrap(kwargs))
+
+
+class PortedSqlDataset(SqlDataset, PortedDataset):
+    """`tf.data.experimental.SqlDataset`; see `penstock.data.experimental.SqlDataset`."""
+
+    def __init__(self, driver_name: Any, data_source_name: Any, query: Any, output_types: Any):
+        super().__init__(unwrap(driver_name), unwrap(data_source_name), unwrap(query), output_types)
+
+
+class PortedRecordsWriter(TFRecordWriter):
+    """`tf.data.experimental.TFRecordWriter`: its arguments may be tensors."""
+
+    def __init__(self, filename: Any, compression_type: Any = None) -> None:
+        super().__init__(unwrap(filename), unwrap(compression_type))
+
+
+class PortedReducer(Reducer):
+    """`tf.data.experimental.Reducer`: its functions get tensors."""
+
+    def __init__(self, init_func: Any, reduce_func: Any, finalize_func: Any) -> None:
+        super().__init__(
+            *[
+                Ported(one) if callable(one) else one
+                for one in (init_func, reduce_func, finalize_func)
+            ]
+        )

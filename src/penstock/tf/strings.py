@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from penstock.element.dtypes import as_dtype
+from penstock.element.hashing import fingerprint64
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing
-from penstock.tf.hashing import fingerprint64
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.operations import elementwise, operation
 from penstock.tf.operations import texts as as_texts

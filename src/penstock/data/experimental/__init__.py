@@ -4,10 +4,22 @@ from penstock.data.arguments import AUTOTUNE
 from penstock.data.dataset import SHARD_HINT
 from penstock.data.experimental import service
 from penstock.data.experimental.csv_files import CsvDataset, make_csv_dataset
+from penstock.data.experimental.example_datasets import (
+    make_batched_features_dataset,
+    parse_example_dataset,
+)
+from penstock.data.experimental.lookup_tables import (
+    DatasetInitializer,
+    index_table_from_dataset,
+    table_from_dataset,
+)
+from penstock.data.experimental.record_writers import TFRecordWriter
 from penstock.data.experimental.service.saving import distributed_save
+from penstock.data.experimental.sql import SqlDataset
 from penstock.data.experimental.transformations import (
     Counter,
     RandomDataset,
+    Reducer,
     assert_cardinality,
     at,
     bucket_by_sequence_length,
@@ -19,6 +31,7 @@ from penstock.data.experimental.transformations import (
     get_next_as_optional,
     get_single_element,
     get_structure,
+    group_by_reducer,
     group_by_window,
     ignore_errors,
     load,
@@ -45,6 +58,7 @@ from penstock.plan.options import (
     DistributeOptions,
     ExternalStatePolicy,
     OptimizationOptions,
+    ServiceOptions,
     ThreadingOptions,
 )
 
@@ -59,11 +73,16 @@ __all__ = [
     "DistributeOptions",
     "ExternalStatePolicy",
     "OptimizationOptions",
+    "ServiceOptions",
     "ThreadingOptions",
     "Counter",
     "CsvDataset",
+    "DatasetInitializer",
     "Optional",
     "RandomDataset",
+    "Reducer",
+    "SqlDataset",
+    "TFRecordWriter",
     "assert_cardinality",
     "at",
     "bucket_by_sequence_length",
@@ -76,13 +95,17 @@ __all__ = [
     "get_next_as_optional",
     "get_single_element",
     "get_structure",
+    "group_by_reducer",
     "group_by_window",
     "ignore_errors",
+    "index_table_from_dataset",
     "load",
+    "make_batched_features_dataset",
     "make_csv_dataset",
     "map_and_batch",
     "pad_to_cardinality",
     "parallel_interleave",
+    "parse_example_dataset",
     "rejection_resample",
     "sample_from_datasets",
     "save",
@@ -90,6 +113,7 @@ __all__ = [
     "service",
     "shuffle_and_repeat",
     "snapshot",
+    "table_from_dataset",
     "take_while",
     "unbatch",
     "unique",

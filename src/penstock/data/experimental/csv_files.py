@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +14,8 @@ import numpy as np
 
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
-from penstock.data.dataset import DEFAULT_CYCLE, Dataset
+from penstock.data.dataset import Dataset
+from penstock.data.experimental.example_datasets import take_turns
 from penstock.data.file_datasets import plan_records, reader_options
 from penstock.data.skipping import BadFiles
 from penstock.element.dtypes import DType, as_dtype
@@ -182,7 +184,7 @@ def make_csv_dataset(
         num_rows_for_inference: How many rows to look at for the dtypes; all if None.
         compression_type: None, "GZIP" or "ZLIB".
         ignore_errors: Whether rows that cannot be read are left out.
-        encoding: "utf-8".
+        encoding: The encoding of the names in the header; fields are bytes, as they are.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -192,8 +194,7 @@ def make_csv_dataset(
     {'x': array([1, 2], dtype=int32), 'y': array([b'a', b'b'], dtype=object)}
     """
     where = "make_csv_dataset"
-    if encoding != "utf-8":
-        raise InvalidArgumentError(f'{where}: encoding must be "utf-8", got {encoding!r}')
+    _check_encoding(where, encoding)
     found = files.expand(check.paths(where, "file_pattern", file_pattern), where)
     grammar: dict[str, Any] = {"field_delim": field_delim, "use_quote_delim": use_quote_delim}
     table = Table(
@@ -202,6 +203,7 @@ def make_csv_dataset(
         grammar=grammar | {"compression": compression_type},
         header=header,
         na_value=na_value,
+        encoding=encoding,
     )
     columns = table.columns(
         names=column_names,
@@ -222,7 +224,7 @@ def make_csv_dataset(
     names = Dataset.from_tensor_slices(found)
     if shuffle:
         names = names.shuffle(len(found), shuffle_seed)
-    ds = _read(names, rows, parallel=num_parallel_reads, sloppy=sloppy)
+    ds = take_turns(names, rows, num_parallel_reads, sloppy)
     ds = ds.ignore_errors() if ignore_errors else ds
     if shuffle:
         ds = ds.shuffle(shuffle_buffer_size, shuffle_seed)
@@ -232,24 +234,18 @@ def make_csv_dataset(
     return ds.prefetch(AUTOTUNE if prefetch_buffer_size is None else prefetch_buffer_size)
 
 
+def _check_encoding(where: str, encoding: Any) -> None:
+    try:
+        codecs.lookup(check.text(where, "encoding", encoding))
+    except LookupError:
+        raise InvalidArgumentError(f"{where}: encoding {encoding!r} is not known") from None
+
+
 def _check_label(where: str, label: str | None, names: list[str]) -> None:
     if label is not None and label not in names:
         raise InvalidArgumentError(
             f"{where}: label_name must be one of the columns {names}, got {label!r}"
         )
-
-
-def _read(names: Dataset, rows: Any, parallel: int | None, sloppy: bool) -> Dataset:
-    if parallel is None:
-        return names.flat_map(rows)
-    cycle = DEFAULT_CYCLE if parallel == AUTOTUNE else parallel
-    return names.interleave(
-        rows,
-        cycle_length=cycle,
-        block_length=1,
-        num_parallel_calls=parallel,
-        deterministic=not sloppy,
-    )
 
 
 def by_name(names: tuple[str, ...], label_name: str | None, *columns: Any) -> Any:
@@ -279,6 +275,7 @@ class Table:
     grammar: Mapping[str, Any]
     header: bool
     na_value: str
+    encoding: str
 
     def columns(
         self,
@@ -293,7 +290,8 @@ class Table:
             raise InvalidArgumentError(f"{self.where}: column_names must differ, got {every}")
         numbers = list(range(len(every)))
         if selected is not None:
-            numbers = sorted({self._number(column, every) for column in selected})
+            numbers = sorted(self._number(column, every) for column in selected)
+            self._check_selection(numbers, selected)
         values = self._defaults(len(every), rows) if defaults is None else list(defaults)
         if defaults is None:
             values = [values[i] for i in numbers]
@@ -305,10 +303,17 @@ class Table:
         chosen = [every[i] for i in numbers]
         return Columns(chosen, values, None if selected is None else numbers)
 
+    def _check_selection(self, numbers: list[int], selected: Sequence[Any]) -> None:
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise InvalidArgumentError(
+                f"{self.where}: select_columns must name one or more columns, each once, "
+                f"got {selected}"
+            )
+
     def _header_names(self) -> list[str]:
         if not self.header:
             raise InvalidArgumentError(f"{self.where}: needs column_names where there is no header")
-        headers = [next(_rows(path, self.grammar), []) for path in self.paths]
+        headers = [self._decode(next(_rows(path, self.grammar), [])) for path in self.paths]
         for path, names in zip(self.paths, headers, strict=True):
             if names != headers[0]:
                 raise InvalidArgumentError(
@@ -316,6 +321,16 @@ class Table:
                     f"{self.paths[0]!r} and {names} in {path!r}"
                 )
         return headers[0]
+
+    def _decode(self, names: list[str]) -> list[str]:
+        """Names in the encoding of the file; the reader decodes fields by UTF-8."""
+        try:
+            return [name.encode(*ENCODING).decode(self.encoding) for name in names]
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"{self.where}: the header is not {self.encoding!r} ({error}); "
+                'pass the encoding of the files, such as encoding="latin-1"'
+            ) from None
 
     def _number(self, column: Any, names: list[str]) -> int:
         if column in names:
@@ -333,7 +348,12 @@ class Table:
         options = {**self.grammar, "header": self.header}
         rows = (row for path in self.paths for row in _rows(path, options))
         for row in islice(rows, limit):
-            for column, text in enumerate(row[:count]):
+            if len(row) != count:
+                raise InvalidArgumentError(
+                    f"{self.where}: there are {count} column_names, but a row has {len(row)} "
+                    f"fields: {row!r:.60}"
+                )
+            for column, text in enumerate(row):
                 if text not in ("", self.na_value):
                     kinds[column] = max(kinds[column], _kind(text))
         # A column of empty fields only is one of strings, the last of the kinds.

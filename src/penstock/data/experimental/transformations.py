@@ -8,19 +8,26 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from penstock.data import arguments as check
 from penstock.data.dataset import Dataset
+from penstock.data.tracing import reducer_functions
 from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.element.spec import TensorSpec
 from penstock.element.values import zeros
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OutOfRangeError
-from penstock.plan.nodes import AssertCardinality, Data, Slices
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotAConfigError,
+    OutOfRangeError,
+)
+from penstock.plan.nodes import AssertCardinality, Data, GroupByReducer, Slices
 
 Transformation = Callable[[Dataset], Dataset]
 
@@ -192,6 +199,53 @@ snapshot = _for_apply(Dataset.snapshot)
 group_by_window = _for_apply(Dataset.group_by_window)
 bucket_by_sequence_length = _for_apply(Dataset.bucket_by_sequence_length)
 rejection_resample = _for_apply(Dataset.rejection_resample)
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """What `group_by_reducer` does with the elements of one key.
+
+    Args:
+        init_func: Gets the key, and returns the first state.
+        reduce_func: Gets (state, element), and returns the next state.
+        finalize_func: Gets the last state, and returns the element of the result.
+    """
+
+    init_func: Callable[..., Any]
+    reduce_func: Callable[..., Any]
+    finalize_func: Callable[..., Any]
+
+
+def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Transformation:
+    """One element for each key, made of all elements with this key; in the order of the keys.
+
+    Args:
+        key_func: Gets an element and returns its key, an int64.
+        reducer: A `Reducer`.
+
+    >>> sums = Reducer(lambda key: np.int64(0), lambda state, x: state + x, lambda state: state)
+    >>> print(*Dataset.range(5).apply(group_by_reducer(lambda x: x % 2, sums)))
+    6 4
+    """
+    where = "group_by_reducer"
+
+    def apply(dataset: Dataset) -> Dataset:
+        plan = check.plan_of(where, "dataset", dataset)
+        if not isinstance(reducer, Reducer):
+            raise NotAConfigError(
+                f"{where}: reducer must be a Reducer, got {check.describe(reducer)}"
+            )
+        key, init, reduce, finalize = reducer_functions(
+            where,
+            key=key_func,
+            init=reducer.init_func,
+            reduce=reducer.reduce_func,
+            finalize=reducer.finalize_func,
+            plan=plan,
+        )
+        return Dataset(GroupByReducer(plan, key, init, reduce, finalize))
+
+    return apply
 
 
 def parallel_interleave(

@@ -222,15 +222,15 @@ class TFRecordWriter:
         self._file = create_bytes(self._path, call)
         self._closed = False
 
-    def write(self, record: bytes) -> None:
-        """Adds one record."""
+    def write(self, record: bytes | str) -> None:
+        """Adds one record; text is written in UTF-8."""
         self._check_open("write")
-        if not isinstance(record, bytes | bytearray | memoryview):
+        if not isinstance(record, bytes | bytearray | memoryview | str):
             raise InvalidTypeError(
                 f"TFRecordWriter.write: a record must be bytes, got {reprlib.repr(record)}; "
-                "encode it first, for instance with str.encode or SerializeToString"
+                "encode it first, for instance with SerializeToString"
             )
-        data = bytes(record)
+        data = record.encode() if isinstance(record, str) else bytes(record)
         length = struct.pack("<Q", len(data))
         frame = b"".join((length, masked_crc(length), data, masked_crc(data)))
         self._put(self._deflater.compress(frame) if self._deflater else frame)

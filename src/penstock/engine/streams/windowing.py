@@ -10,12 +10,15 @@ import numpy as np
 from penstock import errors
 from penstock.element import nest
 from penstock.element.chunk import Chunk
+from penstock.element.values import as_element
 from penstock.engine.contract import State, Stream
+from penstock.engine.copies import copy_unowned
 from penstock.engine.inlets import FedStream
+from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
 from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
 from penstock.plan.functions import Function
-from penstock.plan.nodes import Data, GroupByWindow, Node, Slices, Window
+from penstock.plan.nodes import Data, GroupByReducer, GroupByWindow, Node, Slices, Window
 
 Wrap = Callable[[Node], Any]
 OpenInner = Callable[[Node, State, int], Stream]
@@ -208,6 +211,57 @@ class GroupByWindowStream(FedStream):
         if self._inner is not None:
             self._inner.close()
         super().close()
+
+
+class GroupByReducerStream(FedStream):
+    """Reads its whole input first; then one element for each key, in the order of the keys."""
+
+    def __init__(self, node: GroupByReducer, source: Stream, state: State) -> None:
+        super().__init__(source)
+        names = node.key, node.init, node.reduce, node.finalize
+        self._key, self._init, self._reduce, self._finalize = [
+            Calls("group_by_reducer", function) for function in names
+        ]
+        self._groups: dict[int, Any] = {}
+        self._count, self._ended = 0, False
+        if state is not None:
+            self._groups = {int(key): held for key, held in state["groups"]}
+            self._count, self._ended = state["at"]
+
+    def pull(self, limit: int) -> Chunk:
+        while not self._ended:
+            self._collect(limit)
+        if not self._groups:
+            raise StopIteration
+        key = min(self._groups)
+        return Chunk.of([as_element(self._finalize.one(self._groups.pop(key), self._count))])
+
+    def _collect(self, limit: int) -> None:
+        try:
+            rows = self._feed.pull(limit)
+        except StopIteration:
+            self._ended = True
+            return
+        for used, element in enumerate(rows.elements(), 1):
+            try:
+                self._add(element)
+            except Exception:
+                self._feed.unread(rows, used)
+                raise
+
+    def _add(self, element: Any) -> None:
+        ordinal = self._count
+        self._count += 1
+        key = check_key(self._key.where, self._key.one(element, ordinal))
+        held = self._groups.get(key)
+        if key not in self._groups:
+            held = as_element(self._init.plain(ordinal, np.int64(key)))
+        made = self._reduce.plain(ordinal, held, element)
+        self._groups[key] = check_state(self._reduce.where, held, made)
+
+    def state(self) -> State:
+        groups = [[key, copy_unowned(held)] for key, held in self._groups.items()]
+        return {"groups": groups, "at": [self._count, self._ended]}
 
 
 def check_key(where: str, key: Any) -> int:

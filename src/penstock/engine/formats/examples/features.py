@@ -17,11 +17,11 @@ import numpy as np
 from penstock.element import strings
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
-from penstock.element.spec import TensorShape
+from penstock.element.spec import RaggedTensorSpec, TensorShape, TensorSpec, TypeSpec
 from penstock.element.values import as_value
 from penstock.engine.formats.examples.feature_columns import Column
 from penstock.engine.formats.examples.reading import Kind
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +41,10 @@ class Feature(ABC):
     @abstractmethod
     def build(self, name: bytes, columns: Mapping[bytes, Column], call: str) -> Any:
         """The result for a batch, from the columns of its `keys`."""
+
+    @abstractmethod
+    def spec(self, rows: int | None) -> TypeSpec:
+        """The spec of the result for a batch of `rows` examples."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,9 @@ class FixedLenFeature(Feature):
                     f"FixedLenFeature: default_value has {default.size} values, but shape "
                     f"{list(self.shape)} has {math.prod(self.shape)}"
                 )
+
+    def spec(self, rows: int | None) -> TypeSpec:
+        return TensorSpec((rows, *self.shape), self.dtype)
 
     def build(self, name: bytes, columns: Mapping[bytes, Column], call: str) -> Array:
         column, size = columns[name], math.prod(self.shape)
@@ -137,6 +144,9 @@ class FixedLenSequenceFeature(Feature):
                 f"got {self.default_value!r}"
             )
 
+    def spec(self, rows: int | None) -> TypeSpec:
+        return TensorSpec((rows, None, *self.shape), self.dtype)
+
     def build(self, name: bytes, columns: Mapping[bytes, Column], call: str) -> Array:
         if not self.allow_missing:
             raise InvalidArgumentError(
@@ -185,6 +195,9 @@ class VarLenFeature(Feature):
     def __post_init__(self) -> None:
         _check_dtype(self, "VarLenFeature")
 
+    def spec(self, rows: int | None) -> TypeSpec:
+        return RaggedTensorSpec((rows, None), self.dtype, ragged_rank=1)
+
     def build(self, name: bytes, columns: Mapping[bytes, Column], call: str) -> Ragged:
         return Ragged(columns[name].values, splits_of(columns[name].counts))
 
@@ -218,10 +231,14 @@ def fail_at(
 
 
 def _check_dtype(feature: Any, call: str) -> None:
-    dtype = as_dtype(feature.dtype)
-    if dtype.name not in _KINDS:
-        raise InvalidTypeError(
-            f"{call}: dtype must be float32, int64 or string, got {dtype.name}; convert the result"
+    try:
+        dtype = None if feature.dtype is None else as_dtype(feature.dtype)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in _KINDS:
+        raise UnfitTypeError(
+            f"{call}: dtype must be float32, int64 or string, got "
+            f"{feature.dtype if dtype is None else dtype.name}; convert the result"
         )
     object.__setattr__(feature, "dtype", dtype)
 

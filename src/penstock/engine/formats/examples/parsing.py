@@ -18,7 +18,12 @@ from penstock.engine.formats.examples.reading import (
     read_example,
 )
 from penstock.engine.formats.examples.writing import encode_example
-from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
+from penstock.errors import (
+    InternalError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnfitTypeError,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -95,7 +100,7 @@ def wanted_of(features: Mapping[str, Feature], call: str) -> dict[bytes, Kind]:
     wanted: dict[bytes, Kind] = {}
     for name, feature in features.items():
         if not isinstance(feature, Feature):
-            raise InvalidTypeError(
+            raise UnfitTypeError(
                 f"{call}: feature {name!r} must be a FixedLenFeature, FixedLenSequenceFeature, "
                 f"VarLenFeature or RaggedFeature, got {feature!r}"
             )

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
+from penstock.element.spec import RaggedTensorSpec
 from penstock.element.strings import bytes_of
 from penstock.engine.formats.examples.feature_columns import Column
 from penstock.engine.formats.examples.features import (
@@ -165,6 +166,17 @@ class RaggedFeature(Feature):
 
     def _value_key(self, name: bytes) -> bytes:
         return name if self.value_key is None else bytes_of(self.value_key)
+
+    def spec(self, rows: int | None) -> RaggedTensorSpec:
+        ragged = 1
+        inner: list[int] = []
+        for partition in reversed(self.partitions):
+            if isinstance(partition, UniformRowLength) and ragged == 1:
+                inner.insert(0, partition.length)
+            else:
+                ragged += 1
+        shape = (rows, *[None] * ragged, *inner)
+        return RaggedTensorSpec(shape, self.dtype, ragged, self.row_splits_dtype)
 
     def build(self, name: bytes, columns: Mapping[bytes, Column], call: str) -> Ragged:
         column = columns[self._value_key(name)]

@@ -4,17 +4,33 @@ from typing import Any
 
 from penstock.data import experimental as plain
 from penstock.tf.data.experimental import service
+from penstock.tf.lookup import index_table_from_dataset, table_from_dataset
 from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.ported_datasets import PortedCsvDataset as CsvDataset
-from penstock.tf.ported_datasets import port
+from penstock.tf.ported_datasets import (
+    PortedCsvDataset,
+    PortedRecordsWriter,
+    PortedReducer,
+    PortedSqlDataset,
+    port,
+)
 
-_OWN = {"service": service, "CsvDataset": CsvDataset}
+_OWN = {
+    "service": service,
+    "CsvDataset": PortedCsvDataset,
+    "Reducer": PortedReducer,
+    "SqlDataset": PortedSqlDataset,
+    "TFRecordWriter": PortedRecordsWriter,
+    "index_table_from_dataset": index_table_from_dataset,
+    "table_from_dataset": table_from_dataset,
+}
 
 __all__ = sorted(plain.__all__)
 
 
 def _name(name: str) -> Any:
-    value: Any = _OWN.get(name, getattr(plain, name))
+    if name in _OWN:
+        return _OWN[name]
+    value: Any = getattr(plain, name)
     is_call = callable(value) and not isinstance(value, type)
     return port(value) if is_call else value
 
