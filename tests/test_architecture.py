@@ -38,7 +38,7 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line}
 LOADED_WHEN_NEEDED = {
     *("cloudpickle", "fsspec", "google_crc32c", "ml_dtypes", "rich", "click", "msgspec"),
     *("asyncio", "bz2", "tarfile", "tempfile", "zipfile", "pyarrow", "torch", "jax", "keras"),
-    *("opentelemetry", "ray", "tensorflow"),
+    *("opentelemetry", "ray", "sqlite3", "tensorflow"),
 }
 # The one room of ours that is heavy: it loads msgspec, which only distributed datasets need.
 HEAVY_ROOM = "penstock.service."

@@ -146,7 +146,7 @@ def sql_errors(tf: Any, folder: pathlib.Path) -> Any:
         "no database": run("sqlite", str(folder / "other.sqlite"), one, (tf.int32,)),
         "no such table": run("sqlite", path, "SELECT x FROM nowhere", (tf.int32,)),
         "no such column": run("sqlite", path, "SELECT x FROM students", (tf.int32,)),
-        "syntax": run("sqlite", path, "SELEKT id", (tf.int32,)),
+        "syntax": run("sqlite", path, "SELECT id FRM students", (tf.int32,)),
         "too many types": run("sqlite", path, one, (tf.int32, tf.int32)),
         "too few types": run("sqlite", path, "SELECT id, rank FROM students", (tf.int32,)),
         "insert": run("sqlite", path, "INSERT INTO empty VALUES (1)", (tf.int32,)),

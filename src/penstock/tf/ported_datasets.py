@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT, Dataset
 from penstock.data.experimental.csv_files import CsvDataset
-from penstock.data.experimental.record_writers import TFRecordWriter
+from penstock.data.experimental.record_writers import RecordsWriter
 from penstock.data.experimental.sql import SqlDataset
 from penstock.data.experimental.transformations import Reducer
 from penstock.data.file_datasets import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
@@ -245,7 +245,7 @@ class PortedSqlDataset(SqlDataset, PortedDataset):
         super().__init__(unwrap(driver_name), unwrap(data_source_name), unwrap(query), output_types)
 
 
-class PortedRecordsWriter(TFRecordWriter):
+class PortedRecordsWriter(RecordsWriter):
     """`tf.data.experimental.TFRecordWriter`: its arguments may be tensors."""
 
     def __init__(self, filename: Any, compression_type: Any = None) -> None:

@@ -13,7 +13,7 @@ from penstock.data.experimental.lookup_tables import (
     index_table_from_dataset,
     table_from_dataset,
 )
-from penstock.data.experimental.record_writers import TFRecordWriter
+from penstock.data.experimental.record_writers import RecordsWriter as TFRecordWriter
 from penstock.data.experimental.service.saving import distributed_save
 from penstock.data.experimental.sql import SqlDataset
 from penstock.data.experimental.transformations import (

@@ -1,4 +1,4 @@
-"""`TFRecordWriter` of `tf.data.experimental`: writes all elements of a dataset into one file."""
+"""`experimental.TFRecordWriter`: writes all elements of a dataset into one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.engine.formats.files import check_compression
 from penstock.errors import InvalidTypeError, NotADatasetError
 
 
-class TFRecordWriter:
+class RecordsWriter:
     """Writes a dataset of strings to a TFRecord file; `penstock.io.TFRecordWriter` writes records.
 
     Args:
@@ -24,7 +24,7 @@ class TFRecordWriter:
     >>> import os, tempfile
     >>> from penstock.data import TFRecordDataset
     >>> path = os.path.join(tempfile.mkdtemp(), "words.tfrecord")
-    >>> TFRecordWriter(path).write(Dataset.from_tensor_slices(["one", "two"]))
+    >>> RecordsWriter(path).write(Dataset.from_tensor_slices(["one", "two"]))
     >>> print(*TFRecordDataset(path))
     b'one' b'two'
     """

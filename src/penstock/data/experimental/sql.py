@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sqlite3
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +19,9 @@ from penstock.element.spec import TensorSpec
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnknownError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Generator
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "bool", "float64", "string")
 _CALL = "SqlDataset"
@@ -89,6 +91,8 @@ def _dtype(value: Any) -> DType:
 
 def read_rows(path: str, query: str, types: Any) -> Iterator[Any]:
     """Runs the query, and yields its rows as elements."""
+    import sqlite3
+
     kinds, tree = nest.flatten(types)
     try:
         with contextlib.closing(_connect(path)) as connection:
@@ -105,12 +109,14 @@ def read_rows(path: str, query: str, types: Any) -> Iterator[Any]:
 
 
 def _connect(path: str) -> sqlite3.Connection:
+    import sqlite3
+
     address = f"file:{urllib.parse.quote(path)}?mode=ro"
     return sqlite3.connect(address, uri=True, check_same_thread=False)
 
 
 def _is_write(error: sqlite3.Error) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
+    return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_READONLY")
 
 
 def _check_columns(rows: sqlite3.Cursor, wanted: int, query: str) -> None:
