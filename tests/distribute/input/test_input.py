@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as tf
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnbatchedError
+from tests.integration.clusters import Cluster
 
 POLICIES = tf.data.experimental.AutoShardPolicy
 
@@ -547,3 +548,64 @@ def test_a_program_may_end_in_the_middle(backend: str, tmp_path: Path) -> None:
         command = [sys.executable, str(tmp_path / "program.py"), backend]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
+
+
+SERVED: dict[str, Any] = {
+    "random access": lambda: tf.data.Dataset.range(23).map(lambda x: x + 1),
+    "stream": lambda: tf.data.Dataset.range(23).filter(lambda x: x != 3),
+    "cut": lambda: tf.data.Dataset.range(23).map(lambda x: x + 1).filter(bool).shuffle(5, seed=2),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    with Cluster(1) as found:
+        yield found
+
+
+@pytest.mark.parametrize("policy", ["OFF", "DATA"])
+@pytest.mark.parametrize("kind", SERVED)
+def test_a_state_moves_to_a_service_and_back(cluster: Any, kind: str, policy: str) -> None:
+    """Between the same dataset here and on a service, and other numbers of replicas."""
+    local = with_policy(SERVED[kind]().batch(5), policy)
+    served = with_policy(SERVED[kind]().apply(cluster.distribute()).batch(5), policy)
+    rows = [int(x) for b in local for x in b]
+    for source, target in [(local, served), (served, local)]:
+        strategy = mirrored(2)
+        iterator = iter(strategy.experimental_distribute_dataset(source))
+        seen: list[int] = []
+        for taken in range(4):
+            state = json.loads(json.dumps(iterator.state_dict()))
+            replicas = mirrored(2 + taken % 2)
+            other = iter(replicas.experimental_distribute_dataset(target))
+            other.load_state_dict(state)
+            assert other.position == iterator.position
+            rest = [x for value in other for one in portions(replicas, value) for x in one]
+            assert seen + rest == rows, (kind, taken)
+            seen += [x for one in portions(strategy, next(iterator)) for x in one]
+
+
+def test_a_moved_state_moves_on(cluster: Any) -> None:
+    local = SERVED["stream"]().batch(5)
+    served = SERVED["stream"]().apply(cluster.distribute()).batch(5)
+    strategy, state, seen = mirrored(2), None, []
+    for dataset in (local, served, local, served):
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        if state is not None:
+            iterator.load_state_dict(state)
+        seen += [x for one in portions(strategy, next(iterator)) for x in one]
+        state = iterator.state_dict()
+    assert seen == [x for x in range(23) if x != 3][:20]
+
+
+def test_a_state_does_not_move_to_a_shared_job_or_another_dataset(cluster: Any) -> None:
+    local = SERVED["stream"]().batch(5)
+    iterator = iter(mirrored(2).experimental_distribute_dataset(local))
+    next(iterator)
+    for dataset in (
+        SERVED["stream"]().apply(cluster.distribute(job_name="shared")).batch(5),
+        SERVED["cut"]().apply(cluster.distribute()).batch(5),
+    ):
+        other = iter(mirrored(2).experimental_distribute_dataset(dataset))
+        with pytest.raises(ValueError, match="was saved by another pipeline"):
+            other.load_state_dict(iterator.state_dict())

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.data.dataset import ENVIRONMENT
 from penstock.data.iterator import Iterator
-from penstock.data.states import check_state
+from penstock.data.states import check_state, move_state
 from penstock.delivery import Delivery
 from penstock.delivery.delivery_stream import DELIVERY, DeliveryStream, run_ahead
 from penstock.delivery.row_numbers import ROW_NUMBERS, deliver_by_row_numbers
@@ -25,8 +25,8 @@ from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
 from penstock.element.spec import TensorShape
 from penstock.engine.context import Context
-from penstock.engine.contract import State, Stream
-from penstock.engine.inlets import Place, discard
+from penstock.engine.contract import Claims, State, Stream
+from penstock.engine.inlets import Counted, Place, discard
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meter
 from penstock.errors import InvalidArgumentError
@@ -37,6 +37,38 @@ from penstock.plan.seeds import derive
 _CALL = "DistributedIterator.load_state_dict"
 _FIELDS = {"at", "row", "more", "step", "told", "odd"}
 """The keys of a saved `StepStream`; `told` holds `Position.failures`, `odd` `is_surprised`."""
+
+_COUNT = "count"
+"""Another key, if the elements come in the order of the local dataset: how many elements of the
+input are before the place `at`."""
+
+
+class CountedInput(Stream):
+    """An input that counts its elements; a failure is one, too. Its states have the count."""
+
+    def __init__(self, source: Stream, count: int) -> None:
+        self.inputs = (source,)
+        self._source = Counted(source, count)
+
+    def pull(self, limit: int) -> Chunk:
+        return self._source.pull(limit)
+
+    def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
+        return self._source.pull(limit, needed, rows)
+
+    @property
+    def claims(self) -> Claims | None:
+        return self.inputs[0].claims
+
+    def state(self) -> State:
+        return self._source.count
+
+
+def _take_count(saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved state with the place of the input itself, and the count of a `CountedInput`."""
+    at, skipped = _split_place(saved["at"])
+    place = Place(at["inputs"][0], skipped)
+    return {**saved, "at": place.state, _COUNT: at["own"] + skipped}
 
 
 class StepStream(DeliveryStream):
@@ -50,9 +82,11 @@ class StepStream(DeliveryStream):
         *,
         shapes: Sequence[Any],
         is_surprised: bool,
+        is_counted: bool,
     ) -> None:
         super().__init__(source, delivery, meter)
         self._shapes = shapes
+        self._is_counted = is_counted
         self.is_surprised = is_surprised
         """Whether a leaf had another shape than all samples."""
 
@@ -65,6 +99,8 @@ class StepStream(DeliveryStream):
 
     def save(self) -> State:
         saved, skipped = _split_place(super().save())
+        if self._is_counted:
+            saved = _take_count(saved)
         return Place({**saved, "odd": self.is_surprised}, skipped).state
 
 
@@ -96,6 +132,9 @@ class StepIterator(Iterator):
         plan, portion, self._delivery = self._choose_delivery()
         self._metered = plan
         source = open_plan(plan, position.at, context)
+        is_counted = self._local_structure is not None and (not saved or _COUNT in saved)
+        if is_counted:
+            source = CountedInput(source, saved.get(_COUNT, 0))
         portions = self._delivery_plan.open_portions(self._rule, portion, source, position)
         stream = self._delivered = StepStream(
             portions,
@@ -103,6 +142,7 @@ class StepIterator(Iterator):
             context.meters.of_stage(DELIVERY),
             shapes=self._delivery_plan.sampled_shapes,
             is_surprised=saved.get("odd", False),
+            is_counted=is_counted,
         )
         discard(stream, skipped)
         return run_ahead(stream, self._delivery_plan.options.ahead, context)
@@ -141,6 +181,7 @@ class StepIterator(Iterator):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         rule = self.check(state)
+        state = self._move(state)
         at = state["at"] if state["rule"] == rule else _move_to_batch_border(state["at"])
         self.close()
         self._written = with_seeds(self._written, state["seeds"])
@@ -151,6 +192,7 @@ class StepIterator(Iterator):
         """The rule to continue with; InvalidArgumentError unless the state fits this input."""
         if not isinstance(state, dict) or "rule" not in state:
             raise _state_error(f"not a state of a distributed iterator: {state!r:.80}")
+        state = self._move(state)
         of_input = {**state, "at": _input_place(state.get("at"))}
         check_state(of_input, self._plan, self._written, _CALL)
         saved, own = state["rule"], self._delivery_plan.rule.name
@@ -160,6 +202,21 @@ class StepIterator(Iterator):
                 f"cut by the {own} rule; distribute the dataset as it was distributed then"
             )
         return own if saved == "none" else saved
+
+
+    def _move(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state for this input, if it was saved by the same one with or without a service."""
+        at = state.get("at")
+        if _input_place(at) == "?":
+            return state
+        saved, skipped = _split_place(at)
+        count = saved.get(_COUNT) if saved else 0
+        of_input = {**state, "at": saved.get("at"), "count": count}
+        moved = move_state(of_input, self._plan, self._written)
+        if moved is of_input:
+            return state
+        place = Place({**saved, "at": moved["at"]}, skipped).state if saved else None
+        return {**moved, "count": state.get("count"), "at": place}
 
 
 def _split_place(at: State) -> tuple[dict[str, Any], int]:
@@ -175,7 +232,7 @@ def _input_place(at: Any) -> Any:
         at = at["from"]
     if at is None:
         return None
-    return at["at"] if isinstance(at, dict) and set(at) == _FIELDS else "?"
+    return at["at"] if isinstance(at, dict) and set(at) - {_COUNT} == _FIELDS else "?"
 
 
 def _move_to_batch_border(at: State) -> State:
@@ -184,7 +241,9 @@ def _move_to_batch_border(at: State) -> State:
         return None
     saved, skipped = _split_place(at)
     moved = Place(saved["at"], skipped).state
-    return {**saved, "at": moved, "row": 0, "more": 0, "step": saved["step"] + skipped}
+    count = {_COUNT: saved[_COUNT] + skipped} if _COUNT in saved else {}
+    step = saved["step"] + skipped
+    return {**saved, **count, "at": moved, "row": 0, "more": 0, "step": step}
 
 
 def _state_error(what: str) -> InvalidArgumentError:
