@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.util
+import logging
 import resource
 import sys
 import types
@@ -37,9 +38,12 @@ def test_a_machine_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 wrong" in lines[-1]
 
 
-def test_a_service_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_without_problems(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     with Cluster(2) as cluster:
         assert examine(cluster.target) == 0
+        assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
         shown = capsys.readouterr().out
         for worker in service.status(cluster.target)["workers"]:
             assert f"worker {worker['address']}: reached by shm" in shown

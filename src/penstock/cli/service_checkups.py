@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from penstock.cli.findings import DOUBTFUL, FINE, WRONG, Finding, split_error
@@ -51,8 +52,9 @@ def check_way(address: str) -> Finding:
     try:
         host, port = split_address(address)
         began = time.perf_counter()
-        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as connected:
             seconds = time.perf_counter() - began
+            _prove_token(connected, address, host)
     except OpError as error:
         return Finding(WRONG, subject, *split_error(error.message))
     except socket.gaierror as error:
@@ -71,6 +73,23 @@ def check_way(address: str) -> Finding:
             "and network policies",
         )
     return Finding(FINE, subject, f"connected in {1000 * seconds:.1f} ms")
+
+
+def _prove_token(connected: socket.socket, address: str, host: str) -> None:
+    """Ends the check of a way in order: a dispatcher logs connections that prove no token.
+
+    Whether that works is another check, so errors are ignored here.
+    """
+    from penstock.service.host.authentication import CONTROL, Terms, client_handshake
+    from penstock.service.host.security import Security
+
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    with suppress(OpError, OSError):
+        security = Security.of_client(address)
+        if (context := security.client_context()) is not None:
+            connected = context.wrap_socket(connected, server_hostname=host)
+        client_handshake(connected, security.token, Terms(), deadline, CONTROL)
+        connected.close()
 
 
 def _check_dispatcher(url: str, addresses: str) -> Iterator[Finding]:
