@@ -226,6 +226,8 @@ def test_a_launched_service_is_found_by_its_name_until_it_is_closed(nodes, tmp_p
         with pytest.raises(AlreadyExistsError, match="'features' runs with other options"):
             penstock.launch.ray("features", workers=3, wait=600)
     assert "features" not in services()
+    with penstock.launch.ray("features", workers=1, cpus=0.5, wait=600) as launched:
+        until(lambda: service.status(launched.url)["workers"])  # It has another token.
     with pytest.raises(NotFoundError, match="ray://features: Ray has no such service"):
         next(iter(read("ray://features")))
 

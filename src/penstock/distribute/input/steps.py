@@ -203,7 +203,6 @@ class StepIterator(Iterator):
             )
         return own if saved == "none" else saved
 
-
     def _move(self, state: dict[str, Any]) -> dict[str, Any]:
         """The state for this input, if it was saved by the same one with or without a service."""
         at = state.get("at")

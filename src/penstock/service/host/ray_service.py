@@ -8,7 +8,6 @@ may have restarted it on another node.
 from __future__ import annotations
 
 import atexit
-import functools
 import secrets
 import socket
 import threading
@@ -34,6 +33,7 @@ from penstock.service.host.ray_options import (
     LOCAL,
     NAMESPACE,
     RayOptions,
+    is_launched,
     load_ray,
     parse_rest,
 )
@@ -188,6 +188,7 @@ class RayService:
         self._options = options
         self._token = secrets.token_hex(16)
         self._closed = threading.Event()
+        self._is_reached = False
         place = self._reach()
         self._started, self._has_worked = time.monotonic(), False
         security = Security.of_client(place.address, self._token)
@@ -205,10 +206,27 @@ class RayService:
     def _reach(self) -> ServicePlace:
         """Finds the actor of the service, or starts it with the token that its readers know."""
         options = self._options
+        token, launched = self._token, is_launched(options.name)
         found = reach_actor(options, lambda: find_actor(options, self._token))
         self._actor, self._token, place = found
+        if launched and self._is_reached and self._token != token:
+            raise UnavailableError(
+                f"ray://{options.name}: the service was closed and launched again, and the new one "
+                "knows no readers of the old one; begin a new iteration"
+            )
+        self._is_reached = True
         _leave_at_exit(options.text, self._actor)
         return place
+
+    def is_current(self) -> bool:
+        """Whether a launched service is still the one that has its name."""
+        if self.session.failure is not None or not self._ray.is_initialized():
+            return False
+        try:
+            found = self._ray.get_actor(self._options.name, namespace=NAMESPACE)
+        except ValueError:
+            return False
+        return bool(found == self._actor)
 
     def _follow(self) -> None:
         """Tells the actor that this program reads, until the service is closed or has failed."""
@@ -249,10 +267,20 @@ class RayService:
             )
 
 
-@functools.cache
+_FOUND: dict[str, RayService] = {}
+"""The launched services that this program has called, by their URLs; guarded by `_FINDING`."""
+_FINDING = threading.Lock()
+
+
 def find_session(rest: str) -> Session:
     """The session with a launched service, for calls of this program besides reading."""
-    return start_service(rest).session
+    with _FINDING:
+        found = _FOUND.get(rest)
+        if found is None or not found.is_current():
+            if found is not None:
+                found.close()
+            found = _FOUND[rest] = start_service(rest)
+        return found.session
 
 
 _PROGRAM = uuid.uuid4().hex
