@@ -1,6 +1,6 @@
-"""`penstock.launch`: data services on a cluster, started from Python.
+"""`penstock.launch`: data services on this machine or on a cluster, started from Python.
 
-A launched service runs until it is closed, for all programs that know its name.
+A launched service runs until it is closed, for all programs that know its name or its address.
 """
 
 from __future__ import annotations
@@ -8,9 +8,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.service.host.local_launch import LocalService
     from penstock.service.host.ray_launch import LaunchedService
 
 __all__ = ["ray"]
+
+
+def local(
+    workers: int | str | None = None,
+    *,
+    port: int = 0,
+    work_dir: str | None = None,
+    dashboard_port: int | None = None,
+) -> LocalService:
+    """Starts a data service on this machine: a dispatcher in this program, workers beside it.
+
+    Programs of this user read from it by its `url`, until it is closed or this program ends. So
+    several processes can share a job, which "local://4" cannot do: each dataset that is read from
+    "local://4" has a service of its own.
+
+    Args:
+        workers: The number of worker processes, or the fewest and the most ("1..8"): as many as
+            readers can use. By default one for each core.
+        port: The port of the dispatcher; 0 for a free one.
+        work_dir: A folder for the dispatcher's journal. A service that is launched with it again
+            continues with the same jobs.
+        dashboard_port: The port of the dashboard, a page for browsers; by default there is none.
+
+    >>> import penstock
+    >>> from penstock.data.experimental import service
+    >>> with penstock.launch.local(workers=1) as launched:
+    ...     job = service.distribute("distributed_epoch", launched.url, job_name="training")
+    ...     print(*penstock.data.Dataset.range(4).apply(job))
+    0 1 2 3
+    """
+    from penstock.service.host.local_launch import launch
+    from penstock.service.host.server_setup import DispatcherConfig
+
+    config = DispatcherConfig(port=port, work_dir=work_dir, dashboard_port=dashboard_port)
+    return launch(workers, config)
 
 
 def ray(

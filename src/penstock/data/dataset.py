@@ -1843,12 +1843,14 @@ class Dataset(PublicNames):
 
         Each tensor can be written to and shares its memory with nothing else. Strings stay bytes,
         and ragged values `Ragged`: `torch.nested.nested_tensor_from_jagged` takes their parts.
-        Iterators have `state_dict` and `load_state_dict`.
+        Iterators have `state_dict` and `load_state_dict`, and so has what this returns: trainers
+        that iterate by themselves, such as Lightning's, save the position with the model.
 
         In a `DataLoader(..., batch_size=None, num_workers=n)` each worker process reads every n-th
         element. Without random access (see `explain`) it computes the other elements, too. Workers
         derive the epoch from torch's seed, so the order depends on `torch.manual_seed` and on the
-        seeds of this dataset. Ranks of torch.distributed all read the same: use `shard`.
+        seeds of this dataset. Ranks of torch.distributed all read the same: let them share a job
+        of a service (`service.distribute` with a `job_name`), or use `shard`.
 
         Args:
             device: The device of the tensors, for example `"cuda:0"`; main memory if None. Copies
@@ -1893,6 +1895,9 @@ class Dataset(PublicNames):
         one pass, shuffled as the dataset says. Where `cardinality` is unknown, so is the total of
         the progress bar, and Keras may warn at the end of an epoch that the input ran out. Weights
         of classes belong into the elements: Keras ignores `class_weight` here.
+
+        A callback saves the position: `state_dict(batch)` in its `on_train_batch_end`. After
+        `load_state_dict`, the first epoch of `fit` is the rest of the one that was saved.
 
         Args:
             steps_per_epoch: How many batches make an epoch. Each epoch continues where the last one

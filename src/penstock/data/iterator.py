@@ -48,6 +48,9 @@ from penstock.plan.seeds import derive
 
 _NO_ROW = object()
 
+Bookmark = tuple[Place, int | None]
+"""A place in an iteration, and how many elements came before it."""
+
 _SHARING: weakref.WeakSet[Iterator] = weakref.WeakSet()
 """Iterators over shared jobs: `close` reports what was used, also at the end of the program."""
 
@@ -141,6 +144,7 @@ class Iterator(PublicNames):
         self._place = Place(self._at)
         self._demand = Demand()
         self._closed = False
+        self._exhausted = False
 
     def __iter__(self) -> Iterator:
         return self
@@ -178,6 +182,7 @@ class Iterator(PublicNames):
             if (stream := self._stream) is not None:  # No other thread has closed it meanwhile.
                 self._place = Place(stream.save())
                 self._close_stream()
+                self._exhausted = True
             raise
         except Exception:
             if self._closed:  # Closed by another thread meanwhile.
@@ -257,8 +262,16 @@ class Iterator(PublicNames):
             # Other readers take what is not leased, so a position exists only once it is opened.
             with self._lock:
                 self._open()
+        return self._describe(self._bookmark())
+
+    def _bookmark(self) -> Bookmark:
+        """Marks the element that the caller gets next; `_describe` makes a state of it."""
         if self._stream is not None and (claims := self._stream.claims) is not None:
             claims.commit(length_hint(self._rows))
+        return self._here(), self.position
+
+    def _describe(self, bookmark: Bookmark) -> dict[str, Any]:
+        place, count = bookmark
         state = {
             "version": VERSION,
             "plan": self._structure,
@@ -266,8 +279,8 @@ class Iterator(PublicNames):
             "iteration": self._iteration,
             "key": self._key,
             "seeds": seeds_of(self._written),
-            "count": self.position,
-            "at": copy_state(self._here().state),
+            "count": count,
+            "at": copy_state(place.state),
         }
         if is_served(self._plan):
             state["local"] = self._local_structure
@@ -291,6 +304,11 @@ class Iterator(PublicNames):
         3
         """
         return None if self._count is None else self._count + self._taken
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether no element is left, as far as that is known before the next one is requested."""
+        return self._exhausted or length_hint(self, 1) == 0
 
     def __length_hint__(self) -> int:
         """How many elements are left, if that is known: for `operator.length_hint`."""

@@ -4,6 +4,7 @@ Training counts: with x one-hot, SGD at rate 1 and the sum of absolute errors be
 each weight grows by one whenever the model is trained on that element.
 """
 
+import json
 import traceback
 from typing import Any
 
@@ -279,3 +280,137 @@ def test_a_failing_function_shows_its_own_frames(keras: Any) -> None:
         Counting(keras).fit(PAIRS.map(refuse).batch(4).as_keras())
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert [frame.name for frame in frames][-2:] == ["_epoch", "refuse"]
+
+
+class Saving:
+    """Trains, and saves the position after each batch, as a callback would."""
+
+    def __init__(self, keras: Any, batches: Any, stop_after: int | None = None) -> None:
+        self.states: list[Any] = []
+        self.steps: list[int] = []
+        self.callback = keras.callbacks.LambdaCallback(on_train_batch_end=self._save)
+        self._batches, self._stop = batches, stop_after
+
+    def _save(self, batch: int, logs: Any) -> None:
+        self.states.append(json.loads(json.dumps(self._batches.state_dict(batch))))
+        self.steps.append(batch)
+        self.callback.model.stop_training = len(self.states) == self._stop
+
+
+def rows_of(keras: Any, batches: Any, state: Any, epochs: int, built: bool = True) -> list[int]:
+    """How often `fit` trains on each element, from a state on."""
+    counting = Counting(keras, built)
+    if state is not None:
+        batches.load_state_dict(state)
+    return counting.fit(batches, epochs=epochs)
+
+
+def saved_states(keras: Any, batches: Any, epochs: int) -> list[Any]:
+    saving = Saving(keras, batches)
+    Counting(keras).model.fit(x=batches, epochs=epochs, verbose=0, callbacks=[saving.callback])
+    return saving.states
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_fit_resumes_in_the_middle_of_an_epoch(keras: Any, built: bool) -> None:
+    def make() -> Any:
+        return PAIRS.shuffle(COUNT, seed=1).batch(2).as_keras()
+
+    states = saved_states(keras, make(), epochs=2)
+    assert len(states) == 10
+    for number in (2, 4, 5, 7, 9):
+        # With the epoch that is resumed, `fit` makes two epochs; none is left of the fifth batch.
+        trained = rows_of(keras, make(), states[number - 1], epochs=2, built=built)
+        assert sum(trained) == COUNT + (COUNT - number % 5 * 2)
+        assert set(trained) <= {1, 2}
+
+
+@pytest.mark.parametrize("built", [True, False])
+@pytest.mark.parametrize("taken", [3, 5])
+def test_the_epochs_after_a_resumed_one_have_their_own_orders(
+    keras: Any, built: bool, taken: int
+) -> None:
+    def make() -> Any:
+        return PAIRS.shuffle(COUNT, seed=1).batch(2).as_keras()
+
+    expected = saved_states(keras, make(), epochs=3)
+    resumed = make()
+    resumed.load_state_dict(expected[taken - 1])
+    saving = Saving(keras, resumed)
+    model = Counting(keras, built).model
+    model.fit(x=resumed, epochs=2, verbose=0, callbacks=[saving.callback])
+    places = [(state["input"]["iteration"], state["input"]["count"]) for state in saving.states]
+    assert places == [
+        (state["input"]["iteration"], state["input"]["count"])
+        for state in expected[taken : 10 if taken < 5 else 15]
+    ]
+
+
+def test_a_resumed_fit_trains_on_what_the_interrupted_one_left(keras: Any) -> None:
+    def make() -> Any:
+        return PAIRS.shuffle(COUNT, seed=1).batch(2).as_keras()
+
+    first = Counting(keras)
+    interrupted = Saving(keras, batches := make(), stop_after=3)
+    first.model.fit(x=batches, epochs=1, verbose=0, callbacks=[interrupted.callback])
+    resumed = make()
+    resumed.load_state_dict(interrupted.states[-1])
+    assert first.fit(resumed, epochs=1) == [1] * COUNT
+    assert resumed.position == 5
+
+
+@ran_out
+def test_an_unknown_number_of_batches_resumes(keras: Any) -> None:
+    def make() -> Any:
+        return PAIRS.filter(lambda x, y: True).batch(2).as_keras()
+
+    states = saved_states(keras, make(), epochs=1)
+    assert rows_of(keras, make(), states[2], epochs=1) == [0] * 6 + [1] * 4
+    # Saved after the last batch: nothing is left, so that a new epoch begins.
+    assert rows_of(keras, make(), states[4], epochs=1) == [1] * COUNT
+
+
+def test_epochs_of_some_steps_resume(keras: Any) -> None:
+    def make() -> Any:
+        return PAIRS.batch(2).as_keras(steps_per_epoch=4)
+
+    states = saved_states(keras, make(), epochs=2)
+    assert [state["batches"] for state in states] == [1, 2, 3, 4] * 2
+    # After the fifth batch, three steps of the second epoch are left: batches 0, 1 and 2.
+    assert rows_of(keras, make(), states[4], epochs=1) == [1] * 6 + [0] * 4
+    # After the fourth, a whole epoch comes: batches 4, 0, 1 and 2.
+    assert rows_of(keras, make(), states[3], epochs=1) == [1] * 6 + [0, 0, 1, 1]
+
+
+def test_a_resumed_epoch_can_be_saved_again(keras: Any) -> None:
+    def make() -> Any:
+        return PAIRS.batch(2).as_keras(steps_per_epoch=4)
+
+    second = saved_states(keras, make(), epochs=2)
+    resumed = make()
+    resumed.load_state_dict(second[4])
+    states = saved_states(keras, resumed, epochs=2)
+    assert [state["batches"] for state in states] == [2, 3, 4, 1, 2, 3, 4]
+    assert states[0]["input"] == second[5]["input"]
+
+
+def test_keras_may_read_ahead_of_the_batch_that_is_saved(keras: Any) -> None:
+    adapted = PAIRS.batch(1).as_keras()
+    batches = adapted.get_numpy_iterator()
+    for _ in range(3):
+        next(batches)
+    ahead, here = adapted.state_dict(1), adapted.state_dict(2)
+    assert [ahead["batches"], here["batches"]] == [2, 3]
+    assert [ahead["input"]["count"], here["input"]["count"]] == [2, 3]
+    match = "^KerasBatches.state_dict: batch 3 is not one of the last that Keras got; call it in"
+    with pytest.raises(InvalidArgumentError, match=match):
+        adapted.state_dict(3)
+
+
+def test_a_state_of_something_else_is_refused(keras: Any) -> None:
+    adapted = PAIRS.batch(1).as_keras()
+    match = "^KerasBatches.load_state_dict: needs what KerasBatches.state_dict returned, got "
+    with pytest.raises(InvalidArgumentError, match=match):
+        adapted.load_state_dict(iter(PAIRS).state_dict())
+    with pytest.raises(InvalidArgumentError, match=r"^Iterator.load_state_dict: "):
+        adapted.load_state_dict({"input": iter(PAIRS).state_dict(), "batches": 1})

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import weakref
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -198,6 +200,61 @@ def test_an_iterator_resumes_exactly(taken: int) -> None:
     other = iter(made)
     other.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
     assert lists(other) == lists(iterator)
+
+
+def in_epochs(made: Any, count: int) -> list[Any]:
+    return [lists(made) for _ in range(count)]
+
+
+EPOCHS = {
+    "known length": lambda: Dataset.range(9).shuffle(9, seed=1).batch(2),
+    "unknown length": lambda: Dataset.range(9).filter(lambda x: True).shuffle(9, seed=1).batch(2),
+}
+
+
+@pytest.mark.parametrize("kind", EPOCHS)
+@pytest.mark.parametrize("taken", [0, 1, 3, 5])
+def test_the_dataset_resumes_the_epoch_of_a_trainer_that_iterates_by_itself(
+    kind: str, taken: int
+) -> None:
+    expected = in_epochs(EPOCHS[kind]().as_torch(), 4)
+    made, resumed = EPOCHS[kind]().as_torch(), EPOCHS[kind]().as_torch()
+    assert in_epochs(made, 1) == expected[:1]
+    iterator = iter(made)
+    seen = lists(next(iterator) for _ in range(taken))
+    if taken == 5 and kind == "unknown length":
+        assert next(iterator, None) is None
+    resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
+    rest = [expected[1][taken:], *expected[2:]]
+    assert seen == expected[1][:taken]
+    assert in_epochs(resumed, 2) == (rest if taken < 5 else rest[1:])[:2]
+
+
+def test_the_position_between_two_epochs_is_the_beginning_of_the_next_one() -> None:
+    expected = in_epochs(EPOCHS["known length"]().as_torch(), 3)
+    made, resumed = (EPOCHS["known length"]().as_torch() for _ in range(2))
+    assert made.state_dict() == made.state_dict()
+    assert in_epochs(made, 1) == expected[:1]
+    resumed.load_state_dict(made.state_dict())
+    assert resumed.state_dict() == made.state_dict()
+    assert in_epochs(made, 2) == in_epochs(resumed, 2) == expected[1:]
+
+
+def test_a_dataset_with_a_position_can_be_pickled_and_drops_iterators() -> None:
+    made = EPOCHS["known length"]().as_torch()
+    iterator = iter(made)
+    next(iterator)
+    copied = pickle.loads(pickle.dumps(made))
+    assert len(lists(copied)) == 5
+    dropped = weakref.ref(iterator)
+    del iterator
+    assert dropped() is None
+
+
+def test_a_wrong_state_is_refused_at_the_call() -> None:
+    state = Dataset.range(9).as_torch().state_dict()
+    with pytest.raises(InvalidArgumentError, match="Iterator.load_state_dict: "):
+        EPOCHS["known length"]().as_torch().load_state_dict(state)
 
 
 def test_a_loader_without_workers_gives_the_same_elements() -> None:

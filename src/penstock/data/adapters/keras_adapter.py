@@ -10,15 +10,17 @@ import contextlib
 import functools
 import itertools
 import warnings
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from typing import Any
 
 from penstock.data import element_specs
 from penstock.data.adapters import load, missing_framework
-from penstock.data.arguments import integer
+from penstock.data.arguments import describe, integer
 from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator
+from penstock.data.iterator import Bookmark
 from penstock.delivery.moving import ColumnDelivery, own_rows
 from penstock.element import nest
 from penstock.element.chunk import Chunk
@@ -37,6 +39,15 @@ from penstock.errors import (
 from penstock.plan.nodes import INFINITE, UNKNOWN, known_spec
 
 WHERE = "Dataset.as_keras"
+
+_INSPECTED = 2
+"""How many batches Keras may take to inspect, before it drops its iterator."""
+
+_LOOK_AHEAD = 2
+"""By how many batches Keras may read ahead of the model."""
+
+Marked = tuple[Any, Bookmark]
+"""A batch, and the place after it."""
 
 Deliver = Callable[[Dataset], DeliveredIterator]
 """Begins an iteration over a dataset whose batches arrive where Keras uses them."""
@@ -108,11 +119,47 @@ class KerasBatches:
         self._dataset = dataset
         self._steps = steps_per_epoch
         self._going: DeliveredIterator | None = None
-        self._seen: list[Any] = []
+        self._seen: list[Marked] = []
         self._given = 0
         self._complete = True
         self._first: int | None = None
         self._latest: DeliveredIterator | None = None
+        self._marks: deque[Bookmark] = deque(maxlen=_LOOK_AHEAD + 1)
+        """The places after the last batches that Keras got."""
+        self._loaded: dict[str, Any] | None = None
+        """The state of the epoch that begins next, until Keras trains in it."""
+        self._before = 0
+        """How many batches of the current epoch came before the state that was loaded."""
+        self._silence: warnings.catch_warnings[None] | None = None
+
+    def state_dict(self, batch: int) -> dict[str, Any]:
+        """The position after a batch of the current epoch, as plain values for JSON.
+
+        Args:
+            batch: The number that Keras passes to `Callback.on_train_batch_end`. Keras may have
+                read further ahead than the model was trained.
+        """
+        call = "KerasBatches.state_dict"
+        behind = self._given - integer(call, "batch", batch, at_least=0) - 1
+        if not 0 <= behind < len(self._marks) or self._latest is None:
+            raise InvalidArgumentError(
+                f"{call}: batch {batch} is not one of the last that Keras got; call it in "
+                "on_train_batch_end, with its batch"
+            )
+        input_state = self._latest._describe(self._marks[-1 - behind])
+        return {"input": input_state, "batches": self._before + batch + 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Makes the next epoch of `fit` the rest of the one that `state` was saved in."""
+        if not isinstance(state, dict) or not {"input", "batches"} <= state.keys():
+            raise InvalidArgumentError(
+                "KerasBatches.load_state_dict: needs what KerasBatches.state_dict returned, got "
+                f"{describe(state)}"
+            )
+        dataset = self._dataset if self._steps is None else self._dataset.repeat()
+        _resume(_on_host, dataset, state["input"])  # Raises if the state does not fit.
+        self._loaded, self._before = state["input"], state["batches"] % (self._steps or 1)
+        self._going, self._seen = None, []
 
     @property
     def position(self) -> int | None:
@@ -169,6 +216,9 @@ class KerasBatches:
 
     def on_epoch_end(self) -> None:
         """Warns if Keras cut an epoch of unknown length where the first epoch had ended."""
+        if self._silence is not None:
+            self._silence.__exit__(None, None, None)
+            self._silence = None
         if not self._complete and self._first is not None and self._given > self._first:
             self._complete = True
             warnings.warn(
@@ -182,31 +232,64 @@ class KerasBatches:
 
     def _epoch(self, deliver: Deliver) -> PythonIterator[Any]:
         batches = self._pass(deliver) if self._steps is None else self._next(deliver, self._steps)
-        is_empty = True
+        is_resumed = self._loaded is not None
+        self._given, self._complete = 0, False
+        self._marks.clear()
         try:
-            for batch in batches:
-                is_empty = False
+            for batch, mark in batches:
+                self._given += 1
+                self._marks.append(mark)
+                if self._given > _INSPECTED:
+                    self._loaded = None
                 yield batch
         except OpError as error:
             raise show_frames_of_cause(error) from error.__cause__  # Keras drops the cause.
-        if is_empty:
+        if not self._given:
             raise _empty()
+        self._loaded, self._before, self._complete = None, 0, True
+        if self.num_batches is None:
+            self._first = self._first or self._given
+        elif is_resumed and self._given < self.num_batches:
+            self._silence_short_epoch()
 
-    def _pass(self, deliver: Deliver) -> PythonIterator[Any]:
-        self._given, self._complete = 0, False
-        with contextlib.closing(deliver(self._dataset)) as batches:
+    def _silence_short_epoch(self) -> None:
+        """Keeps Keras from a warning that the input ran out, until `on_epoch_end`."""
+        self._silence = warnings.catch_warnings()
+        self._silence.__enter__()
+        warnings.filterwarnings("ignore", "Your input ran out of data")
+
+    def _pass(self, deliver: Deliver) -> PythonIterator[Marked]:
+        """The batches of one iteration, or of the rest of the one whose state was loaded."""
+        is_empty = True
+        for marked in self._read(self._open_pass(deliver)):
+            is_empty = False
+            yield marked
+        if is_empty and self._loaded is not None:
+            yield from self._read(self._open_next_pass(deliver))
+
+    def _open_pass(self, deliver: Deliver) -> DeliveredIterator:
+        if self._loaded is None:
+            return deliver(self._dataset)
+        batches = _resume(deliver, self._dataset, self._loaded)
+        return self._open_next_pass(deliver) if batches._is_at_end else batches
+
+    def _open_next_pass(self, deliver: Deliver) -> DeliveredIterator:
+        """Begins an iteration after the one whose state was loaded, which had ended."""
+        batches = deliver(self._dataset)
+        self._loaded = batches.state_dict()
+        return batches
+
+    def _read(self, batches: DeliveredIterator) -> PythonIterator[Marked]:
+        with contextlib.closing(batches):
             self._latest = batches
             for batch in batches:
-                self._given += 1
-                if self._given == self.num_batches:
+                mark = batches._bookmark()
+                if batches._is_at_end:
                     # Keras requests no more, but a cache is complete only after StopIteration.
                     next(batches, None)
-                yield batch
-        self._complete = True
-        if self._first is None:
-            self._first = self._given
+                yield batch, mark
 
-    def _next(self, deliver: Deliver, count: int) -> PythonIterator[Any]:
+    def _next(self, deliver: Deliver, count: int) -> PythonIterator[Marked]:
         """The next batches of one iteration that spans all epochs.
 
         Keras may take one or two batches to inspect, drop its iterator and train with another one:
@@ -214,11 +297,30 @@ class KerasBatches:
         """
         if self._going is None:
             self._going = self._latest = deliver(self._dataset.repeat())
-        batches = itertools.chain(self._seen, self._going)
+            if self._loaded is not None:
+                self._going.load_state_dict(self._loaded)
+        count -= self._before
+        batches = itertools.chain(self._seen, _mark_batches(self._going))
         self._seen = []
-        for number, batch in enumerate(itertools.islice(batches, count), 1):
-            self._seen = [*self._seen, batch] if number <= min(2, count - 1) else []
-            yield batch
+        for number, marked in enumerate(itertools.islice(batches, count), 1):
+            self._seen = [*self._seen, marked] if number <= min(_INSPECTED, count - 1) else []
+            yield marked
+
+
+def _resume(deliver: Deliver, dataset: Dataset, state: dict[str, Any]) -> DeliveredIterator:
+    """Continues an iteration of a dataset; the next one gets the next number.
+
+    Keras may drop what this returns and call for it again, so that it must not take a number.
+    """
+    batches = deliver(Dataset(dataset.__plan__))
+    batches.load_state_dict(state)
+    dataset._iterations.resume(state["iteration"])
+    return batches
+
+
+def _mark_batches(batches: DeliveredIterator) -> PythonIterator[Marked]:
+    for batch in batches:
+        yield batch, batches._bookmark()
 
 
 def _on_host(dataset: Dataset) -> DeliveredIterator:

@@ -17,6 +17,7 @@ from penstock.data import element_specs
 from penstock.data.arguments import describe, flag, integer
 from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
+from penstock.data.epochs import Epochs
 from penstock.delivery import Delivery
 from penstock.delivery.moving import ColumnDelivery
 from penstock.delivery.torch_delivery import lock_rows, move_rows, open_delivery
@@ -106,15 +107,30 @@ class Target:
 
 
 class TorchDataset(IterableDataset[Any]):
-    """A dataset for torch: iterate over it, or hand it to `DataLoader(..., batch_size=None)`."""
+    """A dataset for torch: iterate over it, or hand it to `DataLoader(..., batch_size=None)`.
+
+    `state_dict` is the position of the latest iterator, and `load_state_dict` the beginning of the
+    next one: for trainers that iterate by themselves. At the end of an epoch the position is the
+    beginning of the next one.
+    """
 
     def __init__(self, dataset: Dataset, target: Target) -> None:
         super().__init__()
         self._dataset = dataset
         self._target = target
         self._begun = 0
+        self._epochs = Epochs()
 
     def __iter__(self) -> DeliveredIterator:
+        return self._epochs.begin(self._open_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._epochs.state_dict(self._open_epoch)
+
+    def load_state_dict(self, state: Any) -> None:
+        self._epochs.load_state_dict(state, self._open_epoch)
+
+    def _open_epoch(self) -> DeliveredIterator:
         worker = get_worker_info()
         if worker is None:
             return self._target.deliver(self._dataset, _CHECK)
