@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import alone, control, report, scaling
+from benchmarks import alone, control, figures, record, report, scaling
 from benchmarks.data import DATA
 from benchmarks.distribute import DISTRIBUTE
 from benchmarks.environments import PEERS, PENSTOCK, ROOT, install
@@ -80,7 +80,9 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
         often = "how often each peer runs (default 5, with --quick 2)"
         parser.add_argument("--rounds", type=int, help=often)
     parser.add_argument("--quick", action="store_true", help="less of all: a look, not a claim")
-    parser.add_argument("--write", action="store_true", help="update docs/benchmarks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="update docs/benchmarks.md, its figures and their JSON"
+    )
 
 
 def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
@@ -127,8 +129,10 @@ def compare(suite: Suite, chosen: argparse.Namespace) -> bool:
     around = report.circumstances(others, choir.versions)
     print(around)
     if chosen.write:
+        figures.draw_file(record.write_record(record.record(suite, measured, around)))
+        figure = f"![{figures.CAPTION}](benchmarks/{suite.name}.svg)"
         body = report.section(suite, measured, rounds)
-        report.write_section(suite.heading, f"{around}\n\n{body}")
+        report.write_section(suite.heading, f"{figure}\n\n{around}\n\n{body}")
     return not any(report.failed(results) for _, results in measured)
 
 

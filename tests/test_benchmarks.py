@@ -1,6 +1,7 @@
 """The benchmarks' own machinery: the same work on both sides, and verdicts that can fail."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +11,12 @@ import pytest
 
 from benchmarks import (
     control,
+    figures,
     formats,
     functions,
     functions_grid,
     functions_ways,
+    record,
     remote,
     report,
     scaling,
@@ -210,3 +213,30 @@ def test_waits_and_worker_seconds_of_a_phase_of_scaling() -> None:
     assert scaling.compare_seconds([phase, phase], {2.0: (2, 0.0)}) == 17 / 20
     assert "1 1 1 1 1 2 2 2 2 2 3 3" in scaling.table([phase], {2.0: (2, 0.0)}, settle=4.0)
     assert arguments(["scaling", "--phase", "30"]).phase == 30.0
+
+
+def test_results_are_recorded_and_drawn_with_what_is_missed(tmp_path: Path) -> None:
+    ours = Result(Rival("penstock"), 512, first=5e4, rounds=[4e4, 2e4, 3e4])
+    missed = Result(Rival("tf_distribute", 10), 512, first=1e6, rounds=[2.9e5])
+    absent = Result(Rival("grain"), 512, problem="no network", missing=True)
+    workload = Workload("replicas_1", "a pipeline", 512, 512, ())
+    found = record.record(
+        DISTRIBUTE, [(workload, [ours, missed, absent])], "- Date: today\n- Machine: <this one>"
+    )
+    path = record.write_record(found, tmp_path)
+    kept = json.loads(path.read_text())
+    assert path.name == "distribute.json"
+    results = kept["workloads"][0]["results"]
+    assert [result["verdict"] for result in results] == ["", "MISS", "missing"]
+    assert (results[0]["least"], results[0]["most"], results[1]["ratio"]) == (2e4, 4e4, 9.67)
+    figure = figures.draw_file(path).read_text()
+    assert "9.67x, owed 10x" in figure
+    assert "Date: today; Machine: &lt;this one&gt;" in figure
+
+
+@pytest.mark.parametrize("path", sorted(record.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_figures_are_those_of_the_kept_results(path: Path) -> None:
+    figure = path.with_suffix(".svg")
+    kept = json.loads(path.read_text())
+    assert figure.read_text() == figures.draw(kept), "run python -m benchmarks.figures"
+    assert f"](benchmarks/{figure.name})" in (record.FOLDER.parent / "benchmarks.md").read_text()
