@@ -1,3 +1,3 @@
 """The version of penstock, which may differ between the processes of a service."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
