@@ -14,13 +14,12 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine import spans
-from penstock.engine.copies import is_fixed
 from penstock.engine.figures import CallTimes
 from penstock.engine.inlets import BUDGET
 from penstock.engine.pool import Pool
 from penstock.engine.processes import call_processes, fork_server
 from penstock.engine.processes.call_processes import Answer, CallTask, SentFunction
-from penstock.engine.results import stack_results
+from penstock.engine.results import holds_scattered_array, stack_results
 from penstock.engine.tuning import CpuUse, Parallelism, Relocation, cores
 from penstock.engine.user_calls import CONTAINED, Calls, FailedCall
 from penstock.errors import OpError
@@ -250,12 +249,12 @@ class _ThreadCalls:
     def call(self, rows: Chunk, ordinal: int) -> Chunk | list[Any]:
         """Calls the function on every element, in the current thread.
 
-        Arrays are stacked here: a function may return views of its argument (crops, flips), and
-        copying these is the actual work, which several threads can do at once.
+        Views that a function returns of its argument (crops, flips) are stacked here: copying
+        their values is the actual work, which several threads can do at once.
         """
         started, cpu = time.perf_counter(), time.thread_time()
         made = self._calls.all(rows, ordinal)
-        stacked = None if is_fixed(made[0]) else stack_results(made)
+        stacked = stack_results(made) if holds_scattered_array(made[0]) else None
         seconds = time.perf_counter() - started
         if (recorder := spans.active) is not None:
             recorder.add_call(str(self._calls.function), seconds, len(rows))

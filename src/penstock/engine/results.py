@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -235,12 +236,21 @@ def stack_results(made: list[Any]) -> Chunk | None:
 
 def holds_list(element: Any) -> bool:
     """Whether a leaf of an element is a list."""
+    return _any_leaf(element, lambda leaf: type(leaf) is list)
+
+
+def holds_scattered_array(element: Any) -> bool:
+    """Whether a leaf is an array whose values are apart in memory, such as a crop or a flip."""
+    return _any_leaf(element, lambda leaf: type(leaf) is np.ndarray and not leaf.flags.c_contiguous)
+
+
+def _any_leaf(element: Any, test: Callable[[Any], bool]) -> bool:
     kind = type(element)
     if kind is tuple:
-        return any(map(holds_list, element))
+        return any(_any_leaf(part, test) for part in element)
     if kind is dict:
-        return any(map(holds_list, element.values()))
-    return kind is list
+        return any(_any_leaf(part, test) for part in element.values())
+    return test(element)
 
 
 def list_shapes(element: Any) -> list[tuple[int, ...]]:
