@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.service.host.local_launch import LocalService
     from penstock.service.host.ray_launch import LaunchedService
 
-__all__ = ["ray"]
+__all__ = ["local", "ray"]
 
 
 def local(

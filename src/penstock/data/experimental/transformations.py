@@ -209,6 +209,10 @@ class Reducer:
         init_func: Gets the key, and returns the first state.
         reduce_func: Gets (state, element), and returns the next state.
         finalize_func: Gets the last state, and returns the element of the result.
+
+    >>> counts = Reducer(lambda key: np.int64(0), lambda state, x: state + 1, lambda state: state)
+    >>> print(*Dataset.range(5).apply(group_by_reducer(lambda x: x % 2, counts)))
+    3 2
     """
 
     init_func: Callable[..., Any]
