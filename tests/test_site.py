@@ -61,6 +61,6 @@ def test_a_style_that_loads_a_font_is_found(tmp_path: Path) -> None:
 
 
 def test_examples_in_docstrings_become_blocks_of_code() -> None:
-    text = "A sum:\n\n>>> 1 + 1  # doctest: +SKIP\n2\n\nDone."
-    fenced = "A sum:\n\n```pycon\n>>> 1 + 1\n2\n```\n\nDone."
+    text = "A sum:\n\n>>> 1 + 1  # doctest: +SKIP\n2\n<BLANKLINE>\n\nDone."
+    fenced = "A sum:\n\n```pycon\n>>> 1 + 1\n2\n\n```\n\nDone."
     assert fence_examples(text) == fenced

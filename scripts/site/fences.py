@@ -8,11 +8,12 @@ FLAG = re.compile(r" *# doctest: .*")
 
 
 def fence_examples(text: str) -> str:
-    """The same text; every example is a block of code, without flags for doctest."""
+    """The same text; every example is a block of code, without what only doctest needs."""
 
     def fence(match: re.Match[str]) -> str:
         indent = match[1]
-        lines = [FLAG.sub("", line) for line in match[0].rstrip("\n").split("\n")]
+        text = match[0].rstrip("\n").replace("<BLANKLINE>", "")
+        lines = [FLAG.sub("", line) for line in text.split("\n")]
         return "\n".join([f"{indent}```pycon", *lines, f"{indent}```", ""])
 
     return EXAMPLE.sub(fence, text)
