@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +209,37 @@ def test_a_worker_finishes_what_it_has_begun(
                 assert worker.poll() is None
         assert result.result() == 1
         assert worker.wait() == 0
+
+
+def test_a_worker_that_leaves_costs_no_element_twice(
+    dispatcher: service.DispatchServer, tmp_path: Path
+) -> None:
+    """What the worker has begun it finishes, and the rest is made by another one.
+
+    So a reader waits for one element at most: no element is made again.
+    """
+    calls = str(tmp_path / "calls")
+
+    def note(x: Any) -> Any:
+        with open(calls, "a") as file:
+            file.write(f"{x}\n")
+        threading.Event().wait(0.005)
+        return x
+
+    count = 200
+    numbers = Dataset.range(count).map(note, output_signature=Dataset.range(1).element_spec)
+    remote = numbers.apply(service.distribute("distributed_epoch", dispatcher.target))
+    with command("worker", "--dispatcher", address(dispatcher)) as worker, in_process(dispatcher):
+        line_of(worker)
+        until(lambda: len(service.status(dispatcher.target)["workers"]) == 2)
+        with iter(remote) as iterator:
+            found = [int(next(iterator)) for _ in range(50)]
+            worker.send_signal(signal.SIGTERM)
+            found += [int(x) for x in iterator]
+        assert worker.wait() == 0
+    assert found == list(range(count))
+    made = [int(line) for line in Path(calls).read_text().split()]
+    assert sorted(made) == list(range(count))
 
 
 def test_a_second_signal_stops_a_worker_at_once(

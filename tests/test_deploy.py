@@ -127,6 +127,32 @@ def test_manifests_are_valid(capsys: pytest.CaptureFixture[str], arguments: list
             compile(probe[2], "probe", "exec")
 
 
+def test_manifests_have_what_a_cluster_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = manifests(rendered(capsys, "kubernetes", "--image", "train", "--workers", "2..9"))
+    stateful = found["StatefulSet/penstock-dispatcher"]["spec"]
+    assert [each["metadata"]["name"] for each in stateful["volumeClaimTemplates"]] == ["journal"]
+    for name in ("StatefulSet/penstock-dispatcher", "Deployment/penstock-workers"):
+        pod = found[name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+        secrets = [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+        assert "penstock-certificates" in secrets
+        assert "--certificates=/etc/penstock/certificates" in " ".join(container["command"])
+    workers = found["Deployment/penstock-workers"]["spec"]["template"]
+    drain = int(re.findall(r"--drain-timeout=(\d+)", str(workers))[0])
+    assert workers["spec"]["terminationGracePeriodSeconds"] > drain
+    labels = workers["metadata"]["labels"]
+    budget = found["PodDisruptionBudget/penstock-workers"]["spec"]
+    assert budget["selector"]["matchLabels"].items() <= labels.items()
+    policy = found["NetworkPolicy/penstock"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    ports = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert {5050, 5051} <= ports
+    scaler = found["HorizontalPodAutoscaler/penstock-workers"]["spec"]
+    assert scaler["metrics"][0]["external"]["metric"]["name"] == "penstock_wanted_workers"
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 9)
+
+
 def test_the_commands_of_the_manifests_start_a_service(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

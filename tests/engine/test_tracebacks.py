@@ -3,6 +3,7 @@
 import bdb
 import contextlib
 import io
+import linecache
 import pdb
 import subprocess
 import sys
@@ -143,3 +144,37 @@ def test_a_program_prints_less_than_20_lines(tmp_path: Path) -> None:
     lines = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stderr.split("\n")
     assert len(lines) < 20
     assert lines[1].endswith('train.py", line 5, in decode')
+
+
+CELLS = [
+    "from penstock import Dataset",
+    "def decode(name):\n    raise ValueError('no image')",
+    "for x in Dataset.range(10).map(decode, num_parallel_calls=2).batch(2).prefetch(2):\n    pass",
+]
+
+
+def run_cells() -> None:
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(CELLS):
+        name = f"<ipython-input-{number}-dfb4923955a6>"
+        linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
+        exec(compile(cell, name, "exec"), names)
+
+
+def test_a_notebook_shows_the_cells_of_the_user() -> None:
+    """IPython renders the frames of the error that a cell raises, and those of its causes.
+
+    It compiles each cell under a name that is no file, and keeps the text in `linecache`.
+    """
+    with pytest.raises(InvalidArgumentError, match="ValueError: no image") as caught:
+        run_cells()
+    error = caught.value
+    assert error.__cause__ is not None
+    [call] = traceback.extract_tb(error.__cause__.__traceback__)
+    assert (call.name, call.line) == ("decode", "raise ValueError('no image')")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(OWN)]
+    assert [frame.name for frame in own] == ["__next__"]
+    assert frames[-2].filename == "<ipython-input-2-dfb4923955a6>"
+    assert "decode at <ipython-input-1-dfb4923955a6>:1 failed" in str(error)
+    assert not hasattr(error, "_render_traceback_")  # With it, IPython would show that instead.

@@ -1,11 +1,14 @@
 """The options of services on Ray, and why Ray has no room for a worker."""
 
+import os
+
 import pytest
 
 import penstock
 from penstock.errors import InvalidArgumentError
 from penstock.service.host import ray_actors, ray_options
 from penstock.service.logic.scaling import WorkerRange
+from penstock.service.protocol import timing
 
 
 @pytest.mark.parametrize(
@@ -57,3 +60,18 @@ def test_names_of_launched_services_are_words(name):
 def test_a_shortage_names_the_resource(cpus, free, reason):
     nodes = [{"CPU": 4.0, "memory": 1e9}, {"CPU": 2.0}]
     assert reason in ray_actors.describe_shortage(cpus, nodes, {"CPU": free})
+
+
+def test_journals_that_killed_actors_have_left_are_removed(tmp_path):
+    long_ago = timing.RAY_ORPHAN + 60
+    for name in ("penstock-ray-old", "penstock-ray-held", "penstock-ray-new", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "hold-1").touch()
+        for path in (tmp_path / name / "hold-1", tmp_path / name):
+            now = path.stat().st_mtime
+            os.utime(path, (now, now - long_ago))
+    os.utime(tmp_path / "penstock-ray-held" / "hold-1")  # As its dispatcher does all the time.
+    (tmp_path / "penstock-ray-new" / "journal.sqlite").touch()
+    ray_actors.remove_orphans(str(tmp_path))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"penstock-ray-held", "penstock-ray-new", "other"}

@@ -6,6 +6,7 @@ restarts it with new ones. Readers know this actor, and ask it for the dispatche
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import shutil
@@ -15,8 +16,10 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.engine.formats.extras import load_extra
 from penstock.errors import OpError
 from penstock.service.host.hosted_service import HostedService
 from penstock.service.host.local_workers import LocalWorkers
@@ -29,6 +32,9 @@ from penstock.service.logic.scaling import WorkerRange
 from penstock.service.protocol import timing
 
 _LOG = logging.getLogger("penstock.service")
+
+JOURNAL = "penstock-ray-"
+"""How the names of folders with the journals of services on Ray begin."""
 
 
 class ServicePlace(NamedTuple):
@@ -52,8 +58,10 @@ class ServiceActor:
         self._options, self._token = options, token
         self._lock = threading.Lock()
         self._heard = {"": time.monotonic()}  #: guarded by _lock; when each program was last heard
+        self._jobs: dict[str, str] = {}  #: guarded by _lock; the job of Ray that each program is of
         self._left: set[str] = set()  #: guarded by _lock; programs whose late messages do not count
         self._folder = os.path.join(tempfile.gettempdir(), folder)
+        remove_orphans(tempfile.gettempdir())
         self._service = self._open(options)
         MACHINE.start(self._watch, "penstock-ray")
 
@@ -76,10 +84,13 @@ class ServiceActor:
             _LOG.exception("ray: the dispatcher could not be restarted; tries again")
             os._exit(1)
 
-    def connect(self, program: str) -> tuple[str, ServicePlace]:
-        """The token and the place of the service, for a program that begins to read."""
+    def connect(self, program: str, job: str = "") -> tuple[str, ServicePlace]:
+        """The token and the place of the service, for a program of a job that begins to read."""
         with self._lock:
             self._left.discard(program)
+            self._jobs[program] = job
+            self._heard.pop("", None)  # It waits no longer for a first program.
+            self._heard[program] = time.monotonic()
         return self._token, self.renew(program)
 
     def renew(self, program: str) -> ServicePlace:
@@ -97,7 +108,6 @@ class ServiceActor:
         with self._lock:
             self._left.add(program)
             self._heard.pop(program, None)
-            self._heard.pop("", None)
             unused = not self._heard
         if unused and not self._options.lasting:
             self.end()
@@ -125,10 +135,31 @@ class ServiceActor:
                 self.end()
 
     def _has_readers(self) -> bool:
-        oldest = time.monotonic() - self._options.linger
+        now = time.monotonic()
         with self._lock:
-            self._heard = {name: at for name, at in self._heard.items() if at > oldest}
+            silent = any(at < now - timing.RAY_SILENCE for at in self._heard.values())
+        ended = _find_ended_jobs() if silent else set()
+        with self._lock:
+            self._heard = {
+                name: at
+                for name, at in self._heard.items()
+                if at > now - self._options.linger and self._jobs.get(name) not in ended
+            }
             return bool(self._heard)
+
+
+def remove_orphans(folder: str) -> None:
+    """Removes journals of services whose actors were killed, which left them in `folder`.
+
+    A dispatcher touches its journal all the time. Ray restarts an actor long before its journal is
+    so old.
+    """
+    oldest = time.time() - timing.RAY_ORPHAN
+    for path in glob.glob(os.path.join(glob.escape(folder), f"{JOURNAL}*")):
+        with suppress(OSError):  # It belongs to another user, or another actor removes it.
+            touched = max(entry.stat().st_mtime for entry in [*os.scandir(path), Path(path)])
+            if touched < oldest:
+                shutil.rmtree(path)
 
 
 class WorkerActor:
@@ -248,6 +279,14 @@ def _find_range(options: RayOptions) -> WorkerRange:
         return options.workers
     total = load_ray().cluster_resources().get("CPU", 1.0)
     return WorkerRange(1, max(1, int(total / (options.cpus or 1.0))))
+
+
+def _find_ended_jobs() -> set[str]:
+    """The jobs of Ray that have ended, also by `ray.shutdown`, as far as this Ray tells."""
+    state = load_extra("ray._private.state", "ray://", "ray")
+    with suppress(Exception):  # It is not public, so it may differ in another version of Ray.
+        return {str(job["JobID"]) for job in state.jobs() if job["IsDead"]}
+    return set()
 
 
 def _is_restarted() -> bool:

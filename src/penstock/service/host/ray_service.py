@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from penstock.engine.formats.extras import load_extra
 from penstock.errors import (
@@ -27,7 +28,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.control_client import ControlClient
-from penstock.service.host.ray_actors import ServiceActor, ServicePlace
+from penstock.service.host.ray_actors import JOURNAL, ServiceActor, ServicePlace
 from penstock.service.host.ray_options import (
     AUTO,
     LOCAL,
@@ -139,7 +140,7 @@ def start_actor(options: RayOptions, name: str, token: str, runtime_env: Any = N
         resources={_HEAD: 0.001} if has_place else {},
         runtime_env=runtime_env,
     )
-    return make.remote(options, token, f"penstock-ray-{uuid.uuid4().hex}")
+    return make.remote(options, token, f"{JOURNAL}{uuid.uuid4().hex}")
 
 
 def end_actor(actor: Any) -> None:
@@ -158,7 +159,7 @@ def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str,
         actor = find()
         try:
             left = max(deadline - time.monotonic(), 0.0)
-            return actor, *ray.get(actor.connect.remote(_PROGRAM), timeout=left)
+            return actor, *ray.get(actor.connect.remote(_PROGRAM, _own_job()), timeout=left)
         except ray.exceptions.GetTimeoutError:
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
@@ -175,6 +176,11 @@ def reach_actor(options: RayOptions, find: Callable[[], Any]) -> tuple[Any, str,
                     f"the same penstock, and what your functions import: {error}"
                 ) from None
             time.sleep(timing.RAY_RETRY)
+
+
+def _own_job() -> str:
+    """The job of Ray that this program is, or works for."""
+    return str(load_ray().get_runtime_context().get_job_id())
 
 
 _MOST_DEATHS = 3
@@ -197,6 +203,7 @@ class RayService:
         self._control = ControlClient(place.address, security, patience)
         self.session = Session(place.address, security, self._control.call)
         self._note(place)
+        _OPEN.add(self)
         MACHINE.start(self._follow, "penstock-ray")
 
     def close(self) -> None:
@@ -247,7 +254,8 @@ class RayService:
             )
             return place
         except errors.ActorDiedError:
-            return self._reach()
+            # A program that leaves has ended the actor itself; it must not start another one.
+            return None if self._closed.is_set() else self._reach()
         except errors.RayError:
             return None
 
@@ -289,6 +297,9 @@ _PROGRAM = uuid.uuid4().hex
 _USED: dict[str, Any] = {}
 """The actors of services that this program has used."""
 
+_OPEN: WeakSet[RayService] = WeakSet()
+"""The services that this program reads from."""
+
 
 def _leave_at_exit(name: str, actor: Any) -> None:
     """Makes this program leave a service when it ends."""
@@ -300,6 +311,8 @@ def _leave_at_exit(name: str, actor: Any) -> None:
 
 def _leave_all() -> None:
     ray = load_ray()
+    for service in list(_OPEN):
+        service.close()
     answers = [actor.leave.remote(_PROGRAM) for actor in _USED.values() if ray.is_initialized()]
     for answer in answers:
         with suppress(ray.exceptions.RayError):  # It has ended with this call.

@@ -150,6 +150,12 @@ RAY_CALL = 5.0
 RAY_RETRY = 0.2
 """After this time a reader looks again for an actor that has ended."""
 
+RAY_SILENCE = 3.0
+"""If a program is silent for this time, a service on Ray looks whether its job has ended."""
+
+RAY_ORPHAN = 3600.0
+"""The journal of a service on Ray is removed if no dispatcher has touched it for this time."""
+
 RAY_UNUSED = 15.0
 """A service on Ray ends if no program has sent a message for this time."""
 
@@ -328,6 +334,10 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
         "a service on Ray outlives several messages of a program": (
             SEVERAL * t["RAY_RENEWAL"] < t["RAY_UNUSED"]
             and t["RAY_CALL"] + t["RAY_RENEWAL"] < t["RAY_UNUSED"]
+            and t["RAY_RENEWAL"] < t["RAY_SILENCE"] < t["RAY_UNUSED"]
+        ),
+        "a journal on Ray outlives the restart of its dispatcher": (
+            SEVERAL * (t["RAY_WAIT"] + t["HOLD_SILENCE"]) < t["RAY_ORPHAN"]
         ),
         "a crashed process is remembered for longer than the pauses": (
             t["CRASH_LONGEST_PAUSE"] + t["EARLY_CRASH"] < t["CRASH_MEMORY"]
