@@ -36,7 +36,12 @@ def replaced(at: int, value: Any) -> Dataset:
         (TEN.batch(5), TEN.batch(4), "element 0 is int64 of shape (5,) in the first dataset, int"),
         (TEN, TEN.map(np.float32), "element 0 is a scalar of int64 in the first dataset, a scalar"),
         (TEN.map(lambda x: (x, x)), TEN.map(lambda x: (x, x * x)), "element 2, component 1, is 2"),
-        (TEN, TEN.map(lambda x: {"a": x}), "element 0 has the structure "),
+        (
+            TEN,
+            TEN.map(lambda x: {"a": x}),
+            "element 0 has the structure * in the first dataset, {'",
+        ),
+        (TEN.map(lambda x: (x, {"a": x})), TEN, "element 0 has the structure (*, {'a': *}) in the"),
         (TEN.map(lambda x: b"a"), TEN.map(lambda x: b"b"), "element 0 is b'a' in the first"),
         (TEN.window(3), replaced(4, 0).window(3), "element 1 is a dataset: its element 1 is 4"),
         (

@@ -13,7 +13,7 @@ from penstock import Dataset
 from penstock.data import Options
 from penstock.data.experimental import service
 from penstock.engine import spans
-from penstock.errors import FailedPreconditionError, OpError
+from penstock.errors import FailedPreconditionError, NotFoundError, OpError
 
 
 def double(x: int) -> int:
@@ -97,7 +97,12 @@ def test_two_traces_at_once_and_wrong_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="path must be a file, got 5"):
         penstock.trace(5)  # type: ignore[arg-type]
     missing = tmp_path / "missing" / "one.json"
-    with pytest.raises(FileNotFoundError, match="missing"), penstock.trace(missing):
+    with (
+        pytest.raises(
+            NotFoundError, match="penstock.trace: .*missing.* cannot be written: No such"
+        ),
+        penstock.trace(missing),
+    ):
         pass
     assert spans.active is None
 

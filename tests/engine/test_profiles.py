@@ -34,6 +34,12 @@ def test_every_operator_has_its_numbers():
     assert rows["prefetch"].busy == 0
 
 
+def test_without_elements_nothing_is_advised():
+    iterator = iter(Dataset.range(0).map(lambda x: x))
+    assert list(iterator) == []
+    assert iterator.profile().bottleneck == "there have been no elements so far"
+
+
 def test_what_is_computed_as_one_has_one_line():
     iterator = iter(Dataset.from_tensor_slices(np.zeros((8, 4))).shuffle(8).batch(2))
     list(iterator)

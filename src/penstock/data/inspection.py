@@ -27,6 +27,16 @@ def peek(dataset: Any, count: int) -> list[Any]:
         return list(itertools.islice(iterator, count))
 
 
+class _Leaf:
+    """Stands for a value in the text of a structure."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+_LEAF = _Leaf()
+
+
 def find_difference(first: Any, second: Any) -> str:
     """Where two datasets first differ, in words; empty if they are equal."""
     if not isinstance(second, type(first)):
@@ -46,7 +56,8 @@ def _difference(one: Any, two: Any) -> str:
     """What follows the name of an element in the sentence about it; empty if both are equal."""
     leaves, others = nest.flatten(one), nest.flatten(two)
     if leaves[1] != others[1]:
-        return f" has the structure {leaves[1]} {_SIDES[0]}, {others[1]} {_SIDES[1]}"
+        shown = [nest.unflatten(tree, [_LEAF] * len(found)) for found, tree in (leaves, others)]
+        return f" has the structure {shown[0]!r} {_SIDES[0]}, {shown[1]!r} {_SIDES[1]}"
     many = len(leaves[0]) > 1
     for number, (mine, other) in enumerate(zip(leaves[0], others[0], strict=True)):
         if place := _difference_of_leaves(mine, other):

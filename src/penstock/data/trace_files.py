@@ -8,7 +8,7 @@ from types import TracebackType
 
 from penstock.data.arguments import describe
 from penstock.engine import spans
-from penstock.errors import FailedPreconditionError, InvalidTypeError
+from penstock.errors import FailedPreconditionError, InvalidTypeError, kind_of
 
 log = logging.getLogger("penstock")
 
@@ -38,8 +38,14 @@ class trace:  # noqa: N801 (used like a function: `with trace(...)`)
             raise FailedPreconditionError(
                 "penstock.trace: a trace is being recorded; end its block first"
             )
-        with open(self._path, "w", encoding="utf-8"):
-            pass  # An error of the path comes before the work, not after it.
+        try:
+            with open(self._path, "w", encoding="utf-8"):
+                pass  # An error of the path comes before the work, not after it.
+        except OSError as error:
+            raise kind_of(error)(
+                f"penstock.trace: {os.fspath(self._path)!r} cannot be written: {error.strerror}; "
+                "give the path of a file in a folder that exists"
+            ) from None
         spans.active = self._recorder = spans.SpanRecorder()
         return self
 

@@ -94,6 +94,8 @@ class Profile:
         """Which operator is in the way, and what would help, in words."""
         if not self.operators:
             return "nothing has been read yet"
+        if not any(row.elements or row.errors for row in self.operators):
+            return "there have been no elements so far"
         waited = self._waited
         if waited < _IN_THE_WAY * self.seconds:
             return (
