@@ -233,7 +233,7 @@ class RayWorkers:
             self._ray.get(confirmed)
         except self._ray.exceptions.RayError as error:
             return f"Ray cannot start a worker: {error}"
-        return self._describe_shortage() if pending else _STARTING
+        return self._describe_shortage() if pending else STARTING
 
     def _wait_confirmed(self) -> tuple[list[Any], list[Any]]:
         """The answers of actors that are placed, and of those that are not."""
@@ -255,7 +255,7 @@ class RayWorkers:
                     self._ray.kill(actor)
 
 
-_STARTING = "the workers have not started yet"
+STARTING = "the workers have not started yet"
 
 
 def describe_shortage(
@@ -267,7 +267,7 @@ def describe_shortage(
     if largest < cpus:
         return f"a worker needs {cpus:g} CPU, and the largest node of Ray has {largest:g}"
     if left >= cpus:
-        return _STARTING
+        return STARTING
     return (
         f"Ray has no room for a worker, which needs {cpus:g} CPU: {left:g} of {total:g} CPU on "
         f"{len(nodes)} nodes are free"

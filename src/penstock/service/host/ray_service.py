@@ -28,7 +28,7 @@ from penstock.errors import (
     UnavailableError,
 )
 from penstock.service.host.control_client import ControlClient
-from penstock.service.host.ray_actors import JOURNAL, ServiceActor, ServicePlace
+from penstock.service.host.ray_actors import JOURNAL, STARTING, ServiceActor, ServicePlace
 from penstock.service.host.ray_options import (
     AUTO,
     LOCAL,
@@ -195,6 +195,7 @@ class RayService:
         self._token = secrets.token_hex(16)
         self._closed = threading.Event()
         self._is_reached = False
+        self._begun = time.monotonic()
         place = self._reach()
         self._started, self._has_worked = time.monotonic(), False
         security = Security.of_client(place.address, self._token)
@@ -267,7 +268,9 @@ class RayService:
             self._has_worked = True
             return
         self.session.no_workers = place.problem
-        if not self._has_worked and time.monotonic() - self._started > self._options.wait:
+        # Ray may be slow to start the actor and then a worker. Without room, that changes nothing.
+        since = self._started if place.problem == STARTING else self._begun
+        if not self._has_worked and time.monotonic() - since > self._options.wait:
             self._actor.leave.remote(_PROGRAM)
             raise ResourceExhaustedError(
                 f"{self._options.text}: waited {self._options.wait:g} s, and {place.problem}; "

@@ -141,6 +141,9 @@ RAY_WAIT = 20.0
 """A reader waits this long for the actor of its service on Ray, and then for the first worker;
 `?wait=` changes it."""
 
+RAY_ERROR = 30.0
+"""What is wrong with a service on Ray is an error before this time, unless `?wait=` is longer."""
+
 RAY_RENEWAL = 1.0
 """The time between two messages of a program to the actor of a service on Ray that it reads."""
 
@@ -335,6 +338,9 @@ def broken_rules(times: Mapping[str, float]) -> list[str]:
             SEVERAL * t["RAY_RENEWAL"] < t["RAY_UNUSED"]
             and t["RAY_CALL"] + t["RAY_RENEWAL"] < t["RAY_UNUSED"]
             and t["RAY_RENEWAL"] < t["RAY_SILENCE"] < t["RAY_UNUSED"]
+        ),
+        "a service on Ray says in time what is wrong": (
+            t["RAY_CONNECT"] + t["RAY_WAIT"] + t["RAY_RENEWAL"] < t["RAY_ERROR"]
         ),
         "a journal on Ray outlives the restart of its dispatcher": (
             SEVERAL * (t["RAY_WAIT"] + t["HOLD_SILENCE"]) < t["RAY_ORPHAN"]
