@@ -4,16 +4,20 @@ A program reads in steps: it takes an element and sleeps, as if it trained. The 
 dataset sleeps as well, so two cores are enough for eight workers. A load of 1.6 means that workers
 must make 1.6 elements at a time to keep up. The best fixed number of a load is the smallest with
 which the program hardly waits; it is found by trying `local://1`, `local://2` and so on. With
-`--ray`, the workers are actors of the Ray that runs on this machine.
+`--ray`, the workers are actors of a Ray with three nodes on this machine, or of the Ray that
+RAY_ADDRESS names.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +64,32 @@ def make_element(number: Any) -> Any:
 
     time.sleep(ELEMENT_SECONDS)
     return np.full((256, 1024), number, np.float32)
+
+
+@contextmanager
+def start_ray() -> Iterator[None]:
+    """A Ray with three nodes on this machine, unless the environment names another one."""
+    if "RAY_ADDRESS" in os.environ:
+        yield
+        return
+    # Paths of sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.update(secret, RAY_TMPDIR=folder, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+        import ray
+        from ray.cluster_utils import Cluster
+
+        node = {"num_cpus": MOST, "object_store_memory": 80 << 20}
+        cluster = Cluster(
+            initialize_head=True, head_node_args={**node, "include_dashboard": False}, connect=True
+        )
+        try:
+            for _ in range(2):
+                cluster.add_node(**node)
+            yield
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 @contextmanager
@@ -187,6 +217,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> bool:
     """Measures and prints; answers whether the workers follow the load as they should."""
+    with start_ray() if chosen.ray else nullcontext():
+        return measure(chosen)
+
+
+def measure(chosen: argparse.Namespace) -> bool:
     trial, on_ray = chosen.trial, chosen.ray
     fixed = {load: find_fixed(load, trial, on_ray) for load in dict.fromkeys(LOADS)}
     workers = f"1..{MOST}"
