@@ -7,15 +7,19 @@ import pytest
 
 import penstock.tf as tf
 from tests.tf.dataset_programs import PROGRAMS, is_like
+from tests.tf.service_programs import SERVICES
 
 RECORDED = json.loads(
     (pathlib.Path(__file__).parent / "cases" / "datasets.json").read_text(encoding="utf-8")
 )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+ALL = PROGRAMS | SERVICES
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_answers_are_those_of_tensorflow(name: str, tmp_path: pathlib.Path) -> None:
-    found = PROGRAMS[name](tf, tmp_path)
+    found = ALL[name](tf, tmp_path)
     expected = RECORDED[name]
     if isinstance(expected, dict):
         differing = [key for key in expected if not is_like(found.get(key), expected[key])]

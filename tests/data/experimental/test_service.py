@@ -68,12 +68,20 @@ MADE = [
     ),
     (
         {"job_name": "j", "consumer_index": 0, "num_consumers": 0},
-        InvalidArgumentError,
+        FailedPreconditionError,
         "num_consumers must be at least 1, got 0",
     ),
 ]
 
 APPLIED = [
+    ({"service": "://a"}, InvalidArgumentError, "'://a' has no scheme before '://'"),
+    ({"service": ["grpc", "a:1"]}, UnfitTypeError, "service must be a string .* got .'grpc'"),
+    (
+        {"job_name": "j", "consumer_index": 0, "num_consumers": 1, "target_workers": "LOCAL"},
+        InvalidArgumentError,
+        r'target_workers="LOCAL" reads from .*\(num_consumers=1\) need the same workers',
+    ),
+    ({"data_transfer_protocol": 3}, InvalidTypeError, "data_transfer_protocol must be a string"),
     ({"service": None}, InvalidArgumentError, "service must be a URL like grpc://.* got None"),
     ({"service": ""}, InvalidArgumentError, "service must be a URL like grpc://.* got ''"),
     ({"service": ("a", "b", "c")}, InvalidArgumentError, "'a://b://c' holds more than one '://'"),
@@ -415,9 +423,11 @@ def test_datasets_that_cannot_be_registered_or_read(dispatcher: service.Dispatch
         service.from_dataset_id("parallel_epochs", target, "zzz")
     with pytest.raises(NotFoundError, match="zzz"):
         service.from_dataset_id("parallel_epochs", target, "zzz", TEN.element_spec)
-    for wrong in (TensorSpec((), np.float32), (TEN.element_spec,), TensorSpec((1,), np.int64)):
+    for wrong in (TensorSpec((), np.float32), (TEN.element_spec,)):
         with pytest.raises(FailedPreconditionError, match="which are not all of"):
             service.from_dataset_id("parallel_epochs", target, name, wrong)
+    with pytest.raises(InvalidArgumentError, match="which are not all of"):
+        service.from_dataset_id("parallel_epochs", target, name, TensorSpec((1,), np.int64))
     with pytest.raises(InvalidTypeError, match="element_spec must hold specs such as TensorSpec"):
         service.from_dataset_id("parallel_epochs", target, name, 5)
 
@@ -445,3 +455,17 @@ def test_states_of_several_readers_become_one(dispatcher: service.DispatchServer
     third = reader()
     third.load_state_dict(state)
     assert sorted([*read, *third]) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "match"),
+    [
+        (service.DispatcherConfig(worker_addresses="host"), InvalidTypeError, "a list of strings"),
+        (service.DispatcherConfig(worker_addresses=[3]), InvalidTypeError, r"strings, got \[3\]"),
+        (service.WorkerConfig(3), InvalidTypeError, "dispatcher_address must be a string, got 3"),
+    ],
+)  # fmt: skip
+def test_configs_hold_addresses_as_text(config: Any, error: type, match: str) -> None:
+    start = service.WorkerServer if len(config) == 15 else service.DispatchServer
+    with pytest.raises(error, match=match):
+        start(config)

@@ -170,7 +170,7 @@ def _settings(config: DispatcherConfig) -> Settings:
         python=_PYTHON,
         worker_addresses=tuple(config.worker_addresses or ()),
         worker_timeout=seconds(config.worker_timeout_ms, Settings.worker_timeout),
-        job_gc_timeout=seconds(config.job_gc_timeout_ms, 0) or None,
+        job_gc_timeout=max(seconds(config.job_gc_timeout_ms, 0), 0) or None,
         forget_after=seconds(config.forget_after_ms, Settings.forget_after),
     )
 

@@ -38,9 +38,11 @@ class DispatcherConfig(NamedTuple):
             with it continues where it was; without one, it forgets everything.
         fault_tolerant_mode: Requires a `work_dir`.
         worker_addresses: The only workers that may join, one per part, for policies that divide
-            a dataset beforehand. A host without a port means any worker of that host.
+            a dataset beforehand. "host", and "host:%port%" with any name of a port, mean any
+            worker of that host.
         job_gc_check_interval_ms: How often to look for jobs without readers.
-        job_gc_timeout_ms: How long a job without readers is kept; by default without limit.
+        job_gc_timeout_ms: How long a job without readers is kept; by default, and with -1,
+            without limit.
         worker_timeout_ms: How long a worker may send no heartbeat before it counts as lost.
         worker_max_concurrent_snapshots: Accepted and ignored.
         host: The name or address to listen on, under which clients and workers reach it.
@@ -141,9 +143,17 @@ def check_dispatcher(config: Any) -> None:
             )
     if config.dashboard_port is not None:
         _check_port(where, "dashboard_port", config.dashboard_port)
-    times = ("job_gc_check_interval_ms", "job_gc_timeout_ms", "forget_after_ms")
-    for name in (*times, "worker_timeout_ms"):
+    if isinstance(config.worker_addresses, str) or not all(
+        isinstance(one, str) for one in config.worker_addresses or ()
+    ):
+        raise InvalidTypeError(
+            f"{where}: worker_addresses must be a list of strings, got {config.worker_addresses!r}"
+        )
+    times = ("job_gc_check_interval_ms", "forget_after_ms", "worker_timeout_ms")
+    for name in times:
         _check_time(where, name, getattr(config, name))
+    if config.job_gc_timeout_ms != -1:
+        _check_time(where, "job_gc_timeout_ms", config.job_gc_timeout_ms)
 
 
 def check_worker(config: Any) -> None:
@@ -154,6 +164,10 @@ def check_worker(config: Any) -> None:
     _check_server(where, config)
     if config.dispatcher_address is None:
         raise InvalidArgumentError(f"{where}: dispatcher_address must be given, got None")
+    if not isinstance(config.dispatcher_address, str):
+        raise InvalidTypeError(
+            f"{where}: dispatcher_address must be a string, got {config.dispatcher_address!r}"
+        )
     if not config.dispatcher_address:
         raise UnfitServerError(
             f"{where}: dispatcher_address must be host:port, got ''; "

@@ -101,6 +101,8 @@ def parse(service: Any, call: str = "service.distribute") -> tuple[str, str]:
         if len(parts) > 2:
             raise InvalidArgumentError(f"{call}: service {service!r} holds more than one '://'")
         scheme, address = ("grpc", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    if not scheme:
+        raise InvalidArgumentError(f"{call}: service {service!r} has no scheme before '://'")
     if scheme not in _SCHEMES:
         known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
         raise NotFoundError(f"{call}: the scheme {scheme}:// is not registered; there are {known}")

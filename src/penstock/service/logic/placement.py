@@ -233,8 +233,11 @@ def _listed_workers(state: State, workers: list[WorkerInfo]) -> list[tuple[str, 
 
 
 def is_at(address: str, listed: str) -> bool:
-    """Whether an address is the listed one, or on the listed host if that has no port."""
-    host = listed.removesuffix(":%port%")
+    """Whether an address is the listed one, or on the listed host if that has no number as port.
+
+    The port may also have a name, as in "host:%port_data%".
+    """
+    host = re.sub(r":%port\w*%$", "", listed)
     return address == listed or re.fullmatch(rf"{re.escape(host)}:\d+", address) is not None
 
 

@@ -75,6 +75,13 @@ class ReadOptions:
                 f"{where}: cross_trainer_cache needs a job_name, and no num_consumers, got "
                 f"{self.job_name!r} and {count}; trainers meet in a job, and each gets all of it"
             )
+        target = _parse_target(where, self.target_workers)
+        if target == "LOCAL" and count is not None:
+            raise InvalidArgumentError(
+                f'{where}: target_workers="LOCAL" reads from workers of this host only, and '
+                f"consumers of a coordinated read (num_consumers={count}) need the same workers; "
+                "leave one of both out"
+            )
         return {
             "mode": _parse_mode(where, self.processing_mode),
             "job_name": self.job_name,
@@ -83,7 +90,7 @@ class ReadOptions:
             "max_outstanding": _parse_outstanding(where, self.max_outstanding_requests),
             "transfer": _parse_transfer(where, self.data_transfer_protocol),
             "trainer": trainer,
-            "target": _parse_target(where, self.target_workers),
+            "target": target,
         }
 
 
@@ -123,7 +130,9 @@ def _parse_consumers(
             f"{where}: coordinated reads need a job_name, got None; consumers meet in a job"
         )
     number = check.integer(where, "consumer_index", index)
-    total = check.integer(where, "num_consumers", count, 1)
+    total = check.integer(where, "num_consumers", count)
+    if total < 1:
+        raise FailedPreconditionError(f"{where}: num_consumers must be at least 1, got {total}")
     if not 0 <= number < total:
         raise FailedPreconditionError(
             f"{where}: consumer_index must be from 0 to {total - 1} for {total} consumers, "
@@ -155,7 +164,7 @@ def _parse_trainer(where: str, value: Any) -> str | None:
 
 
 def _parse_target(where: str, value: Any) -> str:
-    name = "AUTO" if value is None else check.text(where, "target_workers", value).upper()
+    name = "AUTO" if value in (None, "") else check.text(where, "target_workers", value).upper()
     if name not in _TARGETS:
         raise InvalidArgumentError(
             f'{where}: target_workers must be "AUTO", "ANY" or "LOCAL", got {value!r}'
@@ -165,6 +174,8 @@ def _parse_target(where: str, value: Any) -> str:
 
 def _parse_transfer(where: str, value: Any) -> str | None:
     """The transfer protocol; TensorFlow's "grpc" means the default, as None does."""
+    if value is not None:
+        check.text(where, "data_transfer_protocol", value)
     if value not in (None, "grpc", "tcp", "shm"):
         raise InvalidArgumentError(
             f'{where}: data_transfer_protocol must be "tcp", "shm" or None, '

@@ -270,6 +270,11 @@ def _parse_url(where: str, service: Any) -> str:
     """A service as one string with its scheme, which must be registered."""
     from penstock.service.host.services import parse
 
+    if isinstance(service, list):
+        raise UnfitTypeError(
+            f'{where}: service must be a string as in "grpc://host:port", '
+            f"got {check.describe(service)}"
+        )
     if isinstance(service, tuple):
         service = "://".join(check.text(where, "service", part) for part in service)
     return "://".join(parse(service, where))
@@ -318,11 +323,21 @@ def _look_up(where: str, url: str, name: str, wanted: Any) -> tuple[Any, int]:
     if wanted is None:
         return found, count
     if not _covers(check.signature(where, wanted, "element_spec"), found):
-        raise FailedPreconditionError(
+        kind = InvalidArgumentError if _differ_in_shape(wanted, found) else FailedPreconditionError
+        raise kind(
             f"{where}: dataset {name!r} has elements of {found}, which are not all of {wanted}; "
             "leave element_spec out to read them as registered"
         )
     return wanted, count
+
+
+def _differ_in_shape(wanted: Any, found: Any) -> bool:
+    """Whether two specs have the same structure and dtypes."""
+    try:
+        relax(wanted, found)
+    except OpError:
+        return False
+    return True
 
 
 def _covers(wanted: Any, found: Any) -> bool:
