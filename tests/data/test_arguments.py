@@ -505,7 +505,7 @@ EXPERIMENTAL: list[Case] = [
     (
         lambda: x.make_csv_dataset("a", 2, encoding="x"),
         InvalidArgumentError,
-        "must be \"utf-8\", got 'x'",
+        "encoding must be one that Python knows, such as \"utf-8\", got 'x'",
     ),
 ]
 

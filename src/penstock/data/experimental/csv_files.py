@@ -238,7 +238,9 @@ def _check_encoding(where: str, encoding: Any) -> None:
     try:
         codecs.lookup(check.text(where, "encoding", encoding))
     except LookupError:
-        raise InvalidArgumentError(f"{where}: encoding {encoding!r} is not known") from None
+        raise InvalidArgumentError(
+            f'{where}: encoding must be one that Python knows, such as "utf-8", got {encoding!r}'
+        ) from None
 
 
 def _check_label(where: str, label: str | None, names: list[str]) -> None:
