@@ -36,6 +36,12 @@ def test_the_version_is_in_one_place() -> None:
     assert found[1] == penstock.__version__
 
 
+def test_the_changelog_has_this_version_and_a_place_for_the_next() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## \[(.+?)\]", changes, re.MULTILINE)
+    assert headings[:2] == ["Unreleased", penstock.__version__]
+
+
 def test_every_claimed_python_is_tested() -> None:
     prefix = "Programming Language :: Python :: 3."
     claimed = {each.removeprefix(prefix) for each in PROJECT["classifiers"] if prefix in each}
