@@ -7,8 +7,10 @@ that this process has imported already.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +44,52 @@ def structure_to_json(tree: Tree) -> Json:
         name = "dict" if kind is dict else "ordered"
         return [name, [[_key_to_json(key), parts[place]] for key, place in places.items()]]
     return [_kind(kind), kind.__module__, kind.__qualname__, _fields(kind), parts]
+
+
+def name_leaves(tree: Tree) -> list[tuple[str, int]]:
+    """The name and the number of each leaf; in the order of the items where there are dicts.
+
+    >>> name_leaves(nest.flatten({"image": 1, "box": (2, 3)})[1])
+    [('image', 2), ('box.0', 0), ('box.1', 1)]
+    >>> name_leaves(nest.LEAF)
+    [('value', 0)]
+    """
+    found = [(".".join(path) or "value", leaf) for path, leaf in _leaf_paths(tree, 0)]
+    seen: set[str] = set()
+    named = []
+    for name, leaf in found:
+        while name in seen:  # As in {"a": (1,), "a.0": 2}.
+            name += "_"
+        seen.add(name)
+        named.append((name, leaf))
+    return named
+
+
+def _leaf_paths(tree: Tree, first: int) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The path to each leaf, and its number; `first` is the number of the first."""
+    if tree.is_leaf():
+        yield (), first
+        return
+    parts = tree.children()
+    starts = list(itertools.accumulate((part.num_leaves for part in parts), initial=first))
+    for key, place in _items(tree, len(parts)):
+        for path, leaf in _leaf_paths(parts[place], starts[place]):
+            yield (key, *path), leaf
+
+
+def _items(tree: Tree, count: int) -> list[tuple[str, int]]:
+    """The key and the place of each part of a structure."""
+    kind: Any = tree.type
+    if kind in (dict, OrderedDict):
+        level: Any = tree.one_level()
+        places = nest.unflatten(level, range(count))
+        return [(_key_text(key), place) for key, place in places.items()]
+    fields = map(str, range(count)) if kind is tuple else _fields(kind)
+    return [(name, place) for place, name in enumerate(fields)]
+
+
+def _key_text(key: Any) -> str:
+    return key.decode(errors="backslashreplace") if isinstance(key, bytes) else str(key)
 
 
 def structure_from_json(value: Json) -> Tree:

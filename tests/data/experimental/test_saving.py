@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
 import pytest
+from pyarrow import dataset as arrow_dataset
 
 from penstock.data import Dataset
 from penstock.data.experimental import distributed_save, service
@@ -60,6 +62,15 @@ def read_lines(name: bytes) -> Any:
     from penstock.data import TextLineDataset
 
     return TextLineDataset(name)
+
+
+def test_other_libraries_open_the_files(target: str, tmp_path: Path) -> None:
+    dataset = Dataset.range(100).filter(lambda x: x < 3).map(lambda x: {"x": x, "t": b"a" * x})
+    distributed_save(dataset, tmp_path, target)
+    files = sorted(tmp_path.glob("*/*.shard/*.snapshot"))
+    expected = {"x": [0, 1, 2], "t": [b"", b"a", b"aa"]}
+    assert arrow_dataset.dataset(files, format="ipc").to_table().to_pydict() == expected
+    assert polars.read_ipc(files).to_dict(as_series=False) == expected
 
 
 def test_it_may_be_compressed_and_by_another_service(tmp_path: Path) -> None:

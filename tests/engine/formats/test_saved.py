@@ -25,7 +25,8 @@ from penstock.element.chunk import Chunk
 from penstock.element.ragged import Ragged
 from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec
 from penstock.element.values import spec_of
-from penstock.engine.formats import blocks, runs, saved
+from penstock.engine.formats import arrow_messages, runs, saved
+from penstock.engine.formats.framing import crc32c
 from penstock.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -228,7 +229,7 @@ def test_damaged_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"version": 1}, "another version: format 1, not 2"),
+        ({"version": 1}, "another version: format 1, not 3"),
         ({"run": "../.."}, "a run is a number"),
         ({"replaced": "a/b"}, "a run is a number"),
         ({"spec": 3}, "is damaged"),
@@ -240,7 +241,7 @@ def test_metadata_without_sense(change: Any, problem: str, tmp_path: Path) -> No
     Dataset.range(3).save(tmp_path / "s")
     file = tmp_path / "s" / "snapshot.metadata"
     text = json.dumps(json.loads(file.read_bytes()[9:]) | change).encode()
-    file.write_bytes(b"%08x %b" % (blocks.crc32c(text), text))
+    file.write_bytes(b"%08x %b" % (crc32c(text), text))
     with pytest.raises(DataLossError, match=problem):
         Dataset.load(tmp_path / "s")
     Dataset.range(4).save(tmp_path / "s")
@@ -367,7 +368,7 @@ class FullDisk(io.FileIO):
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Dataset.range(3).save(tmp_path / "s")
     before = sorted((tmp_path / "s").rglob("*"))
-    monkeypatch.setattr(blocks, "create_bytes", lambda path, call: FullDisk(path, "w"))
+    monkeypatch.setattr(arrow_messages, "create_bytes", lambda path, call: FullDisk(path, "w"))
     with pytest.raises(ResourceExhaustedError, match="Dataset.save: no space is left for .*; free"):
         Dataset.range(1000).save(tmp_path / "s")
     assert sorted((tmp_path / "s").rglob("*")) == before

@@ -59,6 +59,9 @@ def spec_of(kind: Any) -> Any:
         return {field.name: spec_of(field.type) for field in kind}
     if types.is_null(kind):
         raise UnreadableTypeError("it has no values at all")
+    if _is_variable_tensor(kind):
+        data, shape = kind.storage_type
+        return TensorSpec([None] * shape.type.list_size, _layout(data.type.value_type, types)[2])
     shape, ragged_rank, dtype = _layout(kind, types)
     if ragged_rank:
         return RaggedTensorSpec(shape, dtype, ragged_rank - 1)
@@ -111,6 +114,10 @@ def _is_tensor(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
 
 
+def _is_variable_tensor(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.variable_shape_tensor"
+
+
 def convert(array: Any, fill: Any = _MISSING) -> Any:
     """An Arrow array as a column; as a dict of columns, if it has structs.
 
@@ -122,6 +129,9 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
         return _from_dictionary(array, fill)
     if _is_tensor(kind):
         return _refuse_nulls(array).to_numpy_ndarray()
+    if _is_variable_tensor(kind):
+        values, shapes = map(convert, _refuse_nulls(array).storage.flatten())
+        return [row.reshape(shape) for row, shape in zip(values, shapes.tolist(), strict=True)]
     if hasattr(kind, "storage_type"):
         return convert(array.storage, fill)
     if types.is_struct(kind):

@@ -2,7 +2,7 @@
 
 A footer, or in a stream the messages themselves, say where record batches are. How many rows each
 has is in the head of its message, so opening a file reads these heads and no rows. Both are
-flatbuffers (`Schema.fbs`, `File.fbs` and `Message.fbs` of Arrow); `_Table` reads a field of one.
+flatbuffers (`Schema.fbs`, `File.fbs` and `Message.fbs` of Arrow).
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from penstock.engine.formats.arrow_columns import ArrowBlock, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import open_bytes, size_of, translate_errors
+from penstock.engine.formats.flat_tables import FlatTable
 from penstock.engine.formats.framing import crc32c
 from penstock.engine.formats.remote_files import prefetch_blocks, prefetch_ranges
 from penstock.engine.formats.remote_requests import ChangedFileError
@@ -149,8 +152,9 @@ def _messages_of_file(file: BinaryIO, size: int) -> list[_Message]:
     (length,) = struct.unpack_from("<i", end)
     if end[4:] != _MAGIC or not 0 < length <= size - 10:
         raise EOFError("the file does not end with a footer")
-    footer = _Table.root(read_exactly(file, size - 10 - length, length))
-    starts = [*footer.block_starts(2), *footer.block_starts(3)]
+    footer = FlatTable.root(read_exactly(file, size - 10 - length, length))
+    blocks = np.concatenate([footer.structs(2, 3), footer.structs(3, 3)])
+    starts = blocks[:, 0].tolist()
     prefetch_ranges(file, [(start, min(start + _HEAD, size)) for start in starts])
     return [_message_at(file, start) for start in starts]
 
@@ -173,47 +177,9 @@ def _message_at(file: BinaryIO, start: int) -> _Message:
     (length,) = struct.unpack_from("<i", read_exactly(file, start + 4, 4))
     if length < 0:
         raise EOFError("a message has a negative length")
-    head = _Table.root(read_exactly(file, start + 8, length))
+    head = FlatTable.root(read_exactly(file, start + 8, length))
     kind, body = head.number(1, "<B"), head.number(3, "<q")
     rows = head.table(2).number(0, "<q") if kind == _RECORD_BATCH else 0
     if body < 0 or rows < 0:
         raise EOFError("a message has a negative size")
     return _Message(kind, rows, start, start + 8 + length + body)
-
-
-class _Table:
-    """A table of a flatbuffer. Wrong bytes raise struct.error."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
-
-    @classmethod
-    def root(cls, data: bytes) -> _Table:
-        return cls(data, struct.unpack_from("<I", data, 0)[0])
-
-    def _place(self, field: int) -> int:
-        """Where a field is; 0 if it has its default value."""
-        fields = self._at - struct.unpack_from("<i", self._data, self._at)[0]
-        (size,) = struct.unpack_from("<H", self._data, fields)
-        if 4 + 2 * field >= size:
-            return 0
-        (offset,) = struct.unpack_from("<H", self._data, fields + 4 + 2 * field)
-        return self._at + offset if offset else 0
-
-    def number(self, field: int, format: str) -> int:
-        place = self._place(field)
-        return int(struct.unpack_from(format, self._data, place)[0]) if place else 0
-
-    def table(self, field: int) -> _Table:
-        place = self._place(field)
-        return _Table(self._data, place + struct.unpack_from("<I", self._data, place)[0])
-
-    def block_starts(self, field: int) -> list[int]:
-        """Where the messages begin that a vector of `Block`s of the footer lists."""
-        place = self._place(field)
-        if not place:
-            return []
-        place += struct.unpack_from("<I", self._data, place)[0]
-        (count,) = struct.unpack_from("<I", self._data, place)
-        places = (place + 4 + 24 * i for i in range(count))
-        return [struct.unpack_from("<q", self._data, each)[0] for each in places]

@@ -335,6 +335,21 @@ def translate_errors(path: str, call: str) -> Iterator[None]:
         raise kind(f"{call}: {path!r} {problem.format(error=error)}") from caught
 
 
+@contextmanager
+def translate_write_errors(path: str, call: str) -> Iterator[None]:
+    """As `translate_errors`, with a remedy for a full disk."""
+    with translate_errors(path, call):
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ResourceExhaustedError(
+                f"{call}: no space is left for {path!r}; free some, or name a place on another "
+                "disk (unfinished files have been removed)"
+            ) from error
+
+
 _KINDS: tuple[tuple[type[Exception], type[OpError], str], ...] = (
     (ChangedFileError, FailedPreconditionError, "{error}"),
     (FileNotFoundError, NotFoundError, "does not exist"),

@@ -11,8 +11,7 @@ import os
 import shutil
 from typing import Any, Protocol
 
-from penstock.engine.formats.blocks import translate_write_errors
-from penstock.engine.formats.files import open_bytes
+from penstock.engine.formats.files import open_bytes, translate_write_errors
 from penstock.errors import NotFoundError
 
 

@@ -29,6 +29,18 @@ def load_crc32c() -> Callable[[bytes], int]:
     return value
 
 
+@cache
+def load_crc32c_extend() -> Callable[[int, Any], int]:
+    """The function that computes the CRC32C of some bytes and more bytes, from that of the first.
+
+    It takes bytes and contiguous arrays.
+    """
+    import google_crc32c
+
+    extend: Callable[[int, Any], int] = google_crc32c.extend
+    return extend
+
+
 def crc32c(data: bytes) -> int:
     return load_crc32c()(data)
 

@@ -16,14 +16,25 @@ WINDOW_BITS = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
 
 
 class Inflated(io.RawIOBase):
-    """The bytes inside a compressed file; several streams in a row are one, as with `cat`."""
+    """The bytes inside a compressed file; several streams in a row are one, as with `cat`.
 
-    def __init__(self, file: BinaryIO, compression: str, path: str, block: int, call: str) -> None:
+    `begun` are the bytes that were read of the file already.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        compression: str,
+        path: str,
+        block: int,
+        call: str,
+        begun: bytes = b"",
+    ) -> None:
         self._file, self._block = file, block
         self._window_bits = WINDOW_BITS[compression]
         self._inflater = zlib.decompressobj(self._window_bits)
         self._between_streams = True
-        self._input = b""
+        self._input = begun
         self._damaged = False
         self._complaint = f"{call}: {path!r} is not a complete {compression} file"
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from penstock.engine.formats.blocks import translate_write_errors
+from penstock.engine.formats.files import translate_write_errors
 from penstock.errors import AlreadyExistsError
 
 _TRIES = 8

@@ -18,7 +18,7 @@ from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
 from penstock.engine.fitting import fit_chunk, spec_of_chunk
-from penstock.engine.formats.blocks import check_packing
+from penstock.engine.formats.checked_files import check_packing
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.folders import join, open_folder
 from penstock.engine.formats.locks import LockFile
@@ -36,13 +36,23 @@ _SHARDS = 1 << 62
 
 
 class RunWriter:
-    """Writes elements by shards; their spec is checked if it is given, and found out if not."""
+    """Writes elements by shards; their spec is checked if it is given, and found out if not.
+
+    `shapes` is a spec that says which shapes may differ, if `spec` is not given: see `ChunkWriter`.
+    """
 
     def __init__(
-        self, path: str, compression: str | None, shard: Shard | None, call: str, spec: Any = None
+        self,
+        path: str,
+        compression: str | None,
+        shard: Shard | None,
+        call: str,
+        spec: Any = None,
+        shapes: Any = None,
     ) -> None:
         self._path, self._call, self._shard = path, call, shard
         self._declared, self._found = spec, spec
+        self._shapes = shapes if spec is None else spec
         self._packing = check_packing(compression, call)
         if spec is not None:
             self._check_spec()
@@ -101,7 +111,9 @@ class RunWriter:
         if writer is None:
             self._folder.make(f"{self._run}/{number:08}.shard")
             path = join(self._path, self._file(number))
-            writer = self._writers[number] = ChunkWriter(path, self._packing, self._call)
+            writer = self._writers[number] = ChunkWriter(
+                path, self._packing, self._call, self._shapes
+            )
         self._open.pop(number, None)
         self._open[number] = writer
         if len(self._open) > _OPEN_FILES and not self._remote:

@@ -1,8 +1,8 @@
-"""Saved datasets: a folder with elements in chunk files, by shards, and their metadata.
+"""Saved datasets: a folder with elements in Arrow IPC files, by shards, and their metadata.
 
     snapshot.metadata                  the spec, the run, its shards and counts
     dataset_spec.json                  the spec again
-    <run>/<number>.shard/<n>.snapshot  the elements of one shard, a chunk file
+    <run>/<number>.shard/<n>.snapshot  the elements of one shard: see `chunks`
 
 The metadata is replaced as a whole, and file readers read only files that it names; `runs` writes
 both. The names are TensorFlow's, the content of the files is not.
@@ -21,13 +21,18 @@ from typing import Any
 from penstock.element.chunk import Chunk
 from penstock.element.descriptions import spec_from_json, spec_to_json
 from penstock.engine.fitting import fit_chunk
-from penstock.engine.formats.blocks import VERSION, check_packing
+from penstock.engine.formats.checked_files import check_packing
 from penstock.engine.formats.chunks import read_chunks
 from penstock.engine.formats.folders import join, read_small
 from penstock.engine.formats.framing import crc32c
 from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
 
 METADATA = "snapshot.metadata"
+
+_VERSION = 3
+"""Of the metadata, and of the files. In version 2, the files are those of `blocks`."""
+
+_READABLE = (2, _VERSION)
 
 _POLL = 0.1
 """Seconds between two checks whether a dataset was saved."""
@@ -55,7 +60,7 @@ class SavedInfo:
 
 def to_bytes(info: SavedInfo) -> bytes:
     spec = None if info.spec is None else spec_to_json(info.spec)
-    text = json.dumps(info.__dict__ | {"spec": spec, "version": VERSION}, indent=1).encode()
+    text = json.dumps(info.__dict__ | {"spec": spec, "version": _VERSION}, indent=1).encode()
     return b"%08x %b" % (crc32c(text), text)
 
 
@@ -80,8 +85,8 @@ def _from_bytes(data: bytes) -> SavedInfo:
     if b"%08x " % crc32c(text) != crc:
         raise ValueError("its checksum is wrong")
     found = json.loads(text)
-    if (version := found.pop("version")) != VERSION:
-        raise ValueError(f"it is of another version: format {version}, not {VERSION}")
+    if (version := found.pop("version")) not in _READABLE:
+        raise ValueError(f"it is of another version: format {version}, not {_VERSION}")
     if not all(re.fullmatch(r"\d*", found[run]) for run in ("run", "replaced")):
         raise ValueError("a run is a number")
     spec = found["spec"] if found["spec"] is None else spec_from_json(found["spec"])

@@ -3,7 +3,7 @@
 A cache passes its input through and keeps it; once it has seen all of it, later passes read the
 cache and do not open the input. The files of a cache are:
 
-    <name>.data-00000-of-00001   the elements, a chunk file
+    <name>.data-00000-of-00001   the elements, an Arrow IPC file: see `formats.chunks`
     <name>.index                 how many; with it the cache is complete
     <name>_0.lockfile            the process that is filling the cache
     <name>_0.<number>            the elements that it has written so far
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import hashlib
 import itertools
 import logging
@@ -29,8 +30,8 @@ from penstock.element.chunk import Chunk
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream
 from penstock.engine.fitting import fits_spec, spec_of_chunk
-from penstock.engine.formats.blocks import translate_write_errors
 from penstock.engine.formats.chunks import ChunkWriter, read_chunks
+from penstock.engine.formats.files import translate_write_errors
 from penstock.engine.formats.folders import join
 from penstock.engine.formats.locks import LockFile
 from penstock.engine.formats.runs import RunWriter, Shard
@@ -92,7 +93,7 @@ class _MemoryRecorder:
 class CacheWriter:
     """Fills the files of a cache; raises AlreadyExistsError while another writer does."""
 
-    def __init__(self, name: str, plan: str) -> None:
+    def __init__(self, name: str, plan: str, spec: Any = None) -> None:
         self._name, self._plan = name, plan
         self._pid = os.getpid()
         folder = os.path.dirname(name) or "."
@@ -102,14 +103,16 @@ class CacheWriter:
         self._lock.acquire()
         self._partial = f"{name}_0.{self._lock.token}"
         try:
-            self._writer = ChunkWriter(self._partial, call=_CALL)
+            self._writer = ChunkWriter(self._partial, call=_CALL, spec=spec)
         except BaseException:
             self._lock.release()
             raise
 
     def _clean(self, token: str) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(f"{self._name}_0.{token}")
+        partial = f"{self._name}_0.{token}"
+        for path in (partial, *glob.glob(f"{glob.escape(partial)}.*")):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def write(self, chunk: Chunk) -> None:
         self._writer.write(chunk)
@@ -121,7 +124,7 @@ class CacheWriter:
             return False
         data = _data_file(self._name)
         with translate_write_errors(data, _CALL):
-            os.replace(self._partial, data)
+            self._writer.rename(data)
             with open(_index_file(self._name), "w", encoding="utf-8") as file:
                 file.write(f"{self._writer.count}\n{self._plan}\n")
         return True
@@ -244,7 +247,8 @@ def _remedy(name: str) -> str:
 def _recorder(node: Cache) -> Recorder | None:
     """What fills a cache; None if its elements never end and it would be in memory."""
     if node.filename:
-        return CacheWriter(node.filename, _plan_text(node.input))
+        spec = known_spec(node.input)
+        return CacheWriter(node.filename, _plan_text(node.input), spec)
     return None if node.input.cardinality == INFINITE else _MemoryRecorder(node.store)
 
 
@@ -269,7 +273,13 @@ class SnapshotStream(RecordingStream):
 
 def _run(node: Snapshot, folder: str) -> Recorder | None:
     try:
-        return RunWriter(folder, node.compression, _shard(node), "Dataset.snapshot")
+        return RunWriter(
+            folder,
+            compression=node.compression,
+            shard=_shard(node),
+            call="Dataset.snapshot",
+            shapes=known_spec(node.input),
+        )
     except AlreadyExistsError:
         return None
 

@@ -102,7 +102,7 @@ class ShardWriter:
         file = self.files[number]
         # A file at a URL becomes visible only when it is complete.
         name = file if "://" in file else f"{file}.{secrets.token_hex(8)}"
-        writer = ChunkWriter(name, self.packing, _WHERE)
+        writer = ChunkWriter(name, self.packing, _WHERE, self.spec)
         try:
             for chunk in read_shard(self.plan, self.contents[number], self.key):
                 writer.write(fit_chunk(chunk, self.spec, _WHERE))
@@ -111,5 +111,5 @@ class ShardWriter:
             writer.abandon()
             raise
         if name != file:
-            os.replace(name, file)
+            writer.rename(file)
         return np.int64(writer.count)
