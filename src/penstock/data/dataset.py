@@ -1515,7 +1515,7 @@ class Dataset(PublicNames):
         """The elements, kept once the first complete pass has made them.
 
         Args:
-            filename: Where to keep them; in memory if empty.
+            filename: Where to keep them, as an Arrow IPC file; in memory if empty.
 
         >>> ds = Dataset.range(2).map(lambda x: print("made", x) or x).cache()
         >>> print(*ds, *ds)
@@ -1746,6 +1746,8 @@ class Dataset(PublicNames):
         checkpoint_args: Any = None,
     ) -> None:
         """Writes all elements into a folder, for `load`; replaces a dataset that was saved there.
+
+        The folder has an Arrow IPC file for each shard, `*/*.shard/*.snapshot`.
 
         Args:
             path: The folder.

@@ -51,7 +51,7 @@ def _array_layout(array: Array) -> Layout:
     return _fixed(array.shape[1:], _leaf_layout(array.dtype))
 
 
-def _fixed(shape: tuple[int, ...], inner: Layout) -> Layout:
+def _fixed(shape: Sequence[Any], inner: Layout) -> Layout:
     if not shape:
         return inner
     size = math.prod(shape)

@@ -187,7 +187,7 @@ def _size_of(part: Part) -> int:
     return len(part) if isinstance(part, bytes) else int(part.nbytes)
 
 
-class Batch(NamedTuple):
+class BatchHead(NamedTuple):
     """The head of a record batch."""
 
     rows: int
@@ -218,7 +218,7 @@ class ArrowIn:
                 return found["structure"], found["columns"]
         raise self._file.foreign_version(version, FORMAT)
 
-    def batch(self) -> Batch | None:
+    def batch(self) -> BatchHead | None:
         """The next record batch; None at the end."""
         message = self._head(_RECORD_BATCH)
         if message is None:
@@ -229,7 +229,7 @@ class ArrowIn:
             rows, size = table.number(0, "<q"), message.number(3, "<q")
             if rows < 1 or size < 0:
                 raise ValueError(f"a record batch of {rows} rows and {size} bytes")
-            return Batch(rows, size, crc, table.structs(2, 2))
+            return BatchHead(rows, size, crc, table.structs(2, 2))
 
     def _head(self, kind: int) -> FlatTable | None:
         file = self._file
@@ -256,7 +256,7 @@ class ArrowIn:
                 raise ValueError("a message of another kind")
         return message
 
-    def body(self, batch: Batch) -> bytes:
+    def body(self, batch: BatchHead) -> bytes:
         body = self._file.read(batch.size)
         if len(body) < batch.size:
             raise self._file.damage("the file ends within the record batch")
@@ -264,7 +264,7 @@ class ArrowIn:
             raise self._file.damage("the checksum of the record batch is wrong")
         return body
 
-    def skip(self, batch: Batch) -> None:
+    def skip(self, batch: BatchHead) -> None:
         self._file.skip(batch.size)
 
     def footer(self) -> tuple[int, bool]:

@@ -28,7 +28,7 @@ from penstock.engine.formats.arrow_layouts import (
     layout_of_spec,
     widen,
 )
-from penstock.engine.formats.arrow_messages import ArrowIn, ArrowOut, Batch, Schema
+from penstock.engine.formats.arrow_messages import ArrowIn, ArrowOut, BatchHead, Schema
 from penstock.engine.formats.checked_files import CheckedFile, check_packing
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -255,7 +255,7 @@ def _read_schema(file: CheckedFile, reader: ArrowIn) -> tuple[Tree | None, list[
 
 
 def _read_batch(
-    file: CheckedFile, reader: ArrowIn, batch: Batch, tree: Tree | None, columns: list[Any]
+    file: CheckedFile, reader: ArrowIn, batch: BatchHead, tree: Tree | None, columns: list[Any]
 ) -> Chunk:
     body = reader.body(batch)
     with file.understood():
