@@ -4,10 +4,12 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,7 @@ ENVIRONMENT = {
     # For machines that are busy.
     "RAY_gcs_rpc_server_connect_timeout_s": "60",
     "RAY_gcs_server_request_timeout_seconds": "600",
+    "RAY_agent_register_timeout_ms": "600000",
 }
 SHARED = "ray://?workers=1&cpus=0.5&wait=600&linger=600"
 """A service that several tests use; it ends with the cluster."""
@@ -54,18 +57,25 @@ class Nodes:
     """A Ray on this machine, whose nodes have one CPU each."""
 
     def __init__(self, folder):
+        self.folder = folder
+        self.cluster = self._start()
+
+    def _start(self, attempts=3):
+        import ray
         from ray.cluster_utils import Cluster as RayCluster
 
-        self.folder = folder
-        self.cluster = RayCluster(
-            initialize_head=True,
-            connect=True,
-            head_node_args={
-                "num_cpus": 1,
-                "object_store_memory": STORE,
-                "include_dashboard": False,
-            },
-        )
+        arguments = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        try:
+            return RayCluster(initialize_head=True, connect=True, head_node_args=arguments)
+        except Exception as error:
+            # Ray gives its processes 30 s to start, which a busy machine may need.
+            if "timed out during startup" not in str(error) or attempts == 1:
+                raise
+            ray.shutdown()
+            for process in processes_of(self.folder):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            return self._start(attempts - 1)
 
     def add(self):
         return self.cluster.add_node(num_cpus=1, object_store_memory=STORE)
@@ -209,10 +219,46 @@ def test_workers_of_ray_train_share_a_job(nodes, tmp_path):
     assert sorted(found[0][1] + found[1][1]) == list(range(200))
 
 
+def node_of_dispatcher(name):
+    """The id of the node on which the actor of a service runs, once it runs."""
+    import ray
+
+    def find(actor):
+        return ray.get_runtime_context().get_node_id()
+
+    while True:
+        actor = ray.get_actor(name, namespace="penstock")
+        try:
+            return ray.get(actor.__ray_call__.remote(find), timeout=60)
+        except ray.exceptions.RayActorError:
+            pass  # It is being restarted.
+
+
+def read_while_the_node_of_the_dispatcher_ends(nodes, url):
+    """The actor may run on any node, because all nodes see its journal."""
+    import ray
+
+    name = url.removeprefix("ray://")
+    head = nodes.cluster.head_node.node_id
+    while (node := node_of_dispatcher(name)) == head:
+        # Ray starts an actor that needs no CPU on any node.
+        ray.kill(ray.get_actor(name, namespace="penstock"), no_restart=False)
+    with iter(read(url, job_name="node")) as iterator:
+        elements = [int(next(iterator)) for _ in range(100)]
+        [gone] = [one for one in nodes.cluster.worker_nodes if one.node_id == node]
+        nodes.cluster.remove_node(gone)
+        elements += [int(x) for x in iterator]
+    assert node_of_dispatcher(name) != node
+    nodes.add()
+    return elements
+
+
 def test_a_launched_service_is_found_by_its_name_until_it_is_closed(nodes, tmp_path):
     arguments = {"workers": "1..2", "cpus": 0.5, "work_dir": str(tmp_path / "journal"), "wait": 600}
     with penstock.launch.ray("features", **arguments) as launched:
         assert launched.url == "ray://features"
+        elements = read_while_the_node_of_the_dispatcher_ends(nodes, launched.url)
+        assert elements == list(range(1000))
         with iter(read(launched.url, 10**6)) as iterator:
             while (
                 len(service.status(launched.url)["workers"]) < 2
@@ -238,6 +284,23 @@ def test_a_cluster_without_room_is_an_error_that_names_the_resource(nodes):
     with iter(made) as iterator, pytest.raises(ResourceExhaustedError, match=reason):
         next(iterator)
     until(lambda: not [name for name in services() if "cpus=8" in name])
+
+
+def test_a_cluster_whose_cpus_are_taken_is_an_error_that_names_the_resource(nodes):
+    import ray
+
+    total = ray.cluster_resources()["CPU"]
+    bundles = [{"CPU": 0.5}] * int(total)
+    taken = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+    assert taken.wait(60)
+    reason = (
+        r"waited 1 s, and Ray has no room for a worker, which needs 1 CPU: [0-9.]+ of "
+        rf"{total:g} CPU on {len(bundles)} nodes are free; ask for fewer CPU"
+    )
+    made = read("ray://?workers=1&wait=1")
+    with iter(made) as iterator, pytest.raises(ResourceExhaustedError, match=reason):
+        next(iterator)
+    ray.util.remove_placement_group(taken)
 
 
 def test_a_worker_that_leaves_finishes_its_requests(nodes):
@@ -277,11 +340,17 @@ from tests.integration.ray_cases import read
 
 def begin():
     try:
-        return int(next(iter(read("ray://auto?workers=1&cpus=0.4&wait=600"))))
+        with iter(read("ray://auto?workers=1&cpus=0.4&wait=600&linger=600")) as iterator:
+            return int(next(iterator))
     except Exception as error:
         assert not ray.is_initialized()
         return type(error).__name__ + str(error)
 
+if {shuts_down}:
+    os.environ["RAY_ADDRESS"] = {address!r}
+    print([begin()])
+    ray.shutdown()
+    sys.exit()
 os.environ["RAY_ADDRESS"] = "127.0.0.1:1"
 print([begin()])
 os.environ["RAY_ADDRESS"] = {address!r}
@@ -292,18 +361,25 @@ print([begin()])
 """
 
 
-def test_a_program_needs_a_ray_of_its_version_and_leaves_nothing_behind(nodes):
-    before = services()
-    program = PROGRAM.format(path=sys.path, address=nodes.cluster.address)
+def run_program(nodes, shuts_down):
+    program = PROGRAM.format(path=sys.path, address=nodes.cluster.address, shuts_down=shuts_down)
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
     )
-    unreachable, version, read = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_a_program_needs_a_ray_of_its_version_and_leaves_nothing_behind(nodes):
+    before = services()
+    unreachable, version, read = run_program(nodes, shuts_down=False)
     assert "FailedPreconditionErrorray://auto: no Ray can be reached (127.0.0.1:1" in unreachable
     assert "use ray://local for a Ray that ends with this program" in unreachable
     assert "FailedPreconditionErrorray://auto: this program cannot use this Ray" in version
     assert "Ray: 2.0.0" in version
     assert read == "[0]"
+    # The actors would stay for 600 s, if the end of the program did not end them.
+    until(lambda: set(services()) <= set(before))
+    assert run_program(nodes, shuts_down=True) == ["[0]"]
     until(lambda: set(services()) <= set(before))
 
 
