@@ -68,7 +68,8 @@ def test_through_a_service_the_operators_of_the_workers_are_there(url, dataset):
     profile = iterator.profile()
     assert names(profile) == ["distribute"]
     remote = {row.name: row for row in profile.operators if row.workers}
-    assert list(remote)[:2] == ["batch", f"map({DOUBLE})"]
+    assert list(remote) == ["batch", f"map({DOUBLE})", "range"]  # And nothing that bounds them.
+    assert remote["range"].elements == 24
     assert remote["batch"].elements == 6
     assert remote[f"map({DOUBLE})"].elements == 24
     assert remote["batch"].nbytes == 24 * 8
@@ -87,6 +88,14 @@ def test_a_plan_that_is_cut_shows_both_sides(url):
     remote = [row for row in profile.operators if row.workers]
     assert sum(row.elements for row in remote if row.function == DOUBLE) == 80
     assert {row.operator for row in profile.operators} >= {"distribute", "filter", "batch", "map"}
+
+
+def test_pieces_of_a_plan_show_what_was_written(url):
+    plan = Dataset.range(90).take(60).filter(lambda x: x > 8).map(double)
+    iterator = iter(plan.apply(service.distribute("distributed_epoch", url)))
+    assert len(list(iterator)) == 51
+    remote = {row.operator for row in iterator.profile().operators if row.workers}
+    assert remote <= {"map", "filter", "take", "range"}
 
 
 def test_errors_on_workers_are_counted(url):

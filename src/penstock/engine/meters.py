@@ -48,6 +48,8 @@ class Meter:
     """For a `distribute` that was cut: the part of the plan that this process runs."""
     workers: WorkerFigures | None = None
     """For a `distribute`: what the operators on the workers have done."""
+    shown: Node | None = None
+    """The operator that users see instead, if a service has put this one around it."""
 
     def record(self, elements: int, nbytes: int, seconds: float) -> None:
         self.elements += elements
@@ -68,7 +70,7 @@ class Meter:
     @cached_property
     def _description(self) -> Figures:
         """The figures of an operator that has done nothing."""
-        node = self.node
+        node = self.shown or self.node
         if isinstance(node, Stage):
             return Figures(node.label, "", 0, hint=node.hint)
         functions = [one.described for one in node.functions if not one.is_own]

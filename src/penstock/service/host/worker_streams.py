@@ -98,7 +98,7 @@ class StreamPlan:
         plan = self.plan if stop is None else bound_plan(self.plan, stop)
         meters = Meters()
         opened = open_plan(plan, state, replace(self.context, trail=trail, meters=meters))
-        self.meters.add(plan, meters, opened)
+        self.meters.add(plan, meters, opened, written=self.plan)
         return with_cache(opened, self.context.options)
 
 
