@@ -16,13 +16,11 @@ CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 MENU = re.findall(r"^ +- (?:[^:]+: )?(\S+\.md)$", CONFIGURATION, re.MULTILINE)
 
 
-def test_the_menu_has_every_page_once() -> None:
-    docs = ROOT / "docs"
-    pages = {file.relative_to(docs).as_posix() for file in docs.rglob("*.md")}
-    wanted = {page for page in pages if not re.match(r"decisions/\d", page)}
-    made = {page for page in MENU if page.startswith(("project/", "reference/", "index.md"))}
-    assert sorted(set(MENU) - made) == sorted(wanted)
-    assert len(MENU) == len(set(MENU))
+def test_the_menu_names_pages_that_exist_and_each_once() -> None:
+    """Hooks add the pages that it does not name, and those that are made of other files."""
+    pages = [page for page in MENU if not page.startswith(("project/", "reference/", "index.md"))]
+    assert [page for page in pages if not (ROOT / "docs" / page).is_file()] == []
+    assert len(MENU) == len(set(MENU)) > 40
 
 
 def write(folder: Path, **pages: str) -> Path:

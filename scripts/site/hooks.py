@@ -1,7 +1,7 @@
 """Hooks of MkDocs: adds the pages that other files of the repository hold, and mends their links.
 
 The front page is README.md. The pages of the reference name what mkdocstrings is to describe. The
-pages under project/ are files of the repository's root.
+pages under project/ are files of the repository's root, those under sources/ its examples.
 """
 
 import re
@@ -32,6 +32,17 @@ WHOLE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 HIDDEN = "|".join(sorted(names.INTERNAL))
 
 
+def on_config(config: Any) -> Any:
+    """Pages that the menu does not name go to the end of *How to*, under *More*."""
+    docs = Path(config["docs_dir"])
+    pages = {file.relative_to(docs).as_posix() for file in docs.rglob("*.md")}
+    listed = set(re.findall(r"[\w/.-]+\.md", str(config["nav"])))
+    more = [page for page in sorted(pages - listed) if not re.match(r"decisions/\d", page)]
+    if more:
+        next(part["How to"] for part in config["nav"] if "How to" in part).append({"More": more})
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     for source, page in MOVED.items():
         text = (ROOT / source).read_text(encoding="utf-8")
@@ -41,6 +52,10 @@ def on_files(files: Files, config: Any) -> Files:
             page,
             text if source.endswith(".md") else f"# License\n\n```text\n{text}```\n",
         )
+    for file in sorted((ROOT / "examples").rglob("*.py")):
+        path = file.relative_to(ROOT).as_posix()
+        text = file.read_text(encoding="utf-8")
+        add(files, config, page_of(path), f"# {path}\n\n```python\n{text}```\n")
     for page, text in reference().items():
         add(files, config, f"reference/{page}.md", text)
     return files
@@ -69,6 +84,8 @@ def page_of(path: str) -> str:
     """The page that a file of the repository becomes, as a path below docs/."""
     if path in MOVED:
         return MOVED[path]
+    if path.startswith("examples/"):
+        return f"sources/{path.removesuffix('.py')}.md"
     return path.removeprefix("docs/")
 
 
