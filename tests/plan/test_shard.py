@@ -4,6 +4,9 @@ import itertools
 from collections import Counter
 
 import numpy as np
+import pyarrow
+import pyarrow.feather
+import pyarrow.parquet
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -97,6 +100,45 @@ def test_what_cannot_be_divided_by_files(lines, make, operator):
     assert found.policy is DATA
     assert found.reason.startswith(f"AUTO: {operator}")
     assert found.reason.endswith(", so each worker makes all elements and keeps one in 2")
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory):
+    """Three files of rows in each format of tables, and a saved dataset of three shards."""
+    folder = tmp_path_factory.mktemp("tables")
+    for number in range(3):
+        values = np.arange(number * 10, number * 10 + number + 2)
+        np.save(folder / f"{number}.npy", values)
+        pyarrow.parquet.write_table(pyarrow.table({"x": values}), folder / f"{number}.parquet")
+        pyarrow.feather.write_feather(pyarrow.table({"x": values}), f"{folder}/{number}.feather")
+    rows = Dataset.from_numpy(f"{folder}/*.npy")
+    rows.save(folder / "saved", shard_func=lambda x: x // 10)
+    return {
+        "from_numpy": rows,
+        "from_parquet": Dataset.from_parquet(f"{folder}/*.parquet").map(lambda row: row["x"]),
+        "from_arrow": Dataset.from_arrow(f"{folder}/*.feather").map(lambda row: row["x"]),
+        "load": Dataset.load(folder / "saved"),
+    }
+
+
+@pytest.mark.parametrize("source", ["from_numpy", "from_parquet", "from_arrow", "load"])
+def test_tables_are_divided_by_files_if_that_is_asked_for(tables, source):
+    dataset = tables[source]
+    assert parts(dataset, FILE, 2) == [[0, 1, 20, 21, 22, 23], [10, 11, 12]]
+    assert parts(dataset.batch(2).unbatch(), FILE, 3) == [[0, 1], [10, 11, 12], [20, 21, 22, 23]]
+    assert parts(dataset, FILE, 1) == [list(dataset)]
+    assert sharding(dataset, FILE).reason == "FILE: each worker reads its own files"
+    with pytest.raises(InvalidArgumentError, match=f"{source} reads 3 files, fewer than the 4"):
+        sharding(dataset, FILE, workers=4)
+    found = sharding(dataset, AUTO)
+    assert found.policy is DATA
+    assert found.reason.startswith(f"AUTO: {source} can be divided by elements, so each worker")
+
+
+def test_a_table_in_memory_has_no_files():
+    table = Dataset.from_arrow(pyarrow.table({"x": [1, 2]}))
+    with pytest.raises(NotFoundError, match="AutoShardPolicy.FILE: from_arrow is not divided by"):
+        sharding(table, FILE)
 
 
 def lines_of(paths) -> Dataset:

@@ -441,6 +441,7 @@ class Dataset(PublicNames):
         columns: Sequence[str] | None = None,
         fill: Any = None,
         version: int | None = None,
+        on_error: str = "raise",
     ) -> Dataset:
         """The rows of a Lance dataset, each a dict of its columns, by the package `lance`.
 
@@ -452,6 +453,8 @@ class Dataset(PublicNames):
             columns: Which columns to read; all by default.
             fill: What takes the place of missing values: one value, or a dict by column.
             version: Which version to read; the latest by default.
+            on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
+                end.
 
         >>> import lance, os, pyarrow, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "x.lance")
@@ -459,7 +462,7 @@ class Dataset(PublicNames):
         >>> Dataset.from_lance(path)[1]
         {'x': np.int64(2), 'name': b'b'}
         """
-        return Dataset(table_plans.plan_lance(path, columns, fill, version))
+        return Dataset(table_plans.plan_lance(path, columns, fill, version, on_error))
 
     @staticmethod
     def from_mds(

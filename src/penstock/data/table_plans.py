@@ -238,9 +238,10 @@ def plan_mds(paths: Any, columns: Any, on_error: Any) -> Node:
     return bad.skip_in(TableRows("from_mds", "mds", files, selected, specs))
 
 
-def plan_lance(path: Any, columns: Any, fill: Any, version: Any) -> Node:
+def plan_lance(path: Any, columns: Any, fill: Any, version: Any, on_error: Any = "raise") -> Node:
     """The rows of a Lance dataset, at one version."""
     call = "Dataset.from_lance"
+    bad = BadFiles(call, on_error)
     place = check.path(call, "path", path)
     place = place if "://" in place else os.path.abspath(place)
     wanted = None if version is None else check.integer(call, "version", version, at_least=1)
@@ -248,7 +249,7 @@ def plan_lance(path: Any, columns: Any, fill: Any, version: Any) -> Node:
     names = select_columns(call, columns, table.specs, place)
     filled = tuple(check_fill(call, fill, _kinds(table, names)).items())
     file = TableFile(place, size=-1, modified="", footer=table.footer, blocks=table.blocks)
-    return TableRows(
+    rows = TableRows(
         "from_lance",
         "lance",
         (file,),
@@ -257,6 +258,7 @@ def plan_lance(path: Any, columns: Any, fill: Any, version: Any) -> Node:
         filled,
         options=(("version", table.version),),
     )
+    return bad.skip_in(rows)
 
 
 def plan_positions(plan: Node, positions: Any) -> Node:

@@ -38,6 +38,7 @@ def shard_plan(plan: Node, workers: int, index: int) -> Sharding:
     AUTO divides the files if every element is then still read once, by one worker (a batch with
     `drop_remainder` drops a remainder on each worker); if not, it divides the elements. FILE also
     divides the files if operators then count on each worker: `take(2)` gives two elements on each.
+    AUTO divides the rows of tables, so that all workers have as many; FILE divides their files.
     """
     shard = _WorkerShard.make(workers, index)
     policy = options_of(plan).experimental_distribute.auto_shard_policy
@@ -87,8 +88,7 @@ def shard_sources(plan: Node, workers: int, index: int) -> Node:
 def _shard_sources(node: Node, shard: _WorkerShard) -> Node:
     match node:
         case nodes.Saved(shards=shards):
-            own = shards[shard.index :: shard.workers]
-            return replace(node, shards=own, count=node.count if own == shards else UNKNOWN)
+            return _with_files(node, shards[shard.index :: shard.workers])
         case nodes.Choose(choice, parts):
             own_inputs = (_shard_sources(part, shard) for part in parts)
             return shard.above(node, (choice, *own_inputs))
@@ -230,7 +230,7 @@ def _by_file_or_data(plan: Node, shard: _WorkerShard) -> Sharding:
     files = _Files(shard)
     divided = files.divide(plan)
     counted = files.counted if shard.workers > 1 else None
-    if against := files.unfit or counted or files.few:
+    if against := files.unfit or files.by_rows or counted or files.few:
         return _by_data(plan, shard, f"AUTO: {against}, so ")
     reason = f"AUTO: every source reads files, so {shard.reads}"
     return Sharding(divided, AutoShardPolicy.FILE, reason)
@@ -243,6 +243,8 @@ class _Files:
         self._shard = shard
         self.unfit: str | None = None
         """Which operator cannot run over some of the files."""
+        self.by_rows: str | None = None
+        """Which file reader has rows that can be divided, in equal numbers."""
         self.counted: str | None = None
         """Which operator would give other elements."""
         self.few: str | None = None
@@ -252,6 +254,10 @@ class _Files:
         """The plan over this worker's files; not to be used if `unfit` is set."""
         if is_file_reader(node):
             return self._shard.above(node, (self._divide_names(node.label, node.inputs[0]),))
+        if (files := _files_of(node)) is not None:
+            self.by_rows = self.by_rows or f"{node.label} can be divided by elements"
+            self._note_few(node.label, len(files))
+            return _with_files(node, files[self._shard.index :: self._shard.workers])
         if Trait.COUNTS_ON_FILES in node.traits:
             words = "depends on the place of an element among all of them"
             self.counted = self.counted or f"{node.label} {words}"
@@ -268,11 +274,32 @@ class _Files:
         random = isinstance(node, nodes.Map) and node.random is not None
         if Trait.SHARD_PASSES in node.traits and not random and _has_shuffle(node):
             return node.with_inputs((self._divide_names(label, node.inputs[0]),))
-        count, workers = node.cardinality, self._shard.workers
+        self._note_few(label, node.cardinality)
+        return self._shard.of(node)
+
+    def _note_few(self, label: str, count: int) -> None:
+        workers = self._shard.workers
         if 0 < count < workers:
             files = "1 file" if count == 1 else f"{count} files"
             self.few = self.few or f"{label} reads {files}, fewer than the {workers} workers"
-        return self._shard.of(node)
+
+
+def _files_of(node: Node) -> tuple[Any, ...] | None:
+    """The files that a source of rows or saved elements reads; None if it has no list of them."""
+    match node:
+        case nodes.TableRows(files=files, format=format, data=None) if format != "lance":
+            return files
+        case nodes.Saved(shards=shards):
+            return shards
+    return None
+
+
+def _with_files(node: Node, files: tuple[Any, ...]) -> Node:
+    """The same source over some of its files."""
+    if isinstance(node, nodes.TableRows):
+        return replace(node, files=files)
+    assert isinstance(node, nodes.Saved)
+    return replace(node, shards=files, count=node.count if files == node.shards else UNKNOWN)
 
 
 def _has_shuffle(node: Node) -> bool:

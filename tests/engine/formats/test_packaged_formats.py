@@ -139,6 +139,24 @@ def test_datasets_that_are_not_there(table, tmp_path):
         Dataset.from_lance(table, version=0)
 
 
+def test_fragments_that_cannot_be_read_are_left_out(tmp_path, caplog):
+    path = str(tmp_path / "x.lance")
+    lance.write_dataset(pa.table({"x": np.arange(30)}), path, max_rows_per_file=10)
+    found = Dataset.from_lance(path, on_error="skip")
+    assert [int(row["x"]) for row in found] == list(range(30))
+    data = lance.dataset(path).get_fragments()[1].data_files()[0].path
+    with open(f"{path}/data/{data}", "r+b") as file:
+        file.truncate(10)
+    found = Dataset.from_lance(path, on_error="skip")
+    assert [int(row["x"]) for row in found] == [*range(10), *range(20, 30)]
+    assert "Dataset.from_lance: left out: " in caplog.text
+    assert "could not be read and were left out" in caplog.text
+    with pytest.raises(DataLossError, match="is damaged: rows"):
+        list(Dataset.from_lance(path))
+    with pytest.raises(InvalidArgumentError, match="from_lance: on_error must be"):
+        Dataset.from_lance(path, on_error="maybe")
+
+
 def test_an_overwritten_dataset_keeps_its_version_and_a_damaged_one_is_an_error(table):
     dataset = Dataset.from_lance(table, columns=["x"])
     plan = encode(dataset.__plan__)
