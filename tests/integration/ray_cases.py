@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from penstock.errors import (
     OpError,
     ResourceExhaustedError,
 )
-from penstock.service.host import ray_actors
+from penstock.service.host import ray_actors, ray_metrics
 from tests.integration.clusters import Cluster, until
 
 # Ray uses its own deprecated names, and forks where another test may have started JAX.
@@ -95,10 +96,12 @@ def nodes():
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Paths of sockets must be short.
         # Ray keeps everything there, also the file that names the current cluster of the user.
         patch.setenv("RAY_TMPDIR", folder)
-        made = Nodes(folder)
-        yield made
-        made.close()
-        shutil.rmtree(folder)
+        try:
+            made = Nodes(folder)
+            yield made
+            made.close()
+        finally:
+            shutil.rmtree(folder)
     until(lambda: not processes_of(folder))
 
 
@@ -319,6 +322,35 @@ def test_a_worker_that_leaves_finishes_its_requests(nodes):
             elements += [int(x) for x in iterator]
         group.close()
     assert elements == list(range(1000))
+
+
+def test_metrics_of_the_dispatcher_are_metrics_of_ray(nodes, monkeypatch):
+    """Ray itself exports them only if all of `ray[default]` is installed."""
+    from ray.util import metrics
+
+    gauges, counts = {}, Counter()
+
+    def set_gauge(gauge, value, tags=None):
+        gauges[gauge.info["name"], *sorted(tags.values())] = value
+        set_value(gauge, value, tags)
+
+    def count(counter, value=1.0, tags=None):
+        counts[counter.info["name"], *sorted(tags.values())] += value
+        increase(counter, value, tags)
+
+    set_value, increase = metrics.Gauge.set, metrics.Counter.inc
+    monkeypatch.setattr(metrics.Gauge, "set", set_gauge)
+    monkeypatch.setattr(metrics.Counter, "inc", count)
+    published = ray_metrics.RayMetrics("features")
+    with Cluster(1) as local:
+        measure = local.dispatcher._hosted.measure
+        for _ in range(2):
+            assert len(list(Dataset.range(20).apply(local.distribute()))) == 20
+            until(lambda: measure()["penstock_readers"] == 0)
+            published.publish(measure())
+        assert gauges["penstock_workers", "features", "here"] == 1
+        assert counts["penstock_iterations_begun", "features"] == 2
+        assert counts["penstock_readers_joined", "features"] == 2
 
 
 def test_a_function_of_a_module_that_nodes_lack_is_an_error(nodes, tmp_path, monkeypatch):
