@@ -32,12 +32,15 @@ COMMANDS = {
     "control": "what a dispatcher costs with many readers and workers",
     "scaling": "how 1 to 8 workers follow a load that triples and falls; with this Python",
     "formats": "files to batches, packing and mixing, beside pyarrow, datasets, Grain; no network",
+    "examples": "the examples beside their DataLoader versions: lines and speed; with this Python",
     "resume": "time to go on from a saved state",
     "memory": "memory of a shuffle over a huge memory-mapped file",
     "import": "time of `import penstock`",
     "figures": "waits, pauses and counts of a data service",
-    "all": "everything above, except control and scaling",
+    "all": "everything above, except control, scaling and examples",
 }
+PROGRAMS = {"formats": "benchmarks.formats", "examples": "benchmarks.examples"}
+"""Commands that are programs of their own, and run with this Python."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -74,7 +77,7 @@ def _describe(name: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("workloads", nargs="*", metavar="workload", help="only these")
         parser.add_argument("--grid", action="store_true", help="AUTOTUNE beside a grid")
         parser.add_argument("--here", action="store_true", help="with this Python, without network")
-    if name == "formats":
+    if name in PROGRAMS:
         parser.add_argument("workloads", nargs="*", metavar="workload", help="only these")
     if suite or name == "all":
         often = "how often each peer runs (default 5, with --quick 2)"
@@ -96,8 +99,8 @@ def _refuse_nonsense(parser: argparse.ArgumentParser, chosen: argparse.Namespace
                 parser.error(f"--peers: no peer {name!r}; there are {', '.join(suite.peers)}")
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error(f"--rounds: must be at least 1, got {chosen.rounds}")
-    if chosen.write and chosen.command == "formats":
-        parser.error("--write: formats are only printed")
+    if chosen.write and chosen.command in PROGRAMS:
+        parser.error(f"--write: {chosen.command} are only printed")
     if chosen.write and (chosen.quick or chosen.workloads or chosen.peers):
         parser.error("--write: only for complete runs; leave out workloads, --quick and --peers")
 
@@ -172,10 +175,10 @@ def main() -> int:
     unwind_on_signals()
     if chosen.command == "workloads":
         return measure_functions(chosen)
-    if chosen.command == "formats":
+    if chosen.command in PROGRAMS:
         # In a process of its own: this one needs only the standard library.
         words = [*chosen.workloads, *["--quick"] * chosen.quick]
-        return subprocess.call([sys.executable, "-m", "benchmarks.formats", *words], cwd=ROOT)
+        return subprocess.call([sys.executable, "-m", PROGRAMS[chosen.command], *words], cwd=ROOT)
     if chosen.command == "control":
         return 0 if control.run(chosen) else 1
     if chosen.command == "scaling":

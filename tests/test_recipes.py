@@ -47,14 +47,3 @@ def test_program_runs_and_prints_what_is_shown(
     result = run([sys.executable, *words], tmp_path)
     assert result.returncode == 0, result.stderr
     assert not printed or result.stdout == printed
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_the_keras_example_learns(backend: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "keras_fit.py")]
-    result = run(command, tmp_path, KERAS_BACKEND=backend)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("20/20 - ") == 3
-    right = re.search(r"(\d+)% of the test rows are right", result.stdout)
-    assert right is not None
-    assert int(right[1]) > 90
