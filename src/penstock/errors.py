@@ -61,9 +61,9 @@ class OpError(Exception):
     >>> import penstock
     >>> try:
     ...     penstock.data.Dataset.range(3).batch(0)
-    ... except penstock.errors.OpError as error:
-    ...     print(error.message)
-    Dataset.batch: batch_size must be at least 1, got 0
+    ... except ValueError as error:
+    ...     print(type(error).__name__, "of", error.message.partition(":")[0])
+    InvalidArgumentError of Dataset.batch
     """
 
     takes_element = True
@@ -187,7 +187,7 @@ class AlreadyExistsError(OpError, FileExistsError):
     ...     port = int(dispatcher.target.rpartition(":")[2])
     ...     try:
     ...         service.DispatchServer(service.DispatcherConfig(port=port))
-    ...     except penstock.errors.AlreadyExistsError:
+    ...     except FileExistsError:
     ...         print("the port is in use")
     the port is in use
     """
@@ -203,7 +203,7 @@ class FailedPreconditionError(OpError, RuntimeError):
     ...         pass
     >>> try:
     ...     strategy.run(step)
-    ... except penstock.errors.FailedPreconditionError as error:
+    ... except RuntimeError as error:
     ...     print(error.message.split(";")[0])
     Strategy.scope: called inside Strategy.run, as replica 0
     """
@@ -218,7 +218,7 @@ class DataLossError(OpError, OSError):
     ...     file.flush()
     ...     try:
     ...         list(penstock.data.TFRecordDataset(file.name))
-    ...     except penstock.errors.DataLossError:
+    ...     except OSError:
     ...         print("damaged")
     damaged
     """
@@ -232,7 +232,7 @@ class ResourceExhaustedError(OpError, MemoryError):
     ...     raise MemoryError("too large")
     >>> try:
     ...     list(penstock.data.Dataset.range(1).map(fail))
-    ... except penstock.errors.ResourceExhaustedError as error:
+    ... except MemoryError as error:
     ...     print(error.message.rpartition(": ")[2])
     too large
     """
@@ -254,7 +254,7 @@ class UnauthenticatedError(OpError, PermissionError):
     >>> with service.DispatchServer(service.DispatcherConfig(token="a" * 32)) as dispatcher:
     ...     try:
     ...         service.status(dispatcher.target)
-    ...     except penstock.errors.UnauthenticatedError as error:
+    ...     except PermissionError as error:
     ...         print("this program has another token")
     this program has another token
     """
@@ -299,7 +299,7 @@ class UnimplementedError(OpError, NotImplementedError):
     >>> cpu = penstock.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     >>> try:
     ...     penstock.config.set_logical_device_configuration(cpu, [])
-    ... except penstock.errors.UnimplementedError as error:
+    ... except NotImplementedError as error:
     ...     print(error.message.partition(": ")[2].partition(",")[0])
     only the CPU can be divided into logical devices
     """
@@ -321,7 +321,7 @@ class UnknownError(OpError, RuntimeError):
     ...     raise KeyError("name")
     >>> try:
     ...     list(penstock.data.Dataset.range(1).map(fail))
-    ... except penstock.errors.UnknownError as error:
+    ... except RuntimeError as error:
     ...     print(repr(error.__cause__))
     KeyError('name')
     """
