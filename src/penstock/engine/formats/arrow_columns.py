@@ -39,7 +39,23 @@ class MissingValueError(Exception):
 
 
 def specs_of(schema: Any) -> dict[str, Any]:
-    """The spec of every column; the reason, as a text, for a column that cannot be read."""
+    """The spec of every column; the reason, as a text, for a column that cannot be read.
+
+    Most files of a dataset have the schema of the file before, whose specs are kept.
+    """
+    global _latest
+    known, specs = _latest
+    if known is None or not schema.equals(known):
+        specs = _find_specs(schema)
+        _latest = schema, specs
+    return dict(specs)
+
+
+_latest: tuple[Any, dict[str, Any]] = (None, {})
+"""A schema and its specs. It is replaced as a whole, so that threads need no lock."""
+
+
+def _find_specs(schema: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in schema:
         if field.name in found:

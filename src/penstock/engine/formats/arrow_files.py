@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -81,21 +82,18 @@ class ArrowReader:
     def __init__(self, path: str, call: str) -> None:
         self._call, self._path = call, path
         self._arrow = load_extra("pyarrow", call)
-        ipc = load_extra("pyarrow.ipc", call)
         self._file = open_bytes(path, call=call)
         try:
             with report_damage(path, call, "its record batches cannot be found"):
                 messages, is_file = self._find_messages()
-                source: Any = self._arrow.memory_map(path) if "://" not in path else self._file
-                self._file.seek(0)
-                self._reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
-                self.schema = self._reader.schema
+                self._is_file = is_file
+                head = read_exactly(self._file, *_place_of_schema(self._file, is_file))
+                self.schema = _parse_schema(head)
                 self.specs = specs_of(self.schema)
         except BaseException:
             self._file.close()
             raise
-        self._source = source
-        self._is_file = is_file
+        self._opened: tuple[Any, Any] | None = None
         self._batches = [message for message in messages if message.kind == _RECORD_BATCH]
         self._has_dictionaries = any(message.kind == _DICTIONARY for message in messages)
         self.footer = crc32c(repr(messages).encode())
@@ -119,6 +117,17 @@ class ArrowReader:
             "is it of another format?"
         )
 
+    def _open(self) -> tuple[Any, Any]:
+        """What Arrow reads from, and its reader; both are made when a batch is read first."""
+        if self._opened is None:
+            ipc = load_extra("pyarrow.ipc", self._call)
+            is_remote = "://" in self._path
+            source = self._file if is_remote else self._arrow.memory_map(self._path)
+            self._file.seek(0)
+            reader = ipc.open_file(source) if self._is_file else ipc.open_stream(source)
+            self._opened = source, reader
+        return self._opened
+
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
         return prefetch_blocks(self._file, number, ahead, lambda block: [self._batches[block][-2:]])
 
@@ -129,22 +138,39 @@ class ArrowReader:
             return ArrowBlock(batch, first, selection, mapped="://" not in self._path)
 
     def _read_batch(self, number: int) -> Any:
+        source, reader = self._open()
         if self._is_file:
-            return self._reader.get_batch(number)
+            return reader.get_batch(number)
         if self._has_dictionaries:  # A dictionary may come in several parts, before any batch.
-            self._whole = self._whole or list(self._reader)
+            self._whole = self._whole or list(reader)
             return self._whole[number]
         _, _, start, end = self._batches[number]
         ipc = load_extra("pyarrow.ipc", self._call)
         if "://" in self._path:
             data: Any = read_exactly(self._file, start, end - start)
         else:
-            self._source.seek(start)
-            data = self._source.read_buffer(end - start)
+            source.seek(start)
+            data = source.read_buffer(end - start)
         return ipc.read_record_batch(self._arrow.py_buffer(data), self.schema)
 
     def close(self) -> None:
         self._file.close()
+
+
+def _place_of_schema(file: BinaryIO, is_file: bool) -> tuple[int, int]:
+    """Where the message with the schema begins, which is the first, and its length."""
+    start = 8 if is_file else 0
+    message = _message_at(file, start)
+    if message.kind != _SCHEMA:
+        raise EOFError("the file does not begin with a schema")
+    return start, message.end - start
+
+
+@lru_cache(maxsize=8)
+def _parse_schema(message: bytes) -> Any:
+    """The schema in a message; that of most files is the same."""
+    ipc, arrow = load_extra("pyarrow.ipc", "Dataset"), load_extra("pyarrow", "Dataset")
+    return ipc.read_schema(arrow.py_buffer(message))
 
 
 def _messages_of_file(file: BinaryIO, size: int) -> list[_Message]:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -196,11 +197,18 @@ def _read_header(file: Any) -> _Member:
     text = file.read(length)
     if len(text) < length:
         raise EOFError("the header is cut short")
-    header = ast.literal_eval(text.decode("latin1" if version < (3, 0) else "utf8"))
+    return _parse_header(
+        text.decode("latin1" if version < (3, 0) else "utf8"), npy.MAGIC_LEN + width + length
+    )
+
+
+@lru_cache(maxsize=8)
+def _parse_header(text: str, start: int) -> _Member:
+    """Many files have the same header, and parsing it takes most of the time of opening one."""
+    header = ast.literal_eval(text)
     shape = tuple(map(int, header["shape"]))
     if any(size < 0 for size in shape):
         raise ValueError(f"the shape is {shape}")
-    start = npy.MAGIC_LEN + width + length
     return _Member(shape, bool(header["fortran_order"]), npy.descr_to_dtype(header["descr"]), start)
 
 
