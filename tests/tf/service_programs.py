@@ -317,3 +317,31 @@ def coordinated_reads(tf: Any, folder: pathlib.Path) -> Any:
             "any": run(target_workers="ANY", job_name="any"),
             "epoch": run(processing_mode="distributed_epoch", job_name="epoch"),
         }
+
+
+@service_program
+def distributed_saves(tf: Any, folder: pathlib.Path) -> Any:
+    save = tf.data.experimental.distributed_save
+    dataset = tf.data.Dataset.range(3)
+    work_dir = str(folder / "work")
+    with cluster(tf, work_dir=work_dir, fault_tolerant_mode=True) as dispatcher:
+        address = dispatcher.target.split("://")[1]
+        path = str(folder / "saved")
+
+        def run(**options: Any) -> Any:
+            given = {"dataset": dataset, "path": path, "data_service_address": address} | options
+            return attempt(lambda: save(**given) is not None)
+
+        return {
+            "dataset": run(dataset=3),
+            "dataset none": run(dataset=None),
+            "path none": run(path=None),
+            "path empty": run(path=""),
+            "path number": run(path=3),
+            "address none": run(data_service_address=None),
+            "address empty": run(data_service_address=""),
+            "address number": run(data_service_address=3),
+            "compression number": run(compression=3),
+            "plain": run(),
+            "again": run(),
+        }

@@ -8,13 +8,14 @@ import pytest
 import penstock.tf as tf
 from tests.tf.dataset_programs import PROGRAMS, is_like
 from tests.tf.service_programs import SERVICES
+from tests.tf.strategy_programs import STRATEGIES
 
 RECORDED = json.loads(
     (pathlib.Path(__file__).parent / "cases" / "datasets.json").read_text(encoding="utf-8")
 )
 
 
-ALL = PROGRAMS | SERVICES
+ALL = PROGRAMS | SERVICES | STRATEGIES
 
 
 @pytest.mark.parametrize("name", ALL)

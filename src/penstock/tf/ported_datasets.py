@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -69,8 +70,9 @@ def _wrap_column(column: Column) -> list[Any]:
         return [wrap(leaf) for leaf in column]
     if column.ndim > 1:
         return [_VIEW(row, Tensor) for row in column]
-    tensors = _VIEW(column, Tensor)
-    return [np.ndarray.__getitem__(tensors, (row, ...)) for row in range(len(column))]
+    # A bound method and `map`: one call for each value, and no frame of Python.
+    one: Any = np.ndarray.__getitem__.__get__(_VIEW(column, Tensor))
+    return list(map(one, zip(range(len(column)), repeat(...), strict=False)))
 
 
 class PortedDataset(Dataset):

@@ -74,15 +74,17 @@ def test_other_libraries_open_the_files(target: str, tmp_path: Path) -> None:
 
 
 def test_it_may_be_compressed_and_by_another_service(tmp_path: Path) -> None:
-    service.distributed_save(Dataset.range(5), tmp_path, "local://1", compression="GZIP")
-    assert list(Dataset.load(tmp_path, compression="GZIP")) == list(range(5))
+    for kind in ("GZIP", "SNAPPY"):
+        folder = tmp_path / kind
+        service.distributed_save(Dataset.range(5), folder, "local://1", compression=kind)
+        assert list(Dataset.load(folder)) == list(range(5))
 
 
-def test_what_was_there_is_replaced_and_nothing_is_left(target: str, tmp_path: Path) -> None:
+def test_what_was_there_is_kept(target: str, tmp_path: Path) -> None:
     distributed_save(Dataset.range(5), tmp_path, target)
-    distributed_save(Dataset.range(3), tmp_path, target)
-    assert list(Dataset.load(tmp_path)) == [0, 1, 2]
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    with pytest.raises(AlreadyExistsError, match="has a saved dataset; save into another folder"):
+        distributed_save(Dataset.range(3), tmp_path, target)
+    assert list(Dataset.load(tmp_path)) == list(range(5))
 
 
 def test_a_shard_may_be_written_twice(target: str, tmp_path: Path) -> None:
@@ -99,9 +101,7 @@ def test_a_shard_may_be_written_twice(target: str, tmp_path: Path) -> None:
     assert list(Dataset.load(tmp_path)) == list(range(9))
 
 
-def test_a_failure_leaves_what_was_there(target: str, tmp_path: Path) -> None:
-    distributed_save(Dataset.range(5), tmp_path, target)
-
+def test_a_failure_leaves_nothing(target: str, tmp_path: Path) -> None:
     def fails(x: Any) -> Any:
         if x == 7:
             raise RuntimeError("seven")
@@ -109,8 +109,7 @@ def test_a_failure_leaves_what_was_there(target: str, tmp_path: Path) -> None:
 
     with pytest.raises(UnknownError, match="seven"):
         distributed_save(Dataset.range(9).map(fails), tmp_path, target)
-    assert list(Dataset.load(tmp_path)) == list(range(5))
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_what_cannot_be_saved(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +117,8 @@ def test_what_cannot_be_saved(target: str, tmp_path: Path, monkeypatch: pytest.M
         distributed_save(Dataset.range(5).repeat(), tmp_path, target)
     with pytest.raises(InvalidArgumentError, match='compression must be "GZIP" or None, got'):
         distributed_save(Dataset.range(5), tmp_path, target, compression="ZIP")
+    with pytest.raises(InvalidArgumentError, match="path must name a folder, got ''"):
+        distributed_save(Dataset.range(5), "", target)
     monkeypatch.setattr(saving.RunWriter, "commit", lambda self: False)
     with pytest.raises(AbortedError, match="another process has begun to write"):
         distributed_save(Dataset.range(5), tmp_path, target)

@@ -23,10 +23,12 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.formats.chunks import ChunkWriter
 from penstock.engine.formats.runs import RunWriter
-from penstock.errors import AbortedError
+from penstock.engine.formats.saved import find
+from penstock.errors import AbortedError, AlreadyExistsError, InvalidArgumentError
 from penstock.plan import codec, seeds
 
 _WHERE = "distributed_save"
+_PACKING = {"AUTO": None, "SNAPPY": "GZIP"}
 _SHARDS = 128
 """The largest number of shards: enough for many workers, and few enough for a folder."""
 
@@ -34,18 +36,18 @@ _SHARDS = 128
 def distributed_save(
     dataset: Dataset,
     path: Any,
-    dispatcher_address: str | tuple[str, str],
+    data_service_address: str | tuple[str, str],
     compression: str | None = "AUTO",
 ) -> None:
     """Lets the workers of a service write a dataset into a folder, for `Dataset.load`.
 
-    It returns when all shards are written; they replace a dataset that was saved there.
+    It returns when all shards are written. A dataset that was saved there before is an error.
 
     Args:
         dataset: The dataset; it must end.
         path: The folder, which all workers reach under this name.
-        dispatcher_address: The service, as for `distribute`.
-        compression: "AUTO", None or "GZIP"; pass "GZIP" to `Dataset.load` as well.
+        data_service_address: The service, as for `distribute`.
+        compression: "AUTO", None or "GZIP"; "SNAPPY" means "GZIP", the only one that files have.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +57,14 @@ def distributed_save(
     """
     plan = check.plan_of(_WHERE, "dataset", dataset)
     folder = check.path(_WHERE, "path", path)
+    if not folder:
+        raise InvalidArgumentError(f"{_WHERE}: path must name a folder, got {path!r}")
     folder = folder if "://" in folder else os.path.abspath(folder)
-    packing = check.compression(_WHERE, None if compression == "AUTO" else compression)
+    packing = check.compression(_WHERE, _PACKING.get(compression, compression))
+    if find(folder, _WHERE) is not None:
+        raise AlreadyExistsError(
+            f"{_WHERE}: {folder!r} has a saved dataset; save into another folder, or delete it"
+        )
     contents = divide_plan(_WHERE, plan, _SHARDS)
     run = RunWriter(folder, compression=packing, shard=None, call=_WHERE, spec=dataset.element_spec)
     try:
@@ -69,7 +77,7 @@ def distributed_save(
             spec=dataset.element_spec,
             key=seeds.draw(),
         )
-        counts = _write_shards(write, len(contents), dispatcher_address)
+        counts = _write_shards(write, len(contents), data_service_address)
         for number, count in enumerate(counts):
             run.adopt(number, count)
         if not run.commit():
