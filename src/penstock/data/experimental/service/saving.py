@@ -28,7 +28,7 @@ from penstock.errors import AbortedError, AlreadyExistsError, InvalidArgumentErr
 from penstock.plan import codec, seeds
 
 _WHERE = "distributed_save"
-_PACKING = {"AUTO": None, "SNAPPY": "GZIP"}
+_PACKING: dict[str | None, str | None] = {"AUTO": None, "SNAPPY": "GZIP"}
 _SHARDS = 128
 """The largest number of shards: enough for many workers, and few enough for a folder."""
 
