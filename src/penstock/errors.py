@@ -145,7 +145,7 @@ class UnfitServerError(InvalidArgumentError, RuntimeError):
 
 
 class UnfitTypeError(InvalidArgumentError, InvalidTypeError):
-    """A value of the wrong type, where TensorFlow raises a ValueError."""
+    """A value of the wrong type, where TensorFlow raises a ValueError at some places."""
 
 
 class NotADatasetError(InvalidTypeError, AttributeError):
@@ -340,5 +340,6 @@ _KINDS: tuple[tuple[type[OpError], type[BaseException] | tuple[type[BaseExceptio
     (NotFoundError, FileNotFoundError),
     (ResourceExhaustedError, MemoryError),
     (UnimplementedError, NotImplementedError),
-    (InvalidArgumentError, (ValueError, TypeError)),
+    (UnfitTypeError, TypeError),
+    (InvalidArgumentError, (ValueError, StopIteration)),
 )

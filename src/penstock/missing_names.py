@@ -69,10 +69,6 @@ _OF_OTHER_DATA = {
 
 _DISTRIBUTE = {
     **dict.fromkeys(
-        ("CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice"),
-        "leave cross_device_ops out: the backend reduces",
-    ),
-    **dict.fromkeys(
         ("CollectiveCommunication", "CollectiveHints"),
         "leave the options out: torch or JAX decides",
     ),

@@ -15,11 +15,18 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.chunk import Chunk
+from penstock.element.datasets import Datasets
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TypeSpec
-from penstock.element.values import as_element, as_value, short_repr
-from penstock.errors import InvalidArgumentError, InvalidTypeError, NotADatasetError, OpError
+from penstock.element.values import as_element, short_repr
+from penstock.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotADatasetError,
+    OpError,
+    UnfitTypeError,
+)
 from penstock.plan import seeds
 from penstock.plan.nodes import Data, Node, Slices
 
@@ -140,7 +147,7 @@ def feature_values(where: str, name: str, value: Any) -> Any:
 def path(where: str, name: str, value: Any) -> str:
     """The path of one file or folder."""
     if value is None:
-        raise InvalidArgumentError(f"{where}: {name} must be a path, got None")
+        raise UnfitTypeError(f"{where}: {name} must be a path, got None")
     if not isinstance(value, str | bytes | os.PathLike):
         raise InvalidTypeError(
             f"{where}: {name} must be a str, bytes or os.PathLike, got {describe(value)}"
@@ -166,11 +173,11 @@ def paths(where: str, name: str, value: Any) -> list[bytes]:
 
 
 def compression(where: str, value: Any) -> str | None:
-    """How saved elements are packed: None or "GZIP"."""
+    """How saved elements are packed: None or "GZIP", which also stands for "SNAPPY"."""
     name = "NONE" if value is None else text(where, "compression", value)
-    if name not in ("", "NONE", "GZIP"):
+    if name not in ("", "NONE", "GZIP", "SNAPPY"):
         raise InvalidArgumentError(f'{where}: compression must be "GZIP" or None, got {name!r}')
-    return "GZIP" if name == "GZIP" else None
+    return "GZIP" if name in ("GZIP", "SNAPPY") else None
 
 
 def plan_of(where: str, name: str, value: Any) -> Node:
@@ -187,8 +194,8 @@ def is_dataset(value: Any) -> bool:
 
 def plans_of(where: str, name: str, values: Any) -> list[Node]:
     """The plans of a list of datasets that is not empty."""
-    if not isinstance(values, Sequence):
-        raise InvalidTypeError(
+    if values is not None and not isinstance(values, Sequence):
+        raise NotADatasetError(
             f"{where}: {name} must be a list of datasets, got {describe(values)}"
         )
     if not values:
@@ -197,6 +204,8 @@ def plans_of(where: str, name: str, values: Any) -> list[Node]:
 
 
 def dtype(where: str, name: str, value: Any) -> DType:
+    if value is None:
+        raise InvalidTypeError(f"{where}: {name} must be a data type, got None")
     try:
         return as_dtype(value)
     except TypeError as error:
@@ -233,7 +242,7 @@ def single(where: str, value: Any) -> Data:
 
 def rows(where: str, value: Any) -> Data:
     """The rows of arrays of one length, as data of a plan."""
-    leaves, tree = nest.flatten(element(where, value, _as_columns))
+    leaves, tree = nest.flatten(element(where, value))
     lengths = {len(leaf) for leaf in leaves if leaf is not None and _sliceable(where, leaf)}
     if not lengths:
         raise InvalidArgumentError(f"{where}: there is nothing to slice in {describe(value)}")
@@ -242,24 +251,17 @@ def rows(where: str, value: Any) -> Data:
             f"{where}: all components must have as many rows, got {sorted(lengths)}"
         )
     (length,) = lengths
-    columns = [[None] * length if leaf is None else leaf for leaf in leaves]
+    columns = [[None] * length if leaf is None else _column(leaf) for leaf in leaves]
     # Elements share memory with the caller's arrays, so they are read-only.
     return Data(Chunk(tree, columns, length).as_read_only())
 
 
-def _as_columns(value: Any) -> Any:
-    """A structure of values; a list of datasets is a column of them."""
-    return nest.map_structure(lambda x: x if _holds_datasets(x) else as_value(x), value)
-
-
-def _holds_datasets(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_dataset, value))
+def _column(leaf: Any) -> Any:
+    return list(leaf) if isinstance(leaf, Datasets) else leaf
 
 
 def _sliceable(where: str, leaf: Any) -> bool:
-    if _holds_datasets(leaf):
-        return True
-    if isinstance(leaf, Ragged) or (isinstance(leaf, np.ndarray) and leaf.ndim):
+    if isinstance(leaf, Ragged | Datasets) or (isinstance(leaf, np.ndarray) and leaf.ndim):
         return True
     raise InvalidArgumentError(
         f"{where}: needs arrays with at least one dimension, got {describe(leaf)}; "

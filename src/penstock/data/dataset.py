@@ -20,6 +20,7 @@ import numpy as np
 
 from penstock.data import (
     adapters,
+    by_index,
     element_specs,
     foreign_datasets,
     inspection,
@@ -52,8 +53,10 @@ from penstock.engine.streams.elementwise import check_state
 from penstock.engine.tracebacks import fold
 from penstock.engine.user_calls import Calls
 from penstock.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
+    NotAConfigError,
     OpError,
     OutOfRangeError,
     UnimplementedError,
@@ -67,7 +70,7 @@ from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 
 SHARD_HINT = -1
-"""For both arguments of `shard`: a strategy replaces them by its own numbers."""
+"""For `num_shards` of `shard`: a strategy replaces both arguments by its own numbers."""
 
 DEFAULT_CYCLE = 2
 """How many datasets `interleave` opens at once: a constant, for one order on every machine."""
@@ -1322,7 +1325,7 @@ class Dataset(PublicNames):
         where = "Dataset.shard"
         shards = check.integer(where, "num_shards", num_shards)
         number = check.integer(where, "index", index)
-        if (shards, number) != (SHARD_HINT, SHARD_HINT):
+        if shards != SHARD_HINT:
             check.integer(where, "num_shards", shards, at_least=1)
             if not 0 <= number < shards:
                 raise InvalidArgumentError(
@@ -1348,7 +1351,7 @@ class Dataset(PublicNames):
         return Dataset(nodes.Enumerate(self._plan, first))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Every value once, where it comes first; for integers and strings.
+        """Every value once, where it comes first; for integers and strings, also arrays of them.
 
         >>> print(*Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1]).unique())
         1 37 2
@@ -1420,7 +1423,7 @@ class Dataset(PublicNames):
         if spec is not None:
             element_specs.check_choice(where, spec)
         element_specs.check_alike(where, parts)
-        stop = check.boolean(where, "stop_on_empty_dataset", stop_on_empty_dataset)
+        stop = check.flag(where, "stop_on_empty_dataset", stop_on_empty_dataset)
         return Dataset(nodes.Choose(choice, tuple(parts), stop))
 
     @staticmethod
@@ -1555,7 +1558,7 @@ class Dataset(PublicNames):
         reader = None if reader_func is None else check_function(where, reader_func, 1)
         shard = None
         if shard_func is not None:
-            shard = tracing.element_function(where, shard_func, self._plan)
+            shard = tracing.shard_function(where, shard_func, self._plan)
         packing = None if compression == "AUTO" else compression
         return Dataset(
             nodes.Snapshot(
@@ -1575,7 +1578,7 @@ class Dataset(PublicNames):
         False
         """
         if not isinstance(options, Options):
-            raise InvalidTypeError(
+            raise NotAConfigError(
                 f"Dataset.with_options: options must be an Options, got {check.describe(options)}"
             )
         return Dataset(nodes.WithOptions(self._plan, options.make_frozen()))
@@ -1616,15 +1619,24 @@ class Dataset(PublicNames):
             number += self._length(f"Dataset[{number}]")
         if number < 0 or 0 <= count <= number:
             raise OutOfRangeError(f"Dataset[{index}]: there are {count} elements")
-        if self._plan.blocked is not None:
-            raise UnimplementedError(
-                f"Dataset[{index}]: this plan has no random access ({self._plan.blocked}); "
-                "iterate over it, or index before that step"
-            )
         try:
-            return self._access(range(number, number + 1), (0,)).elements()[0]
+            read = self._access if self._plan.blocked is None else self._reach(index, number)
+            return read(range(number, number + 1), (0,)).elements()[0]
         except OpError as error:
             raise fold(error, unless="PENSTOCK_TRACEBACK=full") from error.__cause__
+
+    def _reach(self, index: Any, number: int) -> Access:
+        """The access to one element of a plan that streams can only read in order."""
+        plan = by_index.plan_by_index(self._plan, _spec_of, Dataset)
+        if plan.blocked is not None:
+            raise UnimplementedError(
+                f"Dataset[{index}]: this plan has no random access ({plan.blocked}); "
+                "iterate over it, or index before that step"
+            )
+        if 0 <= plan.cardinality <= number:
+            kind = OutOfRangeError if self._plan.cardinality < 0 else FailedPreconditionError
+            raise kind(f"Dataset[{index}]: there are only {plan.cardinality} elements")
+        return read_with_cache(access(plan, _spec_of), nodes.options_of(self._plan))
 
     @functools.cached_property
     def _access(self) -> Access:
@@ -1645,7 +1657,7 @@ class Dataset(PublicNames):
         return result if step == 1 else Dataset(nodes.Shard(result._plan, step, 0))
 
     def _length(self, where: str) -> int:
-        count = self._plan.cardinality
+        count = by_index.count_by_samples(self._plan, _spec_of, Dataset)
         if count == INFINITE:
             raise InvalidTypeError(f"{where}: the dataset is infinite, so it has no length")
         if count == UNKNOWN:
@@ -1670,10 +1682,13 @@ class Dataset(PublicNames):
     def cardinality(self, name: str | None = None) -> np.int64:
         """How many elements: a number, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
+        Where a function makes the rows for `unbatch`, it is called on the first elements to count
+        them.
+
         >>> print(Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality())
         3 -1
         """
-        return np.int64(min(self._plan.cardinality, _MOST))
+        return np.int64(min(by_index.count_by_samples(self._plan, _spec_of, Dataset), _MOST))
 
     @property
     def element_spec(self) -> Any:
@@ -1773,7 +1788,7 @@ class Dataset(PublicNames):
         packing = check.compression(where, compression)
         shard = None
         if shard_func is not None:
-            calls = Calls("save", tracing.element_function(where, shard_func, self._plan))
+            calls = Calls("save", tracing.shard_function(where, shard_func, self._plan))
             numbers = itertools.count()
             shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
         with contextlib.closing(self._chunks()) as chunks:

@@ -76,7 +76,8 @@ def leading_dimension(where: str, spec: Any) -> int | None:
     leaves = [leaf for leaf in nest.flatten(spec)[0] if not isinstance(leaf, NoneTensorSpec)]
     rows: set[int] = set()
     for leaf in leaves:
-        if not isinstance(leaf, TensorSpec | RaggedTensorSpec) or leaf.shape.rank == 0:
+        has_shape = isinstance(leaf, TensorSpec | RaggedTensorSpec | DatasetSpec)
+        if not has_shape or leaf.shape.rank == 0:
             raise InvalidArgumentError(
                 f"{where}: every component must have rows, got {leaf}; use batch first"
             )

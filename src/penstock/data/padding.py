@@ -17,7 +17,7 @@ from penstock.data.arguments import describe, element, integer
 from penstock.element import nest
 from penstock.element.spec import DatasetSpec, Dims, TensorShape, TensorSpec
 from penstock.element.values import spec_of
-from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError
+from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 
 def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
@@ -65,17 +65,16 @@ def _parts(where: str, name: str, tree: nest.Tree, given: Any) -> list[Any]:
     try:
         return nest.flatten_up_to(tree, given)
     except ValueError as error:
-        nested = nest.flatten(given)[1] != nest.LEAF
-        kind = InvalidArgumentError if nested else InvalidTypeError
-        message = f"{where}: {name} must have the structure of the element, got {describe(given)}"
-        raise kind(message) from error
+        raise UnfitTypeError(
+            f"{where}: {name} must have the structure of the element, got {describe(given)}"
+        ) from error
 
 
 def _shape(where: str, given: Any, leaf: TensorSpec) -> TensorShape:
     try:
         shape = given if isinstance(given, TensorShape) else _as_shape(given)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
+        raise UnfitTypeError(
             f"{where}: padded_shapes must hold shapes, got {describe(given)}"
         ) from error
     if not _holds(shape, leaf.shape):
@@ -107,7 +106,7 @@ def _value(where: str, given: Any, leaf: TensorSpec) -> Any:
     value = element(f"{where}: padding_values", given)
     spec = spec_of(value)
     if not isinstance(spec, TensorSpec) or spec.shape.rank != 0:
-        raise InvalidArgumentError(
+        raise UnfitTypeError(
             f"{where}: padding_values must hold single values, got {describe(given)}"
         )
     if spec.dtype != leaf.dtype:

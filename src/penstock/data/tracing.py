@@ -17,7 +17,7 @@ from penstock.engine.copies import copy_unowned
 from penstock.engine.specs import trace
 from penstock.engine.streams.elementwise import check_scan, check_state
 from penstock.engine.streams.windowing import check_key
-from penstock.errors import InvalidArgumentError, NotADatasetError
+from penstock.errors import InvalidArgumentError, NotADatasetError, UnfitTypeError
 from penstock.plan.functions import Function, check_function
 from penstock.plan.nodes import Node, known_spec
 
@@ -42,6 +42,17 @@ def predicate_function(where: str, call: Call, plan: Node) -> Function:
     if found and not _is_bool(result):
         raise InvalidArgumentError(
             f"{where}: {function} must return one True or False, got {describe(result)}"
+        )
+    return function
+
+
+def shard_function(where: str, call: Call, plan: Node) -> Function:
+    """A function that must return the number of a shard."""
+    function = element_function(where, call, plan)
+    found, result = trace(plan, function)
+    if found and (isinstance(result, bool) or not hasattr(result, "__index__") or np.ndim(result)):
+        raise UnfitTypeError(
+            f"{where}: {function} must return the number of a shard, got {describe(result)}"
         )
     return function
 

@@ -3,6 +3,12 @@
 from typing import NoReturn
 
 from penstock.distribute import cluster_resolver, experimental
+from penstock.distribute.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.distributed import DistributedDataset, DistributedIterator
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
@@ -37,19 +43,23 @@ from penstock.distribute.values.per_replica import (
 from penstock.missing_names import missing_from_distribute
 
 __all__ = [
+    "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",
     "PerReplicaSpec",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
     "Strategy",

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from penstock.distribute import reduce, replica_context
 from penstock.distribute.backends import load
+from penstock.distribute.cross_device_ops import CrossDeviceOps, check_cross_device_ops
 from penstock.distribute.devices import Device, LogicalCpus, load_backend, resolve
 from penstock.distribute.extended import StrategyExtended
 from penstock.distribute.input.planning import distribute_dataset, distribute_from_function
@@ -266,12 +267,19 @@ class MirroredStrategy(Strategy):
             takes all devices.
         backend: "numpy", "torch" or "jax"; by default the framework that the devices belong to,
             else NumPy.
+        cross_device_ops: Accepted and ignored: the backend reduces. It may be given in the place
+            of `backend`, where TensorFlow has it.
 
     >>> MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
     2
     """
 
-    def __init__(self, devices: Any = None, backend: str | None = None) -> None:
+    def __init__(
+        self, devices: Any = None, backend: Any = None, cross_device_ops: Any = None
+    ) -> None:
+        if isinstance(backend, CrossDeviceOps):
+            backend, cross_device_ops = None, backend
+        check_cross_device_ops("MirroredStrategy", cross_device_ops)
         super().__init__(Replicas(*resolve(devices, backend, "MirroredStrategy")))
 
 

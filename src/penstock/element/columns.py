@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.element.datasets import Datasets, is_dataset
 from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError
 
@@ -142,6 +143,9 @@ def stack_leaves(leaves: list[Any]) -> Any:
         return Ragged.from_rows(leaves)
     if first is None:
         return None
+    if is_dataset(first):
+        shapes = {getattr(leaf, "shape", ()) for leaf in leaves}
+        return Datasets(leaves) if len(shapes) == 1 else UNSTACKABLE
     column = make(leaves)
     return column if type(column) is np.ndarray else UNSTACKABLE
 
@@ -183,8 +187,13 @@ def unstack(column: Column) -> tuple[Column, Array]:
     if len(column) > 1 and set(map(type, column)) == {np.ndarray}:
         with contextlib.suppress(ValueError):  # Single values, or rows of different shapes.
             return np.concatenate(column), np.fromiter(map(len, column), np.int64, len(column))
-    if not all(isinstance(leaf, Ragged) or np.ndim(leaf) for leaf in column):
+    if not all(isinstance(leaf, Ragged | Datasets) or _rank(leaf) for leaf in column):
         raise InvalidArgumentError(
             "Dataset.unbatch: an element is a single value and has no rows; it needs a batch"
         )
-    return join(list(column)), np.array([len(leaf) for leaf in column])
+    rows: Any = [list(leaf) if isinstance(leaf, Datasets) else leaf for leaf in column]
+    return join(rows), np.array([len(leaf) for leaf in column])
+
+
+def _rank(leaf: Any) -> int:
+    return 0 if hasattr(type(leaf), "__leaf_spec__") else np.ndim(leaf)

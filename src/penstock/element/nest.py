@@ -1,4 +1,4 @@
-"""Structures: tuples, named tuples, dicts and dataclasses of leaves. A list is a leaf.
+"""Structures: tuples, named tuples, dicts, dataclasses and attrs classes. A list is a leaf.
 
 No other module may import optree.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import optree
@@ -17,32 +17,55 @@ _NAMESPACE = "penstock"
 
 
 def _is_leaf(value: Any) -> bool:
-    """Whether `value` is a list. A dataclass is registered as a structure when it is first seen.
-
-    A dataclass with an attribute `__leaf__`, such as a spec, is a leaf.
-    """
+    """Whether `value` is a list. Classes are registered as structures when they are first seen."""
     kind = type(value)
     if kind is list:
         return True
-    if dataclasses.is_dataclass(kind) and not hasattr(kind, "__leaf__"):
+    if kind not in _seen:
+        _seen.add(kind)
         _register(kind)
     return False
 
 
-_registered: set[type] = set()
+_seen: set[type] = set()
 
 
 def _register(kind: type) -> None:
-    if kind in _registered:
+    """Registers a dataclass, an attrs class or a class with `__tf_flatten__` as a structure.
+
+    A class with an attribute `__leaf__`, such as a spec, is a leaf.
+    """
+    if hasattr(kind, "__leaf__"):
         return
-    _registered.add(kind)
-    fields = [field.name for field in dataclasses.fields(kind)]
-    optree.register_pytree_node(
-        kind,
-        lambda value: (tuple(getattr(value, name) for name in fields), None, tuple(fields)),
-        lambda _, leaves: kind(*leaves),
-        namespace=_NAMESPACE,
-    )
+    if hasattr(kind, "__tf_flatten__"):
+        optree.register_pytree_node(
+            kind, _flatten_by_method, partial(_unflatten_by_method, kind), namespace=_NAMESPACE
+        )
+        return
+    fields = [field.name for field in _fields_of(kind)]
+    if fields or dataclasses.is_dataclass(kind):
+        optree.register_pytree_node(
+            kind,
+            lambda value: (tuple(getattr(value, name) for name in fields), None, tuple(fields)),
+            lambda _, leaves: kind(*leaves),
+            namespace=_NAMESPACE,
+        )
+
+
+def _fields_of(kind: type) -> Any:
+    """The fields of a dataclass or an attrs class; none for other classes."""
+    if dataclasses.is_dataclass(kind):
+        return dataclasses.fields(kind)
+    return getattr(kind, "__attrs_attrs__", ())
+
+
+def _flatten_by_method(value: Any) -> tuple[tuple[Any, ...], Any]:
+    metadata, components = value.__tf_flatten__()
+    return tuple(components), metadata
+
+
+def _unflatten_by_method(kind: Any, metadata: Any, components: Any) -> Any:
+    return kind.__tf_unflatten__(metadata, tuple(components))
 
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.element import dtypes, nest
 from penstock.element.dtypes import DType, as_dtype
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 Dims = tuple[int | None, ...]
 
@@ -141,7 +141,8 @@ def _dimension(value: Any) -> int | None:
         return None
     if isinstance(value, (int, np.integer)) and value >= 0:
         return int(value)
-    raise InvalidArgumentError(f"TensorShape: a dimension is a number >= 0 or None, got {value!r}")
+    kind = InvalidArgumentError if isinstance(value, (int, np.integer)) else UnfitTypeError
+    raise kind(f"TensorShape: a dimension is a number >= 0 or None, got {value!r}")
 
 
 class TypeSpec:
@@ -169,7 +170,37 @@ class TypeSpec:
         raise AssertionError(f"{type(self).__name__} does not define fits()")
 
     def is_compatible_with(self, value: Any) -> bool:
-        return self.fits(value)
+        """Whether a value, or some value of another spec, has the type and shape of this spec."""
+        return self._overlaps(value) if isinstance(value, TypeSpec) else self.fits(value)
+
+    def _overlaps(self, other: TypeSpec) -> bool:
+        """Whether a value can fit both specs."""
+        return self == other
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """Whether every value that fits this spec fits the other one."""
+        return isinstance(other, TypeSpec) and other.fits(self)
+
+    def most_specific_common_supertype(self, others: Any) -> TypeSpec | None:
+        """The most specific spec that fits all values of this and of the others, if there is one.
+
+        >>> TensorSpec([2], np.int64).most_specific_common_supertype([TensorSpec([3], np.int64)])
+        TensorSpec(shape=(None,), dtype=tf.int64, name=None)
+        """
+        spec: TypeSpec | None = self
+        for other in others:
+            try:
+                spec = None if spec is None else spec.relax(other)
+            except InvalidTypeError:
+                return None
+        return spec
+
+    def most_specific_compatible_type(self, other: TypeSpec) -> TypeSpec:
+        """The most specific spec that fits the values of both."""
+        spec = self.most_specific_common_supertype([other])
+        if spec is None:
+            raise InvalidArgumentError(f"TypeSpec: no spec fits both {self} and {other}")
+        return spec
 
     @property
     def rows(self) -> int | None:
@@ -214,7 +245,20 @@ class TensorSpec(TypeSpec):
             return None
         return TensorSpec(self.shape.relax(other.shape), self.dtype)
 
+    def _overlaps(self, other: TypeSpec) -> bool:
+        return (
+            isinstance(other, TensorSpec)
+            and other.dtype == self.dtype
+            and self.shape.is_compatible_with(other.shape)
+        )
+
+    def is_subtype_of(self, other: Any) -> bool:
+        named = isinstance(other, TensorSpec) and (not self.name or self.name == other.name)
+        return named and super().is_subtype_of(other)
+
     def fits(self, value: Any) -> bool:
+        if isinstance(value, TensorSpec) and value.shape.dims is None:
+            return value.dtype == self.dtype and self.shape.dims is None
         if isinstance(value, TensorSpec):
             return value.dtype == self.dtype and self.shape.fits(value.shape.dims or ())
         if isinstance(value, (bytes, str)):
@@ -280,6 +324,16 @@ class RaggedTensorSpec(TypeSpec):
         shape = self.shape.relax(other.shape)  # type: ignore[attr-defined]
         return RaggedTensorSpec(shape, self.dtype, self.ragged_rank, self.row_splits_dtype)
 
+    def _overlaps(self, other: TypeSpec) -> bool:
+        return (
+            isinstance(other, RaggedTensorSpec)
+            and (other.dtype, other.ragged_rank) == (self.dtype, self.ragged_rank)
+            and self.shape.is_compatible_with(other.shape)
+        )
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return isinstance(other, RaggedTensorSpec) and self.relax(other) == other
+
     def fits(self, value: Any) -> bool:
         if isinstance(value, RaggedTensorSpec):
             return value.relax(self) is not None
@@ -309,7 +363,7 @@ class NoneTensorSpec(TypeSpec):
 
 @dataclass(frozen=True, repr=False)
 class DatasetSpec(TypeSpec):
-    """A dataset as an element, as `window` returns them.
+    """A dataset as an element, as `window` returns them, or an array of datasets.
 
     >>> import penstock
     >>> penstock.data.Dataset.range(10).window(5).element_spec
@@ -319,16 +373,66 @@ class DatasetSpec(TypeSpec):
     element_spec: Any
     dataset_shape: TensorShape = TensorShape(())  # noqa: RUF009 (immutable)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dataset_shape", TensorShape(self.dataset_shape))
+
+    @staticmethod
+    def from_value(value: Any) -> DatasetSpec:
+        """The spec of a dataset."""
+        return DatasetSpec(value.element_spec)
+
+    def batch(self, size: int | None) -> DatasetSpec:
+        return DatasetSpec(self.element_spec, self.dataset_shape.prepend(size))
+
+    def unbatch(self) -> DatasetSpec:
+        return DatasetSpec(self.element_spec, self.dataset_shape.rest())
+
     def relax(self, other: TypeSpec) -> TypeSpec | None:
         if not isinstance(other, DatasetSpec):
             return None
-        return DatasetSpec(relax(self.element_spec, other.element_spec))
+        shape = self.dataset_shape.relax(other.dataset_shape)
+        return DatasetSpec(relax(self.element_spec, other.element_spec), shape)
+
+    def _overlaps(self, other: TypeSpec) -> bool:
+        return (
+            isinstance(other, DatasetSpec)
+            and self.dataset_shape.is_compatible_with(other.dataset_shape)
+            and overlap(self.element_spec, other.element_spec)
+        )
+
+    def is_subtype_of(self, other: Any) -> bool:
+        if not isinstance(other, DatasetSpec):
+            return False
+        leaves, tree = nest.flatten(self.element_spec)
+        others, other_tree = nest.flatten(other.element_spec)
+        return (
+            tree == other_tree
+            and other.dataset_shape.fits(self.dataset_shape.dims or ())
+            and all(a.is_subtype_of(b) for a, b in zip(leaves, others, strict=True))
+        )
 
     def fits(self, value: Any) -> bool:
-        return isinstance(value, DatasetSpec) or hasattr(value, "__leaf_spec__")
+        spec = value if isinstance(value, TypeSpec) or value is None else _leaf_spec(value)
+        return (
+            isinstance(spec, DatasetSpec)
+            and self.dataset_shape.fits(spec.dataset_shape.dims or ())
+            and fits(self.element_spec, spec.element_spec)
+        )
+
+    @property
+    def shape(self) -> TensorShape:
+        return self.dataset_shape
+
+    @property
+    def rows(self) -> int | None:
+        return self.dataset_shape.dims[0] if self.dataset_shape.dims else None
 
     def __repr__(self) -> str:
         return f"DatasetSpec({self.element_spec!r}, {self.dataset_shape!r})"
+
+
+def _leaf_spec(value: Any) -> Any:
+    return value.__leaf_spec__() if hasattr(value, "__leaf_spec__") else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -344,8 +448,18 @@ class OptionalSpec(TypeSpec):
 
     value_spec: Any
 
+    @staticmethod
+    def from_value(value: Any) -> OptionalSpec:
+        """The spec of an `Optional`."""
+        return OptionalSpec(value.element_spec)
+
+    def _overlaps(self, other: TypeSpec) -> bool:
+        return isinstance(other, OptionalSpec) and overlap(self.value_spec, other.value_spec)
+
     def fits(self, value: Any) -> bool:
-        return isinstance(value, OptionalSpec) or hasattr(value, "has_value")
+        if isinstance(value, OptionalSpec):
+            return fits(self.value_spec, value.value_spec)
+        return hasattr(value, "has_value") and overlap(self.value_spec, value.element_spec)
 
     def __repr__(self) -> str:
         return f"OptionalSpec({self.value_spec!r},)"
@@ -381,6 +495,14 @@ def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
             f"{why}: elements must have the same structure and dtypes, got {first} and {second}"
         )
     return nest.unflatten(tree, leaves)
+
+
+def overlap(first: Any, second: Any) -> bool:
+    """Whether an element can fit both structures of specs."""
+    leaves, tree = nest.flatten(first)
+    others, other_tree = nest.flatten(second)
+    pairs = zip(leaves, others, strict=False)
+    return tree == other_tree and all(one.is_compatible_with(other) for one, other in pairs)
 
 
 def fits(spec: Any, value: Any) -> bool:

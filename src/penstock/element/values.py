@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock.element import nest, strings
+from penstock.element.datasets import Datasets
 from penstock.element.dtypes import DType, as_dtype, check_supported, of_numpy
 from penstock.element.dtypes import string as string_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import NoneTensorSpec, RaggedTensorSpec, TensorSpec, TypeSpec
 from penstock.element.strings import bytes_of
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 _INT32 = np.iinfo(np.int32)
 
@@ -65,7 +66,7 @@ def _as_leaf(value: Any) -> Any:
     remedy = "use arrays, numbers, strings, or tuples and dicts of them"
     if isinstance(value, Mapping):
         remedy = "convert it with dict(...)"
-    raise InvalidArgumentError(
+    raise UnfitTypeError(
         f"penstock: a value of type {kind.__name__} cannot be an element; {remedy}"
     )
 
@@ -111,6 +112,8 @@ def _advice(kinds: Iterable[type]) -> str:
 def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True) -> Any:
     """One array from a (nested) list; `narrowed` to TensorFlow's dtypes if no number is NumPy's."""
     kinds = strings.kinds(value)
+    if kinds and all(hasattr(kind, "__plan__") for kind in kinds):
+        return _stack_datasets(value)
     texts = [issubclass(kind, str | bytes) for kind in kinds]
     if any(texts) and not all(texts):
         raise InvalidArgumentError(
@@ -131,6 +134,17 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
     if any(texts):
         return array
     return _from_array(narrow(array) if narrowed and kinds <= _NUMBERS else array)
+
+
+def _stack_datasets(value: Any) -> Datasets:
+    """An array of datasets from a (nested) list."""
+    rows = [_stack_datasets(row) if isinstance(row, list | tuple) else row for row in value]
+    made = Datasets(rows)
+    try:
+        made.__leaf_spec__()
+    except InvalidTypeError as error:
+        raise InvalidArgumentError(error.message) from None
+    return made
 
 
 _NUMBERS = {bool, int, float, complex}

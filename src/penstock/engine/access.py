@@ -51,6 +51,7 @@ from penstock.plan.nodes import (
     TableRows,
     Tail,
     Take,
+    Unbatch,
     WithOptions,
     Zip,
 )
@@ -99,6 +100,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
             collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
             return partial(_batch, read[0], collate, size, length)
+        case Unbatch(_, rows) if rows is not None:
+            return partial(_unbatch, read[0], rows)
         case ShuffleBlocks():
             for rows in tables_of(node):
                 open_table(rows).keep_blocks(node.blocks)
@@ -229,6 +232,20 @@ def _batch(
 ) -> Chunk:
     members, sizes = groups(index, size, length)
     return collate_all(collate, read(members, epoch), sizes)
+
+
+def _unbatch(read: Access, rows: int, index: Index, epoch: Epoch) -> Chunk:
+    elements, within = np.divmod(array_of(index), rows)
+    numbers, where = np.unique(elements, return_inverse=True)
+    chunk = read(numbers, epoch)
+    parts = columns.unstack_all(chunk.columns)
+    if any((counts != rows).any() for _, counts in parts):
+        raise InvalidArgumentError(
+            f"Dataset.unbatch: the first elements have {rows} rows, but other elements have "
+            "another number, so there is no random access; iterate over the dataset"
+        )
+    unstacked = Chunk(chunk.tree, [column for column, _ in parts], len(chunk) * rows)
+    return unstacked.take(where * rows + within)
 
 
 def _shuffle(read: Access, node: Shuffle, index: Index, epoch: Epoch) -> Chunk:

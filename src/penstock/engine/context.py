@@ -94,7 +94,13 @@ class Context:
     @property
     def inline(self) -> bool:
         """Whether everything is to run in the caller's thread."""
-        return self.options.executor == "inline"
+        return self.options.executor == "inline" or DebugMode.enabled
+
+
+class DebugMode:
+    """Whether all iterators of this process run in the threads of their callers."""
+
+    enabled = False
 
 
 OpenPlan = Callable[[Node, State, Context], Stream]

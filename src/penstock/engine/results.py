@@ -158,7 +158,7 @@ class Results:
         if self._lists is None:
             self._lists = list_shapes(elements[0])
         indices = [i for i, x in enumerate(nest.flatten(elements[0])[0]) if type(x) is list]
-        found = [getattr(chunk.columns[i], "shape", (0, None))[1:] for i in indices]
+        found = [_row_shape(chunk.columns[i]) for i in indices]
         if found != self._lists:
             raise InvalidArgumentError("changed")
 
@@ -215,6 +215,14 @@ class Results:
                 "the list, so multiply a numpy.array; and return arrays if their shapes differ"
             )
         return changed_structure(self.where, *self._first, ordinal, text)
+
+
+def _row_shape(column: Any) -> Any:
+    """The shape of the rows, None if they have different ones."""
+    if not isinstance(column, list):
+        return column.shape[1:]
+    shapes = {np.shape(leaf) for leaf in column}
+    return shapes.pop() if len(shapes) == 1 else None
 
 
 def _describe_or_none(element: Any) -> str | None:

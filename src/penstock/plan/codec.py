@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element.chunk import Chunk
+from penstock.element.datasets import Datasets
 from penstock.element.ragged import Ragged
 from penstock.errors import DataLossError, InvalidArgumentError, OpError
 from penstock.plan import functions
@@ -127,7 +128,7 @@ def _members(value: Any) -> list[Any]:
             return [str(value.shape), *value.ravel().tolist()]
         case np.ndarray():
             return [str(value.shape), value.dtype.str, np.ascontiguousarray(value).tobytes()]
-        case list() | tuple():
+        case list() | tuple() | Datasets():
             return list(value)
         case bytes() | bytearray():
             return [bytes(value)]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidTypeError, UnfitTypeError
 
 
 class Trial(NamedTuple):
@@ -118,7 +118,7 @@ def _unwrap(call: Any) -> Any:
 def check_function(where: str, call: Any, arguments: int | None = None) -> Function:
     """`call` as a `Function`; raises if it cannot be called, or not with `arguments` values."""
     if not callable(call):
-        raise InvalidArgumentError(f"{where}: needs a function, got {call!r}")
+        raise UnfitTypeError(f"{where}: needs a function, got {call!r}")
     if arguments is not None:
         _check_arity(where, call, arguments)
     return call if isinstance(call, Function) else Function(call)

@@ -926,6 +926,8 @@ class Unbatch(Node):
 
     input: Node
     rows: int | None = None
+    even: bool = False
+    """Whether every element has `rows` rows, so that a row can be found by its index."""
 
     traits = Trait.ELEMENTWISE | Trait.SAME_ON_FILES
 
@@ -939,7 +941,9 @@ class Unbatch(Node):
             return count
         return count * self.rows if self.rows else UNKNOWN
 
-    reason = "the number of rows of an element is not known in advance"
+    @property
+    def obstacle(self) -> str | None:
+        return None if self.even else "the number of rows of an element is not known in advance"
 
 
 @node

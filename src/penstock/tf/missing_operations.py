@@ -83,7 +83,6 @@ INSTEAD = {
     "data.Dataset.sparse_batch": "use ragged_batch, which makes ragged rows",
     "data.experimental.copy_to_device": "use Dataset.as_torch or Dataset.as_jax",
     "data.experimental.dense_to_sparse_batch": "use dense_to_ragged_batch",
-    "data.experimental.enable_debug_mode": "functions are Python: set a breakpoint in them",
     "data.experimental.from_variant": "pass datasets as Python objects",
     "data.experimental.get_model_proto": "print(iterator.profile())",
     "data.experimental.make_saveable_from_iterator": "use tf.train.Checkpoint, or state_dict()",

@@ -30,6 +30,7 @@ from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ported_functions import (
     Ported,
     PortedGenerator,
+    PortedMap,
     PortedRandom,
     set_dataset_class,
     unwrap,
@@ -107,7 +108,7 @@ class PortedDataset(Dataset):
             made = self._plain.map(PortedRandom(map_func), *args, **kwargs, random=True)
             return as_ported(made)
         made = self._plain.map(
-            Ported(map_func) if callable(map_func) else map_func, *args, **kwargs
+            PortedMap(map_func) if callable(map_func) else map_func, *args, **kwargs
         )
         return as_ported(made)
 

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.data.dataset import Dataset
 from penstock.distribute.values.variables import Variable
 from penstock.element import nest
+from penstock.element.datasets import Datasets
 from penstock.element.ragged import Ragged
 from penstock.tf.drawing import drawing_from
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
@@ -47,6 +48,8 @@ def wrap(value: Any) -> Any:
         return RaggedTensor(value)
     if isinstance(value, Dataset):
         return _PORTED[0](value)
+    if kind is Datasets:
+        return Datasets([wrap(row) for row in value])
     if kind in _AS_THEY_ARE:
         return value
     leaves, tree = nest.flatten(value)
@@ -106,7 +109,15 @@ class Ported:
         return hash(self.__wrapped__)
 
 
-class PortedRandom(Ported):
+class PortedMap(Ported):
+    """The function of a `map`: a list that it returns is a tuple, as in TensorFlow."""
+
+    def __call__(self, *args: Any) -> Any:
+        made = super().__call__(*args)
+        return tuple(made) if type(made) is list else made
+
+
+class PortedRandom(PortedMap):
     """A function that draws random numbers: its last argument is the generator of the element."""
 
     def __call__(self, *args: Any) -> Any:

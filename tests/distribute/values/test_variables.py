@@ -671,10 +671,40 @@ def test_synchronization_none_needs_no_scope(two: MirroredStrategy) -> None:
         made(two, 1.0, synchronization=apart)
 
 
-def test_variables_are_made_before_run(two: MirroredStrategy) -> None:
-    message = r"Variable: made inside Strategy.run, as replica 0; make it before, under strategy"
-    with pytest.raises(FailedPreconditionError, match=message):
-        two.run(lambda: tf.Variable(1.0))
+def test_replicas_make_a_variable_together(two: MirroredStrategy) -> None:
+    seen = []
+
+    def step() -> Any:
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        v = tf.Variable(1.0 + number, name="w", aggregation=SUM)
+        seen.append(v)
+        return v.assign_add(1.0 + number)
+
+    assert two.experimental_local_results(two.run(step)) == (4.0, 4.0)
+    assert seen[0] is seen[1]
+    assert copies(seen[0]) == [4.0, 4.0]
+    assert isinstance(seen[0], MirroredVariable)
+    assert seen[0].name == "w:0"
+
+
+def test_a_variable_of_run_may_be_synchronized_on_read(two: MirroredStrategy) -> None:
+    def step() -> Any:
+        v = tf.Variable(lambda: 0.0, synchronization=ON_READ, aggregation=SUM)
+        v.assign_add(1.0)
+        return v
+
+    made_there = two.run(step)
+    assert copies(made_there) == [1.0, 1.0]
+    assert OneDeviceStrategy("CPU:0").run(lambda: tf.Variable(2.0)).numpy() == 2.0
+
+
+def test_all_replicas_must_make_the_variable(two: MirroredStrategy) -> None:
+    def step() -> None:
+        if tf.distribute.get_replica_context().replica_id_in_sync_group == 0:
+            tf.Variable(1.0)
+
+    with pytest.raises(FailedPreconditionError, match="returned without calling it"):
+        two.run(step)
 
 
 def test_under_one_device_variables_are_plain() -> None:

@@ -21,11 +21,13 @@ from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.element.spec import TensorSpec
 from penstock.element.values import zeros
+from penstock.engine.context import DebugMode
 from penstock.errors import (
     InvalidArgumentError,
-    InvalidTypeError,
     NotAConfigError,
+    NotADatasetError,
     OutOfRangeError,
+    UnfitTypeError,
 )
 from penstock.plan.nodes import AssertCardinality, Data, GroupByReducer, Slices
 
@@ -95,6 +97,7 @@ def at(dataset: Dataset, index: int) -> Any:
     >>> print(at(Dataset.range(5).batch(2), 1))
     [2 3]
     """
+    check.plan_of("at", "dataset", dataset)
     number = check.integer("at", "index", index)
     if number < 0:
         raise OutOfRangeError(f"at: index must be at least 0, got {number}")
@@ -110,12 +113,31 @@ def get_single_element(dataset: Dataset) -> Any:
     return dataset.get_single_element()
 
 
+def enable_debug_mode() -> None:
+    """Runs prefetch and parallel calls in the caller's thread, so that breakpoints stop there.
+
+    It applies to all iterators of this process that are opened afterwards, and stays on. For one
+    dataset, set `Options.executor` to "inline".
+
+    >>> Dataset.range(3).map(lambda x: x, num_parallel_calls=2).with_options(
+    ...     Options(executor="inline")
+    ... ).reduce(np.int64(0), lambda state, x: state + x)
+    np.int64(3)
+    """
+    DebugMode.enabled = True
+
+
 def get_structure(dataset_or_iterator: Any) -> Any:
     """What an element looks like: `element_spec`.
 
     >>> get_structure(Dataset.range(3))
     TensorSpec(shape=(), dtype=tf.int64, name=None)
     """
+    if not hasattr(dataset_or_iterator, "element_spec"):
+        raise NotADatasetError(
+            "get_structure: dataset_or_iterator must be a Dataset or an Iterator, got "
+            f"{check.describe(dataset_or_iterator)}"
+        )
     return dataset_or_iterator.element_spec
 
 
@@ -137,7 +159,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
     """
     where = "from_list"
     if not isinstance(elements, list):
-        raise InvalidTypeError(f"{where}: needs a list of elements, got {check.describe(elements)}")
+        raise UnfitTypeError(f"{where}: needs a list of elements, got {check.describe(elements)}")
     if not elements:
         raise InvalidArgumentError(f"{where}: needs at least one element")
     converted = [check.element(where, element) for element in elements]
@@ -262,10 +284,18 @@ def parallel_interleave(
 ) -> Transformation:
     """`Dataset.interleave` with parallel calls, for `apply`; `sloppy` gives up the order.
 
+    The sizes of its buffers are checked and not used: threads read ahead as far as it helps.
+
     >>> twice = parallel_interleave(lambda x: Dataset.from_tensors(x).repeat(2), cycle_length=2)
     >>> print(*Dataset.range(4).apply(twice))
     0 1 0 1 2 3 2 3
     """
+    for name, size, least in (
+        ("buffer_output_elements", buffer_output_elements, 1),
+        ("prefetch_input_elements", prefetch_input_elements, 0),
+    ):
+        if size is not None:
+            check.integer("parallel_interleave", name, size, at_least=least)
     return lambda dataset: dataset.interleave(
         map_func,
         cycle_length=cycle_length,
@@ -284,12 +314,22 @@ def map_and_batch(
 ) -> Transformation:
     """`Dataset.map` and then `Dataset.batch`, for `apply`.
 
+    `num_parallel_batches` is another way to say `num_parallel_calls`, in batches.
+
     >>> print(*Dataset.range(4).apply(map_and_batch(lambda x: x * x, 2)))
     [0 1] [4 9]
     """
-    return lambda dataset: dataset.map(map_func, num_parallel_calls).batch(
-        batch_size, drop_remainder
-    )
+    where = "map_and_batch"
+    if num_parallel_batches is not None and num_parallel_calls is not None:
+        raise InvalidArgumentError(
+            f"{where}: num_parallel_batches={num_parallel_batches} and num_parallel_calls="
+            f"{num_parallel_calls} say the same; give one of them"
+        )
+    calls = num_parallel_calls
+    if num_parallel_batches is not None:
+        size = check.integer(where, "batch_size", batch_size, at_least=1)
+        calls = size * check.integer(where, "num_parallel_batches", num_parallel_batches, 1)
+    return lambda dataset: dataset.map(map_func, calls).batch(batch_size, drop_remainder)
 
 
 def shuffle_and_repeat(
@@ -301,6 +341,8 @@ def shuffle_and_repeat(
     >>> sorted(dataset)[:3]
     [np.int64(0), np.int64(0), np.int64(1)]
     """
+    if count is not None and check.integer("shuffle_and_repeat", "count", count) == 0:
+        raise InvalidArgumentError("shuffle_and_repeat: count must not be 0")
     return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
 
 

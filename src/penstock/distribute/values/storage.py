@@ -48,7 +48,7 @@ def _leaf_of(value: Any, dtype: Any) -> Any:
     try:
         leaf = as_value(value, wanted)
     except OpError as error:
-        kind = InvalidTypeError if isinstance(error, TypeError) else InvalidArgumentError
+        kind = InvalidArgumentError if isinstance(error, ValueError) else InvalidTypeError
         reason = _reason(error).partition(";")[0]
         raise kind(f"Variable: {value!r:.60} is no initial value: {reason}; {_REMEDY}") from error
     if not isinstance(leaf, np.ndarray | np.generic | bytes):

@@ -29,7 +29,7 @@ from penstock.distribute.values.storage import (
     refuse_traced,
 )
 from penstock.element.dtypes import as_dtype
-from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
+from penstock.errors import InvalidArgumentError, InvalidTypeError
 
 
 class VariableSynchronization(Enum):
@@ -116,6 +116,8 @@ class Variable(ActsAsValue):
                 f"Variable: takes initial_value and trainable by position, got {len(given)} "
                 "arguments; pass the rest by name, such as name= and dtype="
             )
+        if made and _is_in_run():
+            return _make_in_run(given, named | {"synchronization": synchronization})
         return super().__new__(_kind_here(synchronization) if made else cls)
 
     def __init__(
@@ -131,6 +133,8 @@ class Variable(ActsAsValue):
         constraint: Callable[[Any], Any] | None = None,
         validate_shape: bool = True,
     ) -> None:
+        if "_strategy" in vars(self):
+            return  # The replicas have made it together.
         self._describe(trainable, name, synchronization, aggregation or NONE)
         self._constraint = constraint
         value = initial_value_of(initial_value, dtype)
@@ -323,13 +327,23 @@ class VariableCopy(Variable):
         self._put_value(container._strategy._replicas, index, value)
 
 
+def _is_in_run() -> bool:
+    return replica_context.current_standpoint()[1] is not None and replica_context.has_strategy()
+
+
+def _make_in_run(given: tuple[Any, ...], named: dict[str, Any]) -> Variable:
+    """One variable for all replicas, which create it at the same time.
+
+    Its initial value is that of the first replica, as in TensorFlow.
+    """
+    replica = replica_context.get_replica_context()
+    assert replica is not None
+    made: Variable = replica.merge_call(lambda strategy: Variable(*given, **named))
+    return made
+
+
 def _kind_here(synchronization: VariableSynchronization) -> type[Variable]:
     """The class of a variable that is created under the current strategy."""
-    strategy, replica = replica_context.current_standpoint()
-    if replica is not None and replica_context.has_strategy():
-        raise FailedPreconditionError(
-            f"Variable: made inside Strategy.run, as replica {replica._id}; "
-            "make it before, under strategy.scope()"
-        )
+    strategy = replica_context.get_strategy()
     kind: type[Variable] | None = strategy._variable_kind(synchronization)
     return kind or Variable

@@ -10,7 +10,7 @@ from penstock.element.chunk import Chunk
 from penstock.engine.access import leaf, pair
 from penstock.engine.contract import State, Stream
 from penstock.engine.inlets import Counted, discard
-from penstock.errors import FailedPreconditionError, InvalidTypeError
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.nodes import INFINITE
 
 
@@ -102,8 +102,12 @@ class UniqueStream(Stream):
     def pull(self, limit: int) -> Chunk:
         while True:
             rows = self.inputs[0].pull(limit)
+            if len(rows.columns) != 1:
+                raise InvalidArgumentError(
+                    f"Dataset.unique: elements must have one component, got {len(rows.columns)}"
+                )
             new = []
-            for index, value in enumerate(rows.elements()):
+            for index, value in enumerate(rows.columns[0]):
                 key = self._key(value)
                 if key not in self._seen:
                     self._seen[key] = None
@@ -112,14 +116,15 @@ class UniqueStream(Stream):
                 return rows.take(np.array(new))
 
     def _key(self, value: Any) -> Any:
+        """What identifies a value: itself, or the text of an array."""
         if isinstance(value, bytes):
             return value
-        if getattr(value, "dtype", None) not in (np.int32, np.int64) or np.ndim(value):
+        dtype = getattr(value, "dtype", None)
+        if dtype not in (np.int32, np.int64) and getattr(dtype, "kind", "") != "O":
             raise InvalidTypeError(
-                "Dataset.unique: elements must be single int32, int64 or string values, "
-                f"got {value!r:.60}"
+                f"Dataset.unique: elements must be int32, int64 or strings, got {value!r:.60}"
             )
-        return int(value)
+        return repr(value.tolist()) if np.ndim(value) else int(value)
 
     def state(self) -> State:
         return list(self._seen)

@@ -19,7 +19,7 @@ from penstock.engine.inlets import BUDGET, FedStream, Place
 from penstock.engine.results import Results
 from penstock.engine.trail import drawing_numbers, put_turn
 from penstock.engine.user_calls import Calls, FailedCall, Origin, Seeded
-from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError
+from penstock.errors import InvalidArgumentError, InvalidTypeError, OpError, UnfitTypeError
 from penstock.plan.nodes import Filter, IgnoreErrors, Map, Scan, TakeWhile
 from penstock.plan.seeds import numbers_from
 
@@ -251,7 +251,7 @@ def check_state(where: str, state: Any, new: Any) -> Any:
         new = tuple(new)
     leaves = nest.flatten(new)[0]
     if len(leaves) != len(old_leaves):
-        raise InvalidTypeError(f"{where} changed the structure of its state; got {new!r:.60}")
+        raise UnfitTypeError(f"{where} changed the structure of its state; got {new!r:.60}")
     values = [as_value(leaf) for leaf in leaves]
     for old, value in zip(old_leaves, values, strict=True):
         if leaf_kind(old) != leaf_kind(value):

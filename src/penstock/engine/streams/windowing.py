@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from penstock.engine.copies import copy_unowned
 from penstock.engine.inlets import FedStream
 from penstock.engine.streams.elementwise import check_state
 from penstock.engine.user_calls import Calls
-from penstock.errors import InvalidArgumentError, NotADatasetError, kind_of
+from penstock.errors import InvalidArgumentError, NotADatasetError, UnfitTypeError, kind_of
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Data, GroupByReducer, GroupByWindow, Node, Slices, Window
 
@@ -182,7 +183,8 @@ class GroupByWindowStream(FedStream):
     def _size(self, key: int) -> int:
         size = self._node.size
         if isinstance(size, Function):
-            size = int(Calls("group_by_window", size).plain(self._count, np.int64(key)))
+            calls = Calls("group_by_window", size)
+            size = check_size(calls.where, calls.plain(self._count, np.int64(key)))
         if size < 1:
             raise InvalidArgumentError(
                 f"Dataset.group_by_window: window_size must be at least 1, got {size}"
@@ -269,10 +271,18 @@ def check_key(where: str, key: Any) -> int:
     if isinstance(key, np.ndarray) and key.ndim == 0:
         key = key[()]
     if type(key) not in (int, np.int64):
-        raise InvalidArgumentError(
+        raise UnfitTypeError(
             f"{where} returned {key!r:.60} ({type(key).__name__}); a key must be one int64"
         )
     return int(key)
+
+
+def check_size(where: str, size: Any) -> int:
+    """The size of a window, as a function returned it."""
+    try:
+        return operator.index(size)
+    except TypeError:
+        raise UnfitTypeError(f"{where} returned {size!r:.60}; a size must be one int64") from None
 
 
 def plan_of(where: str, made: Any) -> Node:

@@ -1,0 +1,65 @@
+"""Single elements by index, through a cache, a stated number of elements, and rows of batches."""
+
+import numpy as np
+import pytest
+
+from penstock import Dataset, errors
+from penstock.data import experimental
+
+
+def test_a_cache_is_read_by_index():
+    calls = []
+    dataset = Dataset.range(3).map(lambda x: calls.append(x) or x * 10).cache()
+    assert dataset[2] == 20
+    list(dataset)
+    calls.clear()
+    assert [int(dataset[i]) for i in range(3)] == [0, 10, 20]
+    assert not calls
+    with pytest.raises(IndexError, match="there are 3 elements"):
+        dataset[3]
+
+
+def test_the_first_access_fills_a_cache_whose_input_has_no_index():
+    calls = []
+    dataset = Dataset.range(10).filter(lambda x: calls.append(x) or x % 2 == 0).cache()
+    assert [int(dataset[i]) for i in (4, 1)] == [8, 2]
+    assert calls[-10:] == list(range(10))  # Before it, a check of the result.
+    assert len(calls) == 11
+    with pytest.raises(errors.UnimplementedError, match="no random access"):
+        dataset.repeat().filter(lambda x: True).cache()[0]
+    with pytest.raises(errors.OutOfRangeError, match="there are only 5 elements"):
+        dataset[5]
+
+
+def test_fewer_elements_than_stated_are_an_error_behind_the_last():
+    dataset = Dataset.range(3).apply(experimental.assert_cardinality(5))
+    assert dataset[2] == 2
+    with pytest.raises(errors.FailedPreconditionError, match="there are only 3 elements"):
+        dataset[3]
+
+
+def test_rows_of_equal_batches_have_an_index():
+    rows = Dataset.from_tensor_slices(([[1, 2], [3, 4]], [[5, 6], [7, 8]])).unbatch()
+    assert [tuple(map(int, rows[i])) for i in range(4)] == [(1, 5), (2, 6), (3, 7), (4, 8)]
+    mapped = Dataset.range(4).map(lambda x: np.array([x, -x])).cache().unbatch()
+    assert [int(mapped[i]) for i in (0, 3, 7)] == [0, -1, -3]
+    with pytest.raises(IndexError, match="there are 4 elements"):
+        rows[4]
+
+
+def test_rows_of_other_batches_have_none():
+    with pytest.raises(errors.UnimplementedError, match="unbatch"):
+        Dataset.range(5).batch(2).unbatch()[0]
+    late = Dataset.range(20).map(lambda x: np.zeros(2 if x < 9 else 3)).unbatch()
+    assert late[3] == 0
+    with pytest.raises(errors.InvalidArgumentError, match="the first elements have 2 rows"):
+        late[18]
+
+
+def test_rows_are_counted_on_the_first_elements():
+    dataset = Dataset.range(4).map(lambda x: np.zeros(3)).unbatch()
+    assert dataset.cardinality() == len(dataset) == 12
+    assert dataset.shuffle(4).repeat(2).prefetch(1).cardinality() == 24
+    assert Dataset.range(20).map(lambda x: np.zeros(1 + (x > 5))).unbatch().cardinality() == -2
+    assert Dataset.range(20).map(lambda x: 1 // 0).unbatch().cardinality() == -2
+    assert Dataset.range(4).map(lambda x: np.zeros(3)).rebatch(2).cardinality() == -2
