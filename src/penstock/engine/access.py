@@ -100,8 +100,8 @@ def access(node: Node, specs: Specs, take: TakeRows = columns.take) -> Access:
             collate = collate_of(node, lambda: specs(node))
             length = source.cardinality if source.cardinality >= 0 else 1 << 62
             return partial(_batch, read[0], collate, size, length)
-        case Unbatch(_, rows) if rows is not None:
-            return partial(_unbatch, read[0], rows)
+        case Unbatch(rows=int() as count):
+            return partial(_unbatch, read[0], count)
         case ShuffleBlocks():
             for rows in tables_of(node):
                 open_table(rows).keep_blocks(node.blocks)
