@@ -178,7 +178,11 @@ class TypeSpec:
         return self == other
 
     def is_subtype_of(self, other: Any) -> bool:
-        """Whether every value that fits this spec fits the other one."""
+        """Whether every value that fits this spec fits the other one.
+
+        >>> TensorSpec([2], np.int64).is_subtype_of(TensorSpec([None], np.int64))
+        True
+        """
         return isinstance(other, TypeSpec) and other.fits(self)
 
     def most_specific_common_supertype(self, others: Any) -> TypeSpec | None:
@@ -196,7 +200,11 @@ class TypeSpec:
         return spec
 
     def most_specific_compatible_type(self, other: TypeSpec) -> TypeSpec:
-        """The most specific spec that fits the values of both."""
+        """The most specific spec that fits the values of both.
+
+        >>> TensorSpec([2], np.int64).most_specific_compatible_type(TensorSpec([3], np.int64))
+        TensorSpec(shape=(None,), dtype=tf.int64, name=None)
+        """
         spec = self.most_specific_common_supertype([other])
         if spec is None:
             raise InvalidArgumentError(f"TypeSpec: no spec fits both {self} and {other}")
@@ -378,7 +386,12 @@ class DatasetSpec(TypeSpec):
 
     @staticmethod
     def from_value(value: Any) -> DatasetSpec:
-        """The spec of a dataset."""
+        """The spec of a dataset.
+
+        >>> import penstock
+        >>> DatasetSpec.from_value(penstock.data.Dataset.range(3))
+        DatasetSpec(TensorSpec(shape=(), dtype=tf.int64, name=None), TensorShape([]))
+        """
         return DatasetSpec(value.element_spec)
 
     def batch(self, size: int | None) -> DatasetSpec:
@@ -450,7 +463,12 @@ class OptionalSpec(TypeSpec):
 
     @staticmethod
     def from_value(value: Any) -> OptionalSpec:
-        """The spec of an `Optional`."""
+        """The spec of an `Optional`.
+
+        >>> from penstock.element.optional import Optional
+        >>> OptionalSpec.from_value(Optional.from_value(3))
+        OptionalSpec(TensorSpec(shape=(), dtype=tf.int32, name=None),)
+        """
         return OptionalSpec(value.element_spec)
 
     def _overlaps(self, other: TypeSpec) -> bool:

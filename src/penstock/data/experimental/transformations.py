@@ -119,10 +119,10 @@ def enable_debug_mode() -> None:
     It applies to all iterators of this process that are opened afterwards, and stays on. For one
     dataset, set `Options.executor` to "inline".
 
-    >>> Dataset.range(3).map(lambda x: x, num_parallel_calls=2).with_options(
-    ...     Options(executor="inline")
-    ... ).reduce(np.int64(0), lambda state, x: state + x)
-    np.int64(3)
+    >>> from penstock.data import Options
+    >>> ds = Dataset.range(3).map(lambda x: x + 1, num_parallel_calls=2).prefetch(2)
+    >>> print(*ds.with_options(Options(executor="inline")))
+    1 2 3
     """
     DebugMode.enabled = True
 
