@@ -52,14 +52,17 @@ def test_names_of_launched_services_are_words(name):
 @pytest.mark.parametrize(
     ("cpus", "free", "reason"),
     [
-        (1, 0.5, "no room for a worker, which needs 1 CPU: 0.5 of 6 CPU on 2 nodes are free"),
-        (8, 6.0, "a worker needs 8 CPU, and the largest node of Ray has 4"),
-        (1, 2.0, "the workers have not started yet"),
+        (1, [0.5], "no room for a worker, which needs 1 CPU: 0.5 of 6 CPU on 2 nodes are free"),
+        (1, [0.5, 0.75], "1.25 of 6 CPU on 2 nodes are free, at most 0.75 on one node"),
+        (1, [], "no room for a worker, which needs 1 CPU: 0 of 6 CPU on 2 nodes are free"),
+        (8, [4.0, 2.0], "a worker needs 8 CPU, and the largest node of Ray has 4"),
+        (1, [0.0, 2.0], "the workers have not started yet"),
     ],
 )
 def test_a_shortage_names_the_resource(cpus, free, reason):
     nodes = [{"CPU": 4.0, "memory": 1e9}, {"CPU": 2.0}]
-    assert reason in ray_actors.describe_shortage(cpus, nodes, {"CPU": free})
+    left = [{"CPU": each} for each in free]
+    assert reason in ray_actors.describe_shortage(cpus, nodes, left)
 
 
 def test_journals_that_killed_actors_have_left_are_removed(tmp_path):

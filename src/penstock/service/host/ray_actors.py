@@ -245,7 +245,14 @@ class RayWorkers:
 
     def _describe_shortage(self) -> str:
         alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return describe_shortage(self._cpus, alive, self._ray.available_resources())
+        return describe_shortage(self._cpus, alive, self._find_free())
+
+    def _find_free(self) -> list[Mapping[str, float]]:
+        """What is free on each node; if this Ray does not tell that, on all nodes together."""
+        state = load_extra("ray._private.state", "ray://", "ray")
+        with suppress(Exception):  # It is not public, so it may differ in another version of Ray.
+            return list(state.available_resources_per_node().values())
+        return [self._ray.available_resources()]
 
     def close(self) -> None:
         with self._lock:
@@ -259,18 +266,20 @@ STARTING = "the workers have not started yet"
 
 
 def describe_shortage(
-    cpus: float, nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
+    cpus: float, nodes: Sequence[Mapping[str, float]], free: Sequence[Mapping[str, float]]
 ) -> str:
-    """Why Ray has no room for a worker, from the resources of its nodes, and what is free."""
+    """Why Ray has no room for a worker, from what its nodes have, and what is free on each."""
     largest = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
-    total, left = sum(node.get("CPU", 0.0) for node in nodes), free.get("CPU", 0.0)
+    total = sum(node.get("CPU", 0.0) for node in nodes)
+    left = [node.get("CPU", 0.0) for node in free] or [0.0]
     if largest < cpus:
         return f"a worker needs {cpus:g} CPU, and the largest node of Ray has {largest:g}"
-    if left >= cpus:
+    if max(left) >= cpus:
         return STARTING
+    spread = f", at most {max(left):g} on one node" if sum(left) >= cpus else ""
     return (
-        f"Ray has no room for a worker, which needs {cpus:g} CPU: {left:g} of {total:g} CPU on "
-        f"{len(nodes)} nodes are free"
+        f"Ray has no room for a worker, which needs {cpus:g} CPU: {sum(left):g} of {total:g} CPU "
+        f"on {len(nodes)} nodes are free{spread}"
     )
 
 
