@@ -1,8 +1,8 @@
 """Time series: windows of several series, shuffled, with the next value as the label.
 
-Windows are views of the series, so that they take no memory, and none of them crosses from one
-series to the next. The last tenth of each series is held out. `shuffle` holds nothing either: a
-batch gathers its rows from the series.
+The dataset has the starts of the windows, which are views of the series: a batch gathers its rows
+there, and neither windows nor the shuffle take memory. No window crosses from one series to the
+next. The last tenth of each series is held out.
 
 It prints:
 
@@ -25,19 +25,18 @@ def make_series(lengths):
     return [(wave + random.normal(0, 0.05, len(wave))).astype(np.float32) for wave in waves]
 
 
-def windows_of(series):
-    """Each window has LENGTH values and the one after them."""
-    views = [np.lib.stride_tricks.sliding_window_view(one, LENGTH + 1) for one in series]
-    dataset = Dataset.from_tensor_slices(views[0])
-    for view in views[1:]:
-        dataset = dataset.concatenate(Dataset.from_tensor_slices(view))
-    return dataset
+def find_windows(series):
+    """Where each window of LENGTH values and the one after them starts, in all series together."""
+    ends = np.cumsum([len(one) for one in series])
+    parts = zip(series, ends, strict=True)
+    return np.concatenate([np.arange(end - len(one), end - LENGTH) for one, end in parts])
 
 
 def make_batches(series, batch=64):
-    windows = windows_of(series)
-    batches = windows.shuffle(len(windows), seed=1).batch(batch)
-    return batches.map(lambda rows: (rows[:, :-1], rows[:, -1])).prefetch(2)
+    starts = find_windows(series)
+    windows = np.lib.stride_tricks.sliding_window_view(np.concatenate(series), LENGTH + 1)
+    dataset = Dataset.from_tensor_slices(starts).shuffle(len(starts), seed=1).batch(batch)
+    return dataset.map(lambda rows: (windows[rows, :-1], windows[rows, -1])).prefetch(2)
 
 
 def main():
@@ -46,7 +45,7 @@ def main():
     test = [one[len(one) * 9 // 10 - LENGTH :] for one in series]
     lengths = [str(len(one)) for one in series]
     print(f"3 series of {', '.join(lengths[:-1])} and {lengths[-1]} values")
-    count, held_out = len(windows_of(train)), len(windows_of(test))
+    count, held_out = len(find_windows(train)), len(find_windows(test))
     print(f"{count} windows of {LENGTH} values to train on, {held_out} to test")
 
     weights = np.zeros(LENGTH, np.float32)
