@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import huggingface_hub
 import numpy as np
 import pytest
 from PIL import Image
@@ -23,7 +24,13 @@ from penstock.data import (
     TFRecordDataset,
 )
 from penstock.data.experimental import CsvDataset
-from penstock.errors import FailedPreconditionError, NotFoundError, UnimplementedError
+from penstock.engine.formats.remote_files import connect
+from penstock.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+    UnimplementedError,
+)
 from penstock.io import TFRecordWriter, list_classes, read_file
 from tests.engine.formats.remote_places import serve_http, serve_s3, upload
 from tests.engine.formats.table_samples import GOLDEN, plain
@@ -239,7 +246,10 @@ def test_a_file_of_s3_that_changes_while_it_is_read_is_named(large: tuple[str, b
         list(iterator)
 
 
-@pytest.mark.parametrize(("url", "package"), [("s3://a/b", "s3fs"), ("http://a/b", "aiohttp")])
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [("s3://a/b", "s3fs"), ("http://a/b", "aiohttp"), ("gs://a/b", "gcsfs")],
+)
 def test_a_missing_package_is_named(
     url: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,3 +263,31 @@ def test_a_missing_package_is_named(
         read_file(url)
     with pytest.raises(UnimplementedError, match=message):
         Dataset.from_parquet(url)
+
+
+def test_hugging_face_urls_reach_its_file_system() -> None:
+    system, path = connect("hf://datasets/user/name/train.parquet")
+    assert type(system) is huggingface_hub.HfFileSystem
+    assert path == "datasets/user/name/train.parquet"
+
+
+def test_hugging_face_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise http_error()("Name or service not known")
+
+    for method in ("cat_file", "info", "invalidate_cache", "open"):
+        monkeypatch.setattr(huggingface_hub.HfFileSystem, method, fail)
+    url = "hf://datasets/user/name/train.parquet"
+    message = f"'{url}' cannot be reached \\(Name or service not known\\)"
+    with pytest.raises(UnavailableError, match=f"io.read_file: {message}"):
+        read_file(url)
+    with pytest.raises(UnavailableError, match=f"Dataset.from_parquet: {message}"):
+        Dataset.from_parquet(url)
+
+
+def http_error() -> type[Exception]:
+    """What huggingface_hub raises if a server cannot be reached."""
+    bases = importlib.import_module("huggingface_hub.errors").HfHubHTTPError.__mro__
+    names = {base.__module__.partition(".")[0] for base in bases} & {"httpx", "httpx2"}
+    error: type[Exception] = importlib.import_module(names.pop()).ConnectError
+    return error

@@ -102,6 +102,10 @@ def begin(system: Any, request: Coroutine[Any, Any, Result]) -> Future[Result]:
     return asyncio.run_coroutine_threadsafe(request, system.loop)
 
 
+_CLIENTS = ("aiohttp", "httpx", "httpx2")
+"""The packages whose errors are failures of HTTP, but not all OSErrors."""
+
+
 def _origin(error: Exception) -> Exception:
     """The cause: fsspec reports each failed description of a web address as a missing file."""
     cause = error.__cause__
@@ -115,9 +119,10 @@ def _origin(error: Exception) -> Exception:
 
 def _status(error: BaseException | None) -> int | None:
     """The status of an HTTP answer; 0 for other failures of its client."""
-    if error is None or not type(error).__module__.startswith("aiohttp."):
+    if error is None or type(error).__module__.partition(".")[0] not in _CLIENTS:
         return None
-    return int(getattr(error, "status", 0))
+    answer = getattr(error, "response", None)  # Of httpx, which huggingface_hub uses.
+    return int(getattr(error, "status", getattr(answer, "status_code", 0)))
 
 
 def is_passing(error: Exception) -> bool:
