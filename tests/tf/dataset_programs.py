@@ -700,3 +700,52 @@ def load_without_compression(tf: Any, folder: pathlib.Path) -> Any:
         "plain as packed": elements(lambda: load(plain, compression="GZIP")),
         "nowhere": elements(lambda: load(str(folder / "nowhere"))),
     }
+
+
+@program
+def csv_rows(tf: Any, folder: pathlib.Path) -> Any:
+    path = folder / "rows.csv"
+    path.write_text("1,2,x\n3,,y\n")
+    make = tf.data.experimental.CsvDataset
+
+    def run(defaults: Any, **options: Any) -> Any:
+        return elements(
+            lambda: make(str(path), defaults() if callable(defaults) else defaults, **options)
+        )
+
+    good = [[0], [0], [""]]
+    return {
+        "plain": run(good),
+        "dtypes": run(lambda: [tf.int32, tf.int32, tf.string]),
+        "matrix": run([[[1, 2], [3, 4]], [0], [""]]),
+        "two values": run([[1, 2], [0], [""]]),
+        "matrix of one": run([[[1]], [0], [""]]),
+        "complex": run(lambda: [tf.complex64, tf.int32, tf.string]),
+        "bool": run(lambda: [tf.bool, tf.int32, tf.string]),
+        "none": run(None),
+        "number": run(3),
+        "no columns": run([]),
+        "buffer 0": run(good, buffer_size=0),
+        "buffer -1": run(good, buffer_size=-1),
+        "buffer text": run(good, buffer_size="x"),
+        "buffer float": run(good, buffer_size=1.5),
+        "delimiters": run(good, field_delim="::"),
+        "no delimiter": run(good, field_delim=""),
+        "delimiter number": run(good, field_delim=3),
+        "compression": run(good, compression_type="LZ4"),
+        "gzip": run(good, compression_type="GZIP"),
+        "select": run([[0], [""]], select_cols=[0, 2]),
+        "select falling": run([[0], [""]], select_cols=[2, 0]),
+        "select negative": run([[0], [""]], select_cols=[-1, 0]),
+        "select too few": run([[0], [""]], select_cols=[0]),
+        "select too large": run([[0], [""]], select_cols=[0, 9]),
+        "select text": run([[0], [""]], select_cols=["a", "b"]),
+        "select and exclude": run([[0]], select_cols=[0], exclude_cols=[1]),
+        "exclude": run([[0], [""]], exclude_cols=[1]),
+        "exclude falling": run([[0]], exclude_cols=[2, 1]),
+        "header": run(good, header=True),
+        "header text": run(good, header="x"),
+        "no file": elements(lambda: make(str(folder / "none"), good)),
+        "file number": elements(lambda: make(3, good)),
+        "na": run(good, na_value="x"),
+    }

@@ -234,3 +234,19 @@ def test_a_saved_dataset_knows_its_compression(tmp_path):
     assert list(Dataset.load(str(tmp_path))) == [0, 1, 2]
     with pytest.raises(DataLossError, match="was written with compression 'GZIP'"):
         list(Dataset.load(str(tmp_path), compression="NONE"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"field_delim": "::"}, InvalidArgumentError, "field_delim must be one character"),
+        ({"compression_type": "LZ4"}, InvalidArgumentError, "compression_type must be"),
+        ({"buffer_size": 0}, InvalidArgumentError, "buffer_size must be at least 1, got 0"),
+        ({"record_defaults": []}, InvalidArgumentError, "must be of one or more columns, got 0"),
+        ({"select_cols": [0, 1]}, InvalidArgumentError, "of the 2 selected columns, got 1"),
+        ({"record_defaults": [np.bool_]}, UnfitTypeError, "must be one of int32, .*, got bool"),
+    ],
+)
+def test_arguments_of_csv_files_are_checked_at_the_call(options, error, match):
+    with pytest.raises(error, match=f"CsvDataset: .*{match}"):
+        exp.CsvDataset(**{"filenames": "none", "record_defaults": [0]} | options)

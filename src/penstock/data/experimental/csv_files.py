@@ -21,8 +21,9 @@ from penstock.data.skipping import BadFiles
 from penstock.element.dtypes import DType, as_dtype
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
-from penstock.engine.formats.csv import ENCODING, Field, convert_row
-from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.engine.formats.csv import ENCODING, Field, check_delimiter, convert_row
+from penstock.engine.formats.files import check_compression
+from penstock.errors import InvalidArgumentError, UnfitTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Map
 
@@ -82,12 +83,18 @@ class CsvDataset(Dataset):
             ("use_quote_delim", check.boolean(where, "use_quote_delim", use_quote_delim)),
             ("header", check.boolean(where, "header", header)),
         )
+        check_delimiter(where, field_delim)
+        check_compression(compression_type, where)
+        if buffer_size is not None:
+            check.integer(where, "buffer_size", buffer_size, at_least=1)
         fields = tuple(field_of(where, default) for default in record_defaults)
+        selected = _columns(where, "select_cols", select_cols)
+        _check_count(where, fields, selected)
         convert = functools.partial(
             row_of,
             fields,
             check.text(where, "na_value", na_value),
-            _columns(where, "select_cols", select_cols),
+            selected,
             _columns(where, "exclude_cols", exclude_cols),
         )
         spec = tuple(TensorSpec((), field.dtype) for field in fields)
@@ -108,10 +115,18 @@ def field_of(where: str, default: Any) -> Field:
         kind, required = as_dtype(array.dtype), array.size == 0
         value = None if required else array.item()
     if kind.name not in _KINDS:
-        raise InvalidTypeError(
+        raise UnfitTypeError(
             f"{where}: record_defaults must be one of {', '.join(_KINDS)}, got {kind.name}"
         )
     return Field(kind.dtype, value, required)
+
+
+def _check_count(where: str, fields: tuple[Field, ...], selected: tuple[int, ...] | None) -> None:
+    if not fields or (selected is not None and len(selected) != len(fields)):
+        wanted = "one or more" if selected is None else f"the {len(selected)} selected"
+        raise InvalidArgumentError(
+            f"{where}: record_defaults must be of {wanted} columns, got {len(fields)}"
+        )
 
 
 def _columns(where: str, name: str, columns: Sequence[int] | None) -> tuple[int, ...] | None:

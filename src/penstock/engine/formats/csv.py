@@ -51,11 +51,7 @@ class CsvReader(RecordReader[Row]):
         header: bool = False,
         position: int = 0,
     ) -> None:
-        if len(field_delim) != 1 or field_delim in '"\r\n':
-            raise InvalidArgumentError(
-                f"{self.call}: field_delim must be one character, not a quote and not the end of "
-                f"a line, got {field_delim!r}"
-            )
+        check_delimiter(self.call, field_delim)
         super().__init__(path, compression, buffer_size, position)
         self._delimiter, self._quotes = field_delim, use_quote_delim
         self._field = _field_pattern(field_delim)
@@ -161,6 +157,15 @@ class CsvReader(RecordReader[Row]):
         return InvalidArgumentError(
             f"{self.call}: {self.path!r} has, in {self._place()}, {problem}; "
             'write quotes as "" in a quoted field, or pass use_quote_delim=False'
+        )
+
+
+def check_delimiter(call: str, delimiter: str) -> None:
+    """Raises if rows cannot be divided by a text."""
+    if len(delimiter) != 1 or delimiter in '"\r\n':
+        raise InvalidArgumentError(
+            f"{call}: field_delim must be one character, not a quote and not the end of "
+            f"a line, got {delimiter!r}"
         )
 
 
