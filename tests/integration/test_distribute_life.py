@@ -255,6 +255,15 @@ def test_the_collector_may_find_a_reader_while_a_lock_is_held(cluster, lock, job
     assert read_all(made) == list(range(100))
 
 
+@pytest.mark.parametrize("rows", [range(1, 1001), np.arange(1, 1 << 21)], ids=["plan", "array"])
+def test_a_worker_that_stops_while_it_fetches_a_plan_fails_no_reader(cluster, rows):
+    """A worker that stops closes its connection to the dispatcher before those to its clients."""
+    cluster.workers[0]._hosted._running.control.close()
+    data = Dataset.from_tensor_slices(rows).batch(1 << 10)
+    read = list(data.apply(cluster.distribute()))
+    assert np.array_equal(np.concatenate(read), rows)
+
+
 def test_a_server_that_is_dropped_stops():
     dispatcher = service.DispatchServer()
     worker = service.WorkerServer(service.WorkerConfig(dispatcher.target.partition("://")[2]))

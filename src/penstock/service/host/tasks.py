@@ -17,7 +17,6 @@ from penstock.engine.context import Environment
 from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures
 from penstock.engine.trail import Trail
-from penstock.errors import UnavailableError
 from penstock.plan.nodes import Node
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.traffic import Sent, Traffic, add_work
@@ -27,6 +26,7 @@ from penstock.service.host.worker_streams import (
     IsCancelled,
     StreamPlan,
     StreamPool,
+    WorkerStopsError,
     WorkerStream,
     plan_stream,
 )
@@ -99,7 +99,7 @@ class Tasks:
         name = work if strided else msgspec.structs.replace(work, consumer=-1)
         with self.pool.lock:
             if self._closed:
-                raise UnavailableError("distribute: this worker stops; ask another one")
+                raise WorkerStopsError
             stream = self.pool.streams.get(name)
             if stream is None:
                 stream = self.pool.streams[name] = WorkerStream(self.pool, name, plan, work)
@@ -266,6 +266,8 @@ class Task:
         except StopIteration:
             shared.production.record_length(at)
             return None
+        except WorkerStopsError:
+            raise
         except Exception as error:
             self._at += 1
             self._tasks.pool.failures.note(error)

@@ -22,7 +22,7 @@ from penstock.engine.endings import Ending
 from penstock.engine.processes import fork_server
 from penstock.engine.processes.chunk_memory import host_id
 from penstock.engine.processes.fork_server import ForkServer
-from penstock.errors import FailedPreconditionError, OpError
+from penstock.errors import CancelledError, FailedPreconditionError, OpError
 from penstock.service.host import plan_process_main, tracer
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
@@ -37,11 +37,14 @@ from penstock.service.host.server_setup import Lifecycle, WorkerConfig, check_wo
 from penstock.service.host.session import Session, greeting, python_version
 from penstock.service.host.sockets import join_address, split_address
 from penstock.service.host.tasks import Tasks
+from penstock.service.host.worker_streams import WorkerStopsError
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
     HelloReply,
     LeaveWorker,
     RegisterWorker,
+    Reply,
+    Request,
     WorkerHeartbeat,
     WorkerHeartbeatReply,
     WorkerInfo,
@@ -218,6 +221,20 @@ class Worker(Lifecycle):
         return self._running
 
 
+def _call_dispatcher(
+    control: ControlClient, request: Request, timeout: float | None = None
+) -> Reply:
+    """The reply of the dispatcher.
+
+    A worker that stops closes its connections to the dispatcher while streams still run. No element
+    has failed then: clients request their elements from other workers.
+    """
+    try:
+        return control.call(request, timeout)
+    except CancelledError:
+        raise WorkerStopsError from None
+
+
 def _make_tasks(
     control: ControlClient,
     security: Security,
@@ -226,8 +243,9 @@ def _make_tasks(
     address: str,
 ) -> Tasks:
     """Returns what runs plans for the worker at `address`, in this process or a plan process."""
-    home = Session(control.address, security, control.call)
-    plans = PlanCache(control.call, decode, address)
+    call = partial(_call_dispatcher, control)
+    home = Session(control.address, security, call)
+    plans = PlanCache(call, decode, address)
     return Tasks(plans.get, partial(_environment_of_plans, environment, home), address)
 
 

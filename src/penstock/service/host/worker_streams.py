@@ -61,6 +61,14 @@ _TAILS = 64 << 20
 _CHUNK = 4 << 20
 """About the bytes that are computed at once."""
 
+
+class WorkerStopsError(UnavailableError):
+    """This worker stops: no element has failed, and clients request elements from other workers."""
+
+    def __init__(self) -> None:
+        super().__init__("distribute: this worker stops; ask another one")
+
+
 _MARK_FRAMES = 64
 """A worker saves the state of a stream after so many chunks, or after `timing.MARK`."""
 
@@ -332,7 +340,7 @@ class WorkerStream:
 
     def _decide(self, want: Want) -> Step:
         if self._closed:
-            raise UnavailableError("distribute: this worker stops; ask another one")
+            raise WorkerStopsError
         self._pool.trim(self)
         allowance = 0 if self.production.pace is None else self._pool.allowance()
         return self.production.step(want, self._pool.runtime.now(), allowance)
@@ -375,7 +383,7 @@ class WorkerStream:
         content: Chunk | Fault
         try:
             content = cursor.stream.pull(min(most, self.demand.limit))
-        except StopIteration:
+        except (StopIteration, WorkerStopsError):
             raise
         except Exception as error:
             self._pool.failures.note(error)
