@@ -9,17 +9,28 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import EFFORT
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples"
 # scripts/demo runs these: tests/test_scripts.py.
 OF_THE_DEMO = {"demo.py", "demo_trainer.py", "pipeline.py"}
 EXAMPLES = [file for file in sorted(FOLDER.glob("*.py")) if file.name not in OF_THE_DEMO]
 USUAL = sorted((FOLDER / "dataloader").glob("*.py"))
+# These mostly import frameworks; `scripts/search` runs them.
+SLOW = {
+    "huggingface_trainer.py",
+    "jax_sharded.py",
+    "keras_fit.py",
+    "lightning_fit.py",
+    "torch_ddp.py",
+}
+RUN_USUAL = [file for file in USUAL if EFFORT > 1 or file.name not in SLOW]
 # The default of the example comes first.
 BACKENDS = {"keras_fit.py": ["jax", "torch"]}
 RUNS = [
     pytest.param(file, backend, id="-".join([file.relative_to(FOLDER).as_posix(), *backend]))
-    for file in EXAMPLES + USUAL
+    for file in EXAMPLES + RUN_USUAL
     for backend in (
         [[name] for name in BACKENDS[file.name]]
         if file in EXAMPLES and file.name in BACKENDS
