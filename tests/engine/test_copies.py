@@ -140,11 +140,6 @@ def test_datasets_of_a_flat_map_must_agree():
         next(iterator)
 
 
-def test_datasets_cannot_be_batched():
-    with pytest.raises(InvalidArgumentError, match="a Dataset cannot be batched; use flat_map"):
-        list(Dataset.range(10).window(3).batch(2))
-
-
 @pytest.mark.parametrize(
     "make",
     [
