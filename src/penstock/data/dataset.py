@@ -1627,7 +1627,7 @@ class Dataset(PublicNames):
 
     def _reach(self, index: Any, number: int) -> Access:
         """The access to one element of a plan that streams can only read in order."""
-        plan = by_index.plan_by_index(self._plan, _spec_of, Dataset)
+        plan = by_index.plan_by_index(self._plan, Dataset)
         if plan.blocked is not None:
             raise UnimplementedError(
                 f"Dataset[{index}]: this plan has no random access ({plan.blocked}); "
@@ -1657,7 +1657,7 @@ class Dataset(PublicNames):
         return result if step == 1 else Dataset(nodes.Shard(result._plan, step, 0))
 
     def _length(self, where: str) -> int:
-        count = by_index.count_by_samples(self._plan, _spec_of, Dataset)
+        count = self._plan.cardinality
         if count == INFINITE:
             raise InvalidTypeError(f"{where}: the dataset is infinite, so it has no length")
         if count == UNKNOWN:
@@ -1682,13 +1682,10 @@ class Dataset(PublicNames):
     def cardinality(self, name: str | None = None) -> np.int64:
         """How many elements: a number, INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
 
-        Where a function makes the rows for `unbatch`, it is called on the first elements to count
-        them.
-
         >>> print(Dataset.range(5).batch(2).cardinality(), Dataset.range(5).repeat().cardinality())
         3 -1
         """
-        return np.int64(min(by_index.count_by_samples(self._plan, _spec_of, Dataset), _MOST))
+        return np.int64(min(self._plan.cardinality, _MOST))
 
     @property
     def element_spec(self) -> Any:
