@@ -25,7 +25,8 @@ it, and a test checks every name. [coming-from-tf-data.md](coming-from-tf-data.m
 begin, [deviations.md](deviations.md) has the differences in detail.
 
 Values are tensors: NumPy arrays that also answer `.numpy()`. Functions run as they are written;
-nothing is traced. Tensors of different dtypes are not added, as in TensorFlow.
+nothing is traced. Tensors of different dtypes are not added, as in TensorFlow. What strategies and
+variables hand out is plain NumPy: leave `.numpy()` out, or call `tf.convert_to_tensor`.
 """
 
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"
@@ -35,7 +36,7 @@ _NOTHING = "a context that changes nothing"
 
 DIFFERENT = {
     "Tensor": "a subclass of `numpy.ndarray`; a single value has no dimensions",
-    "Variable": "see [replicas.md](replicas.md); reading it gives a NumPy array",
+    "Variable": "see [the tutorial](tutorial-strategy.md); reading it gives a NumPy array",
     "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
     "function": "the function itself; `input_signature` is checked",
     "py_function": "calls the function",
@@ -50,6 +51,7 @@ DIFFERENT = {
     "vectorized_map": "the same as `map_fn`",
     "autograph": "decorators that leave functions alone",
     "config": "only what strategies need",
+    "io.VarLenFeature": "ragged rows; one dense row from `parse_single_example`",
     "data.Dataset.map": "random operations in the function draw by the element",
     "data.Dataset.save": "Arrow IPC files",
     "data.Dataset.load": "Arrow IPC files",

@@ -34,7 +34,7 @@ DATASET = "penstock.data.Dataset"
 
 # What the public constants mean; Python keeps no docstrings of them.
 VALUES = {
-    "penstock.data.AUTOTUNE": "For `num_parallel_calls` and `prefetch`: measures, and chooses.",
+    "penstock.AUTOTUNE": "For `num_parallel_calls` and `prefetch`: measures, and chooses.",
     "penstock.data.INFINITE_CARDINALITY": "The cardinality of a dataset without an end: -1.",
     "penstock.data.UNKNOWN_CARDINALITY": "The cardinality that only iterating can tell: -2.",
     "penstock.data.experimental.SHARD_HINT": (

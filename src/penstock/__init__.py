@@ -8,7 +8,7 @@
 """
 
 from penstock import config, data, distribute, errors, experimental, io, launch, random
-from penstock.data import Dataset
+from penstock.data import AUTOTUNE, Dataset
 from penstock.data.progress import progress
 from penstock.data.trace_files import trace
 from penstock.distribute.values.variables import (
@@ -74,6 +74,7 @@ __all__ = [
     "io",
     "launch",
     "random",
+    "AUTOTUNE",
     "Dataset",
     "progress",
     "trace",

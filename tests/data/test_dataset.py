@@ -404,3 +404,8 @@ def test_endless_datasets_that_must_end_are_refused() -> None:
 def test_what_is_endless_and_what_is_not_known(make: Any) -> None:
     assert make(TEN.repeat()).cardinality() == experimental.INFINITE_CARDINALITY
     assert make(TEN).cardinality() == experimental.UNKNOWN_CARDINALITY
+
+
+def test_shuffle_true_is_the_habit_of_another_library() -> None:
+    with pytest.warns(UserWarning, match=r"shuffles nothing; write shuffle\(len\(dataset\)\)"):
+        Dataset.range(3).shuffle(True)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 import penstock.tf as tf
-from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError, NotFoundError
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
 
 
 def numbers(iterator, count):
@@ -123,3 +129,9 @@ def test_errors(tmp_path):
         tf.train.Checkpoint(a=tf.Variable(1)).restore(str(tmp_path / "bad"))
     with pytest.raises(AttributeError, match=r"Checkpoint has no object z"):
         tf.train.Checkpoint().z  # noqa: B018
+
+
+def test_a_folder_of_tensorflow_is_refused_in_words(tmp_path):
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"\n', encoding="utf-8")
+    with pytest.raises(FailedPreconditionError, match="TensorFlow may have written it; choose"):
+        tf.train.latest_checkpoint(str(tmp_path))

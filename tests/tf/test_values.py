@@ -147,3 +147,19 @@ def test_dtypes_have_tensorflows_calls():
     assert not hasattr(tf.int32, "_no_such_name")
     with pytest.raises(InvalidTypeError, match=r"DType.max: string has no max"):
         tf.string.max  # noqa: B018
+
+
+def test_numbers_of_numpy_are_not_truncated():
+    with pytest.raises(TypeError, match="cannot become int64; use tf.cast"):
+        tf.constant(1, tf.int64) + np.float32(1.5)
+    assert (tf.constant(1.0) + np.float64(1.5)).dtype == np.float32
+    assert (tf.constant(1, tf.int64) + np.int32(2)).numpy() == 3
+
+
+@pytest.mark.parametrize(
+    "divide", [lambda x, y: x // y, lambda x, y: x % y, lambda x, y: divmod(x, y)]
+)
+def test_integers_are_not_divided_by_zero(divide):
+    with pytest.raises(InvalidArgumentError, match="Integer division by zero"):
+        divide(tf.constant([12, 1]), tf.constant([1, 0]))
+    assert np.isinf((tf.constant(1.0) // tf.constant(0.0)).numpy())

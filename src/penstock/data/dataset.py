@@ -1252,6 +1252,12 @@ class Dataset(PublicNames):
                 blocks=window,
             )
             return Dataset(plan)
+        if buffer_size is True:
+            warnings.warn(
+                f"{where}: buffer_size=True draws from 1 element, so it shuffles nothing; write "
+                "shuffle(len(dataset)) to shuffle all elements",
+                stacklevel=2,
+            )
         buffer = check.integer(where, "buffer_size", buffer_size)
         if buffer < 1 and buffer != UNKNOWN:
             raise InvalidArgumentError(

@@ -112,7 +112,7 @@ def _value(where: str, given: Any, leaf: TensorSpec) -> Any:
     if spec.dtype != leaf.dtype:
         raise InvalidTypeError(
             f"{where}: padding_values must have the dtype of the element, {leaf.dtype.name}, "
-            f"got {given!r} ({spec.dtype.name})"
+            f"got {given!r} ({spec.dtype.name}); write numpy.{leaf.dtype.name}({given!r})"
         )
     return value
 

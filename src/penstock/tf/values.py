@@ -27,6 +27,9 @@ _SHAPE = np.ndarray.shape.__get__
 _DTYPE = np.ndarray.dtype.__get__
 
 
+_DIVISIONS = {np.floor_divide, np.remainder, np.fmod, np.divmod}
+
+
 class Tensor(np.ndarray[Any, Any]):
     """An array with TensorFlow's `numpy()`, `shape`, `dtype`, texts and rules for operators.
 
@@ -107,6 +110,8 @@ class Tensor(np.ndarray[Any, Any]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         operands = match_operands(ufunc.__name__, inputs)
+        if ufunc in _DIVISIONS and self.dtype.is_integer and not np.all(operands[1]):
+            raise InvalidArgumentError(f"{ufunc.__name__}: Integer division by zero")
         with np.errstate(all="ignore"):
             result = getattr(ufunc, method)(*operands, **to_plain(kwargs))
         return tuple(map(as_tensor, result)) if type(result) is tuple else as_tensor(result)
@@ -191,6 +196,8 @@ def to_array(value: Any, dtype: Any = None, call: str = "convert_to_tensor") -> 
         kind = np.ndarray
     if kind is np.ndarray and value.dtype.kind not in "USO":
         return value if dtype is None else _cast_known(call, value, as_dtype(dtype))
+    if dtype is not None and isinstance(value, np.number):
+        return _cast_known(call, np.asarray(value), as_dtype(dtype))
     if isinstance(value, list | tuple):
         value = _plain_list(value)
     if isinstance(value, TensorShape):

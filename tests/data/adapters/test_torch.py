@@ -269,6 +269,15 @@ def with_process(x: Any) -> Any:
     return x, os.getpid()
 
 
+@pytest.mark.parametrize("workers", [None, 0])
+def test_each_epoch_has_its_order_also_if_it_is_adapted_anew(workers):
+    dataset = Dataset.range(64).shuffle(64, seed=1).batch(64)
+    orders = [next(iter(dataset.as_torch(num_workers=workers))).tolist() for _ in range(3)]
+    again = Dataset.range(64).shuffle(64, seed=1).batch(64).as_torch()
+    assert orders == [next(iter(again)).tolist() for _ in range(3)]
+    assert orders[0] != orders[1]
+
+
 def test_workers_call_the_functions_and_everything_else_stays() -> None:
     dataset = Dataset.range(40).shuffle(40, seed=1).map(with_process).batch(4)
     made = dataset.as_torch(num_workers=2)
@@ -277,7 +286,8 @@ def test_workers_call_the_functions_and_everything_else_stays() -> None:
     state = json.loads(json.dumps(iterator.state_dict()))
     batches += iterator
     numbers, processes = zip(*batches, strict=True)
-    plain = [numbers for numbers, _ in dataset.as_torch(num_workers=0)]
+    alike = Dataset.range(40).shuffle(40, seed=1).map(with_process).batch(4)
+    plain = [numbers for numbers, _ in alike.as_torch(num_workers=0)]
     assert lists(numbers) == lists(plain)
     assert os.getpid() not in torch.cat(processes).tolist()
     assert 1 <= len(torch.cat(processes).unique()) <= 2

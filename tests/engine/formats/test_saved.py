@@ -494,3 +494,10 @@ def test_specs_of_another_kind_change_nothing(tmp_path: Path) -> None:
         run.write(Chunk.of([np.int32(1)]))
     run.abandon()
     assert tree(tmp_path) == []
+
+
+def test_a_dataset_that_tensorflow_saved_is_named_and_not_called_damaged(tmp_path):
+    (tmp_path / "snapshot.metadata").write_bytes(b"\x08\x01")
+    (tmp_path / "dataset_spec.pb").write_bytes(b"\x08\x01")
+    with pytest.raises(FailedPreconditionError, match="TensorFlow saved .* as TFRecord files"):
+        Dataset.load(str(tmp_path))

@@ -62,7 +62,9 @@ def _call_in_processes(dataset: Dataset, count: int) -> Dataset:
         return node
 
     plan = rewrite(dataset.__plan__, set_calls) if count else dataset.__plan__
-    return Dataset(plan).with_options(options)
+    made = Dataset(plan).with_options(options)
+    made._iterations = dataset._iterations  # A program may call `as_torch` in each epoch.
+    return made
 
 
 def _find_device(device: Any) -> torch.device:

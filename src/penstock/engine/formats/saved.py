@@ -28,6 +28,7 @@ from penstock.engine.formats.framing import crc32c
 from penstock.errors import DataLossError, FailedPreconditionError, NotFoundError
 
 METADATA = "snapshot.metadata"
+_SPEC_OF_TENSORFLOW = "dataset_spec.pb"
 
 _VERSION = 3
 """Of the metadata, and of the files. In version 2, the files are those of `blocks`."""
@@ -74,9 +75,14 @@ def find(path: str, call: str) -> SavedInfo | None:
     except FailedPreconditionError as error:
         raise FailedPreconditionError(f"{call}: {path!r} cannot be read: {error.message}") from None
     except (ValueError, TypeError, LookupError) as error:
+        if read_small(join(path, _SPEC_OF_TENSORFLOW), call) is not None:
+            raise FailedPreconditionError(
+                f"{call}: TensorFlow saved {path!r}, in a format of its own; have TensorFlow write "
+                "the elements as TFRecord files, and read those"
+            ) from None
         raise DataLossError(
-            f"{call}: {join(path, METADATA)!r} is damaged, or no file of penstock's ({error}); "
-            "delete it, and write the dataset anew"
+            f"{call}: {join(path, METADATA)!r} is damaged, or no file of penstock's ({error}); if "
+            "it is penstock's, write the dataset anew"
         ) from error
 
 

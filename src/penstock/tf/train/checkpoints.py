@@ -15,7 +15,13 @@ import numpy as np
 
 from penstock.distribute.values.variables import Variable
 from penstock.element.values import short_repr
-from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError, NotFoundError
+from penstock.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    NotFoundError,
+)
 from penstock.plan.typed import ValueDecoder, ValueEncoder
 from penstock.tf.values import Tensor
 
@@ -220,6 +226,11 @@ def _noted(folder: str) -> dict[str, Any]:
             return found
     except FileNotFoundError:
         return {"latest": None, "all": []}
+    except ValueError:
+        raise FailedPreconditionError(
+            f"tf.train: {os.path.join(folder, _LATEST)!r} is not a file of penstock's; TensorFlow "
+            "may have written it; choose another folder for checkpoints"
+        ) from None
 
 
 def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
