@@ -222,6 +222,7 @@ def test_a_batch_script_starts_a_service_and_ends_it(
 def test_a_container_file_names_this_version(capsys: pytest.CaptureFixture[str]) -> None:
     text = rendered(capsys, "container", "--extras", "files")
     assert re.search(r'pip install .*"penstock\[files\]==[0-9.]+', text)
+    assert f"FROM python:{sys.version_info.major}.{sys.version_info.minor}-slim" in text
 
 
 @pytest.mark.parametrize(
@@ -239,4 +240,6 @@ def test_wrong_arguments_are_named(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert main(["deploy", *arguments]) == 1
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("penstock deploy: ")

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import resource
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ def test_workers_that_cannot_be_reached_or_differ() -> None:
         assert check(state="suspected") == (DOUBTFUL, "is suspected")
         state, text = check(transfers={"tcp": "localhost:1"})
         assert (state, "no data from tcp localhost:1" in text) == (WRONG, True)
+
+
+def test_reading_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(services, "_read_element", lambda url: hanging.wait())
+    monkeypatch.setattr(services, "_LONGEST_READ", 0.01)
+    finding = services.check_reading("grpc://x:1")
+    hanging.set()
+    assert "no element came within" in finding.text
+    assert "penstock top grpc://x:1" in finding.change
 
 
 def test_reading_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

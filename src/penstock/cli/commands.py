@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     parser = _parser()
     parsed = parser.parse_args(arguments)
-    if parsed.name is None:
+    if parsed.command_name is None:
         parser.print_help()
         return 2
     command: Command = parsed.command
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except OpError as error:
-        message = error.message.removeprefix(f"{parsed.name}: ")
-        print(f"penstock {parsed.name}: {message}", file=sys.stderr)
+        message = error.message.removeprefix(f"{parsed.command_name}: ")
+        print(f"penstock {parsed.command_name}: {message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"penstock {VERSION} (protocol {PROTOCOL})"
     )
-    commands = parser.add_subparsers(title="commands", dest="name")
+    commands = parser.add_subparsers(title="commands", dest="command_name")
 
     def add(name: str, command: Command, help: str, about: str) -> argparse.ArgumentParser:
         made = commands.add_parser(

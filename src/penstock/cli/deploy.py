@@ -143,7 +143,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _kubernetes_arguments(add("kubernetes", kubernetes))
     _slurm_arguments(add("slurm", slurm))
     made = add("container", container)
-    made.add_argument("--python", default="3.12", metavar="VERSION", help="(default: 3.12)")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    made.add_argument(
+        "--python",
+        default=here,
+        metavar="VERSION",
+        help=f"that of the training programs (default: {here}, the one that runs this command)",
+    )
     made.add_argument(
         "--extras",
         default="files,images,metrics,remote",

@@ -6,7 +6,9 @@ of them. A check that cannot work after one that failed is not made.
 
 from __future__ import annotations
 
+import queue
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +20,9 @@ from penstock.data.experimental.service.remote_datasets import distribute
 from penstock.errors import OpError
 from penstock.service.protocol.messages import WorkerInfo
 from penstock.version import VERSION
+
+_LONGEST_READ = 45.0
+"""Seconds; a reader itself gives up a dispatcher or workers that are missing after 30."""
 
 _CONNECT_SECONDS = 5.0
 _MOST_WORKERS = 32
@@ -150,6 +155,17 @@ def check_worker(worker: dict[str, Any], security: Any, here: str) -> Finding:
 
 
 def check_reading(url: str) -> Finding:
+    """Reads one element; the thread that reads may outlive this call, and not the program."""
+    findings: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+    threading.Thread(target=lambda: findings.put(_read_element(url)), daemon=True).start()
+    try:
+        return findings.get(timeout=_LONGEST_READ)
+    except queue.Empty:
+        what = f"no element came within {_LONGEST_READ:.0f} s"
+        return Finding(WRONG, "reading", what, f"see what the workers do: penstock top {url}")
+
+
+def _read_element(url: str) -> Finding:
     """Reads one element of an anonymous job, which the dispatcher forgets with its reader."""
     began = time.perf_counter()
     try:

@@ -155,10 +155,7 @@ class ControlClient:
                     f"one on another port with: penstock dispatcher --port {self._port + 1}"
                 )
         if (mismatch := _mismatch_in(error)) is not None:
-            raise UnauthenticatedError(
-                f"dispatcher {self.address}: {mismatch}; give both sides certificates of "
-                "one set (penstock certs makes one), or none"
-            )
+            raise UnauthenticatedError(f"dispatcher {self.address}: {mismatch}")
         return _reason_of(error)
 
     def _unauthenticated_error(self, what: str) -> UnauthenticatedError:
@@ -200,18 +197,24 @@ def _reason_of(error: OSError | EOFError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
+_ONE_SET = "give both sides certificates of one set (penstock certs makes one), or none"
+
+
 def _mismatch_in(error: OSError | EOFError) -> str | None:
-    """Why the TLS handshake failed, if it was because of the certificates; else None."""
+    """Why the TLS handshake failed and what to do, if it was because of certificates; else None."""
     if not isinstance(error, ssl.SSLError):
         return None
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         if "match" in error.verify_message:  # The name or the address.
-            return f"the other side's certificate is for another host ({error.verify_message})"
+            return (
+                f"the other side's certificate is for another host ({error.verify_message}); name "
+                "all hosts when you make certificates: penstock certs FOLDER --host NAME ..."
+            )
         if "expired" in error.verify_message or "not yet" in error.verify_message:
-            return f"the other side's {error.verify_message}"
-        return "the other side's certificate is not from the same set"
-    return next((words for sign, words in _MISMATCHES if sign in text), None)
+            return f"the other side's {error.verify_message}; {_ONE_SET}"
+        return f"the other side's certificate is not from the same set; {_ONE_SET}"
+    return next((f"{words}; {_ONE_SET}" for sign, words in _MISMATCHES if sign in text), None)
 
 
 _MISMATCHES = (
