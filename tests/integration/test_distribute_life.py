@@ -1,6 +1,7 @@
 """The life of a reader: how it ends, what it leaves behind, and what it may take on its way."""
 
 import collections
+import concurrent.futures
 import contextlib
 import gc
 import multiprocessing
@@ -253,6 +254,27 @@ def test_the_collector_may_find_a_reader_while_a_lock_is_held(cluster, lock, job
         del iterator, ring
         gc.collect()
     assert read_all(made) == list(range(100))
+
+
+def test_a_function_that_takes_long_shows_while_it_runs(cluster):
+    """Not as a program that is slow, nor as a slow network."""
+    calls = Calls()
+    data = Dataset.range(20).filter(lambda x: True).map(calls)
+    iterator = iter(data.apply(cluster.distribute()))
+    next(iterator)
+    calls.shut()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        rest = pool.submit(list, iterator)
+        until(lambda: rate_of(cluster)[0] > 0.9)
+        until(lambda: rate_of(cluster)[1] > 0.9)
+        calls.open()
+        assert len(rest.result()) == 19
+
+
+def rate_of(cluster):
+    """The share of its time that the program waits, and that the busiest worker computes."""
+    found = service.status(cluster.target)
+    return found["jobs"][0]["lag"], max(worker["busy"] for worker in found["workers"])
 
 
 @pytest.mark.parametrize("rows", [range(1, 1001), np.arange(1, 1 << 21)], ids=["plan", "array"])

@@ -17,7 +17,11 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 
 job = service.distribute("distributed_epoch", sys.argv[1], job_name="numbers")
-print(*Dataset.range(6).map(lambda x: x * 2).apply(job))
+iterator = iter(Dataset.range(6).map(lambda x: x * 2).apply(job))
+first = [x for _, x in zip(range(1), iterator)]
+print("joined", flush=True)
+sys.stdin.readline()
+print(*first, *iterator)
 """
 
 
@@ -26,12 +30,17 @@ def test_other_programs_read_from_it() -> None:
         programs = [
             subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", READER, launched.url],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for _ in range(2)
         ]
-        printed = [program.communicate()[0] for program in programs]
+        # Both join before one of them ends: a finished job is refused.
+        assert [program.stdout.readline() for program in programs if program.stdout] == (
+            ["joined\n"] * 2
+        )
+        printed = [program.communicate("\n")[0] for program in programs]
         assert [program.returncode for program in programs] == [0, 0]
     assert sorted(int(word) for text in printed for word in text.split()) == [0, 2, 4, 6, 8, 10]
 

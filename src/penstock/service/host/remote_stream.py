@@ -187,12 +187,21 @@ class RemoteStream(Stream):
 
     def _wait_for_elements(self, limit: int) -> Any:
         """Waits for elements; raises StopIteration at the end of the data."""
-        started = self._now()
-        try:
-            if (piece := self._wait(lambda: self._take_arrived(limit))) is None:
-                raise StopIteration
-        finally:
-            self._waited += self._now() - started
+        counted = self._now()
+
+        def take() -> Piece | None:
+            nonlocal counted
+            found, now = self._take_arrived(limit), self._now()
+            self._waited += now - counted
+            counted = now
+            if found is None and self._waited > timing.WAIT_REPORT:
+                # The wait may be long: the dispatcher learns of it before it ends.
+                self._agent.report([], {}, 0, self._waited)
+                self._waited = 0.0
+            return found
+
+        if (piece := self._wait(take)) is None:
+            raise StopIteration
         return piece
 
     def _wait(self, what: Callable[[], Any]) -> Any:

@@ -262,7 +262,8 @@ class Task:
     def _pull(self, stream: Stream, shared: WorkerStream, stop: int) -> Fetched | None:
         at, started = self._at, self._timer()
         try:
-            chunk = stream.pull(min(shared.demand.limit, stop - at))
+            with shared.running():
+                chunk = stream.pull(min(shared.demand.limit, stop - at))
         except StopIteration:
             shared.production.record_length(at)
             return None

@@ -7,7 +7,8 @@ time, so no stream sees what another one has cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -257,6 +258,10 @@ class WorkerStream:
         self.readers = 0
         self.idle_since = 0.0
         self._done = WorkStatus(work.job, 0, 0.0)
+        self._running: dict[object, float] = {}
+        """Until when each call that runs was counted."""
+        self._ahead = 0.0
+        """Seconds of running calls that `take_work` returned already."""
         strided = work.consumers > 1
         pace = ConsumerPace(work.consumers) if strided and not plan.random else None
         # With random access, each consumer has a stream of its own.
@@ -287,8 +292,22 @@ class WorkerStream:
     def record_work(self, elements: int, seconds: float, nbytes: int) -> None:
         """Counts what was made, for the next heartbeat."""
         with self._changed:
-            more = WorkStatus(self.job, elements, seconds, nbytes=nbytes)
+            counted = min(self._ahead, seconds)
+            self._ahead -= counted
+            more = WorkStatus(self.job, elements, seconds - counted, nbytes=nbytes)
             self._done = add_work(self._done, more)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the time of the block while it runs: a call may take minutes, or hang."""
+        call = object()
+        with self._changed:
+            self._running[call] = self._timer()
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._running[call]
 
     @property
     def has_work(self) -> bool:
@@ -298,7 +317,11 @@ class WorkerStream:
     def take_work(self) -> WorkStatus:
         """Returns what was made since the last call; the caller holds the lock of the pool."""
         done, self._done = self._done, WorkStatus(self.job, 0, 0.0)
-        return done
+        now = self._timer()
+        seconds = sum(now - since for since in self._running.values())
+        self._running = dict.fromkeys(self._running, now)
+        self._ahead += seconds
+        return add_work(done, WorkStatus(self.job, 0, seconds))
 
     def _count_used(self, trail: Trail) -> dict[str, int]:
         found = [(counting_of(self.plan.plan, node), count) for node, count in trail.calling]
@@ -382,7 +405,8 @@ class WorkerStream:
         started, place = self._timer(), None
         content: Chunk | Fault
         try:
-            content = cursor.stream.pull(min(most, self.demand.limit))
+            with self.running():
+                content = cursor.stream.pull(min(most, self.demand.limit))
         except (StopIteration, WorkerStopsError):
             raise
         except Exception as error:

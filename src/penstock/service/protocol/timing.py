@@ -245,6 +245,9 @@ WAIT_WARNING, WAIT_WARNING_LONGEST = 5.0, 60.0
 """A wait is logged after the first of these times, and then after pauses that double up to the
 second."""
 
+WAIT_REPORT = 0.5
+"""A reader that waits for longer reports it before the wait is over."""
+
 WAIT_LIMIT = 900.0
 """Waiting for a worker or a consumer for longer is an error."""
 
