@@ -265,9 +265,11 @@ def test_a_function_that_takes_long_shows_while_it_runs(cluster):
     calls.shut()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         rest = pool.submit(list, iterator)
-        until(lambda: rate_of(cluster)[0] > 0.9)
-        until(lambda: rate_of(cluster)[1] > 0.9)
-        calls.open()
+        try:
+            until(lambda: rate_of(cluster)[0] > 0.9)
+            until(lambda: rate_of(cluster)[1] > 0.9)
+        finally:
+            calls.open()
         assert len(rest.result()) == 19
 
 
