@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -87,8 +88,7 @@ def _bar(top: int, workload: str, result: dict[str, Any]) -> Iterator[str]:
 
 def _peer(result: dict[str, Any]) -> str:
     note = f" ({result['note']})" if result["note"] else ""
-    words = result["peer"] + note
-    return words if len(words) <= 34 else words[:33] + "…"
+    return shorten(result["peer"] + note, 34, placeholder=" …")
 
 
 def _text(
