@@ -25,6 +25,12 @@ if MAKES_STATE_HOME:
 # The same for the indexes of files.
 os.environ["XDG_CACHE_HOME"] = os.path.join(os.environ["XDG_STATE_HOME"], "cache")
 
+# And for what examples leave in temporary folders. Pytest keeps its own folders where they were.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+os.environ["TMPDIR"] = os.path.join(os.environ["XDG_STATE_HOME"], "tmp")
+os.makedirs(os.environ["TMPDIR"], exist_ok=True)
+tempfile.tempdir = None
+
 # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests that
 # interrupt a child would wait for its end forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

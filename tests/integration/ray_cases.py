@@ -244,16 +244,14 @@ def read_while_the_node_of_the_dispatcher_ends(nodes, url):
 
     name = url.removeprefix("ray://")
     head = nodes.cluster.head_node.node_id
-    for _ in range(5):
+    for _ in range(20):
         if (node := node_of_dispatcher(name)) != head:
             break
         # Ray starts an actor that needs no CPU on any node.
         ray.kill(ray.get_actor(name, namespace="penstock"), no_restart=False)
+    assert node != head
     with iter(read(url, job_name="node")) as iterator:
         elements = [int(next(iterator)) for _ in range(100)]
-        if node == head:  # Ray chose it each time, and it cannot be removed.
-            ray.kill(ray.get_actor(name, namespace="penstock"), no_restart=False)
-            return elements + [int(x) for x in iterator]
         [gone] = [one for one in nodes.cluster.worker_nodes if one.node_id == node]
         nodes.cluster.remove_node(gone)
         elements += [int(x) for x in iterator]

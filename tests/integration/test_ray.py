@@ -1,5 +1,6 @@
 """A service on a real Ray: all cases in one process, so that there is one cluster, and no JAX."""
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ CASES = Path(__file__).with_name("ray_cases.py")
 
 
 def test_cases_pass() -> None:
+    faulthandler.cancel_dump_traceback_later()  # Each case has this limit, not all of them.
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(CASES)],
