@@ -1,4 +1,4 @@
-"""An iterator knows its position, and a distributed dataset its length."""
+"""An iterator knows its epoch and position, and a distributed dataset its length."""
 
 from __future__ import annotations
 
@@ -65,6 +65,65 @@ def test_numpy_iterators_have_positions_too() -> None:
     other = PLAIN.as_numpy_iterator()
     other.restore(iterator.save())
     assert (iterator.position, other.position) == (1, 1)
+
+
+DATASETS = {
+    "plain": lambda: PLAIN.batch(2),
+    "torch": lambda: PLAIN.batch(2).as_torch(),
+    "replicas": lambda: strategy().experimental_distribute_dataset(PLAIN.batch(2)),
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_epochs_are_counted_and_loaded(kind: str) -> None:
+    dataset, other = DATASETS[kind](), DATASETS[kind]()
+    epochs = []
+    for _ in range(3):
+        iterator = iter(dataset)
+        next(iterator)
+        epochs.append(iterator.epoch)
+    resumed = iter(other)
+    resumed.load_state_dict(iterator.state_dict())
+    assert (epochs, resumed.epoch, iter(other).epoch) == ([0, 1, 2], 2, 3)
+
+
+def test_numpy_iterators_and_jax_arrays_have_epochs_too() -> None:
+    dataset = Dataset.range(4)
+    assert [dataset.as_numpy_iterator().epoch for _ in range(2)] == [0, 1]
+    assert dataset.as_jax().epoch == 2
+
+
+def test_a_torch_dataset_says_where_a_training_continues() -> None:
+    def train(batches: Any, seen: list[tuple[int, int]], stop: int) -> None:
+        for epoch in range(batches.epoch, 3):
+            for batch in batches:
+                seen.append((epoch, int(batch)))
+                if len(seen) == stop:
+                    return
+
+    expected: list[tuple[int, int]] = []
+    train(Dataset.range(4).shuffle(4, seed=1).as_torch(), expected, 99)
+    assert len(expected) == 12
+    for stop in range(1, 12):
+        seen: list[tuple[int, int]] = []
+        before = Dataset.range(4).shuffle(4, seed=1).as_torch()
+        train(before, seen, stop)
+        after = Dataset.range(4).shuffle(4, seed=1).as_torch()
+        after.load_state_dict(before.state_dict())
+        assert (after.epoch, after.position) == divmod(stop, 4)
+        train(after, seen, 99)
+        assert seen == expected
+
+
+def test_a_new_epoch_follows_a_loop_that_ended_early() -> None:
+    plain = Dataset.range(4).shuffle(4, seed=1)
+    expected = [[int(x) for x in plain] for _ in range(2)]
+    batches = Dataset.range(4).shuffle(4, seed=1).as_torch()
+    for _ in batches:
+        break
+    assert (batches.epoch, batches.position) == (0, 1)
+    assert [int(batch) for batch in batches] == expected[1]
+    assert (batches.epoch, batches.position) == (2, 0)
 
 
 def test_elements_that_failed_count() -> None:

@@ -6,6 +6,7 @@ the same dataset: it counts the elements that the caller got, not those in trans
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from typing import Any
@@ -54,6 +55,14 @@ class DeliveredIterator(Iterator):
         self._open_delivery = open_delivery
         self._ahead = ahead
         self._check = check
+        self.keep_state: Callable[[dict[str, Any]], None] | None = None
+        """Gets the state if the iterator is dropped before the end of the dataset."""
+
+    def __del__(self) -> None:
+        # Any thread may run this at any time, so it counts elements and asks no stream.
+        keep_state = getattr(self, "keep_state", None)  # Missing if `__init__` has failed.
+        if keep_state is not None and not self._is_at_end and not sys.is_finalizing():
+            keep_state(self._describe((self._place.after(self._taken), self.position)))
 
     def __next__(self) -> Any:
         tree, leaves = super().__next__()

@@ -306,6 +306,26 @@ class Iterator(PublicNames):
         return None if self._count is None else self._count + self._taken
 
     @property
+    def epoch(self) -> int:
+        """Which iteration over the dataset this is, from 0; a loaded state brings its own number.
+
+        The passes of a `repeat` belong to one iteration. After `load_state_dict`, the next
+        `iter(dataset)` has the number after the loaded one.
+
+        >>> import penstock
+        >>> dataset = penstock.data.Dataset.range(2)
+        >>> first = list(dataset)
+        >>> iterator = iter(dataset)
+        >>> iterator.epoch
+        1
+        >>> resumed = iter(penstock.data.Dataset.range(2))
+        >>> resumed.load_state_dict(iterator.state_dict())
+        >>> resumed.epoch
+        1
+        """
+        return self._iteration
+
+    @property
     def _is_at_end(self) -> bool:
         """Whether no element is left, as far as that is known before the next one is requested."""
         return self._exhausted or length_hint(self, 1) == 0
@@ -441,6 +461,11 @@ class NumpyIterator(PublicNames):
     def position(self) -> int | None:
         """How many elements came before the next one; see `Iterator.position`."""
         return self._iterator.position
+
+    @property
+    def epoch(self) -> int:
+        """Which iteration over the dataset this is, from 0; see `Iterator.epoch`."""
+        return self._iterator.epoch
 
     def __length_hint__(self) -> int:
         return self._iterator.__length_hint__()

@@ -113,7 +113,16 @@ class TorchDataset(IterableDataset[Any]):
 
     `state_dict` is the position of the latest iterator, and `load_state_dict` the beginning of the
     next one: for trainers that iterate by themselves. At the end of an epoch the position is the
-    beginning of the next one.
+    beginning of the next one. `epoch` and `position` say the same in numbers.
+
+    >>> import penstock
+    >>> batches = penstock.data.Dataset.range(4).as_torch()
+    >>> for epoch in range(batches.epoch, 2):
+    ...     print(epoch, [int(batch) for batch in batches])
+    0 [0, 1, 2, 3]
+    1 [0, 1, 2, 3]
+    >>> batches.epoch, batches.position
+    (2, 0)
     """
 
     def __init__(self, dataset: Dataset, target: Target) -> None:
@@ -131,6 +140,16 @@ class TorchDataset(IterableDataset[Any]):
 
     def load_state_dict(self, state: Any) -> None:
         self._epochs.load_state_dict(state, self._open_epoch)
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch `state_dict` is in, from 0; see `Iterator.epoch`."""
+        return self._epochs.find_place(self._open_epoch)[0]
+
+    @property
+    def position(self) -> int | None:
+        """How many elements of that epoch came before; see `Iterator.position`."""
+        return self._epochs.find_place(self._open_epoch)[1]
 
     def _open_epoch(self) -> DeliveredIterator:
         worker = get_worker_info()

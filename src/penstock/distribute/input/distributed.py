@@ -294,6 +294,11 @@ class DistributedIterator(PublicNames):
         # Inputs that have ended make no more steps, but other inputs and other workers may.
         return max(self._taken, *known) if len(known) == len(found) else None
 
+    @property
+    def epoch(self) -> int:
+        """Which iteration over the dataset this is, from 0; see `Iterator.epoch`."""
+        return self._steps[0].epoch
+
     def __length_hint__(self) -> int:
         """How many steps are left, if that is known: for `operator.length_hint`."""
         count, position = self._plan.cardinality, self.position
