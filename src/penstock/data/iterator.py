@@ -432,8 +432,8 @@ class NumpyIterator(PublicNames):
 
     >>> import penstock
     >>> iterator = penstock.data.Dataset.range(5).as_numpy_iterator()
-    >>> next(iterator), iterator.position
-    (np.int64(0), 1)
+    >>> next(iterator), iterator.position, iterator.epoch
+    (np.int64(0), 1, 0)
     >>> iterator.profile().operators[0].name
     'range'
     """

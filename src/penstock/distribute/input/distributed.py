@@ -134,8 +134,8 @@ class DistributedIterator(PublicNames):
     >>> other.load_state_dict(state)
     >>> next(other)
     array([4, 5, 6, 7])
-    >>> iterator.position, iterator.profile().operators[0].name
-    (1, 'deliver')
+    >>> iterator.epoch, iterator.position, iterator.profile().operators[0].name
+    (0, 1, 'deliver')
     >>> [value.tolist() for value in iterator.get_next().values]
     [[4, 5], [6, 7]]
     >>> iterator.get_next_as_optional().has_value()
