@@ -31,6 +31,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(ast, "literal_eval")
     count(pa.ipc, "open_file")
+    count(pa, "OSFile")
     count(arrow_columns, "_find_specs")
     return counts
 
@@ -50,8 +51,21 @@ def test_arrow_files_of_one_schema(calls: Counter[str], tmp_path: Path) -> None:
 def test_parquet_files_of_one_schema(calls: Counter[str], tmp_path: Path) -> None:
     for number in range(5):
         parquet.write_table(pa.table({"x": [number]}), tmp_path / f"{number}")
-    assert len(Dataset.from_parquet(f"{tmp_path}/*")) == 5
+    rows = Dataset.from_parquet(f"{tmp_path}/*")
+    assert len(rows) == 5
     assert calls["_find_specs"] <= 1
+    assert calls["OSFile"] == 0
+    assert rows[3]["x"] == 3
+    assert calls["OSFile"] == 1, "only the file that has the row is opened to read rows"
+
+
+def test_parquet_footers_of_any_length(tmp_path: Path) -> None:
+    for count in (1, 20, 300):
+        path = tmp_path / f"{count}.parquet"
+        parquet.write_table(pa.table({f"column-{n}": [n, n] for n in range(count)}), path)
+        rows = Dataset.from_parquet(path)
+        assert len(rows) == 2
+        assert rows[1] == {f"column-{n}": n for n in range(count)}
 
 
 def test_numpy_files_of_one_header(calls: Counter[str], tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ from penstock.engine.formats.tables import Selection
 from penstock.errors import DataLossError
 
 _MAGIC = b"PAR1"
+_END = 8
+"""A file ends with the length of its footer and the magic, in so many bytes."""
+
+_TAIL = 1 << 13
+"""How many bytes at the end of a file are read at once; most footers are shorter."""
 
 _GAP = 1 << 13
 """Columns with fewer bytes between them are fetched together, as Arrow reads them."""
@@ -24,16 +29,18 @@ class ParquetReader:
 
     def __init__(self, path: str, call: str) -> None:
         self._call, self._path = call, path
-        parquet = load_extra("pyarrow.parquet", call)
         self._source = open_bytes(path, call=call)
+        self._file: Any = None
+        """The file, for Arrow. Most files of a large dataset are opened for their footers only."""
         try:
             with report_damage(path, call, "its footer cannot be read"):
-                self.footer = _footer_checksum(self._source, path, call)
-                self._source.seek(0)
-                self._file = parquet.ParquetFile(_native(self._source, path), pre_buffer=True)
-                groups = range(self._file.metadata.num_row_groups)
-                self.blocks = tuple(self._file.metadata.row_group(i).num_rows for i in groups)
-                self.schema = self._file.schema_arrow
+                footer = _read_footer(self._source, path, call)
+                self.footer = crc32c(footer[:-_END])
+                described = _open_parquet(load_extra("pyarrow", call).BufferReader(footer))
+                self._metadata = described.metadata
+                groups = range(self._metadata.num_row_groups)
+                self.blocks = tuple(self._metadata.row_group(i).num_rows for i in groups)
+                self.schema = described.schema_arrow
                 self.specs = specs_of(self.schema)
         except BaseException:
             self._source.close()
@@ -47,7 +54,7 @@ class ParquetReader:
 
     def _ranges(self, number: int, names: set[str]) -> list[Range]:
         """The bytes of the selected columns of a row group, side by side where they are."""
-        group = self._file.metadata.row_group(number)
+        group = self._metadata.row_group(number)
         chunks = (group.column(index) for index in range(group.num_columns))
         found: list[Range] = []
         for chunk in chunks:
@@ -62,11 +69,19 @@ class ParquetReader:
 
     def read(self, number: int, first: int, selection: Selection) -> ArrowBlock:
         with report_damage(self._path, self._call, f"row group {number} cannot be read"):
+            if self._file is None:
+                source = _native(self._source, self._path)
+                self._file = _open_parquet(source, metadata=self._metadata, pre_buffer=True)
             table = self._file.read_row_group(number, columns=list(selection.columns))
             return ArrowBlock(_one_batch(table), first, selection)
 
     def close(self) -> None:
         self._source.close()
+        self._file = None
+
+
+def _open_parquet(source: Any, **options: Any) -> Any:
+    return load_extra("pyarrow.parquet", "Dataset.from_parquet").ParquetFile(source, **options)
 
 
 def _native(source: Any, path: str) -> Any:
@@ -87,13 +102,17 @@ def _empty_batch(schema: Any) -> Any:
     return arrow.RecordBatch.from_arrays([arrow.array([], f.type) for f in schema], schema=schema)
 
 
-def _footer_checksum(file: Any, path: str, call: str) -> int:
+def _read_footer(file: Any, path: str, call: str) -> bytes:
+    """The footer with its length and magic, which Arrow reads as if it were the whole file."""
     size = size_of(file) or 0
-    end = read_exactly(file, max(size - 8, 0), min(size, 8))
-    length = int.from_bytes(end[:4], "little")
-    if size < 12 or end[4:] != _MAGIC or length > size - 12:
+    start = max(size - _TAIL, 0)
+    tail = read_exactly(file, start, size - start)
+    length = int.from_bytes(tail[-_END:-4], "little") + _END
+    if size < 12 or tail[-4:] != _MAGIC or length > size - 4:
         raise DataLossError(
             f"{call}: {path!r} is not a complete Parquet file: its {size} bytes do not end with a "
             "footer; it is cut short, or another kind of file"
         )
-    return crc32c(read_exactly(file, size - 8 - length, length))
+    if length > len(tail):
+        return read_exactly(file, size - length, length)
+    return tail[-length:]
