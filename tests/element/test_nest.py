@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 
@@ -84,3 +86,31 @@ def test_grafted_structures_are_those_of_the_nested_value():
 def test_structures_have_a_text_and_leaves_have_none():
     assert nest.text_of(nest.LEAF) == ""
     assert nest.text_of(nest.PAIR) == nest.text_of(nest.flatten((5, 6))[1]) != ""
+
+
+FLATTENS_TO_THE_END = """
+import threading
+from penstock.element import nest
+
+turning = threading.Barrier(4)
+
+def flatten_for_ever():
+    turning.wait()
+    while True:
+        nest.flatten({"a": 1, "b": (2, [3])})
+
+for _ in range(3):
+    threading.Thread(target=flatten_for_ever, daemon=True).start()
+turning.wait()
+for _ in range(1000):
+    nest.flatten((1, 2))
+raise ValueError("the end")
+"""
+
+
+def test_a_program_ends_while_daemon_threads_flatten() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FLATTENS_TO_THE_END], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.endswith("ValueError: the end\n")

@@ -6,14 +6,23 @@ No other module may import optree.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
 import optree
 
+from penstock.element import exit_gate
+
 Tree = optree.PyTreeSpec
 _NAMESPACE = "penstock"
+
+# The entries to optree; `_close_entries` replaces them when the program ends.
+_flatten: Callable[..., Any] = optree.tree_flatten
+_unflatten: Callable[..., Any] = optree.tree_unflatten
+_map: Callable[..., Any] = optree.tree_map
+_flatten_up_to: Callable[..., Any] = optree.PyTreeSpec.flatten_up_to
 
 
 def _is_leaf(value: Any) -> bool:
@@ -70,9 +79,7 @@ def _unflatten_by_method(kind: Any, metadata: Any, components: Any) -> Any:
 
 def flatten(value: Any) -> tuple[list[Any], Tree]:
     """The leaves of a value, and its structure."""
-    leaves, tree = optree.tree_flatten(
-        value, is_leaf=_is_leaf, none_is_leaf=True, namespace=_NAMESPACE
-    )
+    leaves, tree = _flatten(value, is_leaf=_is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
     return leaves, tree
 
 
@@ -83,7 +90,7 @@ def text_of(tree: Tree) -> str:
 
 
 def unflatten(tree: Tree, leaves: Any) -> Any:
-    return optree.tree_unflatten(tree, leaves)
+    return _unflatten(tree, leaves)
 
 
 def sort_keys(value: Any) -> Any:
@@ -95,7 +102,7 @@ def sort_keys(value: Any) -> Any:
         return value
     if type(value) is dict:
         value = {key: value[key] for key in keys_of(tuple(value))[0]}
-    return optree.tree_map(
+    return _map(
         sort_keys,
         value,
         is_leaf=lambda part: part is not value,
@@ -106,7 +113,8 @@ def sort_keys(value: Any) -> Any:
 
 def flatten_up_to(tree: Tree, value: Any) -> list[Any]:
     """The parts of `value` at the leaves of `tree`; ValueError if the structures differ."""
-    return tree.flatten_up_to(value)
+    parts: list[Any] = _flatten_up_to(tree, value)
+    return parts
 
 
 def map_structure(function: Callable[..., Any], first: Any, *more: Any) -> Any:
@@ -141,3 +149,16 @@ LEAF: Tree = flatten(0)[1]
 
 PAIR: Tree = flatten((0, 0))[1]
 """The structure of a pair."""
+
+
+def _close_entries() -> None:
+    """Lets no thread but this one enter optree, and waits for the threads inside of it."""
+    global _flatten, _unflatten, _map, _flatten_up_to
+    _flatten, _unflatten = exit_gate.guard(_flatten), exit_gate.guard(_unflatten)
+    _map, _flatten_up_to = exit_gate.guard(_map), exit_gate.guard(_flatten_up_to)
+    exit_gate.wait_until_left((flatten, unflatten, sort_keys, flatten_up_to))
+
+
+# At the program's end the newest finalizer runs first, and this module is among the first that
+# penstock loads: all that needs its threads in order to end has ended before.
+weakref.finalize(flatten, _close_entries)
