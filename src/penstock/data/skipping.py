@@ -25,7 +25,7 @@ class BadFiles:
             raise InvalidArgumentError(
                 f'{call}: on_error must be "raise" or "skip", got {on_error!r}'
             )
-        self._call, self._skips = call, on_error == "skip"
+        self._call, self.skips = call, on_error == "skip"
         self._log = SkipLog(call, "files")
         self._first: Exception | None = None
 
@@ -35,14 +35,14 @@ class BadFiles:
         try:
             yield
         except BAD_FILE as error:
-            if not self._skips:
+            if not self.skips:
                 raise
             self._first = self._first or error
             self._log.add(error)
 
     def resolve(self, paths: Sequence[bytes]) -> list[str]:
         """The files that paths and patterns name."""
-        if not self._skips or not paths:
+        if not self.skips or not paths:
             return resolve_paths(paths, self._call)
         found: list[str] = []
         for path in paths:
@@ -52,16 +52,26 @@ class BadFiles:
             self.report(has_good=False)
         return found
 
-    def read_first(self, paths: Sequence[str], read: Callable[[str], Result]) -> tuple[str, Result]:
-        """The first file that can be read, and what is read of it.
+    def read_first(
+        self, paths: Sequence[str], read: Callable[[str], Result | None], nothing: str
+    ) -> tuple[str, Result]:
+        """The first file that `read` finds something in, and what it finds.
 
-        Bad files before it are not counted: they are read, and fail, again.
+        `read` returns None for a file that has nothing; `nothing` says what a file then lacks, and
+        what to do if no file has it. Bad files before are not counted: they are read again.
         """
-        for path in paths[:-1] if self._skips else ():
-            with contextlib.suppress(*BAD_FILE):
-                return path, read(path)
-        path = paths[-1] if self._skips else paths[0]
-        return path, read(path)
+        bad: Exception | None = None
+        for path in paths:
+            try:
+                found = read(path)
+            except BAD_FILE as error:
+                if not self.skips:
+                    raise
+                bad = bad or error
+                continue
+            if found is not None:
+                return path, found
+        raise bad or InvalidArgumentError(f"{self._call}: {paths[0]!r} {nothing}")
 
     def report(self, has_good: bool) -> None:
         """Logs how many files were left out; raises if no other file is there."""
@@ -72,4 +82,4 @@ class BadFiles:
     def skip_in(self, plan: Node) -> Node:
         """The plan, without what cannot be read if errors are skipped."""
         self._log.report()
-        return IgnoreErrors(plan, reader=self._call) if self._skips else plan
+        return IgnoreErrors(plan, reader=self._call) if self.skips else plan

@@ -141,7 +141,9 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
         schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
         names = tuple(columns)
     else:
-        path, schema = bad.read_first(found, json_lines.infer_schema)
+        infer = functools.partial(json_lines.infer_schema, skips=bad.skips)
+        nothing = 'has no lines; state the columns, as in columns={"x": "int64"}'
+        path, schema = bad.read_first(found, infer, nothing)
         names = select_columns(call, columns, specs_of(schema), path)
         schema = json_lines.select_fields(schema, names)
     specs = specs_of(schema)
@@ -164,7 +166,11 @@ def plan_tar(paths: Any, columns: Any, index: Any, on_error: Any = "raise") -> N
     found = bad.resolve(_check_paths(tar.CALL, paths))
     folder = _index_folder(tar.CALL, index)
     if columns is None:
-        names = bad.read_first(found, tar.first_fields)[1]
+        nothing = (
+            "has no samples, which are files with an extension; state the fields, as in "
+            'columns=["jpg"]'
+        )
+        names = bad.read_first(found, tar.first_fields, nothing)[1]
     else:
         names = _names(tar.CALL, columns)
     fields = tuple(sorted(name for name in names if name != tar.KEY))

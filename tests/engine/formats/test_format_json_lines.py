@@ -99,11 +99,54 @@ def test_types_can_be_stated(tmp_path: Path) -> None:
         Dataset.from_json_lines(path, columns={"x": "number"})
 
 
-def test_files_without_columns_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match="has no lines; state the columns"):
-        Dataset.from_json_lines(write(tmp_path / "a.jsonl", ""))
-    with pytest.raises(DataLossError, match="cannot be read as JSON lines"):
-        Dataset.from_json_lines(write(tmp_path / "b.jsonl", "[1, 2]"))
+def test_a_bad_line_among_the_first_costs_only_itself(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"x": 1}', '{"x": "text"}', "{oops", '{"x": 4}')
+    found = list(outcomes(Dataset.from_json_lines(path)))
+    assert [found[0], found[3]] == [{"x": 1}, {"x": 4}]
+    assert "line 2 (after byte 9): it is not a row of the columns x" in found[1]
+    assert "line 3 (after byte 23): it is not a row of the columns x" in found[2]
+    assert values(Dataset.from_json_lines(path, on_error="skip")) == [1, 4]
+
+
+def test_bad_lines_before_the_first_good_one_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", "{oops", "", "[1]", '{"x": 1}', '{"x": 2}')
+    with pytest.raises(DataLossError, match="a.jsonl', line 1: it cannot be read as JSON lines"):
+        Dataset.from_json_lines(path)
+    assert values(Dataset.from_json_lines(path, on_error="skip")) == [1, 2]
+    with pytest.raises(DataLossError, match="b.jsonl', line 1: it cannot be read as JSON lines"):
+        Dataset.from_json_lines(write(tmp_path / "b.jsonl", "text", "text"), on_error="skip")
+
+
+def test_an_empty_file_says_nothing_about_the_columns(tmp_path: Path) -> None:
+    empty = write(tmp_path / "a.jsonl", "")
+    with pytest.raises(InvalidArgumentError, match="a.jsonl' has no lines; state the columns"):
+        Dataset.from_json_lines([empty, empty])
+    assert values(Dataset.from_json_lines([empty, write(tmp_path / "b.jsonl", '{"x": 1}')])) == [1]
+    assert values(Dataset.from_json_lines(empty, columns={"x": "int64"})) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b'[{"x": 1}, {"x": 2}]', "it is an array; write each object in a line of its own"),
+        (b'{\n  "x": 1\n}\n', "an object has several lines; write each in one line"),
+        (gzip.compress(b'{"x": 1}\n'), "it is compressed by gzip; its name must end in .gz or"),
+        ('{"x": 1}\n'.encode("utf-16"), "it is UTF-16; write it as UTF-8"),
+        (b"1\n2\n", "each line must be a complete object"),
+        (b'{"x": 1, "x": 2}\n', "was specified twice .* each line must be"),
+    ],
+)
+def test_other_files_are_refused_with_a_remedy(content: bytes, remedy: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataLossError, match=f"a.jsonl', line 1: .*{remedy}"):
+        Dataset.from_json_lines(path)
+
+
+def test_marks_and_line_ends_of_other_systems_are_no_part_of_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"x": "a"}\r\n{"x": "b"}\r\n')
+    assert values(Dataset.from_json_lines(path)) == [b"a", b"b"]
 
 
 def test_a_large_file_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Tar archives, beside what the `webdataset` package and Python's tarfile read and write."""
 
+import bz2
 import io
 import json
+import lzma
 import pathlib
 import tarfile
 
@@ -191,6 +193,8 @@ def extended(text):
         (sparse(), "sparse members are not supported"),
         (extended(b"what is this"), "an extended header is malformed"),
         (b"", "the archive ends without its end mark"),
+        (bz2.compress(b"archive"), "it is compressed by bzip2: unpack it, or name what gzip"),
+        (lzma.compress(b"archive"), "it is compressed by xz: unpack it, or name what gzip"),
     ],
 )
 def test_other_files_are_refused(content, message, tmp_path):
@@ -208,6 +212,10 @@ def test_an_archive_without_samples_is_refused(tmp_path):
     ):
         Dataset.from_tar(path)
     assert list(Dataset.from_tar(path, columns=["txt"])) == []
+    write(tmp_path / "y.tar", numbered(1))
+    for index in (False, str(tmp_path / "indexes")):
+        both = Dataset.from_tar([path, tmp_path / "y.tar"], index=index)
+        assert [sample["__key__"] for sample in both] == [b"000"]
     with pytest.raises(NotFoundError, match="does not exist"):
         Dataset.from_tar(tmp_path / "missing.tar")
 

@@ -14,6 +14,24 @@ from penstock.errors import DataLossError
 
 WINDOW_BITS = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
 
+_STARTS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+}
+
+
+def name_packing(start: bytes) -> str:
+    """The program that compressed a file, by the first bytes of the file; empty if it is none.
+
+    >>> import gzip
+    >>> name_packing(gzip.compress(b"text")), name_packing(b"text")
+    ('gzip', '')
+    """
+    return next((name for known, name in _STARTS.items() if start.startswith(known)), "")
+
 
 class Inflated(io.RawIOBase):
     """The bytes inside a compressed file; several streams in a row are one, as with `cat`.

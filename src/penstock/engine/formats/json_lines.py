@@ -23,6 +23,7 @@ from penstock.engine.formats.arrow_columns import (
 )
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import Path, as_path, open_bytes, translate_errors
+from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.records import ParsedRecords, Part
 from penstock.engine.formats.text import TextReader
 from penstock.errors import DataLossError, InvalidArgumentError
@@ -34,6 +35,9 @@ _BLOCK = 1 << 20
 
 BY_NAME = "BY_NAME"
 """The compression of files that are compressed if their names say so."""
+
+_MARK = b"\xef\xbb\xbf"
+"""Some programs begin UTF-8 files with it."""
 
 _PACKINGS = {".gz": "GZIP", ".zst": "ZSTD"}
 
@@ -233,31 +237,65 @@ class LineParser:
         )
 
 
-def infer_schema(path: str) -> Any:
-    """The names and types of the columns in the first lines of a file.
+def infer_schema(path: str, skips: bool) -> Any | None:
+    """The names and types of the columns in the first lines of a file; None if it has no lines.
+
+    Lines from the first one that does not fit those before it on are not asked: reading them is
+    an error that names the line. If `skips`, bad lines before the first good one are passed over.
+    """
+    with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing_of(path)) as file:
+        data = _first_lines(file)
+    lines = [line for line in data.removeprefix(_MARK).split(b"\n") if line.strip()]
+    if not lines:
+        return None
+    first = 0
+    while isinstance(found := _schema_of(lines[first:]), Exception):
+        counts = range(1, len(lines) - first)
+        count = bisect_left(
+            counts, True, key=lambda n: isinstance(_schema_of(lines[first : first + n]), Exception)
+        )
+        if count:
+            return _schema_of(lines[first : first + count])
+        if not skips or first + 1 == len(lines):
+            raise _not_json_lines(path, data, lines[first], _schema_of([lines[first]]))
+        first += 1
+    return found
+
+
+def _schema_of(lines: list[bytes]) -> Any:
+    """The schema of lines, or the exception that says why they have none.
 
     Text that looks like a date is text: a later line may have other text.
     """
     arrow, json = load_extra("pyarrow", CALL), load_extra("pyarrow.json", CALL)
-    with translate_errors(path, CALL), open_lines(as_path(path, CALL), packing_of(path)) as file:
-        data = _first_lines(file)
-    if not data.strip():
-        raise InvalidArgumentError(
-            f'{CALL}: {path!r} has no lines; state the columns, as in columns={{"x": "int64"}}'
-        )
+    data = b"\n".join(lines) + b"\n"
     try:
         options = json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-        schema = json.read_json(arrow.BufferReader(data), options).schema
-        fields = [field.with_type(_as_text(field.type)) for field in schema]
-        schema = arrow.schema(fields)
+        table = json.read_json(arrow.BufferReader(data), options)
+        schema = arrow.schema([field.with_type(_as_text(field.type)) for field in table.schema])
         schema.names  # noqa: B018 (a name that is not UTF-8 raises)
     except (arrow.ArrowException, ValueError) as error:
-        reason = str(error).removeprefix("JSON parse error: ").partition("\n")[0]
-        raise DataLossError(
-            f"{CALL}: {path!r} cannot be read as JSON lines ({reason}): its first lines must be "
-            "complete objects with the same columns"
-        ) from error
+        return error
+    if table.num_rows != len(lines):
+        return ValueError(f"{len(lines)} lines have {table.num_rows} values")
     return schema
+
+
+def _not_json_lines(path: str, data: bytes, line: bytes, error: Exception) -> DataLossError:
+    """The error of a file whose first line is no object."""
+    reason = str(error).removeprefix("JSON parse error: ").partition("\n")[0]
+    remedy = "each line must be a complete object"
+    if name := name_packing(data):
+        remedy = f"it is compressed by {name}; its name must end in .gz or .zst to be unpacked"
+    elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        remedy = "it is UTF-16; write it as UTF-8"
+    elif line.lstrip().startswith(b"["):
+        remedy = "it is an array; write each object in a line of its own, as jq -c '.[]' does"
+    elif line.strip() == b"{":
+        remedy = "an object has several lines; write each in one line, as jq -c . does"
+    return DataLossError(
+        f"{CALL}: {path!r}, line 1: it cannot be read as JSON lines ({reason}); {remedy}"
+    )
 
 
 def _first_lines(file: BinaryIO) -> bytes:

@@ -19,6 +19,7 @@ from penstock.element import nest
 from penstock.element.chunk import Chunk
 from penstock.element.strings import bytes_of
 from penstock.engine.formats.files import Path, as_path, translate_errors
+from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.new_files import NewFile
 from penstock.engine.formats.records import ParsedRecords, RecordReader
 from penstock.errors import (
@@ -235,6 +236,8 @@ class TarReader(RecordReader[dict[str, bytes]]):
 
     def _damage(self, where: int, problem: str) -> DataLossError:
         hint = "" if where else "; is it a tar file?"
+        if not where and (name := name_packing(self._buffer[self._start :])):
+            hint = f"; it is compressed by {name}: unpack it, or name what gzip packed .tar.gz"
         return DataLossError(f"{CALL}: {self.path!r} is damaged at byte {where}: {problem}{hint}")
 
 
@@ -276,19 +279,14 @@ def packing_of(path: str) -> str:
     return "GZIP" if path.endswith((".gz", ".tgz")) else ""
 
 
-def first_fields(path: str) -> tuple[str, ...]:
-    """The fields of the first sample of an archive."""
+def first_fields(path: str) -> tuple[str, ...] | None:
+    """The fields of the first sample of an archive; None if it has no samples."""
     reader = TarReader(path)
     try:
         samples = reader.read(1)
     finally:
         reader.close()
-    if not samples:
-        raise InvalidArgumentError(
-            f"{CALL}: {path!r} has no samples, which are files with an extension; "
-            'state the fields, as in columns=["jpg"]'
-        )
-    return tuple(field for field in samples[0] if field != KEY)
+    return tuple(field for field in samples[0] if field != KEY) if samples else None
 
 
 class TarWriter:
