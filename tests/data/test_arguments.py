@@ -110,9 +110,24 @@ FLAGS_AND_TEXTS: list[Case] = [
         "compression must be \"GZIP\" or None, got 'ZIP'",
     ),
     (
-        lambda: TEN.save("x", checkpoint_args={}),
-        UnimplementedError,
-        "checkpoint_args is not supported",
+        lambda: TEN.save("x", checkpoint_args=[]),
+        InvalidTypeError,
+        "checkpoint_args must be a dict of the arguments of a CheckpointManager, got",
+    ),
+    (
+        lambda: TEN.save("x", checkpoint_args={"checkpoint": 1}),
+        InvalidArgumentError,
+        "must not have the key 'checkpoint'",
+    ),
+    (
+        lambda: TEN.save("memory://x", checkpoint_args={"directory": "y"}),
+        InvalidArgumentError,
+        "checkpoint_args needs a folder of this machine, got 'memory://x'",
+    ),
+    (
+        lambda: TEN.save("x", checkpoint_args={"directory": "y", "interval": 5}),
+        TypeError,
+        "unexpected keyword argument 'interval'",
     ),
     (
         lambda: Dataset.list_files(None),

@@ -21,6 +21,7 @@ import numpy as np
 from penstock.data import (
     adapters,
     by_index,
+    checkpointed_saves,
     element_specs,
     foreign_datasets,
     inspection,
@@ -1774,7 +1775,10 @@ class Dataset(PublicNames):
             path: The folder.
             compression: None, "NONE" or "GZIP".
             shard_func: Gets an element and returns the number of its shard.
-            checkpoint_args: Not supported.
+            checkpoint_args: A dict of arguments for a `CheckpointManager`, as `directory` and
+                `max_to_keep`: the same save continues there if it was interrupted, and does
+                nothing if it was complete. After each element a checkpoint is written; with a
+                `step_counter` and a `checkpoint_interval`, after so many elements.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -1783,17 +1787,32 @@ class Dataset(PublicNames):
         0 1 2
         """
         where = "Dataset.save"
-        if checkpoint_args is not None:
-            raise UnimplementedError(
-                f"{where}: checkpoint_args is not supported; save the state of an iterator"
-            )
         folder = check.path(where, "path", path)
         packing = check.compression(where, compression)
-        shard = None
+        calls = None
         if shard_func is not None:
             calls = Calls("save", tracing.shard_function(where, shard_func, self._plan))
-            numbers = itertools.count()
-            shard = lambda element: calls.one(element, next(numbers))  # noqa: E731
+
+        def shard_from(first: int) -> runs.Shard | None:
+            numbers = itertools.count(first)
+            return None if calls is None else lambda element: calls.one(element, next(numbers))
+
+        if checkpoint_args is not None:
+            checkpointed_saves.save(
+                folder,
+                Iterator(self._plan, ENVIRONMENT, self._iterations),
+                lambda before: runs.RunWriter(
+                    folder,
+                    packing,
+                    shard_from(sum(count for _, count in before["counts"]) if before else 0),
+                    where,
+                    spec=self.element_spec,
+                    before=before,
+                ),
+                checkpointed_saves.check_arguments(folder, checkpoint_args),
+            )
+            return
+        shard = shard_from(0)
         with contextlib.closing(self._chunks()) as chunks:
             runs.save(folder, chunks, spec=self.element_spec, compression=packing, shard=shard)
 

@@ -16,6 +16,7 @@ message has a CRC32C of its body and one of its head. Heads and bodies begin at 
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
@@ -162,12 +163,24 @@ class ArrowOut:
         self._put([_END, signed, len(signed).to_bytes(4, "little"), BEGINNING], last=True)
         self.pause()
 
+    def settle(self) -> None:
+        """Makes all that was written readable, also if this process or the machine fails later."""
+        if self._deflater is not None:
+            self._put_bytes([self._deflater.flush(zlib.Z_SYNC_FLUSH)])
+        with translate_write_errors(self.path, self._call):
+            if self._file is None:
+                self._file = open(self.path, "ab")  # noqa: SIM115 (stays open)
+            os.fsync(self._file.fileno())
+
     def _put(self, parts: Sequence[Part], last: bool = False) -> None:
         self._at += sum(map(_size_of, parts))
         deflater = self._deflater
         if deflater is not None:
             parts = [deflater.compress(part) for part in parts]
             parts += [deflater.flush()] if last else []
+        self._put_bytes(parts)
+
+    def _put_bytes(self, parts: Sequence[Part]) -> None:
         with translate_write_errors(self.path, self._call):
             if self._file is None:
                 self._file = open(self.path, "ab")  # noqa: SIM115 (stays open)

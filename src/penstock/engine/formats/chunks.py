@@ -95,6 +95,11 @@ class ChunkWriter:
         self._flush()
         self._file.pause()
 
+    def settle(self) -> None:
+        """Makes the elements so far readable, although the file is not complete."""
+        self._flush()
+        self._file.settle()
+
     def rename(self, path: str) -> None:
         """Gives the complete file, and those that continue it, the name that readers look for.
 

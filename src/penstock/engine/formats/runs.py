@@ -19,17 +19,20 @@ from penstock.element.descriptions import spec_to_json
 from penstock.element.spec import relax
 from penstock.engine.fitting import fit_chunk, spec_of_chunk
 from penstock.engine.formats.checked_files import check_packing
-from penstock.engine.formats.chunks import ChunkWriter
+from penstock.engine.formats.chunks import ChunkWriter, read_chunks
 from penstock.engine.formats.folders import join, open_folder
 from penstock.engine.formats.locks import LockFile
 from penstock.engine.formats.saved import METADATA, SavedInfo, find, to_bytes
-from penstock.errors import AbortedError, DataLossError, InvalidArgumentError
+from penstock.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 
 SPEC = "dataset_spec.json"
 """The spec again: programs written for TensorFlow check whether this file exists."""
 
 Shard = Callable[[Any], int]
 """Returns the number of the shard for an element."""
+
+Mark = dict[str, Any]
+"""A run, and how many elements each of its shards had: where an interrupted save continues."""
 
 _OPEN_FILES = 64
 _SHARDS = 1 << 62
@@ -39,6 +42,7 @@ class RunWriter:
     """Writes elements by shards; their spec is checked if it is given, and found out if not.
 
     `shapes` is a spec that says which shapes may differ, if `spec` is not given: see `ChunkWriter`.
+    `before` is the mark of an interrupted run, whose elements this one begins with.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class RunWriter:
         call: str,
         spec: Any = None,
         shapes: Any = None,
+        before: Mark | None = None,
     ) -> None:
+        self._continued = before
         self._path, self._call, self._shard = path, call, shard
         self._declared, self._found = spec, spec
         self._shapes = shapes if spec is None else spec
@@ -68,6 +74,53 @@ class RunWriter:
         self._adopted: list[int] = []
         self._count = 0
         self._committed = False
+        if before is not None:
+            self._copy_or_abandon(before)
+
+    def _copy_or_abandon(self, mark: Mark) -> None:
+        try:
+            self._copy(mark)
+        except NotFoundError:
+            self.abandon()
+            raise NotFoundError(
+                f"{self._call}: the files of the interrupted save are no longer in {self._path!r}; "
+                "delete its checkpoints to save all elements anew"
+            ) from None
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _copy(self, mark: Mark) -> None:
+        """Begins with the elements that an interrupted run had when it was marked."""
+        for number, count in mark["counts"]:
+            self._count += count
+            file = join(self._path, self._file(number, mark["run"]))
+            for chunk in read_chunks(file, self._packing, self._call):
+                self._writer(number).write(chunk.rows(0, count))
+                count -= min(count, len(chunk))
+                if not count:
+                    break
+
+    def mark(self) -> Mark:
+        """Makes all elements so far readable, and says how many there are."""
+        for writer in self._writers.values():
+            writer.settle()
+        return {
+            "run": self._run,
+            "counts": [[number, writer.count] for number, writer in self._writers.items()],
+        }
+
+    def drop_continued(self) -> None:
+        """Removes the interrupted run; its elements were copied, and a newer mark was kept."""
+        if self._continued is not None:
+            self._remove(self._continued["run"])
+            self._continued = None
+
+    def leave(self) -> None:
+        """Releases the lock, and leaves the files for a run that continues this one."""
+        for writer in self._writers.values():
+            writer.pause()
+        self._lock.release()
 
     def _check_spec(self) -> None:
         try:
@@ -130,8 +183,8 @@ class RunWriter:
         self._adopted.append(number)
         self._count += count
 
-    def _file(self, number: int) -> str:
-        return f"{self._run}/{number:08}.shard/{0:08}.snapshot"
+    def _file(self, number: int, run: str = "") -> str:
+        return f"{run or self._run}/{number:08}.shard/{0:08}.snapshot"
 
     def commit(self) -> bool:
         """Makes this run visible; False if another writer has taken the folder over."""
@@ -177,6 +230,8 @@ class RunWriter:
 
     def _clean(self, run: str) -> None:
         """Removes the run of a writer that died, or the run that it replaced."""
+        if self._continued is not None and self._continued["run"] == run:
+            return
         if self._before() != run:
             self._remove(run)
             return
@@ -192,10 +247,15 @@ def save(
     try:
         for chunk in chunks:
             run.write(chunk)
-        if not run.commit():
-            raise AbortedError(
-                f"Dataset.save: another writer has begun to write {path!r} anew; "
-                "give each writer its own folder"
-            )
+        commit_save(run, path)
     finally:
         run.abandon()
+
+
+def commit_save(run: RunWriter, path: str) -> None:
+    """Makes a run visible; AbortedError if another writer has taken the folder over."""
+    if not run.commit():
+        raise AbortedError(
+            f"Dataset.save: another writer has begun to write {path!r} anew; "
+            "give each writer its own folder"
+        )

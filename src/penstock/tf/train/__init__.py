@@ -2,13 +2,13 @@
 
 from typing import NoReturn
 
-from penstock.tf.missing_operations import missing_from_tf
-from penstock.tf.train.checkpoints import (
+from penstock.data.checkpoints import (
     Checkpoint,
     CheckpointManager,
     latest_checkpoint,
     list_variables,
 )
+from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.train.messages import (
     BytesList,
     Example,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.distribute.values.variables import Variable
 from penstock.element.values import short_repr
 from penstock.errors import (
     DataLossError,
@@ -23,14 +22,18 @@ from penstock.errors import (
     NotFoundError,
 )
 from penstock.plan.typed import ValueDecoder, ValueEncoder
-from penstock.tf.values import Tensor
 
 _ENDING = ".penstock"
 _LATEST = "checkpoint"
 
 
 def _path(value: Any) -> str:
-    return os.fsdecode(value.numpy() if isinstance(value, Tensor) else value)
+    return os.fsdecode(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether a value is a variable, of penstock's or of a framework's."""
+    return hasattr(value, "assign") and hasattr(value, "numpy")
 
 
 class Checkpoint:
@@ -132,7 +135,8 @@ class CheckpointStatus:
 
 
 def _check_kind(name: str, value: Any) -> None:
-    if not isinstance(value, Variable | Checkpoint | dict | list) and not _has_state(value):
+    is_known = _is_variable(value) or _has_state(value)
+    if not is_known and not isinstance(value, Checkpoint | dict | list):
         raise InvalidTypeError(
             f"tf.train.Checkpoint: {name} must be an iterator, a variable or an object with "
             f"state_dict and load_state_dict, got {short_repr(value)}"
@@ -144,7 +148,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _state_of(value: Any) -> Any:
-    if isinstance(value, Variable):
+    if _is_variable(value):
         return {"variable": value.numpy()}
     if isinstance(value, Checkpoint):
         return {"checkpoint": value._state()}
@@ -163,7 +167,7 @@ def _load_into(name: str, value: Any, saved: Any) -> None:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, one in items:
             _load_into(f"{name}.{key}", one, state[str(key)])
-    elif isinstance(value, Variable) is not (kind == "variable"):
+    elif _is_variable(value) is not (kind == "variable"):
         raise InvalidArgumentError(f"tf.train.Checkpoint: {name} was saved as a {kind}")
     elif kind == "variable":
         value.assign(state)
