@@ -54,6 +54,11 @@ collect_ignore_glob = ["*/record_*.py", "tf/programs/[a-z]*.py"]
 gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Starts the cases of Ray first: they take longest, and all other processes would wait."""
+    items.sort(key=lambda item: item.path.name != "test_ray.py")
+
+
 def pytest_collection_finish() -> None:
     """Exempts the million objects that are loaded by now from garbage collection."""
     gc.collect()

@@ -1,31 +1,21 @@
 """The examples print what their docstrings show, and are short."""
 
 import ast
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.effort import EFFORT
+from tests.programs import ROOT, run_program
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "examples"
 # scripts/demo runs these: tests/test_scripts.py.
 OF_THE_DEMO = {"demo.py", "demo_trainer.py", "pipeline.py"}
 EXAMPLES = [file for file in sorted(FOLDER.glob("*.py")) if file.name not in OF_THE_DEMO]
 USUAL = sorted((FOLDER / "dataloader").glob("*.py"))
-# These mostly import frameworks; `scripts/search` runs them.
-SLOW = {
-    "huggingface_trainer.py",
-    "jax_sharded.py",
-    "keras_fit.py",
-    "lightning_fit.py",
-    "torch_ddp.py",
-}
-RUN_USUAL = [file for file in USUAL if EFFORT > 1 or file.name not in SLOW]
+# These use nothing of penstock; `scripts/search` runs them.
+RUN_USUAL = USUAL if EFFORT > 1 else []
 # The default of the example comes first.
 BACKENDS = {"keras_fit.py": ["jax", "torch"]}
 RUNS = [
@@ -53,22 +43,10 @@ def test_each_example_has_a_usual_version() -> None:
 
 @pytest.mark.parametrize(("file", "backend"), RUNS)
 def test_an_example_prints_what_it_shows(file: Path, backend: list[str], tmp_path: Path) -> None:
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
-        "KERAS_HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     for name in backend:
         environment["KERAS_BACKEND"] = name
-    result = subprocess.run(
-        [sys.executable, str(file)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-    )
+    result = run_program([str(file)], tmp_path, **environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout == shown_output(file)
 

@@ -1,13 +1,12 @@
 """README.md and docs: programs print what the page shows, links exist, lines are short."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.programs import ROOT, run_program
+
 PAGES = {
     file.name: (file, file.read_text(encoding="utf-8"))
     for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -31,15 +30,10 @@ LINKS = [
 ]
 
 
-def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "program.py").write_text(program, encoding="utf-8")
-    command = [sys.executable, "-W", "error", "program.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)
 def test_program_runs_and_prints_what_is_shown(program: str, printed: str, tmp_path: Path) -> None:
-    result = run(program, tmp_path)
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    result = run_program(["-W", "error", "program.py"], tmp_path)
     assert result.returncode == 0, result.stderr
     assert not printed or result.stdout == printed
 

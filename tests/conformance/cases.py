@@ -53,6 +53,10 @@ class Case:
     own_process: bool = False
     workers: int = 1
 
+    @property
+    def area(self) -> str:
+        return self.id.partition("/")[0]
+
 
 def load() -> list[Case]:
     """Every case of every area, except those about TensorFlow's internals."""

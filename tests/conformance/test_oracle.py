@@ -1,5 +1,7 @@
 """Every program of the oracle, asked of penstock."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.conformance.apart import run_apart
@@ -11,6 +13,7 @@ from tests.conformance.together import run_together
 
 ROWS, PINNED = listed(), pinned()
 CASES = load()
+ALONE = [case for case in CASES if case.workers == 1]
 
 
 def wrong_with(case: Case, outcome: Outcome) -> str:
@@ -19,17 +22,24 @@ def wrong_with(case: Case, outcome: Outcome) -> str:
     return describe(case, outcome, wrong) if wrong else ""
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.workers == 1], ids=lambda case: case.id)
+def check(outcomes: Iterable[tuple[Case, Outcome]]) -> None:
+    wrong = [wrong_with(case, outcome) for case, outcome in outcomes]
+    if any(wrong):
+        pytest.fail("\n\n".join(filter(None, wrong)), pytrace=False)
+
+
+@pytest.mark.parametrize("case", [c for c in ALONE if not c.own_process], ids=lambda case: case.id)
 def test_answers_as_tensorflow_did(case: Case) -> None:
-    outcome = next(run_apart([case]))[1] if case.own_process else run(case)
-    if wrong := wrong_with(case, outcome):
-        pytest.fail(wrong, pytrace=False)
+    check([(case, run(case))])
+
+
+@pytest.mark.parametrize("area", sorted({case.area for case in ALONE if case.own_process}))
+def test_answers_in_another_process_as_tensorflow_did(area: str) -> None:
+    """Of all programs of an area that may crash or hang: the process takes long to start."""
+    check(run_apart([case for case in ALONE if case.own_process and case.area == area]))
 
 
 @pytest.mark.parametrize("workers", sorted({case.workers for case in CASES} - {1}))
 def test_several_processes_answer_as_tensorflow_did(workers: int) -> None:
     """Of all programs for so many processes: these take long to start, and then run them all."""
-    together = run_together([case for case in CASES if case.workers == workers])
-    wrong = [wrong_with(case, outcome) for case, outcome in together]
-    if any(wrong):
-        pytest.fail("\n\n".join(filter(None, wrong)), pytrace=False)
+    check(run_together([case for case in CASES if case.workers == workers]))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as tf
 from penstock.errors import InvalidArgumentError, InvalidTypeError, UnbatchedError
+from tests.effort import times
 from tests.integration.clusters import Cluster
 
 POLICIES = tf.data.experimental.AutoShardPolicy
@@ -544,7 +545,7 @@ for _ in range(500):
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
 def test_a_program_may_end_in_the_middle(backend: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(ENDING)
-    for _ in range(3):
+    for _ in range(times(1)):
         command = [sys.executable, str(tmp_path / "program.py"), backend]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
