@@ -16,6 +16,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     InvalidTypeError,
@@ -32,12 +33,30 @@ def test_columns_are_chosen_by_name() -> None:
     assert list(Dataset.from_arrow(table, columns=["c", "a"])[0]) == ["c", "a"]
     with pytest.raises(InvalidArgumentError, match="the table has no column 'd'; it has 'a', 'b'"):
         Dataset.from_arrow(table, columns=["d"])
-    with pytest.raises(InvalidTypeError, match="columns must be a list of names, got"):
+    with pytest.raises(InvalidTypeError, match=r"a list of names, got 'a'.*; write columns=.'a'."):
         Dataset.from_arrow(table, columns="a")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="columns has a name twice"):
         Dataset.from_arrow(table, columns=["a", "a"])
-    with pytest.raises(InvalidArgumentError, match="has no columns to read"):
+    with pytest.raises(InvalidArgumentError, match=r"columns=\[\] chooses no columns to read"):
         Dataset.from_arrow(table, columns=[])
+    with pytest.raises(InvalidArgumentError, match="the table has no columns to read"):
+        Dataset.from_arrow(table.select([]))
+
+
+def test_what_is_no_table_is_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="needs tables, record batches or paths, got Int64"):
+        Dataset.from_arrow(pa.array([1]))
+    with pytest.raises(InvalidArgumentError, match="table 2 has the columns 'x': string, but tab"):
+        Dataset.from_arrow([arrow(x=[1]), arrow(x=[2]), arrow(x=["a"])])
+
+
+@pytest.mark.parametrize("size", [0, 3, 8])
+def test_a_file_that_is_cut_before_its_schema_is_refused(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    path.write_bytes(b"ARROW1\0\0"[:size])
+    words = "is not an Arrow file: it " + ("begins with b'ARR'" if size else "is empty")
+    with pytest.raises(DataLossError, match="x.arrow' is damaged" if size == 8 else words):
+        Dataset.from_arrow(path)
 
 
 def test_a_missing_value_names_column_file_and_row(tmp_path: Path) -> None:
@@ -86,6 +105,8 @@ def test_fill_must_fit_the_column() -> None:
         Dataset.from_arrow(table, fill={"s": 0})
     with pytest.raises(InvalidArgumentError, match="fill has a value for 'y', but the columns"):
         Dataset.from_arrow(table, fill={"y": 0})
+    with pytest.raises(InvalidArgumentError, match="fill=.'a'. fits no column; .* 'x': int64"):
+        Dataset.from_arrow(table, columns=["x"], fill=["a"])
     # One value for all is for the columns that it fits.
     with pytest.raises(InvalidArgumentError, match="row 1: column 's' has no"):
         list(Dataset.from_arrow(table, fill=0))
@@ -187,8 +208,11 @@ def test_frames_that_are_refused() -> None:
         Dataset.from_pandas(pandas.DataFrame({"x": pandas.Series([1, object()], dtype=object)}))
     with pytest.raises(InvalidTypeError, match="from_polars: a LazyFrame has no rows yet"):
         Dataset.from_polars(polars.LazyFrame({"x": [1]}))
-    with pytest.raises(InvalidTypeError, match="from_polars: needs a DataFrame, got"):
-        Dataset.from_polars(3)
+    for value in (3, polars.Series([1])):
+        with pytest.raises(InvalidTypeError, match="from_polars: needs a DataFrame, got"):
+            Dataset.from_polars(value)
+    with pytest.raises(InvalidArgumentError, match="column 'x' has Python objects, which no"):
+        Dataset.from_polars(polars.DataFrame({"x": [object()]}))
 
 
 def test_huggingface_datasets_that_are_refused() -> None:

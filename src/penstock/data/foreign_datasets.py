@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from penstock.data import arguments as check
-from penstock.data.table_plans import plan_files, plan_positions, plan_table, select_columns
+from penstock.data.table_plans import (
+    comes_from,
+    plan_files,
+    plan_positions,
+    plan_table,
+    select_columns,
+)
 from penstock.element import nest
 from penstock.element.columns import take
 from penstock.element.spec import TensorSpec
@@ -24,11 +30,6 @@ from penstock.engine.formats.tables import Selection
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Generator, Map, Node, Range, Unbatch
-
-
-def comes_from(value: Any, package: str) -> bool:
-    """Whether the class of a value, or a base of it, is defined in a package."""
-    return any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
 
 
 def table_of_pandas(frame: Any) -> Any:
@@ -44,13 +45,15 @@ def table_of_pandas(frame: Any) -> Any:
     for name in frame.columns:
         if not isinstance(name, str) or name in arrays:
             raise InvalidArgumentError(
-                f"{call}: columns must have different names that are strings, got {name!r}"
+                f"{call}: columns must have different names that are strings, got {name!r}; "
+                "name them, as in frame.set_axis(names, axis=1)"
             )
         try:
             arrays[name] = _array_of_series(arrow, frame[name])
         except (arrow.ArrowException, TypeError, ValueError) as error:
             raise InvalidArgumentError(
-                f"{call}: column {name!r} of dtype {frame[name].dtype} cannot be read: {error}"
+                f"{call}: column {name!r} of dtype {frame[name].dtype} cannot be read: {error}; "
+                "convert it, as in frame[name].astype(str), or leave it out with frame.drop"
             ) from error
     return arrow.table(arrays)
 
@@ -70,9 +73,16 @@ def table_of_polars(frame: Any) -> Any:
             f"{call}: a LazyFrame has no rows yet; pass frame.collect(), or read its files with "
             "Dataset.from_parquet"
         )
-    if not comes_from(frame, "polars") or not hasattr(frame, "to_arrow"):
+    if not comes_from(frame, "polars") or not hasattr(frame, "columns"):
         raise InvalidTypeError(f"{call}: needs a DataFrame, got {check.describe(frame)}")
     load_extra("pyarrow", call)
+    for name, dtype in frame.schema.items():
+        if dtype.is_nested() or str(dtype) != "Object":
+            continue
+        raise InvalidArgumentError(
+            f"{call}: column {name!r} has Python objects, which no element can have; convert it, "
+            "or leave it out with frame.drop"
+        )
     return frame.to_arrow()
 
 

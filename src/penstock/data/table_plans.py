@@ -306,6 +306,11 @@ def select_columns(call: str, columns: Any, specs: Any, path: str) -> tuple[str,
                 f"{call}: column {name!r} of {table} cannot be read: {specs[name]}; "
                 "leave it out with columns=[...]"
             )
+    if columns is not None and not names:
+        raise InvalidArgumentError(
+            f"{call}: columns=[] chooses no columns to read; leave it out to read all of them: "
+            f"{', '.join(map(repr, specs))}"
+        )
     if not names:
         raise InvalidArgumentError(f"{call}: {table} has no columns to read")
     return names
@@ -314,8 +319,9 @@ def select_columns(call: str, columns: Any, specs: Any, path: str) -> tuple[str,
 def _names(call: str, columns: Any) -> tuple[str, ...]:
     listed = isinstance(columns, Sequence) and not isinstance(columns, str | bytes)
     if not listed or not all(isinstance(name, str) for name in columns):
+        remedy = f"; write columns=[{columns!r}]" if isinstance(columns, str) else ""
         raise InvalidTypeError(
-            f"{call}: columns must be a list of names, got {check.describe(columns)}"
+            f"{call}: columns must be a list of names, got {check.describe(columns)}{remedy}"
         )
     if len(set(columns)) < len(columns):
         raise InvalidArgumentError(f"{call}: columns has a name twice: {list(columns)}")
@@ -362,5 +368,31 @@ def arrow_table(call: str, value: Any) -> Any | None:
     if isinstance(value, list | tuple) and value:
         tables = [arrow_table(call, part) for part in value if not isinstance(part, str | bytes)]
         if len(tables) == len(value) and all(table is not None for table in tables):
-            return arrow.concat_tables(tables)
+            return _join_tables(call, arrow, tables)
+    if comes_from(value, "pyarrow"):
+        raise InvalidTypeError(
+            f"{call}: needs tables, record batches or paths, got {type(value).__name__}; put an "
+            'array into a table, as in pyarrow.table({"x": array})'
+        )
     return None
+
+
+def comes_from(value: Any, package: str) -> bool:
+    """Whether the class of a value, or a base of it, is defined in a package."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(value).__mro__)
+
+
+def _join_tables(call: str, arrow: Any, tables: Sequence[Any]) -> Any:
+    try:
+        return arrow.concat_tables(tables)
+    except arrow.ArrowException as error:
+        first = tables[0].schema
+        number = next(n for n, table in enumerate(tables) if not table.schema.equals(first))
+        raise InvalidArgumentError(
+            f"{call}: table {number} has the columns {_columns(tables[number].schema)}, but table "
+            f"0 has {_columns(first)}; all tables must have the same"
+        ) from error
+
+
+def _columns(schema: Any) -> str:
+    return ", ".join(f"{field.name!r}: {field.type}" for field in schema)

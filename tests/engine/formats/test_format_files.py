@@ -157,7 +157,11 @@ def test_faults_while_writing(faulty: type[FaultySystem], method: str) -> None:
 
 def test_local_faults(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(NotFoundError, match="open_bytes: '.*/none' does not exist"):
+    with pytest.raises(NotFoundError, match="'~/none' does not exist; write out the home folder"):
+        open_bytes("~/none")
+    with pytest.raises(NotFoundError, match="'none-.*' does not exist; it looks like a pattern"):
+        open_bytes("none-*")
+    with pytest.raises(NotFoundError, match="open_bytes: '.*/none' does not exist$"):
         open_bytes(tmp_path / "none", None, None)
     with pytest.raises(FailedPreconditionError, match="is a directory"):
         open_bytes(tmp_path, None, None)

@@ -327,11 +327,19 @@ def check_fill(call: str, fill: Any, kinds: Mapping[str, Any]) -> dict[str, Any]
     if fill is None:
         return {}
     if not isinstance(fill, Mapping):
-        return {name: fill for name, kind in kinds.items() if fits(fill, kind) is None}
+        fitting = {name: fill for name, kind in kinds.items() if fits(fill, kind) is None}
+        if kinds and not fitting:
+            types = ", ".join(f"{name!r}: {kind}" for name, kind in kinds.items())
+            raise InvalidArgumentError(
+                f"{call}: fill={fill!r} fits no column; give a value of the type of one, which "
+                f"are {types:.200}"
+            )
+        return fitting
     for name, value in fill.items():
         if name not in kinds:
             raise InvalidArgumentError(
-                f"{call}: fill has a value for {name!r}, but the columns are {', '.join(kinds)}"
+                f"{call}: fill has a value for {name!r}, but the columns are {', '.join(kinds)}; "
+                "name some of these"
             )
         if (problem := fits(value, kinds[name])) is not None:
             raise InvalidArgumentError(

@@ -113,8 +113,9 @@ class ArrowReader:
         if magic[:4] == b"\xff\xff\xff\xff":
             return _messages_of_stream(self._file, size), False
         raise DataLossError(
-            f"{self._call}: {self._path!r} is not an Arrow file: it begins with {magic!r}; "
-            "is it of another format?"
+            f"{self._call}: {self._path!r} is not an Arrow file: it "
+            f"{f'begins with {magic!r}' if magic else 'is empty'}; is it of another format, or "
+            "was it cut short?"
         )
 
     def _open(self) -> tuple[Any, Any]:

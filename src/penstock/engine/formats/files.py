@@ -332,7 +332,17 @@ def translate_errors(path: str, call: str) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise ResourceExhaustedError(f"{call}: no space is left for {path!r}") from caught
         kind, problem = next(row[1:] for row in _KINDS if isinstance(error, row[0]))
-        raise kind(f"{call}: {path!r} {problem.format(error=error)}") from caught
+        remedy = _other_name(path) if kind is NotFoundError else ""
+        raise kind(f"{call}: {path!r} {problem.format(error=error)}{remedy}") from caught
+
+
+def _other_name(path: str) -> str:
+    """What to write if a path that does not exist was meant to be another one."""
+    if "://" not in path and re.search(r"(^|/)~", path):
+        return "; write out the home folder that ~ stands for, as os.path.expanduser does"
+    if _is_pattern(path):
+        return "; it looks like a pattern, whose files Dataset.list_files finds"
+    return ""
 
 
 @contextmanager

@@ -222,9 +222,12 @@ def _check_channels(channels: int | None, allowed: tuple[int, ...], call: str) -
 def _damaged(
     contents: bytes, formats: tuple[str, ...], call: str, error: Exception
 ) -> InvalidArgumentError:
+    reason = str(error)
+    if "BytesIO" in reason:  # Pillow names its input, which is not a file of the user.
+        reason = "they are no such image"
     return InvalidArgumentError(
         f"{call}: {len(contents)} bytes that begin with {contents[:8]!r} cannot be read as "
-        f"{' or '.join(formats)}: {error}"
+        f"{' or '.join(formats)}: {reason}"
     )
 
 

@@ -6,6 +6,7 @@ belong to another version. A block is a fragment, whose rows are read when they 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from penstock.element import nest
@@ -30,7 +31,7 @@ class LanceTable:
         except (ValueError, OSError) as error:
             which = "" if version is None else f" at version {version}"
             raise NotFoundError(
-                f"{call}: there is no Lance dataset at {path!r}{which} ({error!s:.200})"
+                f"{call}: there is no Lance dataset at {path!r}{which} ({_reason(error)})"
             ) from None
         self._call, self._path = call, path
         self.version: int = self._dataset.version
@@ -45,7 +46,7 @@ class LanceTable:
         except (ValueError, OSError, RuntimeError) as error:
             raise DataLossError(
                 f"{self._call}: {self._path!r} is damaged: rows {min(numbers)} to {max(numbers)} "
-                f"cannot be read ({error!s:.200})"
+                f"cannot be read ({_reason(error)})"
             ) from None
 
     def prefetch(self, number: int, ahead: int, selection: Selection) -> bool:
@@ -80,3 +81,8 @@ class LanceBlock:
 def _one(column: Any) -> Any:
     """A column of one chunk as an array."""
     return column.chunk(0)
+
+
+def _reason(error: Exception) -> str:
+    """What Lance says, without the places in its source."""
+    return re.sub(r", [^,\s]*/rust/.*", "", str(error), flags=re.DOTALL)[:200]
