@@ -30,7 +30,7 @@ variables hand out is plain NumPy: leave `.numpy()` out, or call `tf.convert_to_
 """
 
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"
-_LOCAL = "files of this machine only"
+_ANY_URL = "files of this machine, and those behind every URL that fsspec knows"
 _FILES = "files of penstock's own, for iterators and variables"
 _NOTHING = "a context that changes nothing"
 
@@ -93,7 +93,7 @@ DIFFERENT = {
     "train.CheckpointManager": _FILES,
     "train.latest_checkpoint": _FILES,
     "train.list_variables": _FILES,
-    **{f"io.gfile.{name}": _LOCAL for name in tf.io.gfile.__all__},
+    **{f"io.gfile.{name}": _ANY_URL for name in tf.io.gfile.__all__},
 }
 
 TITLES = {"": "tf", "distribute.Strategy": "Methods of tf.distribute.Strategy"}

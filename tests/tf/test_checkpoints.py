@@ -135,3 +135,19 @@ def test_a_folder_of_tensorflow_is_refused_in_words(tmp_path):
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"\n', encoding="utf-8")
     with pytest.raises(FailedPreconditionError, match="TensorFlow may have written it; choose"):
         tf.train.latest_checkpoint(str(tmp_path))
+
+
+def test_checkpoints_lie_behind_urls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url = f"memory://{tmp_path.name}-checkpoints"
+    step = tf.Variable(0)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(step=step), url, max_to_keep=2)
+    for _ in range(3):
+        step.assign_add(1)
+        manager.save()
+    assert manager.latest_checkpoint == tf.train.latest_checkpoint(url) == f"{url}/ckpt-3"
+    assert tf.io.gfile.listdir(url) == ["checkpoint", "ckpt-2.penstock", "ckpt-3.penstock"]
+    again = tf.Variable(0)
+    tf.train.Checkpoint(step=again).restore(tf.train.latest_checkpoint(url))
+    assert int(again) == 3
+    assert list(tmp_path.iterdir()) == []

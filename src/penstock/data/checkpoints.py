@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from penstock.element.values import short_repr
+from penstock.engine.formats.files import write_file
+from penstock.engine.formats.folders import read_small
+from penstock.engine.formats.remote_files import connect
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -29,6 +32,35 @@ _LATEST = "checkpoint"
 
 def _path(value: Any) -> str:
     return os.fsdecode(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Writes a file, which appears when it is complete, and the folders on its path."""
+    if "://" in path:
+        write_file(path, content)
+        return
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    unfinished = f"{path}.{os.getpid()}"
+    with open(unfinished, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def _exists(path: str) -> bool:
+    if "://" not in path:
+        return os.path.exists(path)
+    system, inside = connect(path)
+    return bool(system.exists(inside))
+
+
+def _remove(path: str) -> None:
+    if "://" not in path:
+        os.remove(path)
+        return
+    system, inside = connect(path)
+    system.rm_file(inside)
 
 
 def _is_variable(value: Any) -> bool:
@@ -78,15 +110,9 @@ class Checkpoint:
     def write(self, file_prefix: Any, options: Any = None) -> str:
         """Writes a checkpoint without a number, and returns its path."""
         path = _path(file_prefix)
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         encoder = ValueEncoder()
         content = encoder.pack(encoder.value({"saves": self._saves, "objects": self._state()}))
-        unfinished = f"{path}{_ENDING}.{os.getpid()}"
-        with open(unfinished, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path + _ENDING)
+        _replace(path + _ENDING, content)
         return path
 
     def restore(self, save_path: Any, options: Any = None) -> CheckpointStatus:
@@ -176,11 +202,9 @@ def _load_into(name: str, value: Any, saved: Any) -> None:
 
 
 def _read(path: str) -> Any:
-    try:
-        with open(path + _ENDING, "rb") as file:
-            data = file.read()
-    except FileNotFoundError:
-        raise NotFoundError(f"tf.train.Checkpoint.restore: there is no checkpoint {path}") from None
+    data = read_small(path + _ENDING, "tf.train.Checkpoint.restore")
+    if data is None:
+        raise NotFoundError(f"tf.train.Checkpoint.restore: there is no checkpoint {path}")
     try:
         decoder = ValueDecoder(data)
         return decoder.value(decoder.text)
@@ -212,24 +236,20 @@ def _variables(saved: dict[str, Any], prefix: str) -> list[tuple[str, list[int]]
 
 def _note_latest(path: str, all_paths: list[str]) -> None:
     """Writes the file that names the newest checkpoint of a folder."""
-    folder = os.path.dirname(path) or "."
     content = {
         "latest": os.path.basename(path),
         "all": [os.path.basename(one) for one in all_paths],
     }
-    unfinished = os.path.join(folder, f"{_LATEST}.{os.getpid()}")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    os.replace(unfinished, os.path.join(folder, _LATEST))
+    _replace(os.path.join(os.path.dirname(path), _LATEST), json.dumps(content).encode())
 
 
 def _noted(folder: str) -> dict[str, Any]:
-    try:
-        with open(os.path.join(folder, _LATEST), encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
-            return found
-    except FileNotFoundError:
+    data = read_small(os.path.join(folder, _LATEST), "tf.train.latest_checkpoint")
+    if data is None:
         return {"latest": None, "all": []}
+    try:
+        found: dict[str, Any] = json.loads(data)
+        return found
     except ValueError:
         raise FailedPreconditionError(
             f"tf.train: {os.path.join(folder, _LATEST)!r} is not a file of penstock's; TensorFlow "
@@ -242,7 +262,7 @@ def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -
     folder = _path(checkpoint_dir)
     name = _noted(folder)["latest"]
     path = None if name is None else os.path.join(folder, name)
-    return path if path is not None and os.path.exists(path + _ENDING) else None
+    return path if path is not None and _exists(path + _ENDING) else None
 
 
 class CheckpointManager:
@@ -277,7 +297,7 @@ class CheckpointManager:
         self._last_step: int | None = None
         self._last_kept = time.time()
         found = [os.path.join(self.directory, name) for name in _noted(self.directory)["all"]]
-        self._paths = [path for path in found if os.path.exists(path + _ENDING)]
+        self._paths = [path for path in found if _exists(path + _ENDING)]
 
     @property
     def checkpoints(self) -> list[str]:
@@ -324,7 +344,7 @@ class CheckpointManager:
             if self._hours is not None and time.time() - self._last_kept >= self._hours * 3600:
                 self._last_kept = time.time()
                 continue
-            os.remove(oldest + _ENDING)
+            _remove(oldest + _ENDING)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint, or calls `init_fn` if there is none."""

@@ -1,12 +1,20 @@
-"""`tf.io.gfile`: files and folders of this machine, with the names that TensorFlow has for them."""
+"""`tf.io.gfile`: files and folders, with the names that TensorFlow has for them.
+
+A path with `://` in it is fsspec's, as everywhere in penstock; every other path is local.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import glob as python_glob
+import io
 import os
 import shutil
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
 
+from penstock.engine.formats import files
+from penstock.engine.formats.remote_files import connect
 from penstock.errors import AlreadyExistsError, NotFoundError
 from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.values import Tensor
@@ -24,6 +32,7 @@ __all__ = [
     "remove",
     "rename",
     "rmtree",
+    "stat",
     "walk",
 ]
 
@@ -32,20 +41,57 @@ def _path(value: Any) -> str:
     return os.fsdecode(value.numpy() if isinstance(value, Tensor) else value)
 
 
+def _is_remote(path: str) -> bool:
+    return "://" in path
+
+
+@contextlib.contextmanager
+def _named(call: str, path: str) -> Iterator[None]:
+    """Errors of penstock's kinds, with the call and the path."""
+    with files.translate_errors(path, f"tf.io.gfile.{call}"):
+        try:
+            yield
+        except FileExistsError:
+            raise AlreadyExistsError(f"tf.io.gfile.{call}: {path!r} exists") from None
+
+
 def GFile(name: Any, mode: str = "r") -> Any:  # noqa: N802
     """An open file."""
-    try:
-        return open(_path(name), mode, encoding=None if "b" in mode else "utf-8")
-    except FileNotFoundError as error:
-        raise NotFoundError(f"tf.io.gfile.GFile: {error}") from None
+    path = _path(name)
+    encoding = None if "b" in mode else "utf-8"
+    with _named("GFile", path):
+        if not _is_remote(path):
+            return open(path, mode, encoding=encoding)
+        if "a" in mode or "+" in mode:
+            return _open_by_fsspec(path, mode, encoding)
+        call = "tf.io.gfile.GFile"
+        file: Any = (
+            files.create_bytes(path, call) if "w" in mode else files.open_bytes(path, call=call)
+        )
+        return file if encoding is None else io.TextIOWrapper(file, encoding)
+
+
+def _open_by_fsspec(path: str, mode: str, encoding: str | None) -> Any:
+    system, inside = connect(path)
+    return system.open(inside, mode, encoding=encoding)
 
 
 def exists(path: Any) -> bool:
-    return os.path.exists(_path(path))
+    path = _path(path)
+    if not _is_remote(path):
+        return os.path.exists(path)
+    with _named("exists", path):
+        system, inside = connect(path)
+        return bool(system.exists(inside))
 
 
 def isdir(path: Any) -> bool:
-    return os.path.isdir(_path(path))
+    path = _path(path)
+    if not _is_remote(path):
+        return os.path.isdir(path)
+    with _named("isdir", path):
+        system, inside = connect(path)
+        return bool(system.isdir(inside))
 
 
 def join(path: Any, *paths: Any) -> str:
@@ -54,57 +100,140 @@ def join(path: Any, *paths: Any) -> str:
 
 def listdir(path: Any) -> list[str]:
     """The names in a folder, sorted."""
+    path = _path(path)
     if not isdir(path):
-        raise NotFoundError(f"tf.io.gfile.listdir: {_path(path)} is not a folder")
-    return sorted(os.listdir(_path(path)))
+        raise NotFoundError(f"tf.io.gfile.listdir: {path} is not a folder")
+    if not _is_remote(path):
+        return sorted(os.listdir(path))
+    with _named("listdir", path):
+        system, inside = connect(path)
+        return sorted(os.path.basename(name.rstrip("/")) for name in system.ls(inside, False))
 
 
 def glob(pattern: Any) -> list[str]:
     """The files that match one or several patterns, sorted."""
     patterns = pattern if isinstance(pattern, list | tuple) else [pattern]
-    return sorted(path for one in patterns for path in python_glob.glob(_path(one)))
+    return sorted(path for one in patterns for path in _matches(_path(one)))
+
+
+def _matches(pattern: str) -> list[str]:
+    if not _is_remote(pattern):
+        return python_glob.glob(pattern)
+    with _named("glob", pattern):
+        return files.find_remote(pattern)
 
 
 def mkdir(path: Any) -> None:
-    os.mkdir(_path(path))
+    path = _path(path)
+    with _named("mkdir", path):
+        if _is_remote(path):
+            system, inside = connect(path)
+            system.mkdir(inside, create_parents=False)
+        else:
+            os.mkdir(path)
 
 
 def makedirs(path: Any) -> None:
     """A folder and those above it; it may exist."""
-    os.makedirs(_path(path), exist_ok=True)
+    path = _path(path)
+    with _named("makedirs", path):
+        if _is_remote(path):
+            system, inside = connect(path)
+            system.makedirs(inside, exist_ok=True)
+        else:
+            os.makedirs(path, exist_ok=True)
 
 
 def remove(path: Any) -> None:
-    try:
-        os.remove(_path(path))
-    except FileNotFoundError as error:
-        raise NotFoundError(f"tf.io.gfile.remove: {error}") from None
+    path = _path(path)
+    with _named("remove", path):
+        if _is_remote(path):
+            system, inside = connect(path)
+            system.rm_file(inside)
+        else:
+            os.remove(path)
 
 
 def rmtree(path: Any) -> None:
-    try:
-        shutil.rmtree(_path(path))
-    except FileNotFoundError as error:
-        raise NotFoundError(f"tf.io.gfile.rmtree: {error}") from None
+    path = _path(path)
+    with _named("rmtree", path):
+        if _is_remote(path):
+            system, inside = connect(path)
+            system.rm(inside, recursive=True)
+        else:
+            shutil.rmtree(path)
 
 
 def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
-    _check_absent("copy", dst, overwrite)
-    shutil.copyfile(_path(src), _path(dst))
+    source, target = _path(src), _path(dst)
+    _check_absent("copy", target, overwrite)
+    with _named("copy", source):
+        _copy(source, target)
+
+
+def _copy(source: str, target: str) -> None:
+    if not _is_remote(source) and not _is_remote(target):
+        shutil.copyfile(source, target)
+        return
+    with (
+        files.open_bytes(source, call="tf.io.gfile") as given,
+        files.create_bytes(target, "tf.io.gfile") as made,
+    ):
+        shutil.copyfileobj(given, made)
 
 
 def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
-    _check_absent("rename", dst, overwrite)
-    os.replace(_path(src), _path(dst))
+    source, target = _path(src), _path(dst)
+    _check_absent("rename", target, overwrite)
+    with _named("rename", source):
+        if not _is_remote(source) and not _is_remote(target):
+            os.replace(source, target)
+            return
+        if not isdir(source):
+            _copy(source, target)
+            remove(source)
+            return
+        system, inside = connect(source)
+        system.mv(inside, connect(target)[1], recursive=True)
 
 
-def _check_absent(call: str, path: Any, overwrite: bool) -> None:
+def _check_absent(call: str, path: str, overwrite: bool) -> None:
     if not overwrite and exists(path):
-        raise AlreadyExistsError(f"tf.io.gfile.{call}: {_path(path)} exists; pass overwrite=True")
+        raise AlreadyExistsError(f"tf.io.gfile.{call}: {path} exists; pass overwrite=True")
+
+
+class FileStatistics(NamedTuple):
+    """What `stat` says of a file or a folder."""
+
+    length: int
+    mtime_nsec: int
+    is_directory: bool
+
+
+def stat(path: Any) -> FileStatistics:
+    """The length and the time of a file; the time is 0 where the server does not say."""
+    path = _path(path)
+    with _named("stat", path):
+        if not _is_remote(path):
+            found = os.stat(path)
+            return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
+        system, inside = connect(path)
+        info = system.info(inside)
+        modified = info.get("LastModified") or info.get("created")
+        nanoseconds = int(modified.timestamp() * 1e9) if hasattr(modified, "timestamp") else 0
+        return FileStatistics(info.get("size") or 0, nanoseconds, info["type"] == "directory")
 
 
 def walk(top: Any, topdown: bool = True, onerror: Any = None) -> Any:
-    return os.walk(_path(top), topdown, onerror)
+    path = _path(top)
+    return _walk(path, topdown) if _is_remote(path) else os.walk(path, topdown, onerror)
+
+
+def _walk(url: str, topdown: bool) -> Iterator[tuple[str, list[str], list[str]]]:
+    system, inside = connect(url)
+    for folder, folders, names in system.walk(inside, topdown=topdown):
+        below = folder.removeprefix(inside.rstrip("/")).strip("/")
+        yield (f"{url.rstrip('/')}/{below}" if below else url, sorted(folders), sorted(names))
 
 
 def __getattr__(name: str) -> NoReturn:

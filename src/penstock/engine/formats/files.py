@@ -272,7 +272,7 @@ def expand(patterns: Path | Iterable[Path], call: str = "Dataset.list_files") ->
 def _matches(pattern: str, call: str) -> list[str]:
     if "://" in pattern:
         with translate_errors(pattern, call):
-            return _remote_matches(pattern)
+            return find_remote(pattern)
     if not re.search(r"[*?\[\\]", pattern):
         return [pattern] if os.path.exists(pattern) else []
     # A wildcard in the first component: the results begin with "./", as TensorFlow's do.
@@ -308,7 +308,8 @@ def _python_pattern(pattern: str) -> str:
     return pattern.replace("[^", "[!")
 
 
-def _remote_matches(pattern: str) -> list[str]:
+def find_remote(pattern: str) -> list[str]:
+    """The files behind a URL that match a pattern."""
     system, inside = connect(pattern)
     before, here, after = pattern.partition(inside)
     names = system.glob(inside)
