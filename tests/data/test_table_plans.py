@@ -242,6 +242,14 @@ def test_huggingface_streams_without_features() -> None:
     stream = datasets.IterableDataset.from_generator(rows)
     found = list(Dataset.from_huggingface(stream, columns=["s"]))
     assert found == [{"s": b"0"}, {"s": b"1"}, {"s": b"2"}]
+    for source in (
+        stream,
+        datasets.Dataset.from_dict({"x": [1], "s": ["a"]}).to_iterable_dataset(),
+    ):
+        with pytest.raises(InvalidArgumentError, match="has no column 'q'; it has 'x', 's'"):
+            Dataset.from_huggingface(source, columns=["q"])
+        with pytest.raises(InvalidTypeError, match="columns must be a list of names, got 's'"):
+            Dataset.from_huggingface(source, columns="s")
 
 
 def test_torch_datasets_that_are_refused() -> None:

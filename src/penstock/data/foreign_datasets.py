@@ -129,12 +129,16 @@ def _keeps_rows(replays: Any) -> bool:
 
 def _plan_stream(call: str, dataset: Any, columns: Any, fill: Any) -> Node:
     """The rows of a dataset that can only be read from its start, some Arrow tables at a time."""
-    if columns is not None:
-        dataset = dataset.select_columns(list(columns))
-    stream = dataset.with_format("arrow")
     features = dataset.features
-    schema = _first_schema(call, stream) if features is None else features.arrow_schema
-    return _plan_tables(call, functools.partial(stream.iter, _ROWS), schema, None, fill)
+    if features is None:
+        schema = _first_schema(call, dataset.with_format("arrow"))
+    else:
+        schema = features.arrow_schema
+    if columns is not None:  # Hugging Face then reads no others.
+        names = select_columns(call, columns, specs_of(schema), "")
+        dataset = dataset.select_columns(list(names))
+    tables = functools.partial(dataset.with_format("arrow").iter, _ROWS)
+    return _plan_tables(call, tables, schema, columns, fill)
 
 
 def _plan_tables(

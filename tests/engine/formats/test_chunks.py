@@ -604,7 +604,7 @@ def test_wrong_compression(tmp_path: Path) -> None:
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="read_chunks: '.*nope' does not exist"):
         elements_of(str(tmp_path / "nope"))
-    with pytest.raises(NotFoundError, match="ChunkWriter: '.*' does not exist"):
+    with pytest.raises(NotFoundError, match="ChunkWriter: the folder of '.*' does not"):
         ChunkWriter(str(tmp_path / "no" / "folder"))
 
 

@@ -109,7 +109,7 @@ def test_another_machine(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="Dataset.cache: '.*' does not exist"):
+    with pytest.raises(NotFoundError, match="Dataset.cache: the folder of '.*' does not"):
         lock_at(tmp_path / "no" / "lock").acquire()
 
 

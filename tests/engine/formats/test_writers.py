@@ -154,7 +154,7 @@ def test_a_disk_that_fails_at_the_end_leaves_nothing(writer_of, tmp_path, monkey
     with pytest.raises(OpError, match="x' failed: the disk is gone"):
         writer.close()
     assert os.listdir(tmp_path) == []
-    with pytest.raises(NotFoundError, match="missing/x' does not exist"):
+    with pytest.raises(NotFoundError, match="the folder of '.*missing/x' does not exist; make"):
         writer_of(tmp_path / "missing" / "x")
 
 

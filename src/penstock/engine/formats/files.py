@@ -144,7 +144,8 @@ def write_file(filename: Path, contents: bytes | str) -> None:
 
 
 def _open_file(path: str, mode: str, buffering: int, call: str) -> BinaryIO:
-    with translate_errors(path, call):
+    translate = translate_errors if mode == "rb" else translate_write_errors
+    with translate(path, call):
         if "://" in path:
             return cast(BinaryIO, open_remote(path)) if mode == "rb" else _create_remote(path)
         return cast(BinaryIO, open(path, mode, buffering=buffering))
@@ -348,10 +349,14 @@ def _other_name(path: str) -> str:
 
 @contextmanager
 def translate_write_errors(path: str, call: str) -> Iterator[None]:
-    """As `translate_errors`, with a remedy for a full disk."""
+    """As `translate_errors`, with a remedy for a full disk and for a folder that is missing."""
     with translate_errors(path, call):
         try:
             yield
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"{call}: the folder of {path!r} does not exist; make it first, as os.makedirs does"
+            ) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

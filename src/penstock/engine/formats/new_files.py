@@ -10,7 +10,7 @@ import os
 import secrets
 from typing import BinaryIO
 
-from penstock.engine.formats.files import Path, as_path, translate_errors
+from penstock.engine.formats.files import Path, as_path, translate_errors, translate_write_errors
 
 
 class NewFile:
@@ -22,7 +22,7 @@ class NewFile:
     def __init__(self, path: Path, call: str) -> None:
         self.path = as_path(path, call)
         self._is_remote = "://" in self.path
-        with translate_errors(self.path, call):
+        with translate_write_errors(self.path, call):
             self._partial = self._name_partial()
             self.file: BinaryIO = open(self._partial, "wb", buffering=1 << 20)  # noqa: SIM115
 
