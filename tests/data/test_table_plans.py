@@ -3,6 +3,7 @@
 import datetime
 import logging
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 
+import penstock
 from penstock.data import Dataset
 from penstock.errors import (
     DataLossError,
@@ -21,6 +24,7 @@ from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     UnavailableError,
+    UnknownError,
 )
 
 
@@ -259,6 +263,55 @@ def test_torch_datasets_that_are_refused() -> None:
         Dataset.from_torch(iter([1]), num_parallel_calls=2)
     with pytest.raises(InvalidArgumentError, match="from_torch: the dataset is empty"):
         Dataset.from_torch(iter([]))
+
+
+class Failing:
+    """A dataset whose item 3 cannot be read."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> int:
+        if number == 3:
+            raise KeyError("not there")
+        return number
+
+
+def iterate_failing() -> Any:
+    class Rows:
+        def __iter__(self) -> Any:
+            return map(Failing().__getitem__, range(5))
+
+    return Rows()
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+def test_errors_of_torch_datasets_name_the_method_and_the_index(calls: int | None) -> None:
+    line = Failing.__getitem__.__code__.co_firstlineno
+    rows = Dataset.from_torch(Failing(), num_parallel_calls=calls).shuffle(5, seed=1)
+    place = f"from_torch: __getitem__ at test_table_plans.py:{line} failed for element"
+    with pytest.raises(UnknownError, match=rf"{place} \d \(3\): KeyError: 'not there'") as raised:
+        list(rows)
+    frames = traceback.extract_tb(raised.value.__cause__.__traceback__)  # type: ignore[union-attr]
+    assert [frame.name for frame in frames] == ["__getitem__"]
+    assert f"__getitem__ at test_table_plans.py:{line}" in rows.explain()
+    rows = Dataset.from_torch(iterate_failing())
+    with pytest.raises(UnknownError, match=r"from_torch: __iter__ at test_table_plans.py:\d+ fail"):
+        list(rows)
+
+
+def test_bfloat16_tensors_become_elements_and_tensors_again() -> None:
+    values = torch.tensor([[1.5, -2.0, 0.1], [0.0, 7.0, float("inf")]], dtype=torch.bfloat16)
+    tensors = values.clone().requires_grad_()
+    for dataset in (
+        Dataset.from_torch(tensors),
+        Dataset.from_tensor_slices(values),
+        Dataset.range(2).map(lambda number: tensors[int(number)]),
+        Dataset.range(2).map(lambda number: (values.T[:, int(number)],)).map(lambda row: row),
+        Dataset.from_tensor_slices(np.array([0, 1])).map(lambda number: [*values[int(number)]]),
+    ):
+        assert dataset.element_spec == penstock.TensorSpec((3,), penstock.bfloat16)
+        assert torch.equal(torch.stack(list(dataset.as_torch())), values)
 
 
 def test_arrays_that_are_refused(tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from penstock.data.table_plans import (
 from penstock.element import nest
 from penstock.element.columns import take
 from penstock.element.spec import TensorSpec
-from penstock.element.values import as_element, spec_of
+from penstock.element.values import as_array, as_element, spec_of
 from penstock.engine.formats.arrow_columns import ArrowBlock, check_fill, specs_of
 from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.tables import Selection
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
-from penstock.plan.functions import Function
+from penstock.plan.functions import Function, calls_method
 from penstock.plan.nodes import Generator, Map, Node, Range, Unbatch
 
 
@@ -265,11 +265,13 @@ def _any_length(spec: Any) -> Any:
     return spec
 
 
+@calls_method("__iter__", given_to="from_torch")
 def iterate(dataset: Any) -> Iterator[Any]:
     """The elements of a PyTorch dataset."""
     return map(_without_tensors, iter(dataset))
 
 
+@calls_method("__getitem__", given_to="from_torch")
 def get_item(dataset: Any, number: Any) -> Any:
     """One item of a PyTorch dataset."""
     return _without_tensors(dataset[int(number)])
@@ -281,4 +283,4 @@ def _without_tensors(value: Any) -> Any:
 
 
 def _array_of(leaf: Any) -> Any:
-    return leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else leaf
+    return as_array(leaf.detach().cpu()) if hasattr(leaf, "detach") else leaf

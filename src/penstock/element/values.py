@@ -7,6 +7,7 @@ list or `range` becomes one array.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ def _as_leaf(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return _from_list(value)
     if hasattr(value, "__array__"):
-        array = np.asarray(value)
+        array = as_array(value)
         if array.dtype == object and hasattr(value, "columns"):
             return _from_mixed_columns(value, array)
         return _from_array(array)
@@ -69,6 +70,16 @@ def _as_leaf(value: Any) -> Any:
     raise UnfitTypeError(
         f"penstock: a value of type {kind.__name__} cannot be an element; {remedy}"
     )
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """The array of another library's value, such as a tensor of torch, without a copy."""
+    if str(getattr(value, "dtype", "")) != "torch.bfloat16":
+        return np.asarray(value)
+    # torch refuses to convert it, as NumPy alone does not have the dtype.
+    bits = value.detach().cpu().view(sys.modules["torch"].int16).numpy()
+    bits_as_numbers: np.ndarray[Any, Any] = bits.view(as_dtype("bfloat16").dtype)
+    return bits_as_numbers
 
 
 def _from_mixed_columns(frame: Any, array: np.ndarray[Any, Any]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.element import nest
 from penstock.element.ragged import Ragged
-from penstock.element.values import is_opaque
+from penstock.element.values import as_array, is_opaque
 
 _FIXED = (np.generic, int, float, complex, bytes, str, type(None))
 
@@ -61,7 +61,7 @@ def copy_unowned(value: Any, known: Owners = NO_OWNERS) -> Any:
     if isinstance(value, Ragged):
         return Ragged(copy_unowned(value.values, known), copy_unowned(value.row_splits, known))
     if hasattr(value, "__array__"):
-        return np.array(value)
+        return np.array(as_array(value))
     leaves, tree = nest.flatten(value)
     if tree == nest.LEAF:
         return value

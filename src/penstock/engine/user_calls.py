@@ -82,7 +82,7 @@ def failure(
         text = cause.message
     else:
         text = (
-            f"Dataset.{operator}: {function} failed for element {ordinal}{_in_brackets(element)}: "
+            f"Dataset.{function.given_to or operator}: {function} failed for element {ordinal}{_in_brackets(element)}: "
             f"{type(cause).__name__}: {cause}"
         )
     error = kind_of(cause)(text)
@@ -117,7 +117,7 @@ class Calls:
         self.signature = signature
         """The `output_signature` that the results must fit, if there is one."""
         self.function = function
-        self.where = f"Dataset.{operator}: {function}"
+        self.where = f"Dataset.{function.given_to or operator}: {function}"
         self.call = watch_calls(self.where, function.call if call is None else call)
         self._block = 1
         self._fixed: bool | None = None

@@ -9,11 +9,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from penstock.errors import InvalidTypeError, UnfitTypeError
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 class Trial(NamedTuple):
@@ -72,6 +74,12 @@ class Function:
         inner = _unwrap(self.call)
         return getattr(inner, "__name__", type(inner).__name__)
 
+    @property
+    def given_to(self) -> str:
+        """The method of `Dataset` that the user passed it to; empty: the one of its operator."""
+        method = _find_method(self.call)
+        return "" if method is None else method.given_to
+
     @functools.cached_property
     def is_own(self) -> bool:
         """Whether penstock defines the function."""
@@ -107,10 +115,42 @@ def cannot_travel(error: Exception) -> str:
     return f"it cannot be sent to a process ({type(error).__name__}: {error})"
 
 
+class _Method(NamedTuple):
+    """A method of a user's object, which a function of penstock's own calls."""
+
+    name: str
+    given_to: str
+
+
+_MARK = "__calls_method__"
+
+
+def calls_method(name: str, given_to: str) -> Callable[[_Call], _Call]:
+    """Marks a function that calls a method of its first argument, an object of the user.
+
+    Messages then name that method, and `given_to`, the method of `Dataset` that got the object.
+    """
+
+    def mark(call: _Call) -> _Call:
+        setattr(call, _MARK, _Method(name, given_to))
+        return call
+
+    return mark
+
+
+def _find_method(call: Any) -> _Method | None:
+    """The method that a partial of a marked function calls."""
+    if not isinstance(call, functools.partial) or not call.args:
+        return None
+    found: _Method | None = getattr(call.func, _MARK, None)
+    return found
+
+
 def _unwrap(call: Any) -> Any:
     """The function inside partials, decorators and bound methods."""
     while isinstance(call, functools.partial):
-        call = call.func
+        method = _find_method(call)
+        call = call.func if method is None else getattr(type(call.args[0]), method.name)
     inner = inspect.unwrap(call)
     return getattr(inner, "__func__", inner)
 
