@@ -315,3 +315,53 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     shutil.copy(__file__, tmp_path / "x")
     with pytest.raises(DataLossError, match="Parquet"):
         Dataset.from_parquet(tmp_path / "x", on_error="skip")
+
+
+def fail_at(wanted: int) -> Callable[[Any], Any]:
+    """A function that fails for one element: the image, or row, of that number."""
+
+    def fail(element: Any) -> Any:
+        if wanted in (np.ravel(element.get("image", -1))[0], element.get("x")):
+            raise ValueError("this one")
+        return element
+
+    return fail
+
+
+def message_of(dataset: Dataset) -> str:
+    with pytest.raises(InvalidArgumentError, match="this one") as caught:
+        list(dataset)
+    return str(caught.value)
+
+
+def test_behind_images_that_were_left_out_no_wrong_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for number in range(8):
+        pixels = np.full((2, 2, 3), number, np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "cat" / f"{number}.png")
+    for number in (1, 4):
+        (tmp_path / "cat" / f"{number}.png").write_bytes(b"no image")
+    images = Dataset.from_image_folder(tmp_path, on_error="skip")
+    for dataset in (images, images.shuffle(8, seed=1)):
+        for wanted in (2, 5, 7):
+            assert message_of(dataset.map(fail_at(wanted))).endswith("ValueError: this one")
+
+
+def test_behind_rows_that_were_left_out_the_right_row_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.parquet"
+    table = pa.table({"x": np.arange(30) * 1001})
+    pa.parquet.write_table(table, path, row_group_size=10, use_dictionary=False)
+    column = pa.parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    data = bytearray(path.read_bytes())
+    begin = column.data_page_offset
+    data[begin : begin + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(data)
+    rows = Dataset.from_parquet(path, on_error="skip")
+    assert len(list(rows)) == 20
+    for dataset in (rows, rows.shuffle(30, seed=1)):
+        caplog.clear()
+        message = message_of(dataset.map(fail_at(25025)))
+        assert message.endswith(f"this one; the element equals row 25 of {path}")
+        assert sum("left out: " in text for text in caplog.messages) == 10  # Not by the search.

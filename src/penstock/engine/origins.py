@@ -230,6 +230,8 @@ def _simplify_with_values(
         return _without_trial(node, state, context)
     if isinstance(node, Records):
         return None
+    if isinstance(node, IgnoreErrors):
+        return _without_log(node, state, context)
     is_ahead = isinstance(node, Shuffle | Cache) and state is not None
     if Trait.SAMPLED_BY_INPUT not in node.traits or len(node.inputs) != 1 or is_ahead:
         search.fail()
@@ -245,6 +247,14 @@ def _without_trial(
     return replace(node, function=Function(node.function.call), parallel=None), state, context
 
 
+def _without_log(
+    node: IgnoreErrors, state: State, context: Context
+) -> tuple[Node, State, Context] | None:
+    """The iteration has logged what it left out."""
+    quiet = IgnoreErrors(node.input)
+    return None if node == quiet else (quiet, state, context)
+
+
 def _comes_in_order(node: Distribute, context: Context) -> bool:
     """Whether the elements of a service come in the order of the local dataset."""
     options = options_of(node).merge(context.options)
@@ -256,9 +266,11 @@ def _can_be_searched(node: Node, state: State) -> bool:
     match node:
         case Shuffle() | Cache() | Rebatch() if state is not None:
             return False
-        case IgnoreErrors(reader="") | Unbatch() | Rebatch():
+        case IgnoreErrors():
+            return not _calls_functions(node.input) and not _reads_tables(node.input)
+        case Unbatch() | Rebatch():
             return not _calls_functions(node.input)
-        case Map() | Scan() | Enumerate() | Batch() | Cache() | IgnoreErrors():
+        case Map() | Scan() | Enumerate() | Batch() | Cache():
             return True
         case Records() | Interleave() | Zip() | Concatenate() | Mix() | Branch() | Tail():
             return True
@@ -267,6 +279,11 @@ def _can_be_searched(node: Node, state: State) -> bool:
 
 def _calls_functions(node: Node) -> bool:
     return hasattr(node, "function") or any(map(_calls_functions, node.inputs))
+
+
+def _reads_tables(node: Node) -> bool:
+    """Whether reading a row may fail, though its number, which a search has instead, does not."""
+    return isinstance(node, TableRows) or any(map(_reads_tables, node.inputs))
 
 
 class RecordNumbersStream(RecordsStream):
