@@ -59,7 +59,8 @@ def test_lines_have_a_time_and_a_level(lines: Lines) -> None:
 
 def test_json_has_the_event_and_the_traceback(lines: Lines) -> None:
     set_up("debug", "json")
-    log_incident(Incident(0.0, "began", "job 'training'"))
+    about = {"job": "d/1", "job_name": "training", "dataset": "7"}
+    log_incident(Incident(0.0, "began", "job 'training'", about))
     try:
         raise AbortedError("a\nb")
     except AbortedError:
@@ -67,7 +68,9 @@ def test_json_has_the_event_and_the_traceback(lines: Lines) -> None:
     first, second = map(json.loads, lines())
     assert (first["level"], first["event"]) == ("info", "began")
     assert first["message"] == "dispatcher: began: job 'training'"
-    assert set(first) == {"time", "level", "message", "event"}
+    assert set(first) == {"time", "level", "message", "event", *about}
+    assert first | about == first
+    assert set(second) == {"time", "level", "message", "exception"}
     assert "a\nb" in second["exception"]
 
 
@@ -95,7 +98,7 @@ def test_a_failing_function_is_named_with_its_place(lines: Lines) -> None:
     for _ in range(5):
         with pytest.raises(Exception, match="cannot use") as raised:
             list(Dataset.from_tensors(f"{DATA}3").map(fail))
-        failures.note(raised.value)
+        failures.note(raised.value, "d/1")
     logged = lines()
     line = fail.__code__.co_firstlineno + 2
     assert logged[0].endswith(f"INFO worker w1:5051: ValueError in fail at test_logs.py:{line}")
@@ -137,6 +140,12 @@ def test_servers_log_their_events_and_no_secret(
     seen = [json.loads(line) for line in worker_log.splitlines()]
     assert [entry["event"] for entry in seen] == ["joined", "failed", "draining", "stopped"]
     assert "ValueError in fail at test_logs.py:" in seen[1]["message"]
+    began = next(entry for entry in entries if entry["event"] == "began" and "job" in entry)
+    assert began["job_name"] == "training"
+    assert began["dataset"]
+    assert seen[1]["job"] == began["job"]
+    joined = next(entry for entry in entries if entry["event"] == "joined")
+    assert {entry["worker"] for entry in seen} == {joined["worker"]}
 
 
 EVENTS = ["started", "joined", "began", "ended", "left", "stopped"]

@@ -52,8 +52,12 @@ class TextFormatter(logging.Formatter):
         return _time_of(record)
 
 
+_FIELDS = ("event", "worker", "job", "job_name", "dataset")
+"""What a line may be about: the event, the worker's address, and the job as in `status`."""
+
+
 class JsonFormatter(logging.Formatter):
-    """One object: `time`, `level`, `message`; `event` if it is one; `exception`, a traceback."""
+    """One object: `time`, `level`, `message`, what is known of `_FIELDS`, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -61,8 +65,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        if (event := getattr(record, "event", None)) is not None:
-            fields["event"] = event
+        fields |= {name: vars(record)[name] for name in _FIELDS if name in vars(record)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)

@@ -82,8 +82,8 @@ def failure(
         text = cause.message
     else:
         text = (
-            f"Dataset.{function.given_to or operator}: {function} failed for element {ordinal}{_in_brackets(element)}: "
-            f"{type(cause).__name__}: {cause}"
+            f"Dataset.{function.given_to or operator}: {function} failed for element "
+            f"{ordinal}{_in_brackets(element)}: {type(cause).__name__}: {cause}"
         )
     error = kind_of(cause)(text)
     error.__cause__ = cause

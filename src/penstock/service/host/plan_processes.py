@@ -346,7 +346,9 @@ class PlanProcesses:
             lost = not self._closed
         if lost:
             _LOG.error(
-                "worker %s: lost the process that starts plan processes; it stops", self.address
+                "worker %s: lost the process that starts plan processes; it stops",
+                self.address,
+                extra={"worker": self.address},
             )
             self._fail()
 
@@ -372,6 +374,7 @@ class PlanProcesses:
             describe_exit(code),
             f" in {crash.function}" if crash.function else "",
             later if crash.pause else "",
+            extra={"worker": self.address},
         )
 
     # For the worker's heartbeats and its end

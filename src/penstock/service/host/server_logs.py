@@ -22,7 +22,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 def log_incident(incident: Incident) -> None:
     """Logs an entry of the time line of a dispatcher."""
-    event = {"event": incident.kind}
+    event = {"event": incident.kind, **incident.about}
     if incident.kind == "lost":
         _LOG.warning("dispatcher: counts as lost: %s", incident.text, extra=event)
     elif incident.kind == "unreachable":
@@ -50,8 +50,8 @@ class FailureLog:
         self._counts: Counter[tuple[str, str]] = Counter()
         """How often each class was raised at each place; guarded by `_lock`."""
 
-    def note(self, error: BaseException) -> None:
-        """Counts an error in place of an element, and logs it if its turn has come."""
+    def note(self, error: BaseException, job: str) -> None:
+        """Counts an error in place of an element of a job, and logs it if its turn has come."""
         cause = error.__cause__ if isinstance(error, OpError) and error.__cause__ else error
         name, place = type(cause).__name__, _place_of(cause)
         with self._lock:
@@ -59,7 +59,7 @@ class FailureLog:
             count = self._counts[name, place]
         if count & (count - 1) == 0:
             times = f" ({count} times so far)" if count > 1 else ""
-            event = {"event": "failed"}
+            event = {"event": "failed", "worker": self._worker, "job": job}
             _LOG.info("worker %s: %s%s%s", self._worker, name, place, times, extra=event)
 
 

@@ -271,7 +271,7 @@ class Task:
             raise
         except Exception as error:
             self._at += 1
-            self._tasks.pool.failures.note(error)
+            self._tasks.pool.failures.note(error, shared.job)
             return FailedElement(at, fault_of(error, self._tasks.address))
         seconds = self._timer() - started
         shared.demand.record(chunk, seconds)

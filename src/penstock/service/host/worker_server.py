@@ -303,7 +303,8 @@ class RunningWorker:
         self._log("joined", "joined its dispatcher")
 
     def _log(self, event: str, what: str) -> None:
-        _LOG.info("worker %s: %s", self.info.address, what, extra={"event": event})
+        address = self.info.address
+        _LOG.info("worker %s: %s", address, what, extra={"event": event, "worker": address})
 
     def find_problem(self) -> str | None:
         """Why the worker cannot serve now; None if it can."""
@@ -354,7 +355,12 @@ class RunningWorker:
             except OpError as error:
                 # The dispatcher may come back: the worker retries until it is stopped.
                 if self._is_registered:
-                    _LOG.warning("worker %s: %s; it retries", self.info.address, error.message)
+                    _LOG.warning(
+                        "worker %s: %s; it retries",
+                        self.info.address,
+                        error.message,
+                        extra={"worker": self.info.address},
+                    )
                 self._note_failed_heartbeat()
             except Exception:
                 self._note_failed_heartbeat()

@@ -410,7 +410,7 @@ class WorkerStream:
         except (StopIteration, WorkerStopsError):
             raise
         except Exception as error:
-            self._pool.failures.note(error)
+            self._pool.failures.note(error, self.job)
             content = self._fault(error)
             place = turn_of(error)
         seconds = self._timer() - started

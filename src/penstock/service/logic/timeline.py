@@ -7,7 +7,8 @@ looks up names in the state, so it must see a fact before the state applies it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.service.logic.dispatcher_records import LEFT, LOST, IterationRecord
@@ -37,6 +38,8 @@ class Incident(NamedTuple):
     """Seconds since 1970."""
     kind: str
     text: str
+    about: Mapping[str, str] = MappingProxyType({})
+    """What it is about, for logs: `worker`, `job`, `job_name` and `dataset`, where known."""
 
 
 KINDS = (
@@ -71,30 +74,32 @@ class Timeline:
         describe = _DESCRIBE.get(type(fact))
         if describe is None or (found := describe(self, state, fact)) is None:
             return None
-        kind, text = found
+        kind, text, about = found
         if is_expired and isinstance(fact, WorkerGone):
             kind, text = "lost", f"{text}: silent for {state.settings.worker_timeout:g} s"
-        incident = Incident(time, kind, text)
+        incident = Incident(time, kind, text, about)
         self._incidents.append(incident)
         return incident
 
     def as_rows(self) -> list[dict[str, Any]]:
         """The incidents as plain data."""
-        return [incident._asdict() for incident in self._incidents]
+        return [
+            {"time": each.time, "kind": each.kind, "text": each.text} for each in self._incidents
+        ]
 
 
-Description = tuple[str, str] | None
-"""The kind and the text of an incident; None if a fact is none."""
+Description = tuple[str, str, Mapping[str, str]] | None
+"""The kind and the text of an incident, and what it is about; None if a fact is none."""
 
 
 def _dispatcher_started(line: Timeline, state: State, fact: DispatcherStarted) -> Description:
     if state.starts:
-        return "began", f"dispatcher restarted (start {state.starts + fact.times})"
-    return "began", "dispatcher started"
+        return "began", f"dispatcher restarted (start {state.starts + fact.times})", {}
+    return "began", "dispatcher started", {}
 
 
 def _worker_joined(line: Timeline, state: State, fact: WorkerJoined) -> Description:
-    return "joined", f"worker {fact.info.address}"
+    return "joined", f"worker {fact.info.address}", {"worker": fact.info.address}
 
 
 def _worker_gone(line: Timeline, state: State, fact: WorkerGone) -> Description:
@@ -102,15 +107,17 @@ def _worker_gone(line: Timeline, state: State, fact: WorkerGone) -> Description:
     if record is None:
         return None
     line.orphans.update(record.streams)
-    streams = _count(len(record.streams), "stream")
-    return "left", f"worker {record.info.address}" + (f" with {streams}" if record.streams else "")
+    address = record.info.address
+    streams = f" with {_count(len(record.streams), 'stream')}" if record.streams else ""
+    return "left", f"worker {address}{streams}", {"worker": address}
 
 
 def _worker_suspected(line: Timeline, state: State, fact: WorkerSuspected) -> Description:
     record = state.roster.workers.get(fact.worker)
     if record is None or record.suspected:
         return None
-    return "unreachable", f"worker {record.info.address}, for a reader"
+    address = record.info.address
+    return "unreachable", f"worker {address}, for a reader", {"worker": address}
 
 
 def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Description:
@@ -118,10 +125,12 @@ def _worker_heard(line: Timeline, state: State, fact: WorkerHeard) -> Descriptio
     # The first heartbeat also counts what happened before this dispatcher started.
     if record is None or not record.pace.seconds:
         return None
+    address = record.info.address
+    about = {"worker": address}
     if (crashed := fact.restarts - record.restarts) > 0:
-        return "crashed", f"{_count(crashed, 'plan process')} of worker {record.info.address}"
+        return "crashed", f"{_count(crashed, 'plan process')} of worker {address}", about
     if (failed := fact.failures - record.failures) > 0:
-        return "failed", f"{_count(failed, 'element')} on worker {record.info.address}"
+        return "failed", f"{_count(failed, 'element')} on worker {address}", about
     return None
 
 
@@ -140,7 +149,8 @@ def _streams_placed(line: Timeline, state: State, fact: StreamsPlaced) -> Descri
     if not moved:
         return None
     workers = _count(len(set(moved)), "worker")
-    return "moved", f"{_count(len(moved), 'stream')} of {_job(record)} to {workers}"
+    text = f"{_count(len(moved), 'stream')} of {_job(record)} to {workers}"
+    return "moved", text, _about(record)
 
 
 def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Description:
@@ -148,7 +158,7 @@ def _client_joined(line: Timeline, state: State, fact: ClientJoined) -> Descript
     if record is None:
         return None
     resumed = ", from a saved state" if fact.resumes else ""
-    return "joined", f"reader of {_job(record)}{resumed}"
+    return "joined", f"reader of {_job(record)}{resumed}", _about(record)
 
 
 def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
@@ -158,20 +168,21 @@ def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
     record = state.iterations[client.job]
     text = f"reader of {_job(record)}"
     if fact.how == LOST:
-        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s"
+        return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _about(record)
     if record.begun.leased and record.finished:
-        return "ended", f"{_job(record)} was read to its end"
-    return "left", text
+        return "ended", f"{_job(record)} was read to its end", _about(record)
+    return "left", text, _about(record)
 
 
 def _iteration_begun(line: Timeline, state: State, fact: IterationBegun) -> Description:
-    return "began", _job(IterationRecord(fact))
+    record = IterationRecord(fact)
+    return "began", _job(record), _about(record)
 
 
 def _iteration_removed(line: Timeline, state: State, fact: IterationRemoved) -> Description:
     line.orphans = {each for each in line.orphans if each[0] != fact.job}
     record = state.iterations.get(fact.job)
-    return None if record is None else ("removed", _job(record))
+    return None if record is None else ("removed", _job(record), _about(record))
 
 
 def _job(record: IterationRecord) -> str:
@@ -180,6 +191,13 @@ def _job(record: IterationRecord) -> str:
         return f"anonymous job {begun.work.job.rpartition('/')[2]}"
     repetition = f", repetition {begun.repetition}" if begun.repetition else ""
     return f"job {begun.name!r}{repetition}"
+
+
+def _about(record: IterationRecord) -> Mapping[str, str]:
+    """The iteration, by the names that `status` has for it."""
+    begun = record.begun
+    about = {"job": begun.work.job, "dataset": begun.dataset_id}
+    return about if begun.name is None else {**about, "job_name": begun.name}
 
 
 def _count(number: int, what: str) -> str:
