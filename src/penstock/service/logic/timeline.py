@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from penstock.service.logic.dispatcher_records import LEFT, LOST, IterationRecord
@@ -30,6 +29,8 @@ from penstock.service.logic.state import State
 LENGTH = 200
 """How many incidents are kept."""
 
+_NOTHING: Mapping[str, str] = {}
+
 
 class Incident(NamedTuple):
     """Something that happened: `kind` is one of `KINDS`, `text` says what."""
@@ -38,7 +39,7 @@ class Incident(NamedTuple):
     """Seconds since 1970."""
     kind: str
     text: str
-    about: Mapping[str, str] = MappingProxyType({})
+    about: Mapping[str, str] = _NOTHING
     """What it is about, for logs: `worker`, `job`, `job_name` and `dataset`, where known."""
 
 
