@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas
+import PIL.Image
 import polars
 import pyarrow as pa
 import pyarrow.feather
@@ -132,6 +133,15 @@ def huggingface() -> datasets.Dataset:
     return datasets.Dataset.from_dict(rows)
 
 
+def animals() -> list[Any]:
+    """The images of a folder in the order of their paths, as Pillow reads them."""
+    return [
+        {"image": plain(np.asarray(PIL.Image.open(path))), "label": label, "path": plain(str(path))}
+        for label, name in enumerate(("cat", "dog"))
+        for path in sorted((GOLDEN / "animals" / name).iterdir())
+    ]
+
+
 class Squares(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 9
@@ -237,6 +247,13 @@ SAMPLES: dict[str, Sample] = {
     "huggingface-indices": Sample(
         lambda: Dataset.from_huggingface(huggingface().shuffle(seed=3).select(range(2, 9))),
         lambda: plain(list(huggingface().shuffle(seed=3).select(range(2, 9)))),
+    ),
+    "huggingface-files": Sample(
+        lambda: Dataset.from_huggingface(datasets.load_from_disk(golden("people.datasets"))),
+        json_elements,
+    ),
+    "image-folder": Sample(
+        lambda: Dataset.from_image_folder(golden("animals")), animals, is_local=True
     ),
     "huggingface-iterable": Sample(
         lambda: Dataset.from_huggingface(huggingface().to_iterable_dataset()),

@@ -6,7 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
+import PIL.Image
 import polars
 import pyarrow as pa
 import pyarrow.feather
@@ -100,6 +102,16 @@ def main() -> None:
     (HERE / "people.jsonl").write_bytes(lines)
     (HERE / "people.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
     (HERE / "people.jsonl.zst").write_bytes(pa.compress(lines, "zstd", asbytes=True))
+    datasets.Dataset.from_list(json_rows()).save_to_disk(str(HERE / "people.datasets"))
+    write_animals()
+
+
+def write_animals() -> None:
+    """A folder of images for each class."""
+    for number in range(5):
+        path = HERE / "animals" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(np.full((2, 3, 3), 10 * number, np.uint8)).save(path)
 
 
 if __name__ == "__main__":
