@@ -239,6 +239,16 @@ def test_huggingface_files_travel_as_paths(tmp_path: Path) -> None:
     assert list(Dataset.from_huggingface(rows.with_format(columns=["y"]))[0]) == ["y"]
 
 
+def test_tables_are_not_copied() -> None:
+    rows = datasets.Dataset.from_dict({"x": list(range(20))})
+    for table, dataset in (
+        (rows.data.table, Dataset.from_huggingface(rows)),
+        (rows.data.table, Dataset.from_arrow(rows.data.table)),
+    ):
+        batch = next(iter(dataset.batch(10)))["x"]
+        assert np.shares_memory(batch, table["x"].chunk(0).to_numpy())
+
+
 def test_huggingface_streams_without_features() -> None:
     def rows() -> Any:
         yield from ({"x": i, "s": f"{i}"} for i in range(3))
