@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable
 
 _PORTED = "ported code finds it in `import penstock.tf as tf`"
@@ -129,10 +130,18 @@ def missing(owner: str, name: str, known: Iterable[str]) -> AttributeError:
     >>> print(missing("Dataset", "shufffle", ["shuffle", "map"]))
     Dataset.shufffle does not exist; did you mean shuffle?
     """
-    public = [other for other in known if not other.startswith("_")]
-    close = difflib.get_close_matches(name, public, 1) if not name.startswith("_") else []
-    hint = f"; did you mean {close[0]}?" if close else ""
+    close = _closest(name, tuple(known))
+    hint = f"; did you mean {close}?" if close else ""
     return attribute_error(f"{owner}.{name} does not exist{hint}")
+
+
+@functools.lru_cache(1024)
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    """The public name that was probably meant. Programs ask for a name again and again."""
+    if name.startswith("_"):
+        return ""
+    public = [other for other in known if not other.startswith("_")]
+    return next(iter(difflib.get_close_matches(name, public, 1)), "")
 
 
 def attribute_error(text: str) -> AttributeError:

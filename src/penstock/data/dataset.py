@@ -1995,7 +1995,12 @@ class Dataset(PublicNames):
 
         def __getattr__(self, name: str) -> NoReturn:
             asker = sys._getframe(1).f_globals.get("__name__", "")
-            raise missing_from_dataset(name, dir(type(self)), asker)
+            raise missing_from_dataset(name, _names_of(type(self)), asker)
+
+
+@functools.cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(dir(kind))
 
 
 def _from_bytes(plan: bytes) -> Dataset:
