@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -61,9 +62,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempts the million objects that are loaded by now from garbage collection."""
+    freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Exempts also those of a framework that a test has imported."""
+    if len(sys.modules) > MODULES[-1] + 100:
+        freeze()
+
+
+def freeze() -> None:
     gc.collect()
     gc.freeze()
-    gc.enable()
+    MODULES.append(len(sys.modules))
+
+
+MODULES: list[int] = []  # How many there were each time.
 
 
 @pytest.hookimpl(tryfirst=True)
