@@ -1,9 +1,11 @@
 """Every public name is documented with an example that runs, and the reference describes it."""
 
 import re
+import types
 
 import pytest
 
+import penstock.tf as tf
 from scripts.site import names
 
 PUBLIC = names.public_names()
@@ -40,3 +42,26 @@ def test_every_value_is_a_dtype_or_has_a_docstring_in_the_list() -> None:
     values = [each for each in PUBLIC if each.kind == "value"]
     kinds = {each.path for each in values if type(each.value).__name__ != "DType"}
     assert kinds == set(names.VALUES)
+
+
+PORTED = names.ported_names()
+
+
+@pytest.mark.parametrize("page", names.PORTED)
+def test_the_pages_for_ported_code_have_names(page: str) -> None:
+    assert [each for each in PORTED if each.page == page]
+
+
+def test_every_ported_name_says_what_it_does() -> None:
+    assert [each.path for each in PORTED if not each.value.__doc__] == []
+
+
+def test_every_module_for_ported_code_has_a_page() -> None:
+    def find_modules(module: types.ModuleType) -> set[str]:
+        parts = [getattr(module, name) for name in module.__all__]
+        inner = [part for part in parts if isinstance(part, types.ModuleType)]
+        own = [part for part in inner if re.match(r"penstock\.tf\.(?!data)", part.__name__)]
+        return {module.__name__}.union(*map(find_modules, own))
+
+    listed = {module for _, modules in names.PORTED.values() for module in modules}
+    assert listed == find_modules(tf)  # The names of `tf.data` are those of `penstock.data`.

@@ -99,8 +99,13 @@ def relative(target: str, origin: str) -> str:
 
 def reference() -> dict[str, str]:
     """The pages of the reference: a heading, the module's own words, and every public name."""
-    public = names.public_names()
-    pages = {"index": index(public), "commands": commands()}
+    public, ported = names.public_names(), names.ported_names()
+    pages = {"index": index(public, ported), "commands": commands()}
+    for page, (title, modules) in names.PORTED.items():
+        parts = [f"# {title}\n"]
+        parts += [introduce(module, alone=len(modules) == 1) for module in modules]
+        parts += [describe(each) for each in ported if each.page == page]
+        pages[page] = "\n".join(parts)
     for page, (title, modules) in names.PAGES.items():
         parts = [f"# {title}\n"]
         parts += [introduce(module, alone=len(modules) == 1) for module in modules]
@@ -127,18 +132,26 @@ def describe(name: names.Name) -> str:
     return text
 
 
-def index(public: list[names.Name]) -> str:
+def index(public: list[names.Name], ported: list[names.Name]) -> str:
     """All public names, by page."""
     parts = [
         "# Reference\n",
-        "Every public name, from its docstring. The tests run each example. Ported code that says",
-        "`import penstock.tf as tf` finds its names in [From TensorFlow](../from-tensorflow.md).\n",
+        "Every public name, from its docstring. The tests run each example.\n",
+        *list_names(names.PAGES, public),
+        "# For ported code\n",
+        "What `import penstock.tf as tf` has besides. The names and arguments are TensorFlow's, and",
+        "so is their meaning, except as [Differences](../deviations.md) says. `tf.data` and",
+        "`tf.distribute` are those above.",
+        "[From TensorFlow](../from-tensorflow.md) lists all names, with those that are not there.\n",
+        *list_names(names.PORTED, ported),
     ]
-    for page, (title, _) in names.PAGES.items():
-        listed = [each for each in public if each.page == page]
-        links = [link(each) for each in listed]
-        parts.append(f"## [{title}]({page}.md)\n\n" + ", ".join(links) + "\n")
     return "\n".join(parts)
+
+
+def list_names(pages: dict[str, Any], listed: list[names.Name]) -> Iterator[str]:
+    for page, (title, _) in pages.items():
+        links = [link(each) for each in listed if each.page == page]
+        yield f"## [{title}]({page}.md)\n\n" + ", ".join(links) + "\n"
 
 
 def link(name: names.Name) -> str:

@@ -1,7 +1,8 @@
 """The public names, and the page of the reference that describes each of them.
 
 A name is public if a module of `PAGES` lists it in `__all__`. The reference has a page for each
-entry, and tests/test_public_names.py wants an example for each name.
+entry, and tests/test_public_names.py wants an example for each name. The names of `PORTED` are
+those of TensorFlow in `penstock.tf`, whose meaning TensorFlow documents: they need no example.
 """
 
 import inspect
@@ -27,6 +28,26 @@ PAGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "others": (
         "config, launch, random",
         ("penstock.config", "penstock.launch", "penstock.random"),
+    ),
+}
+PORTED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tf": ("penstock.tf", ("penstock.tf",)),
+    "tf_math": (
+        "tf.math, linalg, nn",
+        ("penstock.tf.math", "penstock.tf.linalg", "penstock.tf.nn"),
+    ),
+    "tf_strings": (
+        "tf.strings, ragged, sparse",
+        ("penstock.tf.strings", "penstock.tf.ragged", "penstock.tf.sparse"),
+    ),
+    "tf_io": ("tf.io, train", ("penstock.tf.io", "penstock.tf.gfile", "penstock.tf.train")),
+    "tf_image": ("tf.image", ("penstock.tf.image",)),
+    "tf_others": (
+        "tf.lookup, random, debugging",
+        (
+            *("penstock.tf.lookup", "penstock.tf.random", "penstock.tf.debugging"),
+            *("penstock.tf.autograph", "penstock.tf.experimental"),
+        ),
     ),
 }
 # `Dataset` has a page of its own, so it is described there and not where it is first listed.
@@ -68,8 +89,19 @@ class Name:
 
 def public_names() -> list[Name]:
     """Every public name once, under the path where the pages list it first."""
+    return list(_find_names(PAGES).values())
+
+
+def ported_names() -> list[Name]:
+    """The classes and functions that only `penstock.tf` has, each once."""
+    own = _find_names(PAGES)
+    ported = _find_names(PORTED).items()
+    return [name for key, name in ported if key not in own and name.kind != "value"]
+
+
+def _find_names(pages: dict[str, tuple[str, tuple[str, ...]]]) -> dict[Any, Name]:
     found: dict[Any, Name] = {}
-    for page, module, name in _listed():
+    for page, module, name in _listed(pages):
         value = getattr(import_module(module), name)
         if isinstance(value, types.ModuleType) or name.startswith("__"):
             continue
@@ -81,11 +113,13 @@ def public_names() -> list[Name]:
             found[key] = Name(*place, value)
         elif path != first.path:
             found[key] = Name(first.page, first.path, value, (*first.aliases, path))
-    return list(found.values())
+    return found
 
 
-def _listed() -> Iterator[tuple[str, str, str]]:
-    for page, (_, modules) in PAGES.items():
+def _listed(
+    pages: dict[str, tuple[str, tuple[str, ...]]],
+) -> Iterator[tuple[str, str, str]]:
+    for page, (_, modules) in pages.items():
         for module in modules:
             for name in import_module(module).__all__:
                 yield page, module, name

@@ -77,6 +77,7 @@ def _open_by_fsspec(path: str, mode: str, encoding: str | None) -> Any:
 
 
 def exists(path: Any) -> bool:
+    """Whether there is a file or a folder at a path."""
     path = _path(path)
     if not _is_remote(path):
         return os.path.exists(path)
@@ -86,6 +87,7 @@ def exists(path: Any) -> bool:
 
 
 def isdir(path: Any) -> bool:
+    """Whether there is a folder at a path."""
     path = _path(path)
     if not _is_remote(path):
         return os.path.isdir(path)
@@ -95,6 +97,7 @@ def isdir(path: Any) -> bool:
 
 
 def join(path: Any, *paths: Any) -> str:
+    """The parts of a path as one path."""
     return os.path.join(_path(path), *map(_path, paths))
 
 
@@ -124,6 +127,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def mkdir(path: Any) -> None:
+    """Makes a folder in a folder that exists."""
     path = _path(path)
     with _named("mkdir", path):
         if _is_remote(path):
@@ -145,6 +149,7 @@ def makedirs(path: Any) -> None:
 
 
 def remove(path: Any) -> None:
+    """Deletes a file."""
     path = _path(path)
     with _named("remove", path):
         if _is_remote(path):
@@ -155,6 +160,7 @@ def remove(path: Any) -> None:
 
 
 def rmtree(path: Any) -> None:
+    """Deletes a folder with all that is in it."""
     path = _path(path)
     with _named("rmtree", path):
         if _is_remote(path):
@@ -165,6 +171,7 @@ def rmtree(path: Any) -> None:
 
 
 def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Copies a file; a file at `dst` is an error, unless `overwrite` is true."""
     source, target = _path(src), _path(dst)
     _check_absent("copy", target, overwrite)
     with _named("copy", source):
@@ -183,6 +190,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Moves a file or a folder; `dst` must not exist, unless `overwrite` is true."""
     source, target = _path(src), _path(dst)
     _check_absent("rename", target, overwrite)
     with _named("rename", source):
@@ -225,6 +233,7 @@ def stat(path: Any) -> FileStatistics:
 
 
 def walk(top: Any, topdown: bool = True, onerror: Any = None) -> Any:
+    """For each folder below `top`: its path, the folders in it and the files in it."""
     path = _path(top)
     return _walk(path, topdown) if _is_remote(path) else os.walk(path, topdown, onerror)
 
