@@ -139,10 +139,10 @@ def index(public: list[names.Name], ported: list[names.Name]) -> str:
         "Every public name, from its docstring. The tests run each example.\n",
         *list_names(names.PAGES, public),
         "# For ported code\n",
-        "What `import penstock.tf as tf` has besides. The names and arguments are TensorFlow's, and",
-        "so is their meaning, except as [Differences](../deviations.md) says. `tf.data` and",
-        "`tf.distribute` are those above.",
-        "[From TensorFlow](../from-tensorflow.md) lists all names, with those that are not there.\n",
+        "What `import penstock.tf as tf` has besides. Names, arguments and meaning are those of",
+        "TensorFlow, except as [Differences](../deviations.md) says. `tf.data` and `tf.distribute`",
+        "are those above. [From TensorFlow](../from-tensorflow.md) lists all names, also those",
+        "that are not there.\n",
         *list_names(names.PORTED, ported),
     ]
     return "\n".join(parts)

@@ -10,6 +10,7 @@ import pytest
 
 import penstock as tf
 from penstock.data import AUTOTUNE, Dataset, experimental
+from penstock.errors import FailedPreconditionError, InvalidArgumentError, InvalidTypeError
 from penstock.plan import nodes
 
 TEN = Dataset.range(10)
@@ -409,3 +410,41 @@ def test_what_is_endless_and_what_is_not_known(make: Any) -> None:
 def test_shuffle_true_is_the_habit_of_another_library() -> None:
     with pytest.warns(UserWarning, match=r"shuffles nothing; write shuffle\(len\(dataset\)\)"):
         Dataset.range(3).shuffle(True)
+
+
+def test_select_computes_only_the_elements_at_positions() -> None:
+    seen: list[int] = []
+
+    def square(x: Any) -> Any:
+        seen.append(int(x))
+        return x * x
+
+    chosen = Dataset.range(10).map(square).select(np.array([3, 9, 3], np.uint8))
+    assert len(chosen) == 3
+    assert [int(x) for x in chosen] == [9, 81, 9]
+    assert set(seen) == {3, 9}
+    assert int(chosen[1]) == 81
+    assert [int(x) for x in Dataset.range(4).repeat().select(range(3, 6))] == [3, 0, 1]
+    assert list(Dataset.range(4).select([])) == []
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        ([10], "positions must be from 0 to 9, got 10"),
+        ([0, -1], "positions must be from 0 to 9, got -1"),
+        ([0.5], "must be a list or an array of integers, got"),
+        ([[1]], "must be a list or an array of integers, got"),
+        ([True, False], "got .*; numpy.flatnonzero makes positions of a mask"),
+    ],
+)
+def test_positions_that_are_refused(positions: Any, message: str) -> None:
+    with pytest.raises((InvalidArgumentError, InvalidTypeError), match=f"select: .*{message}"):
+        Dataset.range(10).select(positions)
+
+
+def test_select_needs_random_access() -> None:
+    with pytest.raises(FailedPreconditionError, match="lacks because of filter: .* or use filter"):
+        Dataset.range(10).filter(lambda x: True).select([1])
+    with pytest.raises(InvalidArgumentError, match="positions must be at least 0, got -1"):
+        Dataset.range(10).repeat().select([-1])

@@ -33,6 +33,9 @@ def rows(*values: int) -> Node:
     return n.Slices(n.Data(Chunk.of(list(map(np.int64, values)))))
 
 
+POSITIONS = rows(3, 1, 1, 9, 0, 7, 5, 5)
+
+
 def always(x):
     return True
 
@@ -352,6 +355,11 @@ OPERATORS: dict[str, Callable[[Node], Node]] = {
     "shard": lambda s: n.Shard(s, 3, 1),
     "shard of map": lambda s: n.Shard(mapped(s, without_multiples_of_4), 2, 0),
     "shard prefetched": lambda s: n.Shard(n.Prefetch(s, 2), 3, 1),
+    "select": lambda s: n.Zip((s, n.Select(numbers(30, 20), POSITIONS)), nest.PAIR),
+    "select of map": lambda s: n.Zip(
+        (s, n.Select(mapped(n.Prefetch(numbers(20), 2), without_multiples_of_4), POSITIONS)),
+        nest.PAIR,
+    ),
     "enumerate": lambda s: n.Enumerate(s, 5),
     "enumerate of batches": lambda s: n.Enumerate(n.Batch(s, 3)),
     "unique": lambda s: n.Unique(mapped(s, by_three)),

@@ -78,6 +78,9 @@ def items(plan: n.Node, epoch: Epoch = (0,)) -> Items:
             return islice(source, times, None)
         case n.Shard(_, shards, index):
             return islice(source, index, None, shards)
+        case n.Select():
+            rows = list(source)
+            return (rows[int(position)] for position in others[0])
         case n.Enumerate(_, start):
             return (x if x is FAULT else (np.int64(i), x) for i, x in enumerate(source, start))
         case n.Unique():

@@ -16,6 +16,7 @@ from penstock.plan.nodes import (
     Random,
     Range,
     Repeat,
+    Select,
     Shard,
     Shuffle,
     Skip,
@@ -83,6 +84,7 @@ def test_no_operation_leaves_what_changes_something(plan):
         lambda s: Skip(s, 3),
         lambda s: Shard(s, 3, 1),
         lambda s: Shuffle(s, 3, 1),
+        lambda s: Select(s, SOURCE),
         lambda s: Shuffle(Take(s, 8), 3, 1),
     ],
 )
@@ -114,9 +116,10 @@ def test_prefetch_last_prefetches_only_what_is_picked(pick, source):
     assert optimize(plan, (prefetch_last,)) == Prefetch(pick(source), 4)
 
 
-def test_shuffle_ahead_prefetches_what_is_shuffled():
-    plan = Shuffle(Prefetch(SOURCE, 4), 3, 1)
-    assert optimize(plan, (shuffle_ahead,)) == Prefetch(Shuffle(SOURCE, 3, 1), 4)
+@pytest.mark.parametrize("pick", [lambda s: Shuffle(s, 3, 1), lambda s: Select(s, SOURCE)])
+def test_shuffle_ahead_prefetches_what_is_shuffled(pick):
+    plan = pick(Prefetch(SOURCE, 4))
+    assert optimize(plan, (shuffle_ahead,)) == Prefetch(pick(SOURCE), 4)
 
 
 def test_shuffle_ahead_leaves_a_buffer_that_is_filled_in_the_background():

@@ -240,6 +240,25 @@ def single(where: str, value: Any) -> Data:
     return Data(Chunk.of([element(where, value)], where).as_read_only())
 
 
+def positions(where: str, value: Any, count: int) -> np.ndarray[Any, Any]:
+    """An array of positions in a dataset of `count` elements; -1 elements are without end."""
+    found = np.asarray(value)
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        remedy = "; numpy.flatnonzero makes positions of a mask" if found.dtype.kind == "b" else ""
+        raise InvalidTypeError(
+            f"{where}: positions must be a list or an array of integers, got "
+            f"{describe(value)}{remedy}"
+        )
+    wrong = found[(found < 0) | ((found >= count) & (count >= 0))]
+    if wrong.size:
+        raise InvalidArgumentError(
+            f"{where}: positions must be from 0 to {count - 1}, got {wrong[0]}"
+            if count >= 0
+            else f"{where}: positions must be at least 0, got {wrong[0]}"
+        )
+    return found.astype(np.int64)
+
+
 def rows(where: str, value: Any) -> Data:
     """The rows of arrays of one length, as data of a plan."""
     leaves, tree = nest.flatten(element(where, value))

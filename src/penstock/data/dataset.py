@@ -514,7 +514,8 @@ class Dataset(PublicNames):
         Args:
             path: The folder; a local path or an fsspec URL. Images are JPEG, PNG, GIF (the first
                 frame) or BMP files, at any depth below the folder of their class.
-            class_names: The sub-folders to read, in the order of their labels; all by default.
+            class_names: The sub-folders to read, in the order of their labels, which count from 0
+                within this list; all by default.
             channels: 1 for grey, 3 for colour, 4 for colour with opacity, 0 as in each file.
             num_parallel_calls: How many images to decode at once.
             on_error: "raise", or "skip" to leave out what cannot be read, with a warning at the
@@ -1347,6 +1348,31 @@ class Dataset(PublicNames):
                 stacklevel=2,
             )
         return Dataset(nodes.Shard(self._plan, shards, number))
+
+    def select(self, positions: Any) -> Dataset:
+        """The elements at these positions, in this order; a position may come more than once.
+
+        It needs random access, and keeps it: only these elements are computed.
+
+        Args:
+            positions: Integers from 0 to `len(dataset) - 1`: a list, an array or a range.
+
+        >>> dataset = Dataset.range(10).map(lambda x: x * x)
+        >>> print(*dataset.select([3, 1, 1]))
+        9 1 1
+        >>> order = np.random.default_rng(0).permutation(len(dataset))
+        >>> train, validation = dataset.select(order[:8]), dataset.select(order[8:])
+        >>> len(train), len(validation)
+        (8, 2)
+        """
+        where = "Dataset.select"
+        if self._plan.blocked is not None:
+            raise FailedPreconditionError(
+                f"{where}: needs random access, which this dataset lacks because of "
+                f"{self._plan.blocked}; select before that operator, or use filter"
+            )
+        chosen = check.positions(where, positions, self._plan.cardinality)
+        return Dataset(table_plans.plan_positions(self._plan, chosen))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """Pairs of a number, from `start` on, and an element.

@@ -141,7 +141,7 @@ def _is_accessed(node: Node) -> bool:
     """Whether a plan with random access is read by index as a whole, and not by streams."""
     if isinstance(node, nodes.Prefetch):
         return False
-    return node.pure or isinstance(node, nodes.Shuffle | nodes.Shard)
+    return node.pure or isinstance(node, nodes.Shuffle | nodes.Shard | nodes.Select)
 
 
 def _context_below(node: Node, state: State, context: Context) -> Context:

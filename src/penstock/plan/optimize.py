@@ -14,6 +14,7 @@ from penstock.plan.nodes import (
     Node,
     Prefetch,
     Repeat,
+    Select,
     Shard,
     Shuffle,
     Skip,
@@ -53,11 +54,12 @@ def index_before_map(node: Node) -> Node | None:
     without order stays, so that its states fit any number of parallel calls.
     """
     match node:
-        case Take() | Skip() | Shard() | Shuffle() if isinstance(node.input, Map):
+        case Take() | Skip() | Shard() | Shuffle() | Select() if isinstance(node.input, Map):
             function = node.input
             loose = function.deterministic is False
             if function.random is None and function.blocked is None and not loose:
-                return replace(function, input=node.with_inputs((function.input,)))
+                below = node.with_inputs((function.input, *node.inputs[1:]))
+                return replace(function, input=below)
     return None
 
 
@@ -72,10 +74,12 @@ def prefetch_last(node: Node) -> Node | None:
 
 
 def shuffle_ahead(node: Node) -> Node | None:
-    """Moves a prefetch after a shuffle of indices, which asks for elements out of order."""
+    """Moves a prefetch after an operator that asks for elements out of order."""
     match node:
-        case Shuffle(Prefetch(source, size)) if source.blocked is None:
-            return Prefetch(node.with_inputs((source,)), size)
+        case Shuffle(Prefetch(source, size)) | Select(Prefetch(source, size), _) if (
+            source.blocked is None
+        ):
+            return Prefetch(node.with_inputs((source, *node.inputs[1:])), size)
     return None
 
 
