@@ -1,5 +1,6 @@
 """Names of `tf.data.experimental` in plain penstock: NumPy values, texts of errors, states."""
 
+import gzip
 import pathlib
 import sqlite3
 
@@ -212,7 +213,10 @@ def test_a_header_has_an_encoding(tmp_path):
     path.write_bytes("größe\n1\n".encode("latin-1"))
     (batch,) = exp.make_csv_dataset(str(path), 1, num_epochs=1, encoding="latin-1")
     assert list(batch) == ["größe"]
-    with pytest.raises(InvalidArgumentError, match="the header is not 'utf-8' .*; pass the encod"):
+    with pytest.raises(InvalidArgumentError, match="a.csv' is not 'utf-8' .*; pass the encoding"):
+        exp.make_csv_dataset(str(path), 1)
+    path.write_bytes(gzip.compress(b"x\n1\n"))
+    with pytest.raises(InvalidArgumentError, match="by gzip; pass compression_type"):
         exp.make_csv_dataset(str(path), 1)
     with pytest.raises(
         InvalidArgumentError, match="encoding must be one that Python knows.* got 'nonsense'"
@@ -223,7 +227,7 @@ def test_a_header_has_an_encoding(tmp_path):
 def test_rows_have_as_many_fields_as_there_are_names(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("1,2\n")
-    with pytest.raises(InvalidArgumentError, match="there are 3 column_names, but a row has 2 fie"):
+    with pytest.raises(InvalidArgumentError, match="but a row of '.*a.csv' has 2 fields"):
         exp.make_csv_dataset(str(path), 1, ["a", "b", "c"], header=False)
     with pytest.raises(InvalidArgumentError, match="select_columns must name one or more columns"):
         exp.make_csv_dataset(str(path), 1, ["a", "b"], header=False, select_columns=[0, "a"])

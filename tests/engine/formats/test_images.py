@@ -105,7 +105,7 @@ PIXELS = np.zeros((2, 2, 3), np.uint8)
             InvalidArgumentError,
             "8 bytes that begin with b'no",
         ),
-        (lambda: io.decode_image(b""), InvalidArgumentError, "0 bytes .* they are no such"),
+        (lambda: io.decode_image(b""), InvalidArgumentError, "0 bytes .* are no JPEG, PNG"),
         (lambda: io.decode_png(FILES["grey.jpg"]), InvalidArgumentError, "cannot be read as PNG"),
         (lambda: io.decode_jpeg(FILES["grey.png"]), InvalidArgumentError, "cannot be read as JPEG"),
         (lambda: io.decode_image("x"), InvalidTypeError, "contents must be the bytes of one image"),

@@ -23,6 +23,7 @@ from penstock.element.spec import TensorSpec
 from penstock.engine.formats import files, open_reader
 from penstock.engine.formats.csv import ENCODING, Field, check_delimiter, convert_row
 from penstock.engine.formats.files import check_compression
+from penstock.engine.formats.inflate import name_packing
 from penstock.errors import InvalidArgumentError, UnfitTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Map
@@ -330,7 +331,7 @@ class Table:
     def _header_names(self) -> list[str]:
         if not self.header:
             raise InvalidArgumentError(f"{self.where}: needs column_names where there is no header")
-        headers = [self._decode(next(_rows(path, self.grammar), [])) for path in self.paths]
+        headers = [self._decode(path, next(_rows(path, self.grammar), [])) for path in self.paths]
         for path, names in zip(self.paths, headers, strict=True):
             if names != headers[0]:
                 raise InvalidArgumentError(
@@ -339,14 +340,16 @@ class Table:
                 )
         return headers[0]
 
-    def _decode(self, names: list[str]) -> list[str]:
+    def _decode(self, path: str, names: list[str]) -> list[str]:
         """Names in the encoding of the file; the reader decodes fields by UTF-8."""
         try:
             return [name.encode(*ENCODING).decode(self.encoding) for name in names]
         except UnicodeDecodeError as error:
+            remedy = 'pass the encoding of the files, such as encoding="latin-1"'
+            if packing := name_packing("".join(names[:1]).encode(*ENCODING)):
+                remedy = f"it is compressed by {packing}; pass compression_type"
             raise InvalidArgumentError(
-                f"{self.where}: the header is not {self.encoding!r} ({error}); "
-                'pass the encoding of the files, such as encoding="latin-1"'
+                f"{self.where}: the header of {path!r} is not {self.encoding!r} ({error}); {remedy}"
             ) from None
 
     def _number(self, column: Any, names: list[str]) -> int:
@@ -363,12 +366,12 @@ class Table:
         """0 or "" per column, in the narrowest dtype that holds what the first rows hold."""
         kinds = [-1] * count
         options = {**self.grammar, "header": self.header}
-        rows = (row for path in self.paths for row in _rows(path, options))
-        for row in islice(rows, limit):
+        rows = ((path, row) for path in self.paths for row in _rows(path, options))
+        for path, row in islice(rows, limit):
             if len(row) != count:
                 raise InvalidArgumentError(
-                    f"{self.where}: there are {count} column_names, but a row has {len(row)} "
-                    f"fields: {row!r:.60}"
+                    f"{self.where}: there are {count} column_names, but a row of {path!r} has "
+                    f"{len(row)} fields: {row!r:.60}; is field_delim right?"
                 )
             for column, text in enumerate(row):
                 if text not in ("", self.na_value):

@@ -48,6 +48,11 @@ def decode_image(
     if contents[:3] == b"\xff\xd8\xff":
         pixels = _decode_jpeg(contents, channels or 0, call)
     elif contents[:4] != b"GIF8":
+        if not contents.startswith((b"\x89PNG", b"BM")):
+            raise InvalidArgumentError(
+                f"{call}: {len(contents)} bytes that begin with {contents[:8]!r} are no JPEG, PNG, "
+                "GIF or BMP image; decode other kinds with their own package, in a map"
+            )
         pixels = _decode(contents, channels or 0, ("PNG", "BMP"), call)
     elif not expand_animations:
         pixels = _decode(contents, channels or 3, ("GIF",), call)
