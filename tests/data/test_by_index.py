@@ -71,3 +71,16 @@ def test_rows_of_other_batches_have_none():
         errors.UnimplementedError, match="number of rows of an element is not known"
     ):
         dataset[22]
+
+
+def test_rows_of_full_batches_are_known_behind_any_function():
+    batches = Dataset.range(10).map(lambda x: {"a": x, "b": np.zeros(x)[:0]}).batch(4, True)
+    steps = batches.prefetch(1).cache().shuffle(2, seed=0).take(5)
+    assert batches.unbatch().cardinality() == steps.unbatch().cardinality() == 8
+    assert [int(batches.unbatch()[i]["a"]) for i in (0, 3, 7)] == [0, 3, 7]
+    assert len(list(steps.unbatch())) == 8
+    assert Dataset.range(10).map(lambda x: x).batch(4).unbatch().cardinality() == -2
+    both = batches.concatenate(batches.map(lambda x: {"a": x["a"][:1], "b": x["b"][:1]}))
+    assert both.unbatch().cardinality() == -2
+    halves = Dataset.range(8).map(lambda x: x).batch(4, True).rebatch(2)
+    assert halves.element_spec.shape == (2,)

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.data.element_specs import leading_dimension
 from penstock.element.chunk import Chunk
 from penstock.plan import nodes
-from penstock.plan.nodes import INFINITE, UNKNOWN, Node, known_spec
+from penstock.plan.nodes import INFINITE, UNKNOWN, Node, known_rows, known_spec
 
 Read = Callable[[Node], Iterable[Any]]
 """Iterates over the elements of a plan."""
@@ -57,4 +57,4 @@ def _may_be_endless(node: Node) -> bool:
 def _find_rows(source: Node) -> int | None:
     """How many rows each element has, if that is certain: no function was called to find out."""
     spec = known_spec(source)
-    return None if spec is None else leading_dimension("Dataset.unbatch", spec)
+    return known_rows(source) if spec is None else leading_dimension("Dataset.unbatch", spec)

@@ -66,7 +66,7 @@ from penstock.missing_names import missing_from_dataset
 from penstock.plan import codec, nodes, packed, picture, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
-from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_spec
+from penstock.plan.nodes import INFINITE, UNKNOWN, Data, Node, known_rows, known_spec
 from penstock.plan.options import Options
 from penstock.plan.resume import draws_order
 
@@ -2050,4 +2050,4 @@ ENVIRONMENT = Environment(wrap=Dataset, spec=_spec_of, connect=_connect)
 
 def _leading_dimension(where: str, plan: Node) -> int | None:
     spec = known_spec(plan)
-    return None if spec is None else element_specs.leading_dimension(where, spec)
+    return known_rows(plan) if spec is None else element_specs.leading_dimension(where, spec)

@@ -1599,3 +1599,12 @@ def known_spec(node: Node) -> Any:
         return None
     node.keep_spec(spec)
     return spec
+
+
+def known_rows(node: Node) -> int | None:
+    """How many rows every element has because of a `batch`, also if `known_spec` knows nothing."""
+    if isinstance(node, Batch):
+        return node.rows
+    if node.traits & (Trait.SAMPLED_BY_INPUT | Trait.ADVISORY) and len(node.inputs) == 1:
+        return known_rows(node.inputs[0])
+    return None
