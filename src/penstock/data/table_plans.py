@@ -139,7 +139,7 @@ def plan_json_lines(paths: Any, columns: Any, fill: Any, on_error: Any = "raise"
     found = bad.resolve(_check_paths(call, paths))
     if isinstance(columns, Mapping):
         schema = json_lines.schema_of(columns, lambda value: check.dtype(call, "columns", value))
-        names = tuple(columns)
+        names = select_columns(call, list(columns), specs_of(schema), found[0])
     else:
         infer = functools.partial(json_lines.infer_schema, skips=bad.skips)
         nothing = 'has no lines; state the columns, as in columns={"x": "int64"}'

@@ -550,6 +550,12 @@ class Records(Node):
     reason = "the number of records in a file is not known before it is read"
 
     @property
+    def obstacle(self) -> str | None:
+        """The reason, and what gives random access to the formats that may have an index."""
+        has_index = self.format in ("tar", "tfrecord")
+        return f"{self.reason}; index=True counts them" if has_index else self.reason
+
+    @property
     def label(self) -> str:
         return FILE_DATASETS[self.format]
 

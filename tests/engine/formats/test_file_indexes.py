@@ -15,6 +15,7 @@ from penstock.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     NotFoundError,
+    UnimplementedError,
 )
 from penstock.io import TarWriter, TFRecordWriter
 from penstock.plan.codec import decode, encode
@@ -278,6 +279,13 @@ def test_blocks_of_a_large_file_are_the_same_everywhere(tmp_path, monkeypatch):
     order = [19, 0, 1, 2, 29, 20, 20, 5]
     assert [remote[i] for i in order] == [local[i] for i in order] == [TEXTS[i] for i in order]
     assert list(remote) == TEXTS
+
+
+def test_files_without_an_index_say_that_there_is_one(tmp_path):
+    records = TFRecordDataset(write_records(tmp_path / "x", TEXTS))
+    for dataset in (records, Dataset.from_tar(write_samples(tmp_path / "y", TEXTS))):
+        with pytest.raises(UnimplementedError, match="no random access .*; index=True counts them"):
+            dataset[0]
 
 
 def test_a_compressed_file_has_no_index(tmp_path):

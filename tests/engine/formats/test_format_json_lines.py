@@ -97,6 +97,14 @@ def test_types_can_be_stated(tmp_path: Path) -> None:
     assert dataset.element_spec["p"]["a"].dtype.name == "int32"
     with pytest.raises(InvalidTypeError, match="from_json_lines: columns: 'number' is not"):
         Dataset.from_json_lines(path, columns={"x": "number"})
+    with pytest.raises(InvalidTypeError, match="columns: JSON has no bfloat16; read float32"):
+        Dataset.from_json_lines(path, columns={"x": "bfloat16"})
+    with pytest.raises(InvalidTypeError, match="columns must have names as keys, got 1"):
+        Dataset.from_json_lines(path, columns={1: "int64"})
+    with pytest.raises(InvalidArgumentError, match="column 'p' of .* cannot be read: its type is"):
+        Dataset.from_json_lines(path, columns={"p": [{"a": "int64"}]})
+    with pytest.raises(InvalidArgumentError, match="chooses no columns to read"):
+        Dataset.from_json_lines(path, columns={})
 
 
 def test_a_bad_line_among_the_first_costs_only_itself(tmp_path: Path) -> None:
@@ -135,6 +143,7 @@ def test_an_empty_file_says_nothing_about_the_columns(tmp_path: Path) -> None:
         (b"1\n2\n", "each line must be a complete object"),
         (b'{"x": 1, "x": 2}\n', "was specified twice .* each line must be"),
     ],
+    ids=["array", "pretty", "gzip", "utf-16", "numbers", "twice"],
 )
 def test_other_files_are_refused_with_a_remedy(content: bytes, remedy: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"

@@ -196,6 +196,7 @@ def extended(text):
         (bz2.compress(b"archive"), "it is compressed by bzip2: unpack it, or name what gzip"),
         (lzma.compress(b"archive"), "it is compressed by xz: unpack it, or name what gzip"),
     ],
+    ids=["text", "sparse", "extended", "empty", "bzip2", "xz"],
 )
 def test_other_files_are_refused(content, message, tmp_path):
     path = tmp_path / "x.tar"

@@ -26,7 +26,7 @@ from penstock.engine.formats.files import Path, as_path, open_bytes, translate_e
 from penstock.engine.formats.inflate import name_packing
 from penstock.engine.formats.records import ParsedRecords, Part
 from penstock.engine.formats.text import TextReader
-from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.errors import DataLossError, InvalidArgumentError, InvalidTypeError
 
 CALL = "Dataset.from_json_lines"
 
@@ -335,7 +335,16 @@ def schema_of(columns: Any, convert_dtype: Any) -> Any:
         if isinstance(value, dict):
             return arrow.struct([(name, kind(part)) for name, part in value.items()])
         dtype = convert_dtype(value)
-        is_text = dtype.dtype == np.dtype(object)
-        return arrow.string() if is_text else arrow.from_numpy_dtype(dtype.dtype)
+        if dtype.dtype == np.dtype(object):
+            return arrow.string()
+        try:
+            return arrow.from_numpy_dtype(dtype.dtype)
+        except arrow.ArrowException:
+            raise InvalidTypeError(
+                f"{CALL}: columns: JSON has no {dtype.name}; read float32, and convert it in a map"
+            ) from None
 
+    for name in columns:
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"{CALL}: columns must have names as keys, got {name!r}")
     return arrow.schema([(name, kind(value)) for name, value in columns.items()])
