@@ -324,6 +324,19 @@ def test_bfloat16_tensors_become_elements_and_tensors_again() -> None:
         assert torch.equal(torch.stack(list(dataset.as_torch())), values)
 
 
+def test_lists_of_a_table_can_be_padded() -> None:
+    rows = Dataset.from_arrow(arrow(tokens=[[1, 2], [3], [], [4, 5, 6]]))
+    found = [batch["tokens"].tolist() for batch in rows.padded_batch(2)]
+    assert found == [[[1, 2], [3, 0]], [[0, 0, 0], [4, 5, 6]]]
+    wide = rows.padded_batch(4, {"tokens": [3]}, {"tokens": np.int64(-1)})
+    assert wide.element_spec["tokens"] == penstock.TensorSpec((None, 3), penstock.int64)
+    assert next(iter(wide))["tokens"].tolist() == [[1, 2, -1], [3, -1, -1], [-1] * 3, [4, 5, 6]]
+    mixed = Dataset.mix({"a": (rows, 1), "b": (rows, 1)}).shuffle(8, seed=1).padded_batch(8)
+    assert next(iter(mixed))["tokens"].shape == (8, 3)
+    with pytest.raises(InvalidTypeError, match="elements must be arrays, .* use ragged_batch"):
+        rows.batch(2).padded_batch(2)
+
+
 def test_arrays_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match="needs a path, got an array; use .*from_tensor"):
         Dataset.from_numpy(np.zeros(3))

@@ -15,15 +15,19 @@ import numpy as np
 
 from penstock.data.arguments import describe, element, integer
 from penstock.element import nest
-from penstock.element.spec import DatasetSpec, Dims, TensorShape, TensorSpec
+from penstock.element.spec import DatasetSpec, Dims, RaggedTensorSpec, TensorShape, TensorSpec
 from penstock.element.values import spec_of
 from penstock.errors import InternalError, InvalidArgumentError, InvalidTypeError, UnfitTypeError
 
 
 def check_paddable(where: str, spec: Any, shapes_given: bool) -> None:
-    """Only arrays can be padded, and without `padded_shapes` only those of known rank."""
+    """Only arrays can be padded, and without `padded_shapes` only those of known rank.
+
+    A list of a table, whose batches are ragged, is an array itself.
+    """
     for leaf in nest.flatten(spec)[0]:
-        if not isinstance(leaf, TensorSpec):
+        is_list = isinstance(leaf, RaggedTensorSpec) and leaf.ragged_rank == 0
+        if not isinstance(leaf, TensorSpec) and not is_list:
             hint = "flat_map them first" if isinstance(leaf, DatasetSpec) else "use ragged_batch"
             raise InvalidTypeError(f"{where}: elements must be arrays, got {leaf}; {hint}")
         if leaf.shape.rank is None and not shapes_given:

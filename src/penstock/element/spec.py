@@ -510,7 +510,8 @@ def relax(first: Any, second: Any, why: str = "Dataset") -> Any:
         leaves = [a.relax(b) for a, b in zip(from_first, from_second, strict=True)]
     if tree != other_tree or None in leaves:
         raise InvalidTypeError(
-            f"{why}: elements must have the same structure and dtypes, got {first} and {second}"
+            f"{why}: elements must have the same structure and dtypes, got {first} and {second}; "
+            "map them to what they have in common"
         )
     return nest.unflatten(tree, leaves)
 
