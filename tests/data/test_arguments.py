@@ -318,7 +318,7 @@ MERGING: list[Case] = [
 
 PADDING: list[Case] = [
     (
-        lambda: RAGGED.padded_batch(2),
+        lambda: RAGGED.batch(2).padded_batch(2),
         InvalidTypeError,
         "must be arrays, got Ragged.*; use ragged_batch",
     ),
