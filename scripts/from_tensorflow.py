@@ -25,8 +25,9 @@ it, and a test checks every name. [coming-from-tf-data.md](coming-from-tf-data.m
 begin, [deviations.md](deviations.md) has the differences in detail.
 
 Values are tensors: NumPy arrays that also answer `.numpy()`. Functions run as they are written;
-nothing is traced. Tensors of different dtypes are not added, as in TensorFlow. What strategies and
-variables hand out is plain NumPy: leave `.numpy()` out, or call `tf.convert_to_tensor`.
+nothing is traced. Tensors of different dtypes are not added, as in TensorFlow. Strategies hand out
+tensors where they were given tensors. What variables hand out is plain NumPy: leave `.numpy()`
+out, or call `tf.convert_to_tensor`.
 """
 
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"

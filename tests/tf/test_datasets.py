@@ -231,3 +231,30 @@ def test_a_missing_method_is_named():
         tf.data.Dataset.range(3).shufffle(2)
     with pytest.raises(AttributeError, match=r"tf\.data\.Datasets: not here; did you mean Dataset"):
         tf.data.Datasets  # noqa: B018
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_strategies_hand_out_tensors(replicas):
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(replicas)])
+    dataset = tf.data.Dataset.from_tensor_slices({"x": [1.0, 2.0, 3.0, 4.0], "s": ["a"] * 4})
+    steps = strategy.experimental_distribute_dataset(dataset.batch(4))
+    context_steps = strategy.distribute_datasets_from_function(lambda _: dataset.batch(2))
+    for step in (next(iter(steps)), next(iter(context_steps))):
+        for part in strategy.experimental_local_results(step["x"]):
+            assert part.numpy().dtype == "float32"
+        assert strategy.experimental_local_results(step["s"])[0].numpy()[0] == b"a"
+    step = next(iter(steps))
+    total = strategy.run(lambda one: tf.reduce_sum(one["x"]), args=(step,))
+    same = strategy.run(lambda one: one["x"], args=(step,))
+    assert strategy.reduce("SUM", total, axis=None).numpy() == 10.0
+    assert strategy.reduce("MEAN", total, axis=None).numpy() == 10.0 / replicas
+    assert strategy.reduce("SUM", same, axis=0).numpy() == 10.0
+    assert strategy.reduce("MEAN", same, axis=0).numpy() == 2.5
+    assert strategy.gather(same, axis=0).numpy().tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_plain_datasets_stay_numpy_under_strategies():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    plain = penstock.data.Dataset.range(4).batch(4)
+    step = next(iter(strategy.experimental_distribute_dataset(plain)))
+    assert [type(part) for part in step.values] == [np.ndarray, np.ndarray]

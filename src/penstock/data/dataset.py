@@ -94,6 +94,9 @@ class Dataset(PublicNames):
     [ 1  4 16 25] [49 64]
     """
 
+    _present: Callable[[Any], Any] | None = None
+    """What makes users' values of NumPy's, where strategies hand them out; None if nothing does."""
+
     def __init__(self, plan: Node) -> None:
         if not isinstance(plan, Node):
             raise InvalidTypeError(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute.backends import Backend, Handle
+from penstock.distribute.backends.numpy_backend import as_kind_of
 from penstock.distribute.replicas import Replicas
 from penstock.distribute.strategy_options import ReduceOp
 from penstock.distribute.values.operators import current_value
@@ -237,7 +238,7 @@ def _concatenate(replicas: Replicas, tensors: Sequence[Any], axis: int, call: st
             f"joined along axis {axis}; only that axis may differ"
         )
     if isinstance(tensors[0], np.ndarray):
-        return np.concatenate(tensors, axis)
+        return as_kind_of(tensors[0], np.concatenate(tensors, axis))
     return replicas.backend.concatenate(tensors, axis, replicas.devices[0].handle)
 
 

@@ -86,6 +86,8 @@ class PortedDataset(Dataset):
     b'1!'
     """
 
+    _present = staticmethod(wrap)
+
     def __iter__(self) -> PortedIterator:
         return PortedIterator(self._plan, ENVIRONMENT, self._iterations)
 

@@ -55,7 +55,7 @@ class NumpyBackend:
 
     def sum(self, tensor: Any, axis: int | tuple[int, ...]) -> Any:
         array = np.asarray(tensor)
-        return array.sum(axis, dtype=array.dtype)
+        return as_kind_of(tensor, array.sum(axis, dtype=array.dtype))
 
     def divide(self, tensor: Any, count: float) -> Any:
         array = np.asarray(tensor)
@@ -63,16 +63,25 @@ class NumpyBackend:
         if dtype.kind in "iu":
             dtype = np.dtype(np.float32 if dtype.itemsize < 4 else np.float64)
         with np.errstate(invalid="ignore"):  # The mean of no values is NaN.
-            return np.true_divide(array.astype(dtype), count).astype(dtype)[()]
+            made = np.true_divide(array.astype(dtype), count).astype(dtype)[()]
+        return as_kind_of(tensor, made)
 
     def concatenate(self, tensors: Sequence[Any], axis: int, handle: None) -> Any:
-        return np.concatenate(tensors, axis)
+        return as_kind_of(tensors[0], np.concatenate(tensors, axis))
 
     def use_device(self, handle: None) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def thread_settings(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+
+def as_kind_of(given: Any, made: Any) -> Any:
+    """A result as an array of the class of what it was made of, if that has a class of its own."""
+    kind = type(given)
+    if kind is np.ndarray or not isinstance(given, np.ndarray):
+        return made
+    return np.asarray(made).view(kind)
 
 
 BACKEND = NumpyBackend()

@@ -56,6 +56,8 @@ class DeliveryPlan:
     """Why the dataset is sharded and cut in this way, for `explain()`."""
     key: int
     """The random number that iterations derive theirs from; the same in every worker."""
+    present: Callable[[Any], Any] | None = None
+    """What makes users' values of the NumPy values of a step, if these are not handed out."""
 
     @property
     def replicas_per_input(self) -> int:
@@ -95,9 +97,12 @@ class DeliveryPlan:
     def make_value(self) -> Callable[[Leaves], Any]:
         """Makes a step's value from its leaves, which are ordered by replica."""
         tree = nest.flatten(self.portion)[1]
-        if self.replicas.total == 1:
-            return partial(nest.unflatten, tree)
-        return _wrap_leaves(tree)
+        make: Callable[[Leaves], Any] = (
+            partial(nest.unflatten, tree) if self.replicas.total == 1 else _wrap_leaves(tree)
+        )
+        if (present := self.present) is None or self.replicas.backend.name != "numpy":
+            return make
+        return lambda leaves: make([present(leaf) for leaf in leaves])
 
     def blank_leaves(self, first: int, count: int) -> list[Any]:
         """The leaves of portions without data, for `count` replicas from replica `first` on."""

@@ -6,6 +6,7 @@ Everything is decided here, once, when a dataset is distributed; the result is a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def distribute_dataset(strategy: Any, dataset: Any, options: InputOptions | None
         )
     plan, key = _agree_on_seeds(strategy._replicas, plan, call)
     delivery = _plan_batches(strategy._replicas, options, plan, key)
-    return DistributedDataset(strategy, delivery)
+    return DistributedDataset(strategy, replace(delivery, present=dataset._present))
 
 
 def distribute_from_function(
@@ -59,12 +60,13 @@ def distribute_from_function(
     if not callable(dataset_fn):
         raise InvalidTypeError(f"{call}: dataset_fn must be a function, got {dataset_fn!r}")
     _check_placement(options, call)
+    datasets = [dataset_fn(one) for one in _input_contexts(strategy._replicas, options)]
     plans = [
-        _plan_of(dataset_fn(one), call, "dataset_fn must return a penstock.data.Dataset")
-        for one in _input_contexts(strategy._replicas, options)
+        _plan_of(one, call, "dataset_fn must return a penstock.data.Dataset") for one in datasets
     ]
     delivery = _plan_whole_elements(strategy._replicas, options, plans, call)
-    return DistributedDatasetsFromFunction(strategy, delivery)
+    present = datasets[0]._present
+    return DistributedDatasetsFromFunction(strategy, replace(delivery, present=present))
 
 
 def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: int) -> DeliveryPlan:
