@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import threading
+
 import pytest
 
 import penstock
 from penstock.data import AUTOTUNE, Dataset, Options
 from penstock.data.experimental import service
+from tests.integration.clusters import until
 
 
 def double(x):
@@ -108,6 +112,60 @@ def test_errors_on_workers_are_counted(url):
     iterator = iter(failing.ignore_errors())
     assert [int(x) for x in iterator] == [0, 1, 2, 3, 4, 6, 7]
     assert [row.errors for row in iterator.profile().operators if row.function] == [1]
+
+
+GATE = threading.Event()
+GATE.set()
+
+
+def wait_at_gate(x):
+    GATE.wait()
+    return x
+
+
+AT_GATE = f"wait_at_gate at test_profiles.py:{wait_at_gate.__code__.co_firstlineno}"
+
+
+def profile_while_it_hangs(dataset, is_seen):
+    """The first profile for which `is_seen` is true, while a call of `wait_at_gate` is not over."""
+
+    def look():
+        profile = iterator.profile()
+        return profile if is_seen(profile) else None
+
+    iterator = iter(dataset)
+    first = next(iterator)
+    GATE.clear()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        rest = pool.submit(list, iterator)
+        try:
+            profile = until(look)
+        finally:
+            GATE.set()
+        assert first == 0
+        assert len(rest.result()) == 63
+    assert not any(row.call for row in iterator.profile().operators)
+    return profile
+
+
+def test_a_call_that_hangs_in_a_worker_is_what_the_program_waits_for(url):
+    """Not the way from the workers, which report nothing else meanwhile."""
+    data = Dataset.range(64).filter(lambda x: True).map(wait_at_gate)
+    distributed = data.apply(service.distribute("distributed_epoch", url))
+    profile = profile_while_it_hangs(
+        distributed, lambda one: one.bottleneck.startswith(f"{AT_GATE} on worker ")
+    )
+    assert "waits for this call" in profile.bottleneck
+    assert f"distribute: has waited for {AT_GATE}" in str(profile)
+    assert 0 < profile.operators[0].call_seconds <= profile.operators[0].wait
+    assert profile.waited <= profile.seconds
+    assert next(row for row in profile.operators if row.function == AT_GATE).busy > 0
+
+
+def test_a_call_that_hangs_in_this_process_counts_while_it_runs():
+    data = Dataset.range(64).map(wait_at_gate)
+    profile = profile_while_it_hangs(data, lambda one: one.waited > 0.2)
+    assert profile.bottleneck.startswith(f"map({AT_GATE}): ")
 
 
 def test_waiting_for_the_lock_is_told_from_computing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -14,12 +16,17 @@ def row(operator, busy, wait=0.0, depth=0):
     return OperatorProfile(operator, depth, 10, 1, 80, busy, wait)
 
 
+def reading(wait, **settings):
+    return dataclasses.replace(row("distribute", 0.0, wait), **settings)
+
+
 def far(operator, busy):
     return OperatorProfile(operator, 1, 10, 1, 80, busy, 0.0, workers=2, hint="use a faster one")
 
 
 WORKERS = "map: 94% of the work of 2 workers (1.500 s): add workers, or use a faster one"
-WAY = "the way from the workers: 2 workers busy for 15% of the time: send fewer bytes"
+CALL = "f at a.py:2: the program waits for this call, for 8.0 s so far"
+WAY = "the way from the workers: none of 2 workers computes for more than 15% of the time: send"
 
 
 def test_every_operator_has_its_numbers():
@@ -61,6 +68,9 @@ def test_datasets_inside_a_dataset_have_no_line_of_their_own():
         ((row("distribute", 0.0, 0.9), far("map", 1.5), far("range", 0.1)), 1.0, WORKERS),
         ((row("distribute", 0.0, 0.9), far("map", 0.3)), 1.0, WAY),
         ((row("map", 0.6, 0.3), row("distribute", 0.0, 0.3), far("map", 2.0)), 1.0, "map: 100% of"),
+        ((reading(0.9, busiest=0.6), far("map", 0.6)), 1.0, "map: 100% of the work of 2 workers"),
+        ((reading(9.0, call="f at a.py:2", call_seconds=8.0), far("map", 0.1)), 10.0, CALL),
+        ((reading(9.0, call="f at a.py:2", call_seconds=4.0), far("map", 18.0)), 10.0, "map: 100%"),
     ],
 )
 def test_the_bottleneck_is_named_in_words(rows, seconds, expected):

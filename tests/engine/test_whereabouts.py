@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,26 @@ def test_a_thread_that_hangs_says_where(name: str) -> None:
     line = function.__code__.co_firstlineno  # type: ignore[attr-defined]
     expected = f"{function.__name__} at test_whereabouts.py:{line}"  # type: ignore[attr-defined]
     assert reading.ident is not None
-    until(lambda: whereabouts(reading.ident or 0) == expected)
+    until(lambda: whereabouts(reading.ident or 0).function == expected)
+    GATE.set()
+    reading.join()
+
+
+@pytest.mark.parametrize("calls", [None, 2])
+@pytest.mark.parametrize("result", [int, lambda x: [x]], ids=["numbers", "lists"])
+def test_a_call_has_the_number_of_its_element(calls: int | None, result: Any) -> None:
+    def hang_at_five(x: int) -> Any:
+        if x == 25:
+            GATE.wait()
+        return result(x)
+
+    GATE.set()
+    dataset = Dataset.range(20, 40).map(hang_at_five, num_parallel_calls=calls)
+    assert len(list(dataset)) == 20
+    GATE.clear()
+    reading = threading.Thread(target=lambda: list(dataset))
+    reading.start()
+    until(lambda: whereabouts(reading.ident or 0).element == 5)
     GATE.set()
     reading.join()
 
@@ -70,7 +90,11 @@ def test_a_thread_that_waits_for_a_process_says_for_which_function(tmp_path: Pat
     elsewhere = dataset.with_options(Options(executor="processes"))
     reading = threading.Thread(target=lambda: list(elsewhere))
     reading.start()
-    until(lambda: whereabouts(reading.ident or 0).startswith("wait_for_gate at test_whereabouts"))
+    until(
+        lambda: whereabouts(reading.ident or 0).function.startswith(
+            "wait_for_gate at test_whereabouts"
+        )
+    )
     gate.write_bytes(b"open")
     reading.join()
 
@@ -79,7 +103,7 @@ def test_a_thread_that_is_nowhere_says_nothing() -> None:
     over = threading.Event()
     waiting = threading.Thread(target=over.wait)
     waiting.start()
-    assert whereabouts(waiting.ident or 0) == ""
+    assert whereabouts(waiting.ident or 0) == ("", None)
     over.set()
     waiting.join()
-    assert whereabouts(waiting.ident or 0) == ""
+    assert whereabouts(waiting.ident or 0) == ("", None)

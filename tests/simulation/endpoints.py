@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -130,10 +131,10 @@ class Endpoint:
         self._send(rows, body + check_bytes(checksum((body,))))
         return len(body)
 
-    def offer(self, message: Any) -> None:
+    def offer(self, make_message: Callable[[], Any]) -> None:
         if not self.broken and not self._world.over:
             with suppress(UnavailableError):
-                self._send(message)
+                self._send(make_message())
 
     def _arrive(self, sent: bytes) -> None:
         if not self.broken and not self._deaf:

@@ -137,6 +137,8 @@ class Iterator(PublicNames):
         """When the streams were opened and closed, by the clock of `perf_counter`."""
         self._waited = 0.0
         """For how many seconds the caller has waited for elements."""
+        self._waits_since: float | None = None
+        """When the wait began that is not over."""
         self._stream: Stream | None = None
         self._shared: _Shared | None = None
         self._rows: PythonIterator[Any] = iter(())
@@ -174,7 +176,7 @@ class Iterator(PublicNames):
         self._add_to_count(self._size)
         self._size = 0
         self._place = self._marked.place()
-        started = time.perf_counter()
+        started = self._waits_since = time.perf_counter()
         before = remote_use.set(self._use)
         try:
             chunk = self._marked.pull(self._demand.limit)
@@ -200,6 +202,7 @@ class Iterator(PublicNames):
         finally:
             remote_use.reset(before)
             seconds = time.perf_counter() - started
+            self._waits_since = None
             self._waited += seconds
         self._demand.record(chunk, seconds)
         self._rows = self._elements(chunk)
@@ -389,9 +392,10 @@ class Iterator(PublicNames):
         >>> [(row.operator, row.elements) for row in iterator.profile().operators]
         [('batch', 3), ('map', 9), ('range', 9)]
         """
-        until = self._ended or time.perf_counter()
+        until, since = self._ended or time.perf_counter(), self._waits_since
         seconds = until - self._opened if self._opened else 0.0
-        return make_profile(self._meters, self._metered, seconds, self._waited)
+        waited = self._waited if since is None else self._waited + until - since
+        return make_profile(self._meters, self._metered, seconds, waited)
 
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""

@@ -29,8 +29,12 @@ class DeliveryStream(FedStream):
         self._meter = meter
 
     def pull(self, limit: int) -> Chunk:
-        started = time.perf_counter()
-        nbytes, sent, seconds = self._pull(limit)
+        started = self._meter.since = time.perf_counter()
+        try:
+            nbytes, sent, seconds = self._pull(limit)
+        except BaseException:
+            self._meter.end_pull(time.perf_counter() - started)
+            raise
         self._meter.record_copy(len(sent), seconds)
         self._meter.record(len(sent), nbytes, time.perf_counter() - started)
         return sent

@@ -126,7 +126,10 @@ class WorkerFigures(FigureTree):
 
     def __init__(self) -> None:
         super().__init__()
-        self._workers: set[str] = set()
+        self._busy: dict[str, float] = {}
+        """Seconds that each worker has computed."""
+        self.call = ""
+        """The call on a worker that the reader waits for now; empty if that is not known."""
         self._recorder = spans.active
 
     def note_arrival(self, worker: str, seconds: float, elements: int) -> None:
@@ -137,9 +140,17 @@ class WorkerFigures(FigureTree):
     @property
     def count(self) -> int:
         """How many workers have reported."""
-        return len(self._workers)
+        return len(self._busy)
+
+    @property
+    def busiest(self) -> float:
+        """Seconds that the busiest worker has computed."""
+        return max(list(self._busy.values()), default=0.0)
 
     def add_report(self, worker: str, rows: Iterable[Figures]) -> None:
         """Adds what one worker has done since its last report."""
-        self._workers.add(worker)
-        self.add(rows)
+        found = list(rows)
+        own = zip(found, own_seconds(found), strict=True)
+        busy = sum(seconds for row, seconds in own if not row.waits)
+        self._busy[worker] = self._busy.get(worker, 0.0) + busy
+        self.add(found)

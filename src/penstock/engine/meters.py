@@ -40,6 +40,8 @@ class Meter:
     nbytes: int = 0
     seconds: float = 0.0
     errors: int = 0
+    since: float | None = None
+    """When the pull began that is not over, by `perf_counter`."""
     drawn: Callable[[], list[tuple[int, int]]] | None = None
     """For a `mix`: what was drawn from each of its datasets."""
     calls: Callable[[], CallTimes] | None = None
@@ -52,10 +54,22 @@ class Meter:
     """The operator that users see instead, if a service has put this one around it."""
 
     def record(self, elements: int, nbytes: int, seconds: float) -> None:
+        self.end_pull(seconds)
         self.elements += elements
         self.chunks += 1
         self.nbytes += nbytes
+
+    def end_pull(self, seconds: float) -> None:
+        """Records the time of a pull that is over, with or without elements."""
+        # In this order: a thread that reads meanwhile counts the pull not at all, never twice.
+        self.since = None
         self.seconds += seconds
+
+    @property
+    def running(self) -> float:
+        """For how many seconds the pull lasts that is not over: it may take minutes, or hang."""
+        since = self.since
+        return 0.0 if since is None else time.perf_counter() - since
 
     def record_copy(self, elements: int, seconds: float) -> None:
         """Records the time of a copy to devices, which is a part of `seconds`."""
@@ -87,7 +101,7 @@ class Meter:
             self.elements,
             self.chunks,
             self.nbytes,
-            self.seconds,
+            self.seconds + self.running,
             self.errors,
             described.waits and self.below is None,
             None if self.calls is None else self.calls(),
@@ -187,17 +201,14 @@ class Tap(Stream):
         if self._ended:
             raise StopIteration
         started = time.perf_counter()
+        if (meter := self._meter) is not None:
+            meter.since = started
         try:
             chunk = self._stream.pull_needed(needed, limit, rows)
-        except StopIteration:
-            self._ended = True
-            self._stream.finish()
-            raise
-        except Exception:
-            if self._position is not None:
-                self._position += 1
-            if self._meter is not None:
-                self._meter.errors += 1
+        except BaseException as error:
+            if meter is not None:
+                meter.end_pull(time.perf_counter() - started)
+            self._note_end(error)
             raise
         if self._position is not None:
             if self._first is not None:
@@ -205,9 +216,19 @@ class Tap(Stream):
             self._position += chunk.size
         if self._numbers_end_here:
             chunk = chunk.with_numbers(None)
-        if self._meter is not None:
-            self._meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
+        if meter is not None:
+            meter.record(chunk.size, chunk.nbytes, time.perf_counter() - started)
         return chunk
+
+    def _note_end(self, error: BaseException) -> None:
+        if isinstance(error, StopIteration):
+            self._ended = True
+            self._stream.finish()
+        elif isinstance(error, Exception):
+            if self._position is not None:
+                self._position += 1
+            if self._meter is not None:
+                self._meter.errors += 1
 
     def save(self) -> State:
         return self._stream.save() if self._position is None else self._position

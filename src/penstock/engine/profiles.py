@@ -6,10 +6,10 @@ A profile is made from meters and holds plain values only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.engine.advice import AHEAD, SPREAD, advise_calls
-from penstock.engine.figures import CallTimes, Figures, own_seconds
+from penstock.engine.figures import CallTimes, Figures, WorkerFigures, own_seconds
 from penstock.engine.meters import Meter, Meters
 from penstock.plan.nodes import Map, Mix, Node
 
@@ -17,7 +17,10 @@ _IN_THE_WAY = 0.1
 """Input that makes a program wait for a smaller share of its time is not in the way."""
 
 _BUSY_WORKERS = 0.5
-"""Workers that compute for a smaller share of the time are not what a reader waits for."""
+"""If the busiest worker computes for a smaller share of the time, readers wait for no worker."""
+
+_ONE_CALL = 0.5
+"""A call that takes a larger share of the time that a program waits is what it waits for."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class OperatorProfile:
     """For a parallel `map`: what its calls have taken."""
     hint: str = ""
     """What would help if this operator is the bottleneck."""
+    busiest: float = 0.0
+    """For a `distribute`: the seconds that the busiest worker has computed."""
+    call: str = ""
+    """For a `distribute`: the call on a worker that it waits for now."""
+    call_seconds: float = 0.0
+    """For how long it has waited for this call."""
 
     @property
     def name(self) -> str:
@@ -94,6 +103,10 @@ class Profile:
         """Which operator is in the way, and what would help, in words."""
         if not self.operators:
             return "nothing has been read yet"
+        longest = max(self.operators, key=lambda row: row.call_seconds)
+        if longest.call_seconds > _ONE_CALL * self._waited:
+            so_far = f"for {longest.call_seconds:.1f} s so far"
+            return f"{longest.call}: the program waits for this call, {so_far}"
         if not any(row.elements or row.errors for row in self.operators):
             return "there have been no elements so far"
         waited = self._waited
@@ -107,7 +120,7 @@ class Profile:
         worst = max(here, key=lambda row: row.busy)
         for_workers = sum(row.wait for row in here if row.operator == "distribute")
         if there and for_workers > worst.busy:
-            return self._name_worker_bottleneck(there)
+            return self._name_worker_bottleneck(there, max(row.busiest for row in here))
         return _name_bottleneck(worst, here, "the work", self._advise(worst))
 
     @property
@@ -119,12 +132,14 @@ class Profile:
         is_ahead = any(row.operator in ("prefetch", "deliver") for row in self.operators)
         return worst.advice or (SPREAD if is_ahead else AHEAD)
 
-    def _name_worker_bottleneck(self, rows: Sequence[OperatorProfile]) -> str:
+    def _name_worker_bottleneck(self, rows: Sequence[OperatorProfile], busiest: float) -> str:
         worst, workers = max(rows, key=lambda row: row.busy), rows[0].workers
-        share = sum(row.busy for row in rows) / max(workers * self.seconds, 1e-9)
+        average = sum(row.busy for row in rows) / workers
+        share = max(average, busiest) / max(self.seconds, 1e-9)
         if share < _BUSY_WORKERS:
             return (
-                f"the way from the workers: {_count(workers)} busy for {share:.0%} of the time: "
+                f"the way from the workers: none of {_count(workers)} computes for more than "
+                f"{share:.0%} of the time: "
                 "send fewer bytes, or raise Options.service.reader_memory"
             )
         more = f", or {worst.advice}" if worst.advice else ""
@@ -181,11 +196,22 @@ def make_profile(
     figures = [meter.read(depth) for depth, meter in walked]
     rows: list[OperatorProfile] = []
     for (_, meter), row, own in zip(walked, figures, own_seconds(figures), strict=True):
-        rows.append(_make_row(row, own, note=_calls_note(meter), drawn=_drawn(meter)))
-        if meter.workers is not None:
+        made = _make_row(row, own, note=_calls_note(meter), drawn=_drawn(meter))
+        if meter.workers is None:
+            rows.append(made)
+        else:
+            rows.append(_add_workers(made, meter, meter.workers))
             found = list(meter.workers.rows(row.depth + 1))
             rows += _worker_rows(found, meter.workers.count)
     return Profile(tuple(rows), seconds, meters.retries.count, waited)
+
+
+def _add_workers(row: OperatorProfile, meter: Meter, workers: WorkerFigures) -> OperatorProfile:
+    if not (call := workers.call):
+        return replace(row, busiest=workers.busiest)
+    seconds = meter.running
+    note = f"has waited for {call} for {seconds:.1f} s"
+    return replace(row, note=note, busiest=workers.busiest, call=call, call_seconds=seconds)
 
 
 def _worker_rows(figures: Sequence[Figures], workers: int) -> Iterator[OperatorProfile]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.engine.calling import Calling
 from penstock.engine.contract import Stream
@@ -20,35 +20,54 @@ _LIBRARIES = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 """Where the standard library is, and installed packages."""
 
 
-def whereabouts(thread: int) -> str:
-    """The function that a thread calls or waits for, as "f at train.py:2"; empty if there is none.
+class RunningCall(NamedTuple):
+    """A call of a user's function that is not over."""
+
+    function: str = ""
+    """As "f at train.py:2"; empty if there is none."""
+    element: int | None = None
+    """The number of its element, as errors of the function count; None if that is not known."""
+
+
+def whereabouts(thread: int) -> RunningCall:
+    """The function that a thread calls or waits for.
 
     A thread that pulls from a stream with a pool waits for the pool's threads.
     """
     return _search(thread, sys._current_frames(), set())
 
 
-def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> str:
+def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> RunningCall:
     seen.add(thread)
     waits: list[int] = []
     outside, frame = "", frames.get(thread)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Calls):
-            return str(owner.function)
+            return RunningCall(str(owner.function), _element_of(owner, frame))
         if isinstance(owner, Calling) and owner.function_elsewhere:
-            return owner.function_elsewhere
+            return RunningCall(owner.function_elsewhere)
         waits += _threads_of(owner)
         name = frame.f_code.co_filename
         if name.startswith(_OURS):
             if outside:
-                return outside
+                return RunningCall(outside)
         elif not name.startswith((_LIBRARIES, "<frozen")):
             code = frame.f_code
             outside = f"{code.co_name} at {os.path.basename(name)}:{code.co_firstlineno}"
         frame = frame.f_back
     found = (_search(other, frames, seen) for other in waits if other not in seen)
-    return next(filter(None, found), "")
+    return next((call for call in found if call.function), RunningCall())
+
+
+def _element_of(calls: Calls, frame: FrameType | None) -> int | None:
+    """The number of the element, which a method of `calls` in this frame or around it knows."""
+    while frame is not None and frame.f_locals.get("self") is calls:
+        ordinal = frame.f_locals.get("ordinal")
+        if ordinal is not None:
+            return int(ordinal) + len(frame.f_locals.get("results", ()))
+        frame = frame.f_back
+    return None
 
 
 def _threads_of(owner: Any) -> list[int]:

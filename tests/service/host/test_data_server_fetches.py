@@ -1,6 +1,7 @@
 """Progress: clients get reports during long work, and none while elements flow."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,7 +45,11 @@ def test_a_client_learns_where_its_request_is(protocol: str) -> None:
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
         where = f"hang at test_data_server_fetches.py:{hang.__code__.co_firstlineno}"
         said = [client.receive()[0] for _ in range(3)]
-        until(lambda: client.receive()[0] == Progress(3, where))
+        until(lambda: client.receive()[0].where == where)
+        found = client.receive()[0]
+        assert (found.request, found.element) == (3, 0)
+        assert [row.operator for row in found.operators] == ["map", "range"]
+        assert found.operators[0].seconds > 0
         assert all(isinstance(message, Progress) for message in said)
         GATE.set()
         rest = [client.receive()[0]]
@@ -74,9 +79,9 @@ def test_a_client_that_reads_nothing_blocks_no_other_client() -> None:
         for number in range(200_000):
             if not worker._channel.has_room():
                 break
-            worker.offer(Progress(number, "f at train.py:2" * 20))
+            worker.offer(partial(Progress, number, "f at train.py:2" * 20))
         assert not worker._channel.has_room()
-        worker.offer(Progress(0))  # It returns.
+        worker.offer(partial(Progress, 0))  # It returns.
         with worker._sending:
-            worker.offer(Progress(0))
+            worker.offer(partial(Progress, 0))
         assert client.receive()[0] == Progress(0, "f at train.py:2" * 20)

@@ -1,5 +1,6 @@
 """The stream of a reader: waiting, giving up, continuing with other workers."""
 
+import concurrent.futures
 import contextlib
 import itertools
 import threading
@@ -257,6 +258,26 @@ def test_a_reader_that_waits_for_leases_says_that_the_dispatcher_is_silent(
             drained(remote, 1)
     assert "for leases of the dispatcher, which has not answered for" in caplog.text
     remote.close()
+
+
+def test_a_reader_that_waits_names_the_element_inside_the_call(cluster, monkeypatch, caplog):
+    """Not only the batch that comes next."""
+    monkeypatch.setattr("penstock.service.protocol.timing.WAIT_WARNING", 0.2)
+    gate = Calls()
+
+    def wait_at_43(x):
+        return gate(x) if x == 43 else x
+
+    data = Dataset.range(64).map(wait_at_43).batch(8).apply(cluster.distribute())
+    gate.shut()
+    with caplog.at_level("WARNING"), concurrent.futures.ThreadPoolExecutor() as pool:
+        rest = pool.submit(list, data)
+        try:
+            until(lambda: " for its element 43 (worker " in caplog.text)
+        finally:
+            gate.open()
+        assert len(rest.result()) == 8
+    assert ", in wait_at_43 at test_remote_stream.py:" in caplog.text
 
 
 def test_what_is_kept_is_bounded_by_max_outstanding_requests(cluster):

@@ -172,6 +172,8 @@ class Link:
         """When the worker last sent something, or got a request while it owed nothing."""
         self.where = ""
         """The user's function that the worker was running when it last reported progress."""
+        self.element: int | None = None
+        """The element that this function was called for, as errors of the function count."""
         self._tasks: dict[Work, int] = {}
         self._opened = 0
         self._first: list[OpenTask | CloseTask] = []
@@ -183,7 +185,7 @@ class Link:
         self, request: int, work: Work, start: int, stop: int, mark: Any, trace: str = ""
     ) -> None:
         if not self.owed:
-            self.heard, self.where = self._now(), ""
+            self.heard, self.where, self.element = self._now(), "", None
         self.owed.add(request)
         if work not in self._tasks:
             self._opened += 1

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -121,12 +121,15 @@ class Connection:
             except BaseException as error:
                 raise self._abort_after(error) from None
 
-    def offer(self, message: ToClient) -> None:
-        """Sends a small message, unless another thread is sending or the socket is full."""
+    def offer(self, make_message: Callable[[], ToClient]) -> None:
+        """Sends a small message, unless another thread is sending or the socket is full.
+
+        The message is made only if it is sent.
+        """
         if self._sending.acquire(blocking=False):
             try:
                 if self._channel.has_room():
-                    self._channel.send(frame(message))
+                    self._channel.send(frame(make_message()))
             finally:
                 self._sending.release()
 
@@ -303,7 +306,7 @@ class Connection:
     def _send_reason(self, error: DataLossError) -> None:
         """Sends the client the reason why a worker closes, unless that would block."""
         with contextlib.suppress(OSError):
-            self.offer(Closing(error.message))
+            self.offer(functools.partial(Closing, error.message))
 
 
 def _is_unreachable(error: BaseException) -> bool:

@@ -20,12 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from penstock.engine.processes.chunk_memory import SlabPool, can_share
 from penstock.engine.trail import with_turns
 from penstock.engine.user_calls import CONTAINED
-from penstock.engine.whereabouts import whereabouts
+from penstock.engine.whereabouts import RunningCall, whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
 from penstock.service.host.authentication import (
@@ -336,6 +337,8 @@ class FetchServer:
 
         `report` reads this and `_sent` without a lock: a stale value costs one report at most.
         """
+        self._task: Task | None = None
+        """The task of the latest request; `report` reads it, too."""
         self._sent = 0
         """How many messages were sent."""
         self._reported: tuple[int | None, int] = (None, 0)
@@ -359,8 +362,18 @@ class FetchServer:
         turn = (self._doing, self._sent)
         if turn[0] is not None and turn == self._reported:
             with contextlib.suppress(OSError, ValueError):  # The connection has ended.
-                self._connection.offer(Progress(turn[0], whereabouts(self._thread)))
+                call = whereabouts(self._thread)
+                self._connection.offer(partial(self._describe_progress, turn[0], call))
         self._reported = turn
+
+    def _describe_progress(self, request: int, call: RunningCall) -> Progress:
+        task = self._task
+        return Progress(
+            request,
+            call.function,
+            element=None if task is None or task.is_partial else call.element,
+            operators=() if task is None else task.take_figures(),
+        )
 
     def _receive(self) -> None:
         message, _ = self._connection.receive()
@@ -396,7 +409,7 @@ class FetchServer:
     def _answer(self, fetch: Fetch) -> ToClient:
         """Sends the elements of a fetch; returns the last message about it."""
         try:
-            task = self._find_task(fetch)
+            task = self._task = self._find_task(fetch)
             self._receive_arrived()
             started = time.time_ns() if fetch.trace else 0
             parts = task.fetch(

@@ -260,8 +260,9 @@ class Deliveries:
                 self._process_rows(message, columns)
             case Failed():
                 self._process_failure(message)
-            case Progress(_, where):
-                link.where = where
+            case Progress():
+                link.where, link.element = message.where, message.element
+                self._note_figures(link, message)
             case Done():
                 link.finish(message.request)
                 self._process_end(link, message)
@@ -309,7 +310,7 @@ class Deliveries:
         if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))
 
-    def _note_figures(self, link: Link, message: Rows | Done) -> None:
+    def _note_figures(self, link: Link, message: Rows | Done | Progress) -> None:
         if self._figures is not None and message.operators:
             self._figures.add_report(link.worker, message.operators)
 

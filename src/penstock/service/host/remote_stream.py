@@ -198,11 +198,22 @@ class RemoteStream(Stream):
                 # The wait may be long: the dispatcher learns of it before it ends.
                 self._agent.report([], {}, 0, self._waited)
                 self._waited = 0.0
+                self._note_call()
             return found
 
-        if (piece := self._wait(take)) is None:
-            raise StopIteration
-        return piece
+        try:
+            if (piece := self._wait(take)) is None:
+                raise StopIteration
+            return piece
+        finally:
+            if self._opening.figures is not None:
+                self._opening.figures.call = ""
+
+    def _note_call(self) -> None:
+        """Notes the call on a worker that this stream waits for, for profiles."""
+        ask, figures = self._deliveries.owed_next(), self._opening.figures
+        if figures is not None:
+            figures.call = "" if ask is None else describe_call(ask, self._links[ask.worker])
 
     def _wait(self, what: Callable[[], Any]) -> Any:
         """Sends and receives until `what` returns a value; returns None at the end of the data."""
@@ -508,10 +519,23 @@ def missing_workers(links: Links, session: Session, seconds: float) -> OpError:
     return UnavailableError(what)
 
 
+def describe_call(ask: Ask, link: Link) -> str:
+    """The function that a worker runs for a request, and the worker; empty if none is known."""
+    if not link.where:
+        return ""
+    return f"{describe_function(ask, link)} on {link.connection.peer}"
+
+
+def describe_function(ask: Ask, link: Link) -> str:
+    """The function that a worker runs, and its element if that is not the one that is awaited."""
+    is_other = link.element not in (None, ask.at)
+    return f"{link.where} for its element {link.element}" if is_other else link.where
+
+
 def describe_request(ask: Ask, link: Link, streams: int, now: float) -> str:
     """The element that comes next, the worker that computes it, and the function it runs."""
     stream = "" if streams == 1 else f" of stream {ask.feed.stream}"
-    where = f", in {link.where}" if link.where else ""
+    where = f", in {describe_function(ask, link)}" if link.where else ""
     silence = link.silence(now)
     says = f", which has said nothing for {silence:.0f} s" if silence > timing.QUIET_WORKER else ""
     return f"element {ask.at}{stream}{where} ({link.connection.peer}{says})"

@@ -18,6 +18,7 @@ from penstock.engine.contract import Stream
 from penstock.engine.figures import Figures
 from penstock.engine.trail import Trail
 from penstock.plan.nodes import Node
+from penstock.plan.shape import PARTIAL_FORMS
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.traffic import Sent, Traffic, add_work
 from penstock.service.host.worker_streams import (
@@ -206,6 +207,11 @@ class Task:
     def take_figures(self) -> tuple[Figures, ...]:
         """What the operators of its stream have done since the last report to any client."""
         return () if self._shared is None else self._shared.plan.meters.take()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the worker does not know how many elements come before those of its stream."""
+        return self._work.form in PARTIAL_FORMS
 
     @property
     def used(self) -> dict[str, int] | None:

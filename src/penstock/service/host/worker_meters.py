@@ -40,7 +40,7 @@ class _Opening:
 
     def take(self) -> list[Figures]:
         rows = [self._take(depth, meter) for depth, meter in self._walk()]
-        return rows if any(row.chunks or row.errors for row in rows) else []
+        return rows if any(row.chunks or row.errors or row.seconds for row in rows) else []
 
     def _walk(self) -> Iterator[tuple[int, Meter]]:
         around: list[int] = []

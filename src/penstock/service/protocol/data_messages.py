@@ -184,6 +184,11 @@ class Progress(Message, frozen=True):
     """The number of the request; 0 if the worker does something else first."""
     where: str = ""
     """The user's function that runs, as "f at train.py:2"; empty if none does."""
+    element: int | None = None
+    """The element that the function is called for, as errors of the function count; None if that
+    is not known, or if the worker has only a piece of the plan."""
+    operators: tuple[Figures, ...] = ()
+    """As in `Rows`; the call that runs counts until now."""
 
 
 class Closing(Message, frozen=True):
