@@ -383,6 +383,37 @@ def test_status_as_tables(
         assert worker.address in capsys.readouterr().out
 
 
+STATUS = {
+    "wanted_workers": 1,
+    "workers": [{"address": "localhost:5051", "host": "x", "state": "here", "busy": 0.5}],
+    "jobs": [
+        {"name": "training", **{f"a_long_column_{number}": number for number in range(9)}}
+        | {"advice": "Programs wait for 100% of their time. Add workers: more than 8 would help."}
+    ],
+    "events": [{"time": 0, "kind": "joined", "text": "worker localhost:5051 " * 5}],
+}
+
+
+@pytest.mark.parametrize("width", [80, 400])
+def test_the_status_is_readable_at_every_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table that does not fit becomes a block for each row; nothing is cut."""
+    monkeypatch.setattr("penstock.cli.overview._WIDTH", width)
+    overview.as_tables(STATUS)
+    text = capsys.readouterr().out
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "…" not in text
+    assert "x" not in text.split("jobs:")[0].split()  # For programs only.
+    is_narrow = width == 80
+    assert (" training" in lines) == is_narrow
+    assert ("a_long_column_1 1" in text) == is_narrow
+    assert " ".join(STATUS["jobs"][0]["advice"].split()) in " ".join(text.split())  # type: ignore[index]
+    assert any(line.split()[-3:] == ["localhost:5051", "here", "0.5"] for line in lines)
+    assert re.search(r"19(69|70)-\d\d-\d\d \d\d:\d\d:\d\d +joined +worker", text)
+
+
 def test_jobs_are_forgotten(
     dispatcher: service.DispatchServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,11 @@ READ_TABLES = """tables => tables.map(([table, key, column, fields]) => Object.f
 """All numbers on the page, by table and row."""
 
 
+HIDDEN = """[...document.querySelectorAll(".scroll")].filter(
+    box => box.scrollWidth > box.clientWidth).map(box => box.innerText)"""
+"""The tables with columns that are seen only after scrolling."""
+
+
 def numbers_of(status: dict[str, Any]) -> list[dict[str, list[float]]]:
     """The same numbers of a status."""
     return [
@@ -124,8 +129,10 @@ def test_the_page_shows_a_service_that_is_read(browser: Browser, cluster: Cluste
 
 
 def check_that_it_fits_and_is_readable(page: Page) -> None:
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for width in (1280, 1100, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate(HIDDEN) == []
     colors = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,9 @@ _CARDINALITIES = {INFINITE: "infinite", UNKNOWN: "unknown"}
 
 _WIDTH = 160
 """The width of tables that are not printed to a terminal."""
+
+_NARROWEST = 24
+"""A longer text is wrapped in its column, which has at least so many characters then."""
 
 
 def forget(service: str, job: str | None) -> int:
@@ -71,7 +75,12 @@ def as_tables(found: dict[str, Any]) -> None:
             console.print(f"{name}: {_text(value)}", markup=False)
     for name, table in rows.items():
         if table:
-            console.print(_table(name, table))
+            cells = _cells(table)
+            widths = {column: _width(column, cells) for column in cells[0]}
+            fits = sum(widths.values()) + 2 * len(widths) <= console.width
+            title = f"{name}: {len(table)}"
+            shown = _table(title, cells, widths) if fits else _blocks(title, cells, console.width)
+            console.print(shown)
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
@@ -83,22 +92,58 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
     return None
 
 
-def _table(name: str, rows: list[dict[str, Any]]) -> Any:
+def _width(column: str, cells: list[dict[str, str]]) -> int:
+    """How many characters a column needs at least, so that no word is cut."""
+    texts = [row[column] for row in cells]
+    words = [word for text in texts for word in text.split()]
+    longest = max(map(len, texts))
+    return max(len(column), min(_NARROWEST, longest), *map(len, words))
+
+
+def _table(title: str, cells: list[dict[str, str]], widths: dict[str, int]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    columns = dict.fromkeys(column for row in rows for column in row)
-    shown = [column for column in columns if column not in _FOR_PROGRAMS]
-    table = Table(*shown, title=f"{name}: {len(rows)}", title_justify="left", box=None)
-    for row in rows:
+    table = Table(title=title, title_justify="left", box=None)
+    for column, width in widths.items():
+        table.add_column(column, min_width=width)
+    for row in cells:
         # As text, not as markup: names may hold brackets.
-        table.add_row(*(Text(_cell(column, row.get(column, ""))) for column in shown))
+        table.add_row(*map(Text, row.values()))
     return table
 
 
+def _blocks(title: str, cells: list[dict[str, str]], width: int) -> Any:
+    """The same for a narrow terminal: a block for each row, with its first column above."""
+    from rich.columns import Columns
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[Any] = [Text(title, "italic")]
+    for row in cells:
+        (_, head), *rest = row.items()
+        fields = [Text.assemble((f"{column} ", "dim"), text) for column, text in rest]
+        short = [field for field in fields if len(field) <= width // 3]
+        parts.append(Padding(Text(head, "bold"), (0, 0, 0, 1)))
+        parts.append(Padding(Columns(short, equal=True, padding=(0, 2)), (0, 0, 0, 3)))
+        parts += [Padding(field, (0, 0, 0, 3)) for field in fields if len(field) > width // 3]
+    return Group(*parts)
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """The texts of a table, row by row; every row has all columns."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    shown = [column for column in columns if column not in _FOR_PROGRAMS]
+    return [{column: _cell(column, row.get(column, "")) for column in shown} for row in rows]
+
+
 def _cell(column: str, value: Any) -> str:
-    unknown = column == "cardinality" and value in _CARDINALITIES
-    return _CARDINALITIES[value] if unknown else _text(value)
+    if column == "cardinality" and value in _CARDINALITIES:
+        return _CARDINALITIES[value]
+    if column == "time" and isinstance(value, int | float):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    return _text(value)
 
 
 def _text(value: Any) -> str:

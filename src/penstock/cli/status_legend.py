@@ -59,7 +59,7 @@ LEGEND = {
         "cardinality": "its elements",
     },
     "events": {
-        "time": "when, in seconds since 1970",
+        "time": "when; with --json, in seconds since 1970",
         "kind": "joined, left, lost, moved, failed, ...",
         "text": "what happened",
     },
