@@ -20,7 +20,7 @@ _LIBRARIES = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 """Where the standard library is, and installed packages."""
 
 
-class RunningCall(NamedTuple):
+class Whereabouts(NamedTuple):
     """A call of a user's function that is not over."""
 
     function: str = ""
@@ -29,7 +29,7 @@ class RunningCall(NamedTuple):
     """The number of its element, as errors of the function count; None if that is not known."""
 
 
-def whereabouts(thread: int) -> RunningCall:
+def whereabouts(thread: int) -> Whereabouts:
     """The function that a thread calls or waits for.
 
     A thread that pulls from a stream with a pool waits for the pool's threads.
@@ -37,27 +37,27 @@ def whereabouts(thread: int) -> RunningCall:
     return _search(thread, sys._current_frames(), set())
 
 
-def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> RunningCall:
+def _search(thread: int, frames: dict[int, FrameType], seen: set[int]) -> Whereabouts:
     seen.add(thread)
     waits: list[int] = []
     outside, frame = "", frames.get(thread)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, Calls):
-            return RunningCall(str(owner.function), _element_of(owner, frame))
+            return Whereabouts(str(owner.function), _element_of(owner, frame))
         if isinstance(owner, Calling) and owner.function_elsewhere:
-            return RunningCall(owner.function_elsewhere)
+            return Whereabouts(owner.function_elsewhere)
         waits += _threads_of(owner)
         name = frame.f_code.co_filename
         if name.startswith(_OURS):
             if outside:
-                return RunningCall(outside)
+                return Whereabouts(outside)
         elif not name.startswith((_LIBRARIES, "<frozen")):
             code = frame.f_code
             outside = f"{code.co_name} at {os.path.basename(name)}:{code.co_firstlineno}"
         frame = frame.f_back
     found = (_search(other, frames, seen) for other in waits if other not in seen)
-    return next((call for call in found if call.function), RunningCall())
+    return next((call for call in found if call.function), Whereabouts())
 
 
 def _element_of(calls: Calls, frame: FrameType | None) -> int | None:

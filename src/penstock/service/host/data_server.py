@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 from penstock.engine.processes.chunk_memory import SlabPool, can_share
 from penstock.engine.trail import with_turns
 from penstock.engine.user_calls import CONTAINED
-from penstock.engine.whereabouts import RunningCall, whereabouts
+from penstock.engine.whereabouts import Whereabouts, whereabouts
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
 from penstock.service.host.admission import Admission, Guest
 from penstock.service.host.authentication import (
@@ -366,7 +366,7 @@ class FetchServer:
                 self._connection.offer(partial(self._describe_progress, turn[0], call))
         self._reported = turn
 
-    def _describe_progress(self, request: int, call: RunningCall) -> Progress:
+    def _describe_progress(self, request: int, call: Whereabouts) -> Progress:
         task = self._task
         return Progress(
             request,
