@@ -62,3 +62,34 @@ def test_texts_show_the_values():
     assert repr(feature) == "Feature(int64_list=Int64List(value=[1]))"
     assert repr(tf.train.Feature()) == "Feature()"
     assert "x" in repr(tf.train.Example(features=tf.train.Features(feature={"x": feature})))
+
+
+def test_parts_of_examples_have_bytes():
+    feature = tf.train.Feature(float_list=tf.train.FloatList(value=[2.5]))
+    assert feature.SerializeToString() == b"\x12\x06\n\x04\x00\x00 @"
+    messages = [
+        feature,
+        tf.train.Feature(),
+        tf.train.BytesList(value=[b"a", b"b" * 200]),
+        tf.train.Int64List(value=[-1, 300]),
+        tf.train.FloatList(),
+        tf.train.Features(feature={"x": feature}),
+    ]
+    for message in messages:
+        again = type(message).FromString(message.SerializeToString())
+        assert again == message
+        assert again.SerializeToString() == message.SerializeToString()
+    nested = b"\n" + bytes([len(messages[-1].SerializeToString())])
+    whole = tf.train.Example(features=messages[-1]).SerializeToString()
+    assert whole == nested + messages[-1].SerializeToString()
+
+
+def test_steps_of_sequences_are_added():
+    example = tf.train.SequenceExample()
+    steps = example.feature_lists.feature_list["tokens"].feature
+    steps.add().int64_list.value.extend([1, 2])
+    steps.add(int64_list=tf.train.Int64List(value=[3]))
+    _, found = tf.io.parse_single_sequence_example(
+        example.SerializeToString(), None, {"tokens": tf.io.RaggedFeature(tf.int64)}
+    )
+    assert found["tokens"].to_list() == [[1, 2], [3]]

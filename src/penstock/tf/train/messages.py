@@ -23,16 +23,61 @@ from penstock.engine.formats.examples.reading import (
     read_list,
 )
 from penstock.engine.formats.examples.wire import FIRST, SECOND
-from penstock.engine.formats.examples.writing import encode_example, encode_sequence_example
+from penstock.engine.formats.examples.writing import (
+    decode_list,
+    encode_example,
+    encode_feature,
+    encode_features,
+    encode_list,
+    encode_sequence_example,
+)
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.tf.values import Tensor
 
 
-class _ValueList(ABC):
+class _SerializedMessage(ABC):
+    """What all messages share: their bytes."""
+
+    @abstractmethod
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        """The bytes of the message, as protobuf writes them."""
+
+    def ParseFromString(self, serialized: Any) -> int:  # noqa: N802
+        """Replaces the content by what the bytes say, and returns their number."""
+        data = serialized.numpy() if isinstance(serialized, Tensor) else serialized
+        try:
+            self._read(bytes(data))
+        except MalformedError as error:
+            raise InvalidArgumentError(f"{type(self).__name__}: cannot be read: {error}") from None
+        return len(data)
+
+    @abstractmethod
+    def _read(self, data: bytes) -> None:
+        """Replaces the content by what the bytes say."""
+
+    @classmethod
+    def FromString(cls, serialized: Any) -> Any:  # noqa: N802
+        """A message of its bytes."""
+        message = cls()
+        message.ParseFromString(serialized)
+        return message
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and (other.SerializeToString() == self.SerializeToString())
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class _ValueList(_SerializedMessage):
     """A list of values of one kind, which are checked when it is made and when it is written."""
 
     kind: ClassVar[Kind]
     types: ClassVar[tuple[type, ...]]
+    allowed: ClassVar[frozenset[type]]
+
+    def __init_subclass__(cls) -> None:
+        cls.allowed = frozenset(cls.types)
 
     def __init__(self, value: Iterable[Any] = ()) -> None:
         if isinstance(value, str | bytes):
@@ -53,7 +98,7 @@ class _ValueList(ABC):
                 )
 
     def types_ok(self) -> bool:
-        return all(type(one) in self.types for one in self.value)
+        return self.allowed.issuperset(map(type, self.value))
 
     def as_values(self) -> Values:
         self.check()
@@ -62,6 +107,13 @@ class _ValueList(ABC):
     @abstractmethod
     def as_array(self) -> Any:
         """The values as they are written."""
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_list(self.as_values())
+
+    def _read(self, data: bytes) -> None:
+        found = decode_list(self.kind, data)
+        self.value[:] = [] if found is None else found.values.tolist()
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
@@ -95,8 +147,8 @@ class FloatList(_ValueList):
     kind = Kind.FLOAT
     types = (float, int, bool)
 
-    def check(self) -> None:
-        super().check()
+    def __init__(self, value: Iterable[Any] = ()) -> None:
+        super().__init__(value)
         self.value[:] = self.as_array().tolist()
 
     def as_array(self) -> Any:
@@ -124,7 +176,7 @@ _LISTS: dict[str, type[_ValueList]] = {
 }
 
 
-class TrainFeature:
+class TrainFeature(_SerializedMessage):
     """One of three lists: `bytes_list`, `float_list` or `int64_list`."""
 
     def __init__(
@@ -166,6 +218,12 @@ class TrainFeature:
         found = self._set
         return None if found is None else found[1].as_values()
 
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_feature(self.as_values())
+
+    def _read(self, data: bytes) -> None:
+        self._lists = _feature_of(read_feature(data, "Feature") if data else None)._lists
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainFeature) and other._set == self._set
 
@@ -183,14 +241,14 @@ class _Entries(dict[str, Any]):
         super().__init__()
         self._make = make
         for key, value in (given or {}).items():
-            self[bytes_of(key).decode()] = value
+            self[key if type(key) is str else bytes_of(key).decode()] = value
 
     def __missing__(self, key: str) -> Any:
         self[key] = self._make()
         return self[key]
 
 
-class Features:
+class Features(_SerializedMessage):
     """Features by name."""
 
     def __init__(self, feature: Any = None) -> None:
@@ -198,6 +256,12 @@ class Features:
 
     def as_values(self) -> dict[bytes, Values | None]:
         return {name.encode(): one.as_values() for name, one in self.feature.items()}
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_features(self.as_values())
+
+    def _read(self, data: bytes) -> None:
+        self.feature = _features_of(read_entries(data)).feature
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Features) and other.feature == self.feature
@@ -209,11 +273,20 @@ class Features:
         return f"Features({dict(self.feature)!r:.200})"
 
 
+class _Steps(list[TrainFeature]):
+    """The features of a list; `add` appends one."""
+
+    def add(self, **lists: Any) -> TrainFeature:
+        """Appends a feature with the given list, and returns it."""
+        self.append(TrainFeature(**lists))
+        return self[-1]
+
+
 class FeatureList:
     """The features of the steps of a sequence."""
 
     def __init__(self, feature: Iterable[TrainFeature] = ()) -> None:
-        self.feature = list(feature)
+        self.feature = _Steps(feature)
 
     def __repr__(self) -> str:
         return f"FeatureList({self.feature!r:.200})"
@@ -230,40 +303,6 @@ class FeatureLists:
             name.encode(): [step.as_values() for step in one.feature]
             for name, one in self.feature_list.items()
         }
-
-
-class _SerializedMessage(ABC):
-    """What examples share: their bytes."""
-
-    @abstractmethod
-    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
-        """The bytes of the message, as protobuf writes them."""
-
-    def ParseFromString(self, serialized: Any) -> int:  # noqa: N802
-        """Replaces the content by what the bytes say, and returns their number."""
-        data = serialized.numpy() if isinstance(serialized, Tensor) else serialized
-        try:
-            self._read(bytes(data))
-        except MalformedError as error:
-            raise InvalidArgumentError(f"{type(self).__name__}: cannot be read: {error}") from None
-        return len(data)
-
-    @abstractmethod
-    def _read(self, data: bytes) -> None:
-        """Replaces the content by what the bytes say."""
-
-    @classmethod
-    def FromString(cls, serialized: Any) -> Any:  # noqa: N802
-        """A message of its bytes."""
-        message = cls()
-        message.ParseFromString(serialized)
-        return message
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and (other.SerializeToString() == self.SerializeToString())
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class Example(_SerializedMessage):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.element import strings
-from penstock.engine.formats.examples.reading import Kind, Values
+from penstock.engine.formats.examples.reading import Kind, Values, read_feature
 from penstock.engine.formats.examples.wire import FIRST, SECOND, encode_length
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 
@@ -57,22 +57,22 @@ def serialize_sequence_example(
 
 
 def encode_example(features: Mapping[bytes, Values | None]) -> bytes:
-    return _field(FIRST, _encode_features(features))
+    return _field(FIRST, encode_features(features))
 
 
 def encode_sequence_example(
     context: Mapping[bytes, Values | None], lists: Mapping[bytes, Sequence[Values | None]]
 ) -> bytes:
     entries = {
-        name: b"".join(_field(FIRST, _encode_feature(step)) for step in steps)
+        name: b"".join(_field(FIRST, encode_feature(step)) for step in steps)
         for name, steps in lists.items()
     }
-    head = _field(FIRST, _encode_features(context)) if context else b""
+    head = _field(FIRST, encode_features(context)) if context else b""
     return head + (_field(SECOND, _encode_map(entries)) if entries else b"")
 
 
-def _encode_features(features: Mapping[bytes, Values | None]) -> bytes:
-    return _encode_map({name: _encode_feature(found) for name, found in features.items()})
+def encode_features(features: Mapping[bytes, Values | None]) -> bytes:
+    return _encode_map({name: encode_feature(found) for name, found in features.items()})
 
 
 def _encode_map(entries: Mapping[bytes, bytes]) -> bytes:
@@ -82,23 +82,33 @@ def _encode_map(entries: Mapping[bytes, bytes]) -> bytes:
     )
 
 
-def _encode_feature(found: Values | None) -> bytes:
-    if found is None:
-        return b""
+def encode_feature(found: Values | None) -> bytes:
+    return b"" if found is None else _field(found.kind, encode_list(found))
+
+
+def encode_list(found: Values) -> bytes:
+    """The bytes of a `BytesList`, a `FloatList` or an `Int64List`."""
     if found.kind == Kind.BYTES:
-        body = b"".join(_field(FIRST, value) for value in found.values)
-    elif not len(found.values):
-        body = b""
-    elif found.kind == Kind.FLOAT:
-        body = _field(FIRST, found.values.astype("<f4", copy=False).tobytes())
-    else:
-        body = _field(FIRST, encode_varints(found.values))
-    return _field(found.kind, body)
+        return b"".join([_field(FIRST, value) for value in found.values])
+    if not len(found.values):
+        return b""
+    if found.kind == Kind.FLOAT:
+        return _field(FIRST, found.values.astype("<f4", copy=False).tobytes())
+    return _field(FIRST, encode_varints(found.values))
+
+
+def decode_list(kind: Kind, data: bytes) -> Values | None:
+    """The values of a list of one kind, of its bytes."""
+    return read_feature(_field(kind, data), kind.name)
 
 
 def _field(tag: int, body: bytes) -> bytes:
-    return _TAGS[tag] + encode_length(len(body)) + body
+    length = len(body)
+    return (_SHORT[tag][length] if length < 128 else _TAGS[tag] + encode_length(length)) + body
 
+
+_SHORT = {tag: [bytes((tag, length)) for length in range(128)] for tag in (FIRST, SECOND, *Kind)}
+"""The beginnings of fields of fewer than 128 bytes."""
 
 _TAGS = {tag: bytes((tag,)) for tag in (FIRST, SECOND, *Kind)}
 
@@ -106,7 +116,7 @@ _TAGS = {tag: bytes((tag,)) for tag in (FIRST, SECOND, *Kind)}
 def encode_varints(values: Array) -> bytes:
     """The varints of 64-bit integers, one after another."""
     if len(values) < _FEW:
-        return b"".join(encode_length(value & (1 << 64) - 1) for value in values.tolist())
+        return b"".join([encode_length(value & (1 << 64) - 1) for value in values.tolist()])
     rest = values.astype(np.int64, copy=False).view(np.uint64)
     widths = np.ones(len(rest), np.int64)
     for place in range(1, 10):
