@@ -125,7 +125,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return list(__all__)
 
 
 def __getattr__(name: str) -> DType:
