@@ -4,6 +4,9 @@ Python before 3.14 ends a daemon thread that wants to run after the program's en
 stack. A thread inside C++ code that called Python does not survive this: the C++ runtime aborts
 the whole process ("terminate called without an active exception", exit status 134). A thread that
 blocks is left alone, and ends with the process.
+
+Joining all threads instead could wait for other machines. An exception in every thread would
+reach the readers of a worker as an error of their dataset.
 """
 
 from __future__ import annotations
