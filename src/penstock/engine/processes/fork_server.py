@@ -228,7 +228,8 @@ def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
             signal.signal(number, _do_nothing)
         with open(os.devnull, encoding="ascii") as nothing:
             os.dup2(nothing.fileno(), 0)
-        np.random.seed()  # noqa: NPY002: functions may use it; processes must draw different numbers.
+        # Functions may use it, and processes must draw different numbers.
+        np.random.seed()  # noqa: NPY002
         with contextlib.suppress(Exception):  # stderr may be closed.
             faulthandler.enable(all_threads=False)
         work()
