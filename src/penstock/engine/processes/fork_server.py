@@ -229,7 +229,7 @@ def _run_child(parent: int, work: Callable[[], None]) -> NoReturn:
         with open(os.devnull, encoding="ascii") as nothing:
             os.dup2(nothing.fileno(), 0)
         # Functions may use it, and processes must draw different numbers.
-        np.random.seed()  # noqa: NPY002
+        np.random.seed()
         with contextlib.suppress(Exception):  # stderr may be closed.
             faulthandler.enable(all_threads=False)
         work()
