@@ -604,3 +604,17 @@ def test_closing_while_another_thread_is_inside_a_generator():
     go_on.set()
     thread.join()
     assert list(iterator) == []
+
+
+def test_the_collector_takes_no_lock_to_stop_a_prefetch():
+    """It may run while its thread is inside of the function that is notified."""
+    notified = []
+    stream = PrefetchStream(Counted(), Watched(1))
+    stream.notify(lambda: notified.append(threading.current_thread()))
+    stream.pull(1)
+    [thread] = stream._pool._threads
+    stream.itself = stream
+    del stream
+    gc.collect()
+    thread.join()
+    assert set(notified) == {thread}

@@ -243,7 +243,7 @@ def _note_latest(path: str, all_paths: list[str]) -> None:
     _replace(os.path.join(os.path.dirname(path), _LATEST), json.dumps(content).encode())
 
 
-def _noted(folder: str) -> dict[str, Any]:
+def _read_latest(folder: str) -> dict[str, Any]:
     data = read_small(os.path.join(folder, _LATEST), "tf.train.latest_checkpoint")
     if data is None:
         return {"latest": None, "all": []}
@@ -260,7 +260,7 @@ def _noted(folder: str) -> dict[str, Any]:
 def latest_checkpoint(checkpoint_dir: Any, latest_filename: str | None = None) -> str | None:
     """The path of the newest checkpoint in a folder; None if there is none."""
     folder = _path(checkpoint_dir)
-    name = _noted(folder)["latest"]
+    name = _read_latest(folder)["latest"]
     path = None if name is None else os.path.join(folder, name)
     return path if path is not None and _exists(path + _ENDING) else None
 
@@ -296,7 +296,7 @@ class CheckpointManager:
         self._step, self._interval, self._init = step_counter, checkpoint_interval, init_fn
         self._last_step: int | None = None
         self._last_kept = time.time()
-        found = [os.path.join(self.directory, name) for name in _noted(self.directory)["all"]]
+        found = [os.path.join(self.directory, name) for name in _read_latest(self.directory)["all"]]
         self._paths = [path for path in found if _exists(path + _ENDING)]
 
     @property

@@ -72,7 +72,7 @@ def _end_elsewhere(process: int, end: End) -> None:
     ended = threading.Event()
     # `SimpleQueue.put` is reentrant: the collector may run while this thread is inside of it.
     _start_queue(process).put((end, ended))
-    if threading.current_thread().name != _NAME and not _collector.at_work:
+    if threading.current_thread().name != _NAME and not is_collecting():
         ended.wait(_PATIENCE)
 
 
@@ -87,6 +87,11 @@ class _Collector(threading.local):
 
 _collector = _Collector()
 gc.callbacks.append(_collector.note)
+
+
+def is_collecting() -> bool:
+    """Whether the garbage collector runs in this thread, which then may hold any lock."""
+    return _collector.at_work
 
 
 _NAME = "penstock-endings"

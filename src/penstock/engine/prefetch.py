@@ -16,9 +16,13 @@ from typing import Any
 
 from penstock.element.chunk import Chunk
 from penstock.engine.contract import State, Stream
+from penstock.engine.endings import is_collecting
 from penstock.engine.inlets import Demand, Marked, Place
 from penstock.engine.pool import Pool
 from penstock.engine.tuning import Depth
+
+_LOOK_SECONDS = 1.0
+"""How often a thread that waits for room looks whether the garbage collector has stopped it."""
 
 
 class _Ahead:
@@ -54,7 +58,8 @@ class _Ahead:
             with self.changed:
                 while not self.stopping and self.elements >= self.depth.elements:
                     self.depth.note_full()
-                    self.changed.wait()
+                    while not self.changed.wait(_LOOK_SECONDS) and not self.stopping:
+                        pass
                 if self.stopping:
                     return
                 self.pulling = True
@@ -87,6 +92,14 @@ class _Ahead:
             self.nbytes_each = result.nbytes / len(result)
 
     def stop(self) -> None:
+        """Makes `run` return.
+
+        The garbage collector may call this in the middle of anything, also of `notify`. Then it
+        takes no lock: the thread sees the flag after its pull, or within a second.
+        """
+        if is_collecting():
+            self.stopping = True
+            return
         with self.changed:
             self.stopping = True
             pulling = self.pulling

@@ -104,12 +104,12 @@ class Profile:
         if not self.operators:
             return "nothing has been read yet"
         longest = max(self.operators, key=lambda row: row.call_seconds)
-        if longest.call_seconds > _ONE_CALL * self._waited:
+        if longest.call_seconds > _ONE_CALL * self._seconds_waited:
             so_far = f"for {longest.call_seconds:.1f} s so far"
             return f"{longest.call}: the program waits for this call, {so_far}"
         if not any(row.elements or row.errors for row in self.operators):
             return "there have been no elements so far"
-        waited = self._waited
+        waited = self._seconds_waited
         if waited < _IN_THE_WAY * self.seconds:
             return (
                 f"the consumer: input took {waited:.3f} s of {self.seconds:.3f} s, so it waits "
@@ -124,7 +124,7 @@ class Profile:
         return _name_bottleneck(worst, here, "the work", self._advise(worst))
 
     @property
-    def _waited(self) -> float:
+    def _seconds_waited(self) -> float:
         root = self.operators[0]
         return root.busy + root.wait if self.waited is None else self.waited
 
@@ -252,7 +252,7 @@ def merge_profiles(profiles: Iterable[Profile]) -> Profile:
         operators=tuple(row for one in found for row in one.operators),
         seconds=max(one.seconds for one in found),
         retries=sum(one.retries for one in found),
-        waited=sum(one._waited for one in found if one.operators),
+        waited=sum(one._seconds_waited for one in found if one.operators),
     )
 
 

@@ -155,7 +155,7 @@ class TableAccess:
         reader = TABLES[self._format](file.path, self._call, **self._options)
         if (reader.footer, reader.blocks) != (file.footer, file.blocks):
             reader.close()
-            raise self._changed(file, "it describes other rows")
+            raise self._change_error(file, "it describes other rows")
         return reader
 
     def _check_version(self, file: TableFile) -> None:
@@ -171,9 +171,9 @@ class TableAccess:
             what = "it was written again"
             if now.size != known.size:
                 what = f"it had {known.size} bytes and has {now.size}"
-            raise self._changed(file, what)
+            raise self._change_error(file, what)
 
-    def _changed(self, file: TableFile, what: str) -> FailedPreconditionError:
+    def _change_error(self, file: TableFile, what: str) -> FailedPreconditionError:
         return FailedPreconditionError(
             f"{self._call}: {file.path!r} has changed since the dataset was made: {what}; "
             "make the dataset again"

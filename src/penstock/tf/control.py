@@ -130,7 +130,7 @@ def py_function(
 ) -> Any:
     """A Python function of tensors; its results get the dtypes `Tout`."""
     assert func is not None
-    return _typed(func(*[_values(value) for value in inp or ()]), Tout)
+    return _cast_results(func(*[_values(value) for value in inp or ()]), Tout)
 
 
 def numpy_function(
@@ -151,7 +151,7 @@ def _numpy(value: Any) -> Any:
     return array[()] if array.ndim == 0 else array
 
 
-def _typed(result: Any, types: Any) -> Any:
+def _cast_results(result: Any, types: Any) -> Any:
     """Results as tensors of the dtypes that were declared."""
     if isinstance(types, list | tuple):
         parts = list(result) if isinstance(result, list | tuple) else [result]
@@ -159,7 +159,7 @@ def _typed(result: Any, types: Any) -> Any:
             raise InvalidArgumentError(
                 f"tf.py_function: Tout has {len(types)} dtypes, but {len(parts)} values came back"
             )
-        return [_typed(part, one) for part, one in zip(parts, types, strict=True)]
+        return [_cast_results(part, one) for part, one in zip(parts, types, strict=True)]
     if types is None:
         return as_result(unwrap(result))
     return as_tensor(to_array(unwrap(result), as_dtype(types), "py_function"))

@@ -52,14 +52,14 @@ def _compare(call: str, compute: Callable[[Any, Any], Any]) -> Callable[..., Non
     ) -> None:
         left, right = match_operands(call, (x, y))
         if not np.all(compute(left, right)):
-            raise _failed(call, message, f"x = {left}, y = {right}")
+            raise _failure(call, message, f"x = {left}, y = {right}")
 
     check.__name__ = check.__qualname__ = call
     check.__doc__ = f"Raises InvalidArgumentError unless `{call.removeprefix('assert_')}` holds."
     return check
 
 
-def _failed(call: str, message: str | None, shown: str) -> InvalidArgumentError:
+def _failure(call: str, message: str | None, shown: str) -> InvalidArgumentError:
     text = f"{message} " if message else ""
     return InvalidArgumentError(f"tf.debugging.{call}: {text}Condition does not hold; {shown:.200}")
 
@@ -68,7 +68,7 @@ def _sign(call: str, compute: Callable[[Any], Any]) -> Callable[..., None]:
     def check(x: Any, message: str | None = None, summarize: Any = None, name: Any = None) -> None:
         array = to_array(x)
         if not np.all(compute(array)):
-            raise _failed(call, message, f"x = {array}")
+            raise _failure(call, message, f"x = {array}")
 
     check.__name__ = check.__qualname__ = call
     check.__doc__ = f"Raises InvalidArgumentError unless all values are {call[7:]}."
@@ -95,7 +95,7 @@ def assert_near(
     step = 10 * np.finfo(left.dtype if left.dtype.kind == "f" else np.float64).eps
     relative, absolute = (step if one is None else float(one) for one in (rtol, atol))
     if not np.all(np.abs(left - right) <= absolute + relative * np.abs(right)):
-        raise _failed("assert_near", message, f"x = {left}, y = {right}")
+        raise _failure("assert_near", message, f"x = {left}, y = {right}")
 
 
 def check_numerics(tensor: Any, message: str, name: str | None = None) -> Any:
@@ -116,26 +116,26 @@ def assert_all_finite(x: Any, message: str, name: str | None = None) -> Any:
 def assert_rank(x: Any, rank: Any, message: str | None = None, name: Any = None) -> None:
     """Raises InvalidArgumentError unless there are `rank` dimensions."""
     if to_array(x).ndim != int(rank):
-        raise _failed("assert_rank", message, f"the rank is {to_array(x).ndim}, not {rank}")
+        raise _failure("assert_rank", message, f"the rank is {to_array(x).ndim}, not {rank}")
 
 
 def assert_rank_at_least(x: Any, rank: Any, message: str | None = None, name: Any = None) -> None:
     """Raises InvalidArgumentError if there are fewer dimensions."""
     if to_array(x).ndim < int(rank):
-        raise _failed("assert_rank_at_least", message, f"the rank is {to_array(x).ndim}")
+        raise _failure("assert_rank_at_least", message, f"the rank is {to_array(x).ndim}")
 
 
 def assert_rank_in(x: Any, ranks: Any, message: str | None = None, name: Any = None) -> None:
     """Raises InvalidArgumentError unless the number of dimensions is one of `ranks`."""
     if to_array(x).ndim not in [int(one) for one in ranks]:
-        raise _failed("assert_rank_in", message, f"the rank is {to_array(x).ndim}, not in {ranks}")
+        raise _failure("assert_rank_in", message, f"the rank is {to_array(x).ndim}, not in {ranks}")
 
 
 def assert_scalar(tensor: Any, message: str | None = None, name: Any = None) -> Any:
     """The tensor, if it is a single value."""
     array = to_array(tensor)
     if array.ndim:
-        raise _failed("assert_scalar", message, f"the shape is {array.shape}")
+        raise _failure("assert_scalar", message, f"the shape is {array.shape}")
     return as_tensor(array)
 
 
@@ -165,7 +165,7 @@ def assert_shapes(shapes: Any, data: Any = None, message: str | None = None, **_
             known = want if isinstance(want, int) else sizes.setdefault(want, size)
             fits = fits and (want is None or known == size)
         if not fits:
-            raise _failed("assert_shapes", message, f"{TensorShape(found)} is not {wanted}")
+            raise _failure("assert_shapes", message, f"{TensorShape(found)} is not {wanted}")
 
 
 def __getattr__(name: str) -> NoReturn:

@@ -45,7 +45,7 @@ def draws_numbers(function: Callable[..., Any]) -> bool:
     Its code is searched for the names of random operations, and its values for generators. A name
     that means something else costs only time. Stateless operations do not count.
     """
-    return _Search().found(function)
+    return _Search().draws(function)
 
 
 _DRAWING = {
@@ -67,16 +67,16 @@ class _Search:
     def __init__(self) -> None:
         self._seen: set[int] = set()
 
-    def found(self, value: Any) -> bool:
+    def draws(self, value: Any) -> bool:
         if id(value) in self._seen or isinstance(value, type(np)):
             return False
         self._seen.add(id(value))
         if getattr(value, "__draws_numbers__", False) or _is_random_operation(value):
             return True
         if isinstance(value, types.MethodType):
-            return self.found(value.__self__) or self.found(value.__func__)
+            return self.draws(value.__self__) or self.draws(value.__func__)
         wrapped = getattr(value, "__wrapped__", None) or getattr(value, "func", None)
-        if wrapped is not None and self.found(wrapped):
+        if wrapped is not None and self.draws(wrapped):
             return True
         if isinstance(value, types.FunctionType):
             return self._in_function(value)
@@ -90,7 +90,7 @@ class _Search:
         if any(name in _DRAWING or name.startswith("random_") for name in names):
             return True
         values = [function.__globals__[name] for name in names if name in function.__globals__]
-        return any(self.found(value) for value in [*cells, *values])
+        return any(self.draws(value) for value in [*cells, *values])
 
     def _in_object(self, value: Any) -> bool:
         """Searches the methods of an object that users call."""
@@ -99,7 +99,7 @@ class _Search:
             return False
         methods = [part for part in vars(kind).values() if isinstance(part, types.FunctionType)]
         state = list(getattr(value, "__dict__", {}).values()) if kind is not value else []
-        return any(self.found(part) for part in [*methods, *state])
+        return any(self.draws(part) for part in [*methods, *state])
 
 
 def _is_filled(cell: types.CellType) -> bool:

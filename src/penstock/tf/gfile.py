@@ -46,7 +46,7 @@ def _is_remote(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _named(call: str, path: str) -> Iterator[None]:
+def _name_errors(call: str, path: str) -> Iterator[None]:
     """Errors of penstock's kinds, with the call and the path."""
     with files.translate_errors(path, f"tf.io.gfile.{call}"):
         try:
@@ -59,7 +59,7 @@ def GFile(name: Any, mode: str = "r") -> Any:  # noqa: N802
     """An open file."""
     path = _path(name)
     encoding = None if "b" in mode else "utf-8"
-    with _named("GFile", path):
+    with _name_errors("GFile", path):
         if not _is_remote(path):
             return open(path, mode, encoding=encoding)
         if "a" in mode or "+" in mode:
@@ -81,7 +81,7 @@ def exists(path: Any) -> bool:
     path = _path(path)
     if not _is_remote(path):
         return os.path.exists(path)
-    with _named("exists", path):
+    with _name_errors("exists", path):
         system, inside = connect(path)
         return bool(system.exists(inside))
 
@@ -91,7 +91,7 @@ def isdir(path: Any) -> bool:
     path = _path(path)
     if not _is_remote(path):
         return os.path.isdir(path)
-    with _named("isdir", path):
+    with _name_errors("isdir", path):
         system, inside = connect(path)
         return bool(system.isdir(inside))
 
@@ -108,7 +108,7 @@ def listdir(path: Any) -> list[str]:
         raise NotFoundError(f"tf.io.gfile.listdir: {path} is not a folder")
     if not _is_remote(path):
         return sorted(os.listdir(path))
-    with _named("listdir", path):
+    with _name_errors("listdir", path):
         system, inside = connect(path)
         return sorted(os.path.basename(name.rstrip("/")) for name in system.ls(inside, False))
 
@@ -122,14 +122,14 @@ def glob(pattern: Any) -> list[str]:
 def _matches(pattern: str) -> list[str]:
     if not _is_remote(pattern):
         return python_glob.glob(pattern)
-    with _named("glob", pattern):
+    with _name_errors("glob", pattern):
         return files.find_remote(pattern)
 
 
 def mkdir(path: Any) -> None:
     """Makes a folder in a folder that exists."""
     path = _path(path)
-    with _named("mkdir", path):
+    with _name_errors("mkdir", path):
         if _is_remote(path):
             system, inside = connect(path)
             system.mkdir(inside, create_parents=False)
@@ -140,7 +140,7 @@ def mkdir(path: Any) -> None:
 def makedirs(path: Any) -> None:
     """A folder and those above it; it may exist."""
     path = _path(path)
-    with _named("makedirs", path):
+    with _name_errors("makedirs", path):
         if _is_remote(path):
             system, inside = connect(path)
             system.makedirs(inside, exist_ok=True)
@@ -151,7 +151,7 @@ def makedirs(path: Any) -> None:
 def remove(path: Any) -> None:
     """Deletes a file."""
     path = _path(path)
-    with _named("remove", path):
+    with _name_errors("remove", path):
         if _is_remote(path):
             system, inside = connect(path)
             system.rm_file(inside)
@@ -162,7 +162,7 @@ def remove(path: Any) -> None:
 def rmtree(path: Any) -> None:
     """Deletes a folder with all that is in it."""
     path = _path(path)
-    with _named("rmtree", path):
+    with _name_errors("rmtree", path):
         if _is_remote(path):
             system, inside = connect(path)
             system.rm(inside, recursive=True)
@@ -174,7 +174,7 @@ def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
     """Copies a file; a file at `dst` is an error, unless `overwrite` is true."""
     source, target = _path(src), _path(dst)
     _check_absent("copy", target, overwrite)
-    with _named("copy", source):
+    with _name_errors("copy", source):
         _copy(source, target)
 
 
@@ -193,7 +193,7 @@ def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
     """Moves a file or a folder; `dst` must not exist, unless `overwrite` is true."""
     source, target = _path(src), _path(dst)
     _check_absent("rename", target, overwrite)
-    with _named("rename", source):
+    with _name_errors("rename", source):
         if not _is_remote(source) and not _is_remote(target):
             os.replace(source, target)
             return
@@ -221,7 +221,7 @@ class FileStatistics(NamedTuple):
 def stat(path: Any) -> FileStatistics:
     """The length and the time of a file; the time is 0 where the server does not say."""
     path = _path(path)
-    with _named("stat", path):
+    with _name_errors("stat", path):
         if not _is_remote(path):
             found = os.stat(path)
             return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))

@@ -241,7 +241,7 @@ def decode_raw(
 ) -> Any:
     """The numbers whose bytes strings are; the strings have one length."""
     array, dtype = texts("io.decode_raw", input_bytes), as_dtype(out_type).dtype
-    rows = [_fixed(text, fixed_length) for text in array.ravel().tolist()]
+    rows = [_pad_to_length(text, fixed_length) for text in array.ravel().tolist()]
     lengths = {len(row) for row in rows}
     if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
         raise InvalidArgumentError(
@@ -253,7 +253,7 @@ def decode_raw(
     return made.reshape(*array.shape, -1) if rows else made.reshape(*array.shape, 0)
 
 
-def _fixed(text: bytes, length: int | None) -> bytes:
+def _pad_to_length(text: bytes, length: int | None) -> bytes:
     return text if length is None else text[:length].ljust(length, b"\0")
 
 

@@ -187,14 +187,14 @@ def segment_min(data: Any, segment_ids: Any, name: str | None = None) -> Any:
     return _segments("segment_min", np.minimum, data, segment_ids, None)
 
 
-def _counted(data: Any, ids: Any, count: int | None) -> tuple[Array, Array]:
+def _sums_and_counts(data: Any, ids: Any, count: int | None) -> tuple[Array, Array]:
     """The sums of rows with the same id, and how many rows each sum has."""
     sums = _segments("segment_mean", np.add, data, ids, count)
     rows = _segments("segment_mean", np.add, np.ones(np.shape(to_array(ids))), ids, count)
     return sums, np.maximum(rows, 1).reshape(-1, *[1] * (sums.ndim - 1))
 
 
-def _divided(sums: Array, counts: Array) -> Array:
+def _mean_of(sums: Array, counts: Array) -> Array:
     made = sums / counts
     return np.trunc(made).astype(sums.dtype) if sums.dtype.kind in "iu" else made.astype(sums.dtype)
 
@@ -202,7 +202,7 @@ def _divided(sums: Array, counts: Array) -> Array:
 @operation
 def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Any:
     """The means of rows with the same id."""
-    return _divided(*_counted(data, segment_ids, None))
+    return _mean_of(*_sums_and_counts(data, segment_ids, None))
 
 
 @operation
@@ -216,7 +216,7 @@ def unsorted_segment_mean(
     data: Any, segment_ids: Any, num_segments: Any, name: str | None = None
 ) -> Any:
     """The means of rows with the same id."""
-    return _divided(*_counted(data, segment_ids, int(num_segments)))
+    return _mean_of(*_sums_and_counts(data, segment_ids, int(num_segments)))
 
 
 @operation

@@ -41,7 +41,7 @@ class BatchBuffers:
             case ["number" | "text", *_]:
                 self._leaves(_array_of(column), layout)
             case ["fixed", shape, inner]:
-                self._fixed(_array_of(column), shape, inner)
+                self._add_fixed(_array_of(column), shape, inner)
             case ["list", splits, inner]:
                 ragged = column if isinstance(column, Ragged) else _ragged_of(column)
                 self._open(len(ragged))
@@ -49,7 +49,7 @@ class BatchBuffers:
                 self.buffers.append([offsets.astype(splits, copy=False)])
                 self.add(ragged.flat, inner)
             case ["varied", rank, inner]:
-                self._varied(column, rank, inner)
+                self._add_varied(column, rank, inner)
 
     def _open(self, length: int) -> None:
         """Begins a field that has no missing values."""
@@ -78,14 +78,14 @@ class BatchBuffers:
         is_large = offsets[-1] > _LARGE * len(items)
         self.buffers += [[offsets], list(items) if is_large else [b"".join(items)]]
 
-    def _fixed(self, array: Array, shape: Sequence[int], inner: Layout) -> None:
+    def _add_fixed(self, array: Array, shape: Sequence[int], inner: Layout) -> None:
         counts = np.cumprod(shape) if inner[0] == "text" else [math.prod(shape)]
         self._open(len(array))
         for count in counts[:-1]:
             self._open(len(array) * int(count))
         self._leaves(array.reshape(-1), inner)
 
-    def _varied(self, column: Column, rank: int | None, inner: Layout) -> None:
+    def _add_varied(self, column: Column, rank: int | None, inner: Layout) -> None:
         rows, shapes = len(column), _shapes_of(column)
         if rank != 1:
             self._open(rows)
@@ -185,7 +185,7 @@ class BatchColumns:
                 row_splits = self._array(np.dtype(splits), rows + 1)
                 values = self.column(inner, int(row_splits[-1]))
                 return Ragged.from_row_splits(values, row_splits)
-        return self._varied(rows, layout[1], layout[2])
+        return self._read_varied(rows, layout[1], layout[2])
 
     def check_end(self) -> None:
         if next(self._buffers, None) is not None:
@@ -237,7 +237,7 @@ class BatchColumns:
             raise ValueError("offsets that do not rise from 0")
         return offsets
 
-    def _varied(self, rows: int, rank: int | None, inner: Layout) -> Column:
+    def _read_varied(self, rows: int, rank: int | None, inner: Layout) -> Column:
         if rank != 1:
             self._skip_validity()
         self._skip_validity()
@@ -266,11 +266,12 @@ class BatchColumns:
         ends = offsets.tolist()
         shapes = [dims[a:b].tolist() for a, b in itertools.pairwise(places)]
         return [
-            _shaped(values[a:b], shape) for a, b, shape in zip(ends, ends[1:], shapes, strict=False)
+            _reshape(values[a:b], shape)
+            for a, b, shape in zip(ends, ends[1:], shapes, strict=False)
         ]
 
 
-def _shaped(values: Array, shape: list[int]) -> Any:
+def _reshape(values: Array, shape: list[int]) -> Any:
     if min(shape, default=0) < 0:
         raise ValueError("a negative dimension")
     return values.reshape(shape) if shape else values.reshape(1)[0]

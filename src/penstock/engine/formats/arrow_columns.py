@@ -156,7 +156,7 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
         return _from_lists(array, fill)
     if types.is_fixed_size_list(kind):
         return _from_fixed_lists(array, fill)
-    array = _filled(array, fill)
+    array = _fill_nulls(array, fill)
     if types.is_decimal(kind):
         array = array.cast("string")
     if types.is_decimal(kind) or _is_text(kind, types):
@@ -166,7 +166,7 @@ def convert(array: Any, fill: Any = _MISSING) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _filled(array: Any, fill: Any) -> Any:
+def _fill_nulls(array: Any, fill: Any) -> Any:
     if not array.null_count:
         return array
     if fill is _MISSING:

@@ -48,10 +48,10 @@ def layout_of(column: Column) -> Layout | None:
 
 
 def _array_layout(array: Array) -> Layout:
-    return _fixed(array.shape[1:], _leaf_layout(array.dtype))
+    return _layout_of_fixed(array.shape[1:], _leaf_layout(array.dtype))
 
 
-def _fixed(shape: Sequence[Any], inner: Layout) -> Layout:
+def _layout_of_fixed(shape: Sequence[Any], inner: Layout) -> Layout:
     if not shape:
         return inner
     size = math.prod(shape)
@@ -88,7 +88,7 @@ def _list_layout(leaves: list[Any]) -> Layout | None:
     inner = _leaf_layout(dtypes.pop())
     shapes = {leaf.shape for leaf in leaves} if is_plain else set(map(np.shape, leaves))
     if len(shapes) == 1:
-        return _fixed(shapes.pop(), inner)
+        return _layout_of_fixed(shapes.pop(), inner)
     ranks = set(map(len, shapes))
     few = len(ranks) == 1 and sum(map(np.size, leaves)) <= MOST_VALUES
     return ["varied", ranks.pop() if few else None, inner]
@@ -124,12 +124,12 @@ def layout_of_spec(spec: Any) -> Layout | None:
             dims = shape.dims
             if dims is None or None in dims:
                 return widen(_leaf_layout(dtype.dtype), spec)
-            return _fixed(dims, _leaf_layout(dtype.dtype))
+            return _layout_of_fixed(dims, _leaf_layout(dtype.dtype))
         case RaggedTensorSpec(shape, dtype, rank, splits):
             inner = (shape.dims or (None,))[rank + 1 :]
             if shape.dims is None or None in inner:
                 return None
-            layout = _fixed(inner, _leaf_layout(dtype.dtype))
+            layout = _layout_of_fixed(inner, _leaf_layout(dtype.dtype))
             for _ in range(rank):
                 layout = ["list", splits.name, layout]
             return ["list", "int64", layout]

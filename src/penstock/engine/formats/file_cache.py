@@ -88,7 +88,7 @@ class FileCache:
             return
         try:
             os.makedirs(self._folder, exist_ok=True)
-            with self._locked() as lock:
+            with self._hold_lock() as lock:
                 self._reserve(lock, size)
                 self._write(path, data)
         except OSError as error:
@@ -119,7 +119,7 @@ class FileCache:
         os.pwrite(lock, b"%020d\n" % (total + size), 0)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
+    def _hold_lock(self) -> Iterator[int]:
         """The open lock file. Other threads and processes wait until it is closed."""
         path = os.path.join(self._folder, _LOCK)
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -151,7 +151,7 @@ def _decode(contents: bytes, channels: int, formats: tuple[str, ...], call: str)
         channels = channels or _count_channels(image)
         pixels = np.array(image.convert(_MODES[channels]))
     except (OSError, ValueError, SyntaxError) as error:
-        raise _damaged(contents, formats, call, error) from error
+        raise _damage_error(contents, formats, call, error) from error
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
@@ -163,7 +163,7 @@ def _decode_gif(contents: bytes, call: str) -> Array:
             image.seek(number)
             frames.append(np.array(image.convert("RGB")))
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise _damaged(contents, ("GIF",), call, error) from error
+        raise _damage_error(contents, ("GIF",), call, error) from error
     return np.stack(frames)
 
 
@@ -172,7 +172,7 @@ def _open(contents: bytes, formats: tuple[str, ...], call: str) -> Any:
     try:
         return pillow.open(io.BytesIO(contents), formats=formats)
     except (OSError, ValueError, SyntaxError) as error:
-        raise _damaged(contents, formats, call, error) from error
+        raise _damage_error(contents, formats, call, error) from error
 
 
 def _count_channels(image: Any) -> int:
@@ -224,7 +224,7 @@ def _check_channels(channels: int | None, allowed: tuple[int, ...], call: str) -
         raise InvalidArgumentError(f"{call}: channels must be one of {allowed}, got {channels}")
 
 
-def _damaged(
+def _damage_error(
     contents: bytes, formats: tuple[str, ...], call: str, error: Exception
 ) -> InvalidArgumentError:
     reason = str(error)

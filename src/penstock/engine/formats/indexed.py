@@ -68,7 +68,7 @@ class IndexedTFRecords(SpanReader):
             for start, stop in pairwise(starts):
                 at, end = start - base + HEADER, stop - base - FOOTER
                 if data[at - HEADER : at] != _header(end - at):
-                    raise self._misplaced(start)
+                    raise self._misplaced_error(start)
                 records.append(data[at:end])
                 footers.append(data[end : end + FOOTER])
         good = count_undamaged(records, footers)
@@ -80,7 +80,7 @@ class IndexedTFRecords(SpanReader):
         column[:] = records
         return Chunk(nest.LEAF, [column], len(records))
 
-    def _misplaced(self, place: int) -> DataLossError:
+    def _misplaced_error(self, place: int) -> DataLossError:
         index = index_path(self._folder, "tfrecord", self._path)
         problem = f"its header is not as it was when {index!r} was written; delete that index"
         return damaged_record(self._call, self._path, place, problem)
@@ -165,12 +165,12 @@ class IndexedTar(SpanReader):
             while some := reader.read(len(starts) - 1):
                 samples += some
         except DataLossError as error:
-            raise self._misplaced(starts[0]) from error
+            raise self._misplaced_error(starts[0]) from error
         if reader.ends != starts[1:]:
-            raise self._misplaced(starts[0])
+            raise self._misplaced_error(starts[0])
         return samples
 
-    def _misplaced(self, place: int) -> DataLossError:
+    def _misplaced_error(self, place: int) -> DataLossError:
         index = index_path(self._folder, "tar", self._path)
         return DataLossError(
             f"{self._call}: {self._path!r} is damaged at byte {place}: its headers are not as they "

@@ -133,7 +133,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
             if kind == _LONG_NAME:
                 name = buffer[start:stop].rstrip(b"\0")
             elif kind == _EXTENDED:
-                name, size = self._extended(buffer[start:stop], at, name)
+                name, size = self._read_extended(buffer[start:stop], at, name)
             else:
                 member = self._member(header, at, name, start, stop) if kind in _FILES else None
                 name = size = None
@@ -160,7 +160,7 @@ class TarReader(RecordReader[dict[str, bytes]]):
         except ValueError as error:
             raise self._damage(self.position + at - self._start, str(error)) from None
 
-    def _extended(
+    def _read_extended(
         self, data: bytes, at: int, name: bytes | None
     ) -> tuple[bytes | None, int | None]:
         """Name and size in the records of an extended header: `LENGTH KEY=VALUE\\n`."""

@@ -18,7 +18,9 @@ def describe_mismatch(theirs: int, remedy: str) -> str | None:
     """Why this process refuses a peer of the version `theirs`; None if it does not."""
     if theirs >= OLDEST:
         return None
-    return f"speaks protocol {theirs} of penstock, and this process {_spoken()}; {remedy}"
+    return (
+        f"speaks protocol {theirs} of penstock, and this process {_describe_protocols()}; {remedy}"
+    )
 
 
 def describe_refusal(theirs: int) -> str:
@@ -29,7 +31,7 @@ def describe_refusal(theirs: int) -> str:
     )
 
 
-def _spoken() -> str:
+def _describe_protocols() -> str:
     if OLDEST == PROTOCOL:
         return f"protocol {PROTOCOL}"
     return f"protocols {OLDEST} to {PROTOCOL}"
