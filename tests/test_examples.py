@@ -16,8 +16,8 @@ EXAMPLES = [file for file in sorted(FOLDER.glob("*.py")) if file.name not in OF_
 USUAL = sorted((FOLDER / "dataloader").glob("*.py"))
 # These use nothing of penstock; `scripts/search` runs them.
 RUN_USUAL = USUAL if EFFORT > 1 else []
-# The default of the example comes first.
-BACKENDS = {"keras_fit.py": ["jax", "torch"]}
+# The default of the example comes first; `scripts/search` tries the other one.
+BACKENDS = {"keras_fit.py": ["jax", "torch"] if EFFORT > 1 else ["jax"]}
 RUNS = [
     pytest.param(file, backend, id="-".join([file.relative_to(FOLDER).as_posix(), *backend]))
     for file in EXAMPLES + RUN_USUAL

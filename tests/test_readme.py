@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, run_program
+from tests.programs import ROOT, run_text
 
 PAGES = {
     file.name: (file, file.read_text(encoding="utf-8"))
@@ -32,8 +32,7 @@ LINKS = [
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)
 def test_program_runs_and_prints_what_is_shown(program: str, printed: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    result = run_program(["-W", "error", "program.py"], tmp_path)
+    result = run_text(program, tmp_path)
     assert result.returncode == 0, result.stderr
     assert not printed or result.stdout == printed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT, run_program
+from tests.programs import ROOT, run_program, run_text
 
 # A block of Python, then the command that runs it and what it prints, where these follow directly.
 PROGRAM = re.compile(
@@ -31,11 +31,11 @@ def test_there_are_programs() -> None:
 def test_program_runs_and_prints_what_is_shown(
     program: str, command: str | None, printed: str | None, tmp_path: Path
 ) -> None:
-    words = ["-W", "error", "program.py"]
-    if command is not None:
+    if command is None:
+        result = run_text(program, tmp_path)
+    else:
         launcher, *words = shlex.split(command)
-        words = ["-m", MODULES[launcher], *words]
-    (tmp_path / words[-1]).write_text(program, encoding="utf-8")
-    result = run_program(words, tmp_path)
+        (tmp_path / words[-1]).write_text(program, encoding="utf-8")
+        result = run_program(["-m", MODULES[launcher], *words], tmp_path)
     assert result.returncode == 0, result.stderr
     assert not printed or result.stdout == printed
