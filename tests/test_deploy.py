@@ -69,6 +69,11 @@ def manifests(text: str) -> dict[str, Any]:
     return {f"{each['kind']}/{each['metadata']['name']}": each for each in found}
 
 
+def container_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
 def free_port(ports: range = range(1)) -> int:
     """A port that no process has; of some ports, if they are given."""
     for port in random.sample(ports, min(len(ports), 100)):
@@ -168,14 +173,20 @@ def test_the_commands_of_the_manifests_start_a_service(
         "/etc/penstock/certificates": certificates,
         "5050": str(control),
         "5051": str(data),
-        "--metrics-port=9100": "--metrics-port=0",
+        "python3": sys.executable,
     }.items():
         assert name in text
         text = text.replace(name, here)
-    found = manifests(text)
-    commands = [
-        found[name]["spec"]["template"]["spec"]["containers"][0]["command"]
+    # Here, both have one address, so each has its own port for metrics and probes.
+    containers = [
+        container_of(manifests(text.replace("9100", str(free_port())))[name])
         for name in ("StatefulSet/penstock-dispatcher", "Deployment/penstock-workers")
+    ]
+    commands = [container["command"] for container in containers]
+    probes = [
+        container[probe]["exec"]["command"]
+        for container in containers
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
     ]
     monkeypatch.setenv("PENSTOCK_CERTIFICATES", certificates)
     reading = distribute("distributed_epoch", f"grpc://localhost:{control}")
@@ -184,9 +195,14 @@ def test_the_commands_of_the_manifests_start_a_service(
         running(commands[1], tmp_path, POD_IP="127.0.0.1") as worker,
     ):
         assert list(map(int, Dataset.range(100).apply(reading))) == list(range(100))
+        for probe in probes:
+            subprocess.run(probe, check=True)
         for process in (worker, dispatcher):
             process.terminate()
             assert process.wait() == 0
+    for probe in probes:
+        ended = subprocess.run(probe, stderr=subprocess.PIPE, text=True)
+        assert "Connection refused" in ended.stderr
 
 
 @pytest.mark.parametrize("trains", [True, False])

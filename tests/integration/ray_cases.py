@@ -305,9 +305,11 @@ def test_a_cluster_whose_cpus_are_taken_is_an_error_that_names_the_resource(node
         rf"{total:g} CPU on {len(bundles)} nodes are free(, at most 0.5 on one node)?"
         r"; ask for fewer CPU"
     )
+    before = set(services())
     made = read("ray://?workers=1&wait=1")
     with iter(made) as iterator, pytest.raises(ResourceExhaustedError, match=reason):
         next(iterator)
+    until(lambda: set(services()) <= before)
     ray.util.remove_placement_group(taken)
 
 
@@ -418,6 +420,46 @@ def test_a_program_needs_a_ray_of_its_version_and_leaves_nothing_behind(nodes):
     until(lambda: set(services()) <= set(before))
     assert run_program(nodes, shuts_down=True) == ["[0]"]
     until(lambda: set(services()) <= set(before))
+
+
+OWN_RAY = """
+import functools, sys
+sys.path[:0] = {path!r}
+import ray
+from ray._private import services
+from tests.integration.ray_cases import read
+
+# As if no other Ray ran on this machine.
+services._cached_find_gcs_addresses = functools.lru_cache(set)
+
+def begin(url):
+    try:
+        return [int(x) for x in read(url, 5)]
+    except Exception as error:
+        assert not ray.is_initialized()
+        return type(error).__name__ + str(error)
+
+print(begin("ray://auto"))
+print(begin("ray://local?workers=1&cpus=0.4&wait=600"))
+"""
+
+
+def test_a_ray_is_started_only_if_it_is_asked_for_and_ends_with_the_program(nodes, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)  # Where Ray looks for one that runs.
+        done = subprocess.run(
+            [sys.executable, "-c", OWN_RAY.format(path=sys.path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        until(lambda: not processes_of(folder))
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(
+        "FailedPreconditionErrorray://auto: no Ray can be reached (Could not"
+    )
+    assert "[0, 1, 2, 3, 4]" in lines
 
 
 def test_rows_of_ray_data(nodes):

@@ -126,6 +126,26 @@ def test_all_addresses_of_a_name_are_tried(server, monkeypatch):
     client.close()
 
 
+def test_a_name_that_leads_elsewhere_after_a_restart(server, monkeypatch):
+    """As a cluster manager does it, which restarts a dispatcher on another machine."""
+    look_up = socket.getaddrinfo
+    ports = {"dispatcher.example.org": server.port}
+
+    def look_up_name(host, port, *arguments, **named):
+        return look_up("127.0.0.1", ports.get(host, port), *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_name)
+    client = ControlClient("dispatcher.example.org:5050", SECURITY)
+    assert client.call(GetDataset("one")) == RegisterDatasetReply("one")
+    server.stop()
+    other = ControlServer(echo, "localhost", 0, SECURITY)
+    other.start()
+    ports["dispatcher.example.org"] = other.port
+    assert client.call(GetDataset("two")) == RegisterDatasetReply("two")
+    client.close()
+    other.stop()
+
+
 def test_one_of_the_names_is_not_known(server, monkeypatch):
     look_up = socket.getaddrinfo
 

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -61,6 +62,13 @@ def test_it_follows_a_range_of_workers_and_keeps_a_journal(tmp_path) -> None:
         numbers = Dataset.range(3).apply(service.distribute("distributed_epoch", launched.url))
         assert list(numbers) == [0, 1, 2]
     assert any((tmp_path / "work").iterdir())
+
+
+@pytest.mark.parametrize(("workers", "follows"), [(2, False), ("2..2", False), ("1..2", True)])
+def test_a_fixed_number_of_workers_follows_no_load(workers, follows) -> None:
+    with penstock.launch.local(workers):
+        names = [thread.name for thread in threading.enumerate()]
+        assert any("penstock-scaling" in name for name in names) == follows
 
 
 @pytest.mark.parametrize("workers", [0, -1, "2..1", "all", 1.5, True])
