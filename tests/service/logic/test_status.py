@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.plan.shape import ENDLESS, Shape
 from penstock.service.logic.dispatcher_records import Roster
 from penstock.service.logic.facts import WorkerGone
 from penstock.service.logic.status import STATUS_VERSION, status
@@ -17,7 +18,7 @@ from penstock.service.protocol.messages import (
     WorkerInfo,
     WorkStatus,
 )
-from tests.service.logic.world import OFF, SPLIT, World
+from tests.service.logic.world import DYNAMIC, OFF, RANDOM, SINGLE, SPLIT, World
 
 
 def test_a_status_is_plain_data() -> None:
@@ -133,10 +134,46 @@ def test_how_many_workers_could_be_used(elements, seconds, waited, wanted) -> No
     world = World()
     world.worker("w")
     assert status(world.state, world.now)["wanted_workers"] == 0
-    world.open("a", world.dataset(SPLIT))
+    world.open("a", world.dataset(RANDOM))
     assert status(world.state, world.now)["wanted_workers"] == 1
     world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 20, 10.0), WorkStatus("d/7", 1, 1.0))))
     world.ask(ClientHeartbeat("a", 0, elements=elements, waited=waited, seconds=seconds))
+    assert status(world.state, world.now)["wanted_workers"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode", "most"),
+    [
+        (SINGLE, DYNAMIC, 1),  # one worker makes all of it
+        (SPLIT, DYNAMIC, 4),  # each of the four streams is made by one worker
+        (Shape("split", streams=ENDLESS), DYNAMIC, 50),
+        (RANDOM, DYNAMIC, 50),
+        (SINGLE, OFF, 50),  # every worker makes all of it
+    ],
+)
+def test_no_more_workers_are_wanted_than_can_divide_a_job(shape, mode, most) -> None:
+    world = World()
+    world.worker("w")
+    world.open("a", world.dataset(shape), None, mode)
+    world.now += 10.0
+    world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 10.0),)))
+    world.ask(ClientHeartbeat("a", 0, elements=10, waited=10.0, seconds=10.0))
+    assert status(world.state, world.now)["wanted_workers"] == most
+
+
+@pytest.mark.parametrize(("busy", "wanted"), [(9.0, 18), (4.0, 2)])
+def test_no_more_workers_are_wanted_while_those_that_are_here_are_idle(busy, wanted) -> None:
+    """The clients wait for something else, such as the network."""
+    world = World()
+    world.open("a", world.dataset(RANDOM))
+    for worker in "uvwxyz":
+        world.worker(worker)
+    world.now += 10.0
+    for worker in "uv":
+        world.ask(WorkerHeartbeat(worker, (WorkStatus("d/0", 18, busy),)))
+    for worker in "wxyz":
+        world.ask(WorkerHeartbeat(worker, draining=True))
+    world.ask(ClientHeartbeat("a", 0, elements=36, waited=9.0, seconds=10.0))
     assert status(world.state, world.now)["wanted_workers"] == wanted
 
 

@@ -7,6 +7,7 @@ there when a worker registers with that address.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -431,6 +432,12 @@ class IterationRecord:
     def bound(self) -> bool:
         """Whether workers make a stream from its start: one worker should make all of it."""
         return self.work.form != Form.RANDOM
+
+    @property
+    def most_workers(self) -> float:
+        """How many workers can make its elements at the same time."""
+        is_bounded = self.bound and not self.extendable and self.work.streams >= 0
+        return self.work.streams if is_bounded else math.inf
 
     @property
     def elastic(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from penstock.service.logic.advice import JobSigns, find_limit
+from penstock.service.logic.advice import BUSY, JobSigns, find_limit
 from penstock.service.logic.dispatcher_records import (
     HERE,
     ClientRecord,
@@ -178,18 +178,27 @@ def _read_signs(record: IterationRecord, crew: _Crew, lag: float, wanted: int) -
 
 
 def wanted_workers(state: State) -> int:
-    """How many workers are needed so that no client waits."""
-    wanted = 0.0
-    for job in state.active:
-        record = state.iterations[job]
-        one = record.making.rate
-        if one > 0:
-            members = (record.members[client] for client in record.clients)
-            wanted += (
-                sum(_potential_rate(client) for client in members if client.standing == HERE) / one
-            )
+    """How many workers are needed so that no client waits; never more than would help."""
+    wanted = sum(_job_wants(state.iterations[job]) for job in state.active)
     at_least = 1 if state.active else 0
-    return max(at_least, math.ceil(wanted - 1e-9))
+    return max(at_least, math.ceil(min(wanted - 1e-9, _most_helpful(state))))
+
+
+def _job_wants(record: IterationRecord) -> float:
+    """How many workers would keep the clients of one iteration busy."""
+    one = record.making.rate
+    if one <= 0:
+        return 0.0
+    members = (record.members[client] for client in record.clients)
+    potential = sum(_potential_rate(client) for client in members if client.standing == HERE)
+    return min(potential / one, record.most_workers)
+
+
+def _most_helpful(state: State) -> float:
+    """The workers that are here, if they are idle: clients that wait do not wait for them."""
+    paces = [worker.pace for worker in state.roster.usable()]
+    measured = [_busy_share(pace) for pace in paces if pace.seconds > 0]
+    return math.inf if sum(measured) >= BUSY * len(measured) else len(paces)
 
 
 def _potential_rate(client: ClientRecord) -> float:
