@@ -102,15 +102,18 @@ def test_pieces_of_a_plan_show_what_was_written(url):
     assert remote <= {"map", "filter", "take", "range"}
 
 
-def test_errors_on_workers_are_counted(url):
+@pytest.mark.parametrize("number", range(8))
+def test_errors_on_workers_are_counted(url, number):
+    """Also if nothing else follows for a request."""
+
     def fail(x):
-        if x == 5:
-            raise ValueError("five")
+        if x == number:
+            raise ValueError("no")
         return x
 
     failing = Dataset.range(8).map(fail).apply(service.distribute("distributed_epoch", url))
     iterator = iter(failing.ignore_errors())
-    assert [int(x) for x in iterator] == [0, 1, 2, 3, 4, 6, 7]
+    assert [int(x) for x in iterator] == [x for x in range(8) if x != number]
     assert [row.errors for row in iterator.profile().operators if row.function] == [1]
 
 

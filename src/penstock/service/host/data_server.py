@@ -23,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from penstock.engine.figures import Figures
 from penstock.engine.processes.chunk_memory import SlabPool, can_share
 from penstock.engine.trail import with_turns
 from penstock.engine.user_calls import CONTAINED
@@ -478,9 +479,12 @@ class FetchServer:
     def _send(self, fetch: Fetch, task: Task, part: Fetched) -> None:
         self._sent += 1
         request, began = fetch.request, task.trail.began
-        if isinstance(part, FetchedChunk):
+
+        def figures(end: int) -> tuple[Figures, ...]:
             # A client may need nothing after its last elements, not even `Done`.
-            is_last = part.start + len(part.chunk) == fetch.stop
+            return task.take_figures() if end == fetch.stop else ()
+
+        if isinstance(part, FetchedChunk):
             size = self._connection.send_rows(
                 request,
                 part.start,
@@ -488,11 +492,13 @@ class FetchServer:
                 mark=part.mark,
                 seconds=part.seconds,
                 began=began,
-                operators=task.take_figures() if is_last else (),
+                operators=figures(part.start + len(part.chunk)),
             )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:
-            self._connection.send(to_failed(request, part.ordinal, part.fault, began, part.place))
+            own = figures(part.ordinal + 1)
+            failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
+            self._connection.send(failed)
             self._owner.traffic.add(failures=1)
 
     def _close_task(self, number: int, finished: bool = False) -> None:

@@ -259,6 +259,7 @@ class Deliveries:
                     self._figures.note_arrival(link.worker, message.seconds, message.count)
                 self._process_rows(message, columns)
             case Failed():
+                self._note_figures(link, message)
                 self._process_failure(message)
             case Progress():
                 link.where, link.element = message.where, message.element
@@ -310,7 +311,7 @@ class Deliveries:
         if feed is not None and self.work.form == Form.SPLIT:
             link.close_task(self._work_of(feed))
 
-    def _note_figures(self, link: Link, message: Rows | Done | Progress) -> None:
+    def _note_figures(self, link: Link, message: Rows | Failed | Done | Progress) -> None:
         if self._figures is not None and message.operators:
             self._figures.add_report(link.worker, message.operators)
 

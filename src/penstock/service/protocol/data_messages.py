@@ -147,6 +147,8 @@ class Failed(Message, frozen=True):
     place: int | None = None
     counted: NumberInPiece | None = None
     """The number in the message, if it counts only the elements of this stream."""
+    operators: tuple[Figures, ...] = ()
+    """As in `Rows`, if it is the last element of a request."""
 
 
 class Done(Message, frozen=True):
@@ -299,6 +301,7 @@ def to_failed(
     fault: Fault,
     began: int | None = None,
     place: int | None = None,
+    operators: tuple[Figures, ...] = (),
 ) -> Failed:
     """Returns the message for one element that could not be computed."""
     return Failed(
@@ -311,6 +314,7 @@ def to_failed(
         began=began,
         place=place,
         counted=fault.counted,
+        operators=operators,
     )
 
 
