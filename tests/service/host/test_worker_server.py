@@ -350,6 +350,26 @@ def test_draining_finishes_what_was_taken_on(service, brake):
     service.worker.join()
 
 
+def test_draining_refuses_before_it_finishes_what_was_taken_on(service, brake):
+    """So that the client asks another worker in time."""
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(stream(numbers(9))))))
+        connection.send(Fetch(1, 1, 0, 3))
+        received(connection, brake, 1)
+        draining = threading.Thread(target=service.worker.drain, daemon=True)
+        draining.start()
+        until(lambda: service.worker._require_running("drain")._gate.draining)
+        connection.send(Fetch(2, 1, 3, 6))
+        brake.goes_on.set()
+        ends = []
+        while len(ends) < 2:
+            message, _ = connection.receive()
+            if isinstance(message, Done | Impossible):
+                ends.append((message.request, type(message)))
+        assert ends == [(2, Impossible), (1, Done)]
+        draining.join(60)
+
+
 def until(true: Any) -> None:
     """Waits for something that another thread does."""
     waiting = threading.Event()

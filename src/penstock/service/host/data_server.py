@@ -226,6 +226,8 @@ def _describe_client(connected: socket.socket, admitted: ServerHandshake) -> Acc
 
 _LOG = logging.getLogger("penstock.service")
 
+_LEAVES = "distribute: this worker is about to stop; ask another one"
+
 _MOST_WAITING = 1024
 """Messages that are read before their turn; further ones stay in the socket."""
 
@@ -380,9 +382,13 @@ class FetchServer:
         message, _ = self._connection.receive()
         match message:
             case Fetch(request):
-                if request not in self._accepted and self._gate.enter():
+                if request in self._accepted or self._gate.enter():
                     self._accepted.add(request)
-                self._waiting.append(message)
+                    self._waiting.append(message)
+                else:
+                    # Now, not after what was accepted: the client asks another worker in time.
+                    error = UnavailableError(_LEAVES)
+                    self._connection.send(to_impossible(request, error, self._owner.address))
             case OpenTask() | CloseTask():
                 self._waiting.append(message)
             case _:
@@ -440,8 +446,6 @@ class FetchServer:
             return to_impossible(fetch.request, error, self._owner.address)
 
     def _find_task(self, fetch: Fetch) -> Task:
-        if fetch.request not in self._accepted:
-            raise UnavailableError("distribute: this worker is about to stop; ask another one")
         task = self._tasks.get(fetch.task)
         if task is None or not 0 <= fetch.start <= fetch.stop:
             raise InvalidArgumentError(
