@@ -57,6 +57,11 @@ def test_it_ends_with_its_workers() -> None:
         socket.create_connection((host, int(port)))
 
 
+def test_its_workers_are_there_when_it_is() -> None:
+    with penstock.launch.local(3) as launched:
+        assert len(service.status(launched.url)["workers"]) == 3
+
+
 def test_it_follows_a_range_of_workers_and_keeps_a_journal(tmp_path) -> None:
     with penstock.launch.local("1..2", work_dir=str(tmp_path / "work")) as launched:
         numbers = Dataset.range(3).apply(service.distribute("distributed_epoch", launched.url))

@@ -178,3 +178,26 @@ def test_what_no_worker_can_make_is_the_failure_of_one_element() -> None:
     assert piece.error is error
     assert [(ask.start, ask.stop) for ask in reader.asks()] == [(1, 2)]
     reader.refuse(99, NotFoundError("late"), elsewhere=False)
+
+
+def test_a_block_for_several_trainers_waits_for_its_keeper_to_join() -> None:
+    """A trainer whose connection to a worker was slower would make another worker's block again."""
+    reader = Fetcher(SequentialOrder(1), Limits(), bound=False, kept=True)
+    reader.join("b")
+    reader.join("a")
+    (ask,) = reader.asks()
+    keeper, other = ask.worker, {"a": "b", "b": "a"}[ask.worker]
+
+    late = Fetcher(SequentialOrder(1), Limits(), bound=False, kept=True)
+    late.join(other)
+    late.expected = [keeper]
+    assert late.asks() == []
+    late.join(keeper)
+    assert [ask.worker for ask in late.asks()] == [keeper]
+
+    alone = Fetcher(SequentialOrder(1), Limits(), bound=False, kept=True)
+    alone.join(other)
+    alone.expected = [keeper]
+    assert alone.asks() == []
+    alone.expected = []  # It cannot be reached.
+    assert [ask.worker for ask in alone.asks()] == [other]

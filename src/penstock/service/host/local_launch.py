@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Self
 
 from penstock.errors import InvalidArgumentError
@@ -17,11 +18,22 @@ def launch(workers: Any, config: DispatcherConfig) -> LocalService:
     allowed = _parse_workers(workers)
     check_dispatcher(config)
     group = LocalWorkers(allowed.least)
+    hosted = None
     try:
-        return LocalService(HostedService(config, group, allowed))
+        hosted = HostedService(config, group, allowed)
+        _await_workers(hosted, allowed.least)
     except BaseException:
-        group.close()
+        (hosted or group).close()
         raise
+    return LocalService(hosted)
+
+
+def _await_workers(hosted: HostedService, count: int) -> None:
+    """Waits until the workers have registered, so that all first readers know all of them."""
+    while len(hosted.dispatcher.status()["workers"]) < count:
+        if hosted.session.failure is not None:
+            raise hosted.session.failure
+        time.sleep(0.01)
 
 
 def _parse_workers(workers: Any) -> WorkerRange:

@@ -341,8 +341,9 @@ class Fetcher:
         if crashed is not None and (crashed in able or crashed in self.returning):
             return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
-            keeper = _keeper(able, feed.asking)
-            return keeper if able[keeper] < DEPTH else None
+            # A worker that is about to join may be the keeper: another one would make it twice.
+            keeper = _keeper({*able, *self.expected} - feed.refused.keys(), feed.asking)
+            return keeper if able.get(keeper, DEPTH) < DEPTH else None
         if self._bound:
             for favourite in (feed.worker, feed.home):
                 if favourite in able:
