@@ -1,7 +1,6 @@
 """Threads: none is left behind, order is kept, calls run at once, nothing runs too far ahead.
 
-Nothing here sleeps: functions meet at barriers and wait for events, each with a bound that only a
-broken engine reaches.
+Functions meet at barriers and wait for events, each with a bound that only a broken engine reaches.
 """
 
 import gc
@@ -29,6 +28,7 @@ from penstock.plan.optimize import prepare
 from penstock.plan.options import Options
 from tests.effort import spread
 from tests.engine.example_plans import filtered, interleaved, mapped, numbers, rows
+from tests.programs import run_text
 
 BOUND = 30.0
 
@@ -618,3 +618,28 @@ def test_the_collector_takes_no_lock_to_stop_a_prefetch():
     gc.collect()
     thread.join()
     assert set(notified) == {thread}
+
+
+ENDS = """
+import threading, time
+from penstock.data import Dataset
+
+in_second_call = threading.Event()
+
+def work(x):
+    if x == 1:
+        in_second_call.set()
+        time.sleep(0.3)
+    print("ended", x, flush=True)
+    return x
+
+iterator = iter(Dataset.range(2).map(work).prefetch(2))
+next(iterator)
+in_second_call.wait()
+del iterator
+"""
+
+
+def test_the_end_of_a_program_waits_for_calls_of_an_iterator_that_is_gone(tmp_path):
+    """A thread that Python ends inside the native code of JAX aborts the process."""
+    assert run_text(ENDS, tmp_path).stdout == "ended 0\nended 1\n"

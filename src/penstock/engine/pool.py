@@ -2,8 +2,9 @@
 
 A pool's threads are daemons, so that a program can end while a call still runs. They end when the
 pool is stopped; a pool that is used again afterwards starts new ones. A forked child has none of
-its parent's threads, so a pool refuses to work there. At the program's end all pools are stopped
-and joined for a short time: a thread that is killed inside native code can crash the process.
+its parent's threads, so a pool refuses to work there. At the program's end all pools are stopped,
+and their threads joined for a short time, also those of pools that were stopped before: a thread
+that is killed inside native code can crash the process.
 
 One thread at a time may use a pool; its own threads see only `_tasks` and `_free`, which are safe.
 """
@@ -75,6 +76,7 @@ class Pool:
             target=_work, args=(self._tasks, self._free), name=self._name, daemon=True
         )
         self._threads.append(thread)
+        _THREADS.add(thread)
         thread.start()
 
     def stop(self, join: bool = False, drop: bool = False) -> None:
@@ -86,7 +88,7 @@ class Pool:
 
     def stop_with(self, owner: object) -> None:
         """Ends the threads when `owner` is collected, and cancels calls that have not begun."""
-        # Not at the program's end: `_leave` must still find the threads, to join them.
+        # At the end of the program, `_leave` does it.
         weakref.finalize(owner, self.stop, False, True).atexit = False
 
     def _end(self, drop: bool) -> list[threading.Thread]:
@@ -98,20 +100,21 @@ class Pool:
             tasks.put(None)
         return threads
 
-    def _leave(self) -> list[threading.Thread]:
-        """The threads to wait for when the program ends."""
-        if os.getpid() != self._process:
-            return []
-        self._interrupt()
-        return self._end(drop=True)
+    def _leave(self) -> None:
+        if os.getpid() == self._process:
+            self.stop(drop=True)
 
 
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""The threads of all pools; those of a stopped pool may still be in their last calls."""
 
 
 @atexit.register
 def _leave() -> None:
-    _join([thread for pool in list(_POOLS) for thread in pool._leave()], _EXIT_SECONDS)
+    for pool in list(_POOLS):
+        pool._leave()
+    _join([thread for thread in list(_THREADS) if thread.is_alive()], _EXIT_SECONDS)
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:
