@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
+import secrets
 import threading
 import time
 from collections import deque
@@ -19,11 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from penstock.service.host.authentication import make_proof
+from penstock.service.host.authentication import is_proof, make_proof
 from penstock.service.host.http_server import HttpRequest, HttpServer, Page
 from penstock.service.host.security import Security
 from penstock.service.host.sockets import join_address
-from penstock.service.host.tickets import make_ticket, read_expiry
 from penstock.service.protocol import timing
 
 HISTORY = 600
@@ -230,3 +230,23 @@ def take_sample(status: dict[str, Any], now: float) -> dict[str, float]:
         "lag": sum(job["lag"] * job["clients"] for job in reading) / max(1, readers),
         "fill": sum(job["held"] for job in reading) / budget if budget else 0.0,
     }
+
+
+def make_ticket(token: bytes, purpose: bytes, expires: float) -> str:
+    """A text that proves, until `expires` (seconds since 1970), that its maker knew the token.
+
+    It does not reveal the token, and is valid for one purpose only. Any process with the token can
+    make one, and a server that restarts still accepts those that it made before.
+    """
+    name = f"{int(expires)}-{secrets.token_hex(16)}"
+    return f"{name}-{make_proof(token, purpose, name.encode()).hex()}"
+
+
+def read_expiry(ticket: str, token: bytes, purpose: bytes) -> int | None:
+    """When a ticket expires; None if it was not made with this token, for this purpose."""
+    name, _, claim = ticket.rpartition("-")
+    try:
+        proof, expires = bytes.fromhex(claim), int(name.partition("-")[0])
+    except ValueError:
+        return None
+    return expires if is_proof(proof, token, purpose, name.encode()) else None
