@@ -27,7 +27,7 @@ from penstock.errors import (
     OpError,
     ResourceExhaustedError,
 )
-from penstock.service.host import ray_actors, ray_metrics
+from penstock.service.host import ray_actors
 from tests.integration.clusters import Cluster, until
 
 # Ray uses its own deprecated names, and forks where another test may have started JAX.
@@ -348,7 +348,7 @@ def test_metrics_of_the_dispatcher_are_metrics_of_ray(nodes, monkeypatch):
     set_value, increase = metrics.Gauge.set, metrics.Counter.inc
     monkeypatch.setattr(metrics.Gauge, "set", set_gauge)
     monkeypatch.setattr(metrics.Counter, "inc", count)
-    published = ray_metrics.RayMetrics("features")
+    published = ray_actors.RayMetrics("features")
     with Cluster(1) as local:
         measure = local.dispatcher._hosted.measure
         for _ in range(2):

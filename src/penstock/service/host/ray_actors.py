@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from penstock.engine.formats.extras import load_extra
 from penstock.errors import OpError
 from penstock.service.host.hosted_service import HostedService
 from penstock.service.host.local_workers import LocalWorkers
-from penstock.service.host.ray_metrics import RayMetrics
+from penstock.service.host.metrics import DISPATCHER_METRICS, Metric, Values
 from penstock.service.host.ray_options import LOCAL, RayOptions, load_ray
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
@@ -308,3 +308,52 @@ def log_for_ray() -> None:
     """Writes the log of this process to its standard error, which Ray keeps for each actor."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("penstock").setLevel(logging.INFO)
+
+
+_SERVICE = "service"
+
+
+class RayMetrics:
+    """Publishes the metrics of a dispatcher in Ray, which begins their names with `ray_`.
+
+    A tag names the service. Ray counts increments of counters.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._tags = {_SERVICE: service}
+        self._metrics = [(metric, _make_metric(metric)) for metric in DISPATCHER_METRICS]
+        self._counted: dict[tuple[str, str], float] = {}
+
+    def publish(self, values: Values) -> None:
+        for metric, published in self._metrics:
+            for label, value in _each_value(values[metric.name]):
+                tags = {**self._tags, metric.label: label} if metric.label else self._tags
+                if metric.is_counter:
+                    self._count((metric.name, label), value, published, tags)
+                else:
+                    published.set(value, tags=tags)
+
+    def _count(
+        self, key: tuple[str, str], value: float, published: Any, tags: dict[str, str]
+    ) -> None:
+        added = value - self._counted.get(key, 0.0)
+        if added > 0:
+            published.inc(added, tags=tags)
+            self._counted[key] = value
+
+
+def _make_metric(metric: Metric) -> Any:
+    metrics = load_extra("ray.util.metrics", "ray://", "ray")
+    keys = (_SERVICE, metric.label) if metric.label else (_SERVICE,)
+    if metric.is_counter:
+        # Ray ends the names of counters in `_total` itself.
+        name = metric.name.removesuffix("_total")
+        return metrics.Counter(name, description=metric.help, tag_keys=keys)
+    return metrics.Gauge(metric.name, description=metric.help, tag_keys=keys)
+
+
+def _each_value(value: float | Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    else:
+        yield "", value
