@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.service.host.local_launch import LocalService
-    from penstock.service.host.ray_launch import LaunchedService
+    from penstock.service.host.ray_service import LaunchedService
 
 __all__ = ["local", "ray"]
 
@@ -78,9 +78,9 @@ def ray(
     ...     print(service.url)
     ray://features
     """
-    from penstock.service.host.ray_launch import launch
+    from penstock.service.host.ray_service import launch_service
 
-    return launch(
+    return launch_service(
         name,
         workers=workers,
         cpus=cpus,

@@ -2,7 +2,7 @@
 
 A reader finds the actor with the dispatcher by its name, and starts it if there is none. A thread
 of the reader tells the actor that the program still reads, and learns where the dispatcher is: Ray
-may have restarted it on another node.
+may have restarted it on another node. A launched service has a name, and runs until it is closed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 from weakref import WeakSet
 
 from penstock.engine.formats.extras import load_extra
 from penstock.errors import (
+    AlreadyExistsError,
     FailedPreconditionError,
+    InvalidArgumentError,
     NotFoundError,
     OpError,
     ResourceExhaustedError,
@@ -36,6 +38,7 @@ from penstock.service.host.ray_options import (
     RayOptions,
     is_launched,
     load_ray,
+    make_options,
     parse_rest,
 )
 from penstock.service.host.runtime import MACHINE
@@ -320,3 +323,63 @@ def _leave_all() -> None:
     for answer in answers:
         with suppress(ray.exceptions.RayError):  # It has ended with this call.
             ray.get(answer, timeout=timing.RAY_CALL)
+
+
+# Launched services
+
+_CALL = "launch.ray"
+
+
+def launch_service(
+    name: Any, *, workers: Any, cpus: Any, work_dir: Any, wait: Any, runtime_env: Any
+) -> LaunchedService:
+    """Starts a service under a name, or finds it if it runs with the same options."""
+    if not isinstance(name, str) or not name or name in (AUTO, LOCAL) or set("?/:") & set(name):
+        raise InvalidArgumentError(
+            f"{_CALL}: name must be a word other than auto and local, without ? / and :, got "
+            f"{name!r}"
+        )
+    options = make_options(
+        _CALL,
+        name=name,
+        workers=workers,
+        cpus=cpus,
+        work_dir=work_dir,
+        wait=wait,
+        lasting=True,
+    )
+    connect_ray(AUTO)
+    token = secrets.token_hex(16)
+    actor, _, _ = reach_actor(options, lambda: start_actor(options, name, token, runtime_env))
+    _check_options(options, load_ray().get(actor.options.remote()))
+    return LaunchedService(name, actor)
+
+
+def _check_options(wanted: RayOptions, found: RayOptions) -> None:
+    if wanted.text != found.text:
+        raise AlreadyExistsError(
+            f"{_CALL}: {wanted.name!r} runs with other options ({found.text} instead of "
+            f"{wanted.text}); close it first, or use another name"
+        )
+
+
+class LaunchedService:
+    """A service on Ray; `close` ends it, for all programs."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
+
+    @property
+    def url(self) -> str:
+        """The `service` argument of `distribute`, in any program of this Ray."""
+        return f"ray://{self._name}"
+
+    def close(self) -> None:
+        """Ends the dispatcher and its workers; may be repeated."""
+        end_actor(self._actor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
