@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.service.host.local_launch import LocalService
+    from penstock.service.host.hosted_service import LocalService
     from penstock.service.host.ray_service import LaunchedService
 
 __all__ = ["local", "ray"]
@@ -42,11 +42,11 @@ def local(
     ...     print(*penstock.data.Dataset.range(4).apply(job))
     0 1 2 3
     """
-    from penstock.service.host.local_launch import launch
+    from penstock.service.host.hosted_service import launch_here
     from penstock.service.host.server_setup import DispatcherConfig
 
     config = DispatcherConfig(port=port, work_dir=work_dir, dashboard_port=dashboard_port)
-    return launch(workers, config)
+    return launch_here(workers, config)
 
 
 def ray(
