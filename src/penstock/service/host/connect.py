@@ -20,8 +20,9 @@ from penstock.element import nest
 from penstock.element.spec import DatasetSpec
 from penstock.engine.context import Context
 from penstock.engine.contract import State, Stream, copy_state
-from penstock.engine.figures import WorkerFigures
+from penstock.engine.figures import Figures, WorkerFigures, own_seconds
 from penstock.engine.lower import open_plan
+from penstock.engine.meters import Meters
 from penstock.engine.tuning import reader_budget
 from penstock.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from penstock.plan import nodes
@@ -35,12 +36,12 @@ from penstock.plan.shard import in_order
 from penstock.service.host.array_store import ArrayUploads
 from penstock.service.host.data_client import connect_data
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.reader_signs import ReaderSigns
 from penstock.service.host.remote_stream import Opening, RemoteStream
 from penstock.service.host.services import HOME, REGISTERED_SEEDS, borrow
 from penstock.service.host.session import Session
 from penstock.service.logic.client import claims_of, known_streams, state_at
 from penstock.service.logic.feeds import Limits
+from penstock.service.protocol.bottlenecks import Bottleneck
 from penstock.service.protocol.messages import (
     DatasetInfo,
     JobOptions,
@@ -326,3 +327,57 @@ def _worker_figures(node: nodes.Distribute, context: Context) -> WorkerFigures |
 def _element_limit(most: int | None) -> int | None:
     """The limit of `max_outstanding_requests`; None if it is not set or not positive."""
     return most if most is not None and most > 0 else None
+
+
+# What a reader tells the dispatcher about its bottleneck
+
+_LONGEST_NAME = 120
+"""Characters of the longest name of an operator that is sent."""
+
+
+class ReaderSigns:
+    """What one reader knows about its bottleneck, for its heartbeats. Used by one thread.
+
+    It reads meters that other threads write; a figure that is a moment old does no harm.
+    """
+
+    def __init__(self, meters: Meters, figures: WorkerFigures | None) -> None:
+        self._meters, self._figures = meters, figures
+        self._delivered = 0.0
+
+    def take(self) -> Bottleneck:
+        """The slowest operator on the workers, and what was delivered since the last call."""
+        delivered = measure_delivery(self._meters)
+        before, self._delivered = self._delivered, delivered
+        rows = [] if self._figures is None else list(self._figures.rows())
+        place, operator = find_slowest(rows)
+        return Bottleneck(place, operator, max(0.0, delivered - before))
+
+
+def find_slowest(rows: list[Figures]) -> tuple[str, str]:
+    """The operator with the most time of its own, in words, after its place.
+
+    Its place is `source` if it reads what no operator hands to it, `function` if it calls a user's
+    function, else `operator`. Both are empty if nothing is known.
+    """
+    own = own_seconds(rows)
+    if not any(own):
+        return "", ""
+    number = own.index(max(own))
+    row = rows[number]
+    below = rows[number + 1] if number + 1 < len(rows) else None
+    name = f"{row.operator}({row.function})" if row.function else row.operator
+    if below is None or below.depth <= row.depth:
+        return "source", name[:_LONGEST_NAME]
+    return "function" if row.function else "operator", name[:_LONGEST_NAME]
+
+
+def measure_delivery(meters: Meters) -> float:
+    """Seconds in which elements were brought to devices, as far as that is certain.
+
+    The time of a stage includes that of the plan below it. An operator that runs ahead may have
+    more time than the stage; then the rest is 0.
+    """
+    stages = sum(meter.seconds for meter in list(meters.stages.values()))
+    below = max((meter.seconds for meter in list(meters.by_node.values())), default=0.0)
+    return max(0.0, stages - below)

@@ -7,7 +7,7 @@ from penstock.data.experimental import service
 from penstock.delivery.delivery_stream import DELIVERY
 from penstock.engine.figures import Figures, WorkerFigures
 from penstock.engine.meters import Meters
-from penstock.service.host.reader_signs import ReaderSigns, find_slowest, measure_delivery
+from penstock.service.host.connect import ReaderSigns, find_slowest, measure_delivery
 from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 from tests.integration.clusters import Cluster, until
 
@@ -72,4 +72,4 @@ def test_the_status_names_the_slowest_operator() -> None:
             )
         )
         batches.close()
-    assert status["jobs"][0]["slowest"].startswith("map(square at test_reader_signs.py:")
+    assert status["jobs"][0]["slowest"].startswith("map(square at test_connect_signs.py:")
