@@ -621,15 +621,16 @@ def test_the_collector_takes_no_lock_to_stop_a_prefetch():
 
 
 ENDS = """
-import threading, time
+import atexit, threading
 from penstock.data import Dataset
 
-in_second_call = threading.Event()
+in_second_call, is_ending = threading.Event(), threading.Event()
+atexit.register(is_ending.set)  # Runs before what penstock has registered.
 
 def work(x):
     if x == 1:
         in_second_call.set()
-        time.sleep(0.3)
+        is_ending.wait()
     print("ended", x, flush=True)
     return x
 
