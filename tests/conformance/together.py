@@ -7,13 +7,12 @@ its workers' answers. When a process dies over a program, a new set takes the re
 import faulthandler
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from penstock.errors import DisagreementError
@@ -21,6 +20,7 @@ from tests.conformance.apart import death
 from tests.conformance.cases import Case, load
 from tests.conformance.oracle_helpers import free_port
 from tests.conformance.programs import Outcome, run
+from tests.programs import ForkedProgram
 
 
 def run_together(cases: Sequence[Case], seconds: float = 0) -> Iterator[tuple[Case, Outcome]]:
@@ -40,36 +40,26 @@ def _one_team(cases: list[Case], seconds: float) -> Iterator[Outcome]:
     addresses = [f"localhost:{free_port()}" for _ in range(workers)]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in addresses]
-        children = []
-        for index, file in enumerate(errors):
-            command = [sys.executable, "-m", __name__, folder, str(seconds)]
-            child = _started([*command, *(case.id for case in cases)], addresses, index, file)
-            children.append(stack.enter_context(child))
-            stack.callback(child.kill)
+        words = ["-m", __name__, folder, str(seconds), *(case.id for case in cases)]
+        children = [
+            stack.enter_context(
+                ForkedProgram(words, ["penstock", "torch"], TF_CONFIG=_describe(addresses, index))
+            )
+            for index in range(workers)
+        ]
         for _ in cases:
-            lines = [child.stdout.readline() for child in children if child.stdout is not None]
+            lines = [child.stdout.readline() for child in children]
             if "" in lines:
-                yield _end(children[lines.index("")], errors[lines.index("")])
+                ended = children[lines.index("")]
+                yield death(ended.returncode, ended.read_errors())
                 return
             yield _merged([Outcome(*json.loads(line)) for line in lines])
 
 
-def _started(
-    command: list[str], addresses: list[str], index: int, errors: IO[str]
-) -> subprocess.Popen[str]:
-    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TF_CONFIG": json.dumps(config)}
-    environment = os.environ | own
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+def _describe(addresses: list[str], index: int) -> str:
+    return json.dumps(
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     )
-
-
-def _end(child: subprocess.Popen[str], errors: IO[str]) -> Outcome:
-    status = child.wait()
-    errors.seek(0)
-    return death(status, errors.read())
 
 
 def _merged(outcomes: list[Outcome]) -> Outcome:

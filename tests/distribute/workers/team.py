@@ -7,18 +7,17 @@ ended by their own strategy's timeout, or by their program, never by a clock of 
 import json
 import os
 import socket
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 from penstock.distribute.cluster_resolver import SimpleClusterResolver
 from penstock.distribute.multiworker import MultiWorkerMirroredStrategy
 from tests.distribute.workers import team_programs
+from tests.programs import ForkedProgram
 
 
 @dataclass(frozen=True)
@@ -57,36 +56,23 @@ def run_team(
     return run_processes([["-m", __name__, json.dumps(one)] for one in given])
 
 
-def run_processes(commands: Sequence[Sequence[str]], **variables: str) -> list[Said]:
+def run_processes(commands: Sequence[Sequence[str]]) -> list[Said]:
     """What Python processes said, all of them started before the first is waited for."""
-    own = {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-    }
+    own = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     with ExitStack() as stack:
-        errors = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
-        children = []
-        for command, file in zip(commands, errors, strict=True):
-            child = subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env=os.environ | own | variables,
-            )
-            children.append(stack.enter_context(child))
-            stack.callback(child.kill)
-        return [_heard(*pair) for pair in zip(children, errors, strict=True)]
+        children = [
+            stack.enter_context(ForkedProgram(command, ["penstock", "torch"], **own))
+            for command in commands
+        ]
+        return [_heard(child) for child in children]
 
 
-def _heard(child: subprocess.Popen[str], errors: IO[str]) -> Said:
+def _heard(child: ForkedProgram) -> Said:
     # It may read until now, when its input is closed: that is how a member keeps silent.
-    output, _ = child.communicate()
-    errors.seek(0)
+    output = child.communicate()
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('["said"')]
-    return Said({name: answer for _, name, answer in lines}, child.returncode, errors.read())
+    answers = {name: answer for _, name, answer in lines}
+    return Said(answers, child.returncode, child.read_errors())
 
 
 def say(name: str, answer: Any) -> None:
