@@ -29,7 +29,7 @@ from penstock.service.host import tracer
 from penstock.service.host.data_connection import Connection
 from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
 from penstock.service.host.tasks import Tasks
-from penstock.service.host.traffic import Sent
+from penstock.service.host.worker_meters import Sent
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import Message, Plain, WorkStatus
 

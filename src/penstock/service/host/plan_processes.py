@@ -46,7 +46,7 @@ from penstock.service.host.plan_process_main import (
     encode,
 )
 from penstock.service.host.sockets import relay, shut, tune_for_data
-from penstock.service.host.traffic import Sent, add_work
+from penstock.service.host.worker_meters import Sent, add_work
 from penstock.service.logic.crashes import Crash, Crashes, Search
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import WorkStatus
