@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.proportions import Order, draws, whole_weights
+from penstock.engine.streams.choosing import DrawOrder, draws, whole_weights
 from tests.effort import examples
 
 WEIGHTS = st.lists(st.integers(0, 60) | st.just(70_000), min_size=1, max_size=7).filter(any)
@@ -27,7 +27,7 @@ def test_every_prefix_has_each_share_rounded_up_or_down(weights):
 def test_an_order_is_the_same_from_any_counts_and_in_any_steps(weights, steps, start):
     weights = whole_weights(weights)
     expected = draws(weights, [0] * len(weights), start + sum(steps) + 10)
-    order = Order(weights, np.bincount(expected[:start], minlength=len(weights)).tolist())
+    order = DrawOrder(weights, np.bincount(expected[:start], minlength=len(weights)).tolist())
     for step in steps:
         assert order.peek(10)[:step].tolist() == expected[start : start + step]
         order.advance(step)
@@ -36,9 +36,9 @@ def test_an_order_is_the_same_from_any_counts_and_in_any_steps(weights, steps, s
 
 
 def test_an_order_goes_on_behind_its_blocks(monkeypatch):
-    monkeypatch.setattr("penstock.engine.proportions._BLOCK", 7)
+    monkeypatch.setattr("penstock.engine.streams.choosing._BLOCK", 7)
     for weights in [(2, 1), (70_000, 30_001, 5)]:
-        order, found = Order(weights), []
+        order, found = DrawOrder(weights), []
         for _ in range(100):
             found += order.peek(4).tolist()
             order.advance(len(order.peek(4)))
