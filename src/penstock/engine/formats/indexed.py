@@ -1,16 +1,23 @@
 """TFRecord files and tar archives as tables: the places of their records are in an index.
 
 Every read checks that the records are where the index says, so an index that does not fit the file
-is an error and never other data. A compressed file has no places to go to: `refuse_compressed`.
+is an error and never other data: not every file says when it was changed last. A compressed file
+has no places to go to: `refuse_compressed`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,13 +28,20 @@ from penstock.element.dtypes import string
 from penstock.element.spec import TensorSpec
 from penstock.engine.formats import tar
 from penstock.engine.formats.arrow_files import read_exactly
-from penstock.engine.formats.file_indexes import default_folder, find_index, index_path
-from penstock.engine.formats.files import open_bytes, size_of, translate_errors
-from penstock.engine.formats.framing import FOOTER, HEADER, masked_crc
+from penstock.engine.formats.files import (
+    FileVersion,
+    open_bytes,
+    size_of,
+    translate_errors,
+    version_of,
+    write_file,
+)
+from penstock.engine.formats.folders import join, read_small
+from penstock.engine.formats.framing import FOOTER, HEADER, crc32c, masked_crc
 from penstock.engine.formats.spans import Run, SpanReader
 from penstock.engine.formats.tables import Selection
 from penstock.engine.formats.tfrecord import count_undamaged, damaged_record
-from penstock.errors import DataLossError, InvalidArgumentError
+from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, OpError
 
 _SCAN_BLOCK = 1 << 16
 _END_MARK = bytes(1024)
@@ -198,3 +212,102 @@ class _RunReader(tar.TarReader):
 
     def _open(self) -> BinaryIO:
         return io.BytesIO(self._data)
+
+
+# Indexes: where each record begins, found by one scan and kept for the next program. An index is
+# only a help: a file that has none, or one of another version of the file, is scanned.
+
+Scan = Callable[[], Array]
+"""Reads a whole file; returns where each record begins, and at last where the last one ends."""
+
+_INDEX_MAGIC = b"penstock index 1\n"
+_INDEX_DTYPES = ("<u4", "<u8")
+"""Of the lengths of records."""
+
+log = logging.getLogger("penstock")
+
+_UNKEPT_LOCK = threading.Lock()
+_UNKEPT: dict[str, bytes] = {}
+"""Indexes that could not be written, by their paths; `_UNKEPT_LOCK` guards it."""
+
+
+def default_folder() -> str:
+    """The folder of indexes of this user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "penstock", "indexes")
+
+
+def index_path(folder: str, kind: str, path: str) -> str:
+    """Where the index of a file is kept. The name is that of the file, and a hash of its path."""
+    digest = hashlib.sha256(os.fsencode(f"{kind}\n{path}")).hexdigest()[:24]
+    name = path.rstrip("/").rpartition("/")[2][-80:]
+    return join(folder, f"{name}.{digest}.index")
+
+
+def find_index(path: str, kind: str, folder: str, call: str, scan: Scan) -> Array:
+    """Where the records of a file are, as `scan` returns it: from its index, or by a scan."""
+    place = index_path(folder, kind, path)
+    version = version_of(path, call)
+    data = _UNKEPT.get(place) or _read_index(place, call)
+    known = None if data is None else _decode_index(data, path, version)
+    if known is not None:
+        return known
+    starts = scan()
+    if version_of(path, call) != version:
+        raise FailedPreconditionError(
+            f"{call}: {path!r} changed while it was scanned for its index; make the dataset again "
+            "when the file is complete"
+        )
+    _keep_index(place, _encode_index(starts, path, version), folder)
+    return starts
+
+
+def _read_index(place: str, call: str) -> bytes | None:
+    """An index that cannot be read is like one that does not exist."""
+    with contextlib.suppress(OpError):
+        return read_small(place, call)
+    return None
+
+
+def _keep_index(place: str, data: bytes, folder: str) -> None:
+    try:
+        write_file(place, data)
+    except OpError as error:
+        with _UNKEPT_LOCK:
+            is_first = not any(kept.startswith(folder) for kept in _UNKEPT)
+            _UNKEPT[place] = data
+        if is_first:
+            log.warning(
+                "indexes cannot be written to %r, so every program scans its files again (%s); "
+                'name another folder, as in index="/data/indexes"',
+                folder,
+                error,
+            )
+
+
+def _encode_index(starts: Array, path: str, version: FileVersion) -> bytes:
+    lengths = np.diff(starts, prepend=0)
+    dtype = _INDEX_DTYPES[int(lengths.max()) >= 1 << 32]
+    head = {**_file_facts(path, version), "dtype": dtype, "count": len(starts)}
+    body = json.dumps(head).encode() + b"\n" + lengths.astype(dtype).tobytes()
+    return _INDEX_MAGIC + crc32c(body).to_bytes(4, "little") + body
+
+
+def _file_facts(path: str, version: FileVersion) -> dict[str, Any]:
+    """What must be as it was. By whose clock a local file was changed does not matter here."""
+    modified = version.modified if "://" in path else version.modified.partition(" ")[0]
+    return {"path": path, "size": version.size, "modified": modified}
+
+
+def _decode_index(data: bytes, path: str, version: FileVersion) -> Array | None:
+    """The places in an index; None if it is damaged, or of another file or version."""
+    body = data[len(_INDEX_MAGIC) + 4 :]
+    if data[: len(_INDEX_MAGIC) + 4] != _INDEX_MAGIC + crc32c(body).to_bytes(4, "little"):
+        return None
+    text, _, lengths = body.partition(b"\n")
+    head = json.loads(text)
+    wanted = _file_facts(path, version)
+    if {name: head.get(name) for name in wanted} != wanted or head["dtype"] not in _INDEX_DTYPES:
+        return None
+    found = np.frombuffer(lengths, head["dtype"])
+    return np.cumsum(found, dtype=np.int64) if len(found) == head["count"] else None

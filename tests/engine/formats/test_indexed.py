@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from penstock.data import Dataset, TFRecordDataset
-from penstock.engine.formats import file_indexes, indexed, spans, tar
+from penstock.engine.formats import indexed, spans, tar
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -93,7 +93,7 @@ def test_the_folder_of_the_user_is_used_without_another_one(kind, tmp_path, monk
     assert len(list((tmp_path / "of another user/penstock/indexes").iterdir())) == 1
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/person")
-    assert file_indexes.default_folder() == "/home/person/.cache/penstock/indexes"
+    assert indexed.default_folder() == "/home/person/.cache/penstock/indexes"
 
 
 def test_a_file_that_was_written_again_is_scanned_again(kind, folder, tmp_path):
