@@ -6,6 +6,8 @@ from i on. So all workers must see one order, and draw the same random numbers.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,10 +19,10 @@ from penstock.data import element_specs
 from penstock.data.arguments import describe, flag, integer
 from penstock.data.dataset import Dataset
 from penstock.data.delivered import Check, DeliveredIterator, refuse_datasets
-from penstock.data.epochs import Epochs
 from penstock.delivery import Delivery
 from penstock.delivery.moving import ColumnDelivery
 from penstock.delivery.torch_delivery import lock_rows, move_rows, open_delivery
+from penstock.engine.contract import copy_state
 from penstock.errors import FailedPreconditionError, InvalidArgumentError
 from penstock.plan.nodes import Map, Node, known_spec, rewrite
 from penstock.plan.options import AutoShardPolicy, Options
@@ -189,3 +191,66 @@ def _plan_shard(dataset: Dataset, workers: int, worker: int) -> Node:
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.DATA
     return shard_plan(dataset.with_options(options).__plan__, workers, worker).plan
+
+
+OpenEpoch = Callable[[], DeliveredIterator]
+"""Makes an iterator at the beginning of a new epoch."""
+
+
+class Epochs:
+    """The latest epoch that began, and the one that begins next, if it is prepared already.
+
+    The loop of a program, or a framework, keeps the iterators to itself. So the position is saved
+    and loaded where the program can reach it: on the dataset that it passed on.
+
+    The latest iterator is not kept alive: an iterator that its loop drops ends its threads, and
+    leaves its elements to other readers of a shared job. Only its state is kept.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Callable[[], DeliveredIterator | None] = lambda: None
+        self._next: DeliveredIterator | None = None
+        self._left: dict[str, Any] | None = None
+        """The state of the latest epoch, if its loop ended early and dropped the iterator."""
+        self._begun = 0
+
+    def begin(self, open_epoch: OpenEpoch) -> DeliveredIterator:
+        """Begins an epoch: the rest of the one whose state was loaded, or a new one."""
+        iterator, self._next = self._next or open_epoch(), None
+        self._begun += 1
+        self._latest, self._left = weakref.ref(iterator), None
+        iterator.keep_state = partial(self._keep_state, self._begun)
+        return iterator
+
+    def _keep_state(self, number: int, state: dict[str, Any]) -> None:
+        if number == self._begun and self._next is None:
+            self._left = state
+
+    def state_dict(self, open_epoch: OpenEpoch) -> dict[str, Any]:
+        """Where the program continues: in the latest epoch, or in a new one if that is over."""
+        if (current := self._find_current(open_epoch)) is not None:
+            return current.state_dict()
+        return copy_state(self._left)  # type: ignore[no-any-return]
+
+    def find_place(self, open_epoch: OpenEpoch) -> tuple[int, int | None]:
+        """The epoch that `state_dict` is in, and how many of its elements came before."""
+        if (current := self._find_current(open_epoch)) is not None:
+            return current.epoch, current.position
+        assert self._left is not None
+        return self._left["iteration"], self._left["count"]
+
+    def _find_current(self, open_epoch: OpenEpoch) -> DeliveredIterator | None:
+        """The iterator of the latest epoch, or a new one if that is over; None if `_left` is it."""
+        latest = self._latest()
+        if self._left is None and self._next is None and (latest is None or latest._is_at_end):
+            self._next = open_epoch()
+        return self._next or latest
+
+    def load_state_dict(self, state: Any, open_epoch: OpenEpoch) -> None:
+        """Makes the next epoch the rest of the one that `state` was saved in."""
+        iterator = open_epoch()
+        iterator.load_state_dict(state)
+        self._next, self._left = iterator, None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Epochs, ()  # Positions stay in this process.
