@@ -16,8 +16,7 @@ import numpy as np
 
 from penstock.data.dataset import Dataset
 from penstock.element.chunk import Chunk
-from penstock.engine.block_order import block_order
-from penstock.engine.permute import shuffle_index
+from penstock.engine.permute import block_order, shuffle_index
 from penstock.plan import nodes as n
 from penstock.plan.seeds import derive, generator
 from tests.engine.list_packing import packed

@@ -16,12 +16,11 @@ from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.index import Index, array_of, groups, scale, slice_of
 from penstock.element.values import as_value
-from penstock.engine.block_order import BlockOrder, block_order
 from penstock.engine.call_watch import refuse_many
 from penstock.engine.collate import Collate, collate_all, collate_of
 from penstock.engine.fitting import fit_chunk
 from penstock.engine.gather import Mapped, TakeRows
-from penstock.engine.permute import shuffle_index
+from penstock.engine.permute import BlockOrder, block_order, shuffle_index
 from penstock.engine.processes.shared_arrays import LazyRows, find_lazy_rows
 from penstock.engine.table_access import open_table, positions_of
 from penstock.engine.user_calls import Calls

@@ -10,7 +10,7 @@ import pytest
 from penstock.data import Dataset, TFRecordDataset
 from penstock.data.experimental.service import distribute
 from penstock.engine import table_access
-from penstock.engine.block_order import BlockOrder
+from penstock.engine.permute import BlockOrder
 from penstock.errors import InvalidArgumentError
 from penstock.io import TFRecordWriter
 from penstock.plan.block_lengths import block_lengths
