@@ -26,8 +26,7 @@ begin, [deviations.md](deviations.md) has the differences in detail.
 
 Values are tensors: NumPy arrays that also answer `.numpy()`. Functions run as they are written;
 nothing is traced. Tensors of different dtypes are not added, as in TensorFlow. Strategies hand out
-tensors where they were given tensors. What variables hand out is plain NumPy: leave `.numpy()`
-out, or call `tf.convert_to_tensor`.
+tensors where they were given tensors. What is read from variables is a tensor, too.
 """
 
 _NUMBERS = "other random numbers; in `map` they depend on the element, so that resumes are exact"
@@ -37,7 +36,7 @@ _NOTHING = "a context that changes nothing"
 
 DIFFERENT = {
     "Tensor": "a subclass of `numpy.ndarray`; a single value has no dimensions",
-    "Variable": "see [the tutorial](tutorial-strategy.md); reading it gives a NumPy array",
+    "Variable": "see [the tutorial](tutorial-strategy.md); without `scatter_*` and assigned slices",
     "SparseTensor": "elements are never sparse: what a function returns becomes ragged rows",
     "function": "the function itself; `input_signature` is checked",
     "py_function": "calls the function",

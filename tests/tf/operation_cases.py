@@ -57,6 +57,9 @@ def names_for(tf: Any) -> dict[str, Any]:
         ),
         "numbers": tf.lookup.KeyValueTensorInitializer([1, 2], ["x", "y"]),
         "u8": tf.constant([200, 100, 7], tf.uint8),
+        "weights": tf.Variable([1.0, 2.0]),
+        "count": tf.Variable(3),
+        "label": tf.Variable("a"),
     }
 
 
@@ -803,6 +806,43 @@ tf.get_static_value(i3)
 i3.dtype.max
 f3.shape.ndims
 m.shape.num_elements()
+weights.value()
+weights.read_value()
+weights.numpy()
+weights * 2
+2 / weights
+weights + [1.0, 2.0]
+weights + weights
+weights - tf.constant([1.0, 1.0])
+tf.constant([1.0, 1.0]) - weights
+-weights
+weights > 1.5
+weights == 1.0
+weights[0]
+weights[:1]
+[one for one in weights]
+count + 1
+count // 2
+count + 1.5
+weights + count
+label + "b"
+label.value()
+tf.Variable(True) & False
+tf.reduce_sum(weights)
+tf.stack([count, count])
+tf.cast(count, tf.float32) * weights
+tf.Variable(1).assign(4).assign_add(2).numpy()
+tf.Variable([1]).assign_sub([4]) + 1
+weights.shape.as_list()
+count.dtype.is_integer
+label.dtype.name
+tf.is_tensor(count)
+isinstance(count, tf.Variable)
+count.is_initialized()
+count.ref() == count.ref()
+{count.ref(): 1}[count.ref()]
+count.ref().deref() + 0
+tf.data.Dataset.from_tensors(weights).map(lambda x: x * weights).get_single_element()
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

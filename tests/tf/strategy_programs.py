@@ -304,3 +304,38 @@ def distributed_specs(tf: Any, strategy: Any) -> Any:
             )
         ),
     }
+
+
+@strategy_program
+def variables_are_read_as_tensors(tf: Any, strategy: Any) -> Any:
+    on_read, summed = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
+    with strategy.scope():
+        weights = tf.Variable([1.0, 2.0])
+        total = tf.Variable(0.0, aggregation=summed)
+        count = tf.Variable(0, synchronization=on_read, aggregation=summed)
+    batches = tf.data.Dataset.range(8).map(lambda x: tf.cast(x, tf.float32)).batch(4)
+
+    def step(x: Any) -> Any:
+        loss = tf.reduce_sum(x) * weights[0]
+        total.assign_add(loss)
+        count.assign_add(1)
+        return loss
+
+    def train() -> Any:
+        for batch in strategy.experimental_distribute_dataset(batches):
+            losses = strategy.run(step, (batch,))
+            yield describe(strategy.reduce("SUM", losses, axis=None))
+
+    return {
+        "losses": list(train()),
+        "total": describe(total / 2),
+        "count": describe(count.read_value()),
+        "weights": describe(weights * 2),
+        "first": describe(weights.values[0] + 1),
+        "shape": weights.shape.as_list(),
+        "dtype": count.dtype.name,
+        "assigned": weights.assign([3.0, 4.0]).numpy().tolist(),
+        "summed": describe(strategy.reduce("SUM", strategy.run(lambda: weights + 1), axis=None)),
+        "values": [describe(one) for one in strategy.run(lambda: weights.value()).values],
+        "kinds": [isinstance(one, tf.Variable) for one in (weights, count)],
+    }

@@ -12,7 +12,6 @@ plain penstock stays plain NumPy.
 
 from penstock import config, distribute, errors
 from penstock.distribute.values.variables import (
-    Variable,
     VariableAggregation,
     VariableSynchronization,
 )
@@ -192,6 +191,7 @@ from penstock.tf.elementwise import (
     truncatemod,
 )
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.ported_variables import PortedVariable as Variable
 from penstock.tf.ragged_values import RaggedTensor, SparseTensor
 from penstock.tf.reductions import (
     cumsum,

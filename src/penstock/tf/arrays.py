@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.distribute.values.variables import Variable
 from penstock.element.dtypes import as_dtype
 from penstock.element.ragged import Ragged
 from penstock.element.spec import TensorShape
@@ -44,8 +45,8 @@ def convert_to_tensor(
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a tensor (also a ragged or sparse one)."""
-    return isinstance(x, Tensor | RaggedTensor | SparseTensor)
+    """Whether it is a tensor (also a ragged or sparse one) or a variable."""
+    return isinstance(x, Tensor | RaggedTensor | SparseTensor | Variable)
 
 
 @elementwise

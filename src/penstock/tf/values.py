@@ -69,9 +69,9 @@ class Tensor(np.ndarray[Any, Any]):
     def device(self) -> Any:
         return "/job:localhost/replica:0/task:0/device:CPU:0"
 
-    def ref(self) -> _Reference:
+    def ref(self) -> Reference:
         """The tensor as a key of a dict."""
-        return _Reference(self)
+        return Reference(self)
 
     def __getitem__(self, key: Any) -> Tensor:
         try:
@@ -128,20 +128,20 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
     setattr(Tensor, f"__i{_name}__", getattr(np.ndarray, f"__{_name}__"))
 
 
-class _Reference:
-    """A tensor by its identity."""
+class Reference:
+    """A tensor or variable by its identity."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
-    def deref(self) -> Tensor:
+    def deref(self) -> Any:
         return self._tensor
 
     def __hash__(self) -> int:
         return id(self._tensor)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Reference) and other._tensor is self._tensor
+        return isinstance(other, Reference) and other._tensor is self._tensor
 
 
 def as_tensor(value: Any) -> Tensor:

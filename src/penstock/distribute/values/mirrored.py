@@ -36,7 +36,8 @@ class DistributedVariable(DistributedValues, Variable):
     def _store_value(self, value: Any) -> None:
         self._replicas: Replicas = self._strategy._replicas
         value = _broadcast_from_first_worker(self._replicas, value)
-        copies = [VariableCopy(self, index, value) for index in range(self._replicas.here)]
+        kind: Any = self._form_of(VariableCopy)
+        copies = [kind(self, index, value) for index in range(self._replicas.here)]
         DistributedValues.__init__(self, copies)
         self._check_aggregation()
 

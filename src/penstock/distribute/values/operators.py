@@ -110,10 +110,8 @@ def _match_operand(value: Any, other: Any) -> Any:
     other = current_value(other)
     if not isinstance(other, list | tuple) or not isinstance(value, np.ndarray | np.generic):
         return other
-    array = np.asarray(other)
-    return (
-        array.astype(value.dtype) if np.can_cast(array.dtype, value.dtype, "same_kind") else array
-    )
+    array, dtype = np.asarray(other), np.asarray(value).dtype
+    return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else array
 
 
 def _make_operator(function: Callable[..., Any]) -> Callable[..., Any]:

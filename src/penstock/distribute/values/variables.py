@@ -110,15 +110,20 @@ class Variable(ActsAsValue):
         cls, *given: Any, synchronization: VariableSynchronization = AUTO, **named: Any
     ) -> Variable:
         # Only `Variable(...)` with arguments chooses a class; subclasses and copies keep theirs.
-        made = cls is Variable and (given or named)
+        made = "_form_of" in vars(cls) and (given or named)
         if made and len(given) > 2:
             raise InvalidTypeError(
                 f"Variable: takes initial_value and trainable by position, got {len(given)} "
                 "arguments; pass the rest by name, such as name= and dtype="
             )
-        if made and _is_in_run():
-            return _make_in_run(given, named | {"synchronization": synchronization})
-        return super().__new__(_kind_here(synchronization) if made else cls)
+        if made and is_in_run():
+            return _make_in_run(cls, given, named | {"synchronization": synchronization})
+        return super().__new__(cls._form_of(_kind_here(synchronization)) if made else cls)
+
+    @classmethod
+    def _form_of(cls, kind: type[Variable]) -> type[Variable]:
+        """The class to make for a kind of variable; a class that defines this chooses by itself."""
+        return kind
 
     def __init__(
         self,
@@ -327,18 +332,18 @@ class VariableCopy(Variable):
         self._put_value(container._strategy._replicas, index, value)
 
 
-def _is_in_run() -> bool:
+def is_in_run() -> bool:
     return replica_context.current_standpoint()[1] is not None and replica_context.has_strategy()
 
 
-def _make_in_run(given: tuple[Any, ...], named: dict[str, Any]) -> Variable:
+def _make_in_run(cls: type[Variable], given: tuple[Any, ...], named: dict[str, Any]) -> Variable:
     """One variable for all replicas, which create it at the same time.
 
     Its initial value is that of the first replica, as in TensorFlow.
     """
     replica = replica_context.get_replica_context()
     assert replica is not None
-    made: Variable = replica.merge_call(lambda strategy: Variable(*given, **named))
+    made: Variable = replica.merge_call(lambda strategy: cls(*given, **named))
     return made
 
 
