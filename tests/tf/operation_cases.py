@@ -60,6 +60,11 @@ def names_for(tf: Any) -> dict[str, Any]:
         "weights": tf.Variable([1.0, 2.0]),
         "count": tf.Variable(3),
         "label": tf.Variable("a"),
+        "t": tf.train,
+        "Feature": feature,
+        "ints": lambda *values: feature(int64_list=tf.train.Int64List(value=values)),
+        "floats": lambda *values: feature(float_list=tf.train.FloatList(value=values)),
+        "texts": lambda *values: feature(bytes_list=tf.train.BytesList(value=values)),
     }
 
 
@@ -843,6 +848,36 @@ count.ref() == count.ref()
 {count.ref(): 1}[count.ref()]
 count.ref().deref() + 0
 tf.data.Dataset.from_tensors(weights).map(lambda x: x * weights).get_single_element()
+str(t.Example(features=t.Features(feature={"a": ints(1, -2)})))
+repr(t.Example(features=t.Features(feature={"a": ints(1, -2)})))
+str(t.Features(feature={"é'\"\n\x01 ": floats(0.5)}))
+str(texts(b"x\x00\xff\n\r\t'\"\\\x7f~", b"\xc3\xa9", b""))
+str(texts(bytes(range(256))))
+str(t.FloatList(value=[0.5, 1.0, 1e10, 1e-7, 0.1, 1 / 3, 123456789.0, 1e16, 0.0001, 2.5e-5]))
+str(t.FloatList(value=[float("nan"), float("inf"), -float("inf"), -0.0, 3.4028235e38, 1e-45]))
+str(t.FloatList(value=[2.0**31, 99999.99, 1234567, 1e21, 100000.5, 7.038531e-26, 1e300]))
+str(t.Int64List(value=[1, -(2**63)]))
+repr(t.BytesList(value=[b"a"]))
+[str(one) for one in (t.Example(), t.Features(), Feature(), t.Int64List(), t.SequenceExample())]
+str(ints())
+str(t.Features(feature={"e": Feature()}))
+str(t.Example(features=t.Features()))
+str(t.FeatureList(feature=[ints(1), Feature(), ints()]))
+str(t.FeatureLists(feature_list={"q": t.FeatureList(feature=[ints(1), texts(b"a")])}))
+str(t.SequenceExample(context=t.Features(feature={"n": ints(1)})))
+str(t.SequenceExample(context=t.Features(), feature_lists=t.FeatureLists()))
+str(t.SequenceExample(feature_lists=t.FeatureLists(feature_list={"q": t.FeatureList()})))
+t.Example(features=t.Features()).SerializeToString()
+t.SequenceExample(context=t.Features()).SerializeToString()
+t.SequenceExample(feature_lists=t.FeatureLists()).SerializeToString()
+str(t.Example.FromString(b"\n\x00"))
+str(t.SequenceExample.FromString(b"\x12\x00"))
+t.Example().HasField("features")
+t.Example(features=t.Features()).HasField("features")
+t.FeatureList(feature=[ints(1), Feature()]).SerializeToString()
+t.FeatureLists(feature_list={"q": t.FeatureList(feature=[ints(1)])}).SerializeToString()
+t.FeatureList.FromString(t.FeatureList(feature=[ints(1)]).SerializeToString()).feature[0] == ints(1)
+[one.bytes_list.value[:] and one.WhichOneof("kind") or one.WhichOneof("kind") for one in [ints()]]
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

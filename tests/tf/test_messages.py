@@ -57,11 +57,22 @@ def test_errors():
         tf.train.Feature().other_list  # noqa: B018
 
 
-def test_texts_show_the_values():
-    feature = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
-    assert repr(feature) == "Feature(int64_list=Int64List(value=[1]))"
-    assert repr(tf.train.Feature()) == "Feature()"
-    assert "x" in repr(tf.train.Example(features=tf.train.Features(feature={"x": feature})))
+def test_a_list_that_was_only_looked_at_is_not_set():
+    feature = tf.train.Feature()
+    assert list(feature.int64_list.value) == []
+    assert feature.WhichOneof("kind") is None
+    feature.float_list.value.append(1.5)
+    assert feature.WhichOneof("kind") == "float_list"
+    assert str(feature) == "float_list {\n  value: 1.5\n}\n"
+    feature.ParseFromString(tf.train.Feature().SerializeToString())
+    assert feature.WhichOneof("kind") is None
+
+
+def test_the_text_of_a_map_has_its_entries_in_order():
+    one = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    features = tf.train.Features(feature={"b": one, "a": tf.train.Feature()})
+    entries = [line for line in str(features).splitlines() if "key" in line]
+    assert entries == ['  key: "b"', '  key: "a"']
 
 
 def test_parts_of_examples_have_bytes():

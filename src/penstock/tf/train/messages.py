@@ -1,7 +1,8 @@
 """`Example` and its parts: messages with the interface of protobuf's, over our own writer.
 
 A message is made of its parts, or filled step by step:
-`example.features.feature["x"].int64_list.value.append(1)`.
+`example.features.feature["x"].int64_list.value.append(1)`. A part that was given or has content
+is written and printed, also an empty one; a part that was only looked at is not.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from penstock.engine.formats.examples.writing import (
     encode_feature,
     encode_features,
     encode_list,
+    encode_lists,
     encode_sequence_example,
+    encode_steps,
 )
 from penstock.errors import InvalidArgumentError, InvalidTypeError
+from penstock.tf.train import message_texts
 from penstock.tf.values import Tensor
 
 
@@ -61,6 +65,13 @@ class _SerializedMessage(ABC):
         message = cls()
         message.ParseFromString(serialized)
         return message
+
+    @abstractmethod
+    def _text(self) -> str:
+        """The content in protobuf's text format."""
+
+    def __repr__(self) -> str:
+        return self._text()
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and (other.SerializeToString() == self.SerializeToString())
@@ -121,8 +132,9 @@ class _ValueList(_SerializedMessage):
     def __hash__(self) -> int:
         return id(self)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(value={self.value!r:.80})"
+    def _text(self) -> str:
+        self.check()
+        return message_texts.values(self.as_array().tolist())
 
 
 def _plain(value: Any) -> Any:
@@ -139,6 +151,10 @@ class BytesList(_ValueList):
 
     def as_array(self) -> Any:
         return self.value
+
+    def _text(self) -> str:
+        self.check()
+        return message_texts.values(self.value)
 
 
 class FloatList(_ValueList):
@@ -186,6 +202,7 @@ class TrainFeature(_SerializedMessage):
         int64_list: Int64List | None = None,
     ) -> None:
         self._lists: dict[str, _ValueList] = {}
+        self._offered: dict[str, _ValueList] = {}
         if bytes_list is not None:
             self._lists["bytes_list"] = bytes_list
         if float_list is not None:
@@ -196,7 +213,8 @@ class TrainFeature(_SerializedMessage):
     def __getattr__(self, name: str) -> _ValueList:
         if name not in _LISTS:
             raise AttributeError(f"tf.train.Feature has no field {name}")
-        return self._lists.setdefault(name, _LISTS[name]())
+        found = self._lists.get(name) or self._offered.get(name)
+        return found or self._offered.setdefault(name, _LISTS[name]())
 
     def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
         """The name of the list that is set."""
@@ -207,12 +225,13 @@ class TrainFeature(_SerializedMessage):
 
     @property
     def _set(self) -> tuple[str, _ValueList] | None:
-        """The list that was given or filled last."""
+        """The list that was filled last, else the one that was given."""
         lists = self._lists
-        if len(lists) == 1:
-            return next(iter(lists.items()))
-        filled = [(name, one) for name, one in lists.items() if one.value]
-        return filled[-1] if filled else next(iter(reversed(lists.items())), None)
+        if self._offered or len(lists) > 1:
+            filled = [pair for pair in (lists | self._offered).items() if pair[1].value]
+            if filled:
+                return filled[-1]
+        return next(reversed(lists.items()), None)
 
     def as_values(self) -> Values | None:
         found = self._set
@@ -223,6 +242,7 @@ class TrainFeature(_SerializedMessage):
 
     def _read(self, data: bytes) -> None:
         self._lists = _feature_of(read_feature(data, "Feature") if data else None)._lists
+        self._offered = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrainFeature) and other._set == self._set
@@ -230,8 +250,9 @@ class TrainFeature(_SerializedMessage):
     def __hash__(self) -> int:
         return id(self)
 
-    def __repr__(self) -> str:
-        return f"Feature({self._set[0]}={self._set[1]!r})" if self._set else "Feature()"
+    def _text(self) -> str:
+        found = self._set
+        return "" if found is None else message_texts.block(found[0], found[1]._text())
 
 
 class _Entries(dict[str, Any]):
@@ -269,8 +290,8 @@ class Features(_SerializedMessage):
     def __hash__(self) -> int:
         return id(self)
 
-    def __repr__(self) -> str:
-        return f"Features({dict(self.feature)!r:.200})"
+    def _text(self) -> str:
+        return message_texts.entries("feature", self.feature)
 
 
 class _Steps(list[TrainFeature]):
@@ -282,53 +303,98 @@ class _Steps(list[TrainFeature]):
         return self[-1]
 
 
-class FeatureList:
+class FeatureList(_SerializedMessage):
     """The features of the steps of a sequence."""
 
     def __init__(self, feature: Iterable[TrainFeature] = ()) -> None:
         self.feature = _Steps(feature)
 
-    def __repr__(self) -> str:
-        return f"FeatureList({self.feature!r:.200})"
+    def as_values(self) -> list[Values | None]:
+        return [step.as_values() for step in self.feature]
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_steps(self.as_values())
+
+    def _read(self, data: bytes) -> None:
+        self.feature = _Steps(_feature_of(step) for step in read_list(data))
+
+    def _text(self) -> str:
+        return "".join(message_texts.block("feature", step._text()) for step in self.feature)
 
 
-class FeatureLists:
+class FeatureLists(_SerializedMessage):
     """Lists of features by name."""
 
     def __init__(self, feature_list: Any = None) -> None:
         self.feature_list = _Entries(FeatureList, feature_list)
 
     def as_values(self) -> dict[bytes, list[Values | None]]:
-        return {
-            name.encode(): [step.as_values() for step in one.feature]
-            for name, one in self.feature_list.items()
-        }
+        return {name.encode(): one.as_values() for name, one in self.feature_list.items()}
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
+        return encode_lists(self.as_values())
+
+    def _read(self, data: bytes) -> None:
+        self.feature_list = _lists_of(read_entries(data)).feature_list
+
+    def _text(self) -> str:
+        return message_texts.entries("feature_list", self.feature_list)
 
 
-class Example(_SerializedMessage):
+class _Whole(_SerializedMessage):
+    """An example: its parts are messages, each of which may be missing."""
+
+    _given: frozenset[str]
+    """The parts that are there even if they are empty."""
+
+    def HasField(self, name: str) -> bool:  # noqa: N802
+        """Whether a part was given or has content."""
+        return name in self._given or bool(getattr(self, name).as_values())
+
+    def _values_of(self, name: str) -> Any:
+        """What a part holds; None if it is missing."""
+        return getattr(self, name).as_values() or ({} if name in self._given else None)
+
+    def _text_of(self, name: str) -> str:
+        return message_texts.block(name, repr(getattr(self, name))) if self.HasField(name) else ""
+
+
+class Example(_Whole):
     """An example: features by name.
 
     >>> example = Example(features=Features(feature={"x": TrainFeature(int64_list=Int64List([3]))}))
     >>> Example.FromString(example.SerializeToString()).features.feature["x"].int64_list.value
     [3]
+    >>> print(example, end="")
+    features {
+      feature {
+        key: "x"
+        value {
+          int64_list {
+            value: 3
+          }
+        }
+      }
+    }
     """
 
     def __init__(self, features: Features | None = None) -> None:
         self.features = features if features is not None else Features()
+        self._given = frozenset(() if features is None else ("features",))
 
     def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
-        values = self.features.as_values()
-        return encode_example(values) if values else b""
+        values = self._values_of("features")
+        return b"" if values is None else encode_example(values)
 
     def _read(self, data: bytes) -> None:
         entries, _ = _split(data)
-        self.features = _features_of(entries)
+        self.__init__(None if entries is None else _features_of(entries))  # type: ignore[misc]
 
-    def __repr__(self) -> str:
-        return f"Example({self.features!r})"
+    def _text(self) -> str:
+        return self._text_of("features")
 
 
-class SequenceExample(_SerializedMessage):
+class SequenceExample(_Whole):
     """An example with a context and lists of features."""
 
     def __init__(
@@ -336,35 +402,46 @@ class SequenceExample(_SerializedMessage):
     ) -> None:
         self.context = context if context is not None else Features()
         self.feature_lists = feature_lists if feature_lists is not None else FeatureLists()
+        given = {"context": context, "feature_lists": feature_lists}
+        self._given = frozenset(name for name, part in given.items() if part is not None)
 
     def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802
-        return encode_sequence_example(self.context.as_values(), self.feature_lists.as_values())
+        return encode_sequence_example(self._values_of("context"), self._values_of("feature_lists"))
 
     def _read(self, data: bytes) -> None:
         entries, lists = _split(data)
-        self.context = _features_of(entries)
-        made = {
-            name.decode(): FeatureList([_feature_of(step) for step in read_list(one)])
-            for name, one in lists
-        }
-        self.feature_lists = FeatureLists(made)
+        self.__init__(  # type: ignore[misc]
+            None if entries is None else _features_of(entries),
+            None if lists is None else _lists_of(lists),
+        )
+
+    def _text(self) -> str:
+        return self._text_of("context") + self._text_of("feature_lists")
 
 
-def _split(data: bytes) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
-    """The entries of the two maps of a message."""
-    found: dict[int, list[tuple[bytes, bytes]]] = {FIRST: [], SECOND: []}
+_Map = list[tuple[bytes, bytes]]
+"""The entries of a map: names and the bytes of messages."""
+
+
+def _split(data: bytes) -> tuple[_Map | None, _Map | None]:
+    """The entries of the two maps of a message; None for one that is missing."""
+    found: dict[int, _Map] = {}
     cursor = MessageCursor(data)
     while not cursor.has_ended:
         tag = cursor.peek()
-        if tag in found:
+        if tag in (FIRST, SECOND):
             cursor.at += 1
-            found[tag] += read_entries(cursor.message())
+            found.setdefault(tag, []).extend(read_entries(cursor.message()))
         else:
             cursor.skip_field()
-    return found[FIRST], found[SECOND]
+    return found.get(FIRST), found.get(SECOND)
 
 
-def _features_of(entries: list[tuple[bytes, bytes]]) -> Features:
+def _lists_of(entries: _Map) -> FeatureLists:
+    return FeatureLists({name.decode(): FeatureList.FromString(one) for name, one in entries})
+
+
+def _features_of(entries: _Map) -> Features:
     made = {
         name.decode(): _feature_of(read_feature(body, repr(name)) if body else None)
         for name, body in entries

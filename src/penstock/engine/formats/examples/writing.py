@@ -53,7 +53,7 @@ def serialize_sequence_example(
         _name(name, call): [_values(step, f"{call}: {name!r}") for step in steps]
         for name, steps in (feature_lists or {}).items()
     }
-    return encode_sequence_example(_features(context or {}, call), lists)
+    return encode_sequence_example(_features(context or {}, call) or None, lists or None)
 
 
 def encode_example(features: Mapping[bytes, Values | None]) -> bytes:
@@ -61,14 +61,20 @@ def encode_example(features: Mapping[bytes, Values | None]) -> bytes:
 
 
 def encode_sequence_example(
-    context: Mapping[bytes, Values | None], lists: Mapping[bytes, Sequence[Values | None]]
+    context: Mapping[bytes, Values | None] | None,
+    lists: Mapping[bytes, Sequence[Values | None]] | None,
 ) -> bytes:
-    entries = {
-        name: b"".join(_field(FIRST, encode_feature(step)) for step in steps)
-        for name, steps in lists.items()
-    }
-    head = _field(FIRST, encode_features(context)) if context else b""
-    return head + (_field(SECOND, _encode_map(entries)) if entries else b"")
+    """The bytes of both parts; a part that is None is left out."""
+    head = b"" if context is None else _field(FIRST, encode_features(context))
+    return head + (b"" if lists is None else _field(SECOND, encode_lists(lists)))
+
+
+def encode_lists(lists: Mapping[bytes, Sequence[Values | None]]) -> bytes:
+    return _encode_map({name: encode_steps(steps) for name, steps in lists.items()})
+
+
+def encode_steps(steps: Sequence[Values | None]) -> bytes:
+    return b"".join(_field(FIRST, encode_feature(step)) for step in steps)
 
 
 def encode_features(features: Mapping[bytes, Values | None]) -> bytes:
