@@ -12,10 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import machine_checkups as machine
-from penstock.cli import main
-from penstock.cli import service_checkups as services
-from penstock.cli.findings import DOUBTFUL, FINE, WRONG, split_error
+from penstock.cli import doctor, main
+from penstock.cli.doctor import DOUBTFUL, FINE, WRONG, split_error
 from penstock.data.experimental import service
 from penstock.engine.processes import chunk_memory
 from penstock.errors import InvalidArgumentError, UnavailableError
@@ -84,7 +82,7 @@ def test_another_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_a_way_that_leads_nowhere(url: str, words: str) -> None:
-    (found,) = services.check_service(url)
+    (found,) = doctor.check_service(url)
     assert found.state == WRONG
     assert words in found.text + found.change
     assert found.change
@@ -101,7 +99,7 @@ def test_workers_that_cannot_be_reached_or_differ() -> None:
         security, here = Security.of_client(cluster.address), worker["host"]
 
         def check(**changes: Any) -> tuple[str, str]:
-            return services.check_worker({**worker, **changes}, security, here)[0::2]
+            return doctor.check_worker({**worker, **changes}, security, here)[0::2]
 
         assert check() == (FINE, "reached by shm")
         assert check(transfers={}) == (FINE, "reached by tcp")
@@ -114,9 +112,9 @@ def test_workers_that_cannot_be_reached_or_differ() -> None:
 
 def test_reading_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
-    monkeypatch.setattr(services, "_read_element", lambda url: hanging.wait())
-    monkeypatch.setattr(services, "_LONGEST_READ", 0.01)
-    finding = services.check_reading("grpc://x:1")
+    monkeypatch.setattr(doctor, "_read_element", lambda url: hanging.wait())
+    monkeypatch.setattr(doctor, "_LONGEST_READ", 0.01)
+    finding = doctor.check_reading("grpc://x:1")
     hanging.set()
     assert "no element came within" in finding.text
     assert "penstock top grpc://x:1" in finding.change
@@ -126,13 +124,13 @@ def test_reading_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise UnavailableError("distribute: no worker answers; start one")
 
-    monkeypatch.setattr(services, "distribute", fail)
-    assert services.check_reading("grpc://x:1")[2:] == (
+    monkeypatch.setattr(doctor, "distribute", fail)
+    assert doctor.check_reading("grpc://x:1")[2:] == (
         "distribute: no worker answers",
         "start one",
     )
-    monkeypatch.setattr(services, "distribute", lambda *_: lambda dataset: [7])
-    assert "got [7]" in services.check_reading("grpc://x:1").text
+    monkeypatch.setattr(doctor, "distribute", lambda *_: lambda dataset: [7])
+    assert "got [7]" in doctor.check_reading("grpc://x:1").text
 
 
 @pytest.mark.parametrize(
@@ -141,25 +139,25 @@ def test_reading_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_open_files(hard: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard, hard))
-    found = machine.check_files()
+    found = doctor.check_files()
     assert found.state == state
     assert bool(found.change) == (state != FINE)
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.find_free_memory() > 0
+    assert doctor.find_free_memory() > 0
     sizes = {"/sys/fs/cgroup/memory.max": 10**6, "/sys/fs/cgroup/memory.current": 10**5}
-    monkeypatch.setattr(machine, "_read_number", sizes.__getitem__)
-    assert machine.find_free_memory() == 900_000
-    assert machine.check_shared_memory().state == WRONG
+    monkeypatch.setattr(doctor, "_read_number", sizes.__getitem__)
+    assert doctor.find_free_memory() == 900_000
+    assert doctor.check_shared_memory().state == WRONG
     monkeypatch.setattr(chunk_memory, "AVAILABLE", False)
-    assert machine.check_shared_memory().state == DOUBTFUL
+    assert doctor.check_shared_memory().state == DOUBTFUL
 
 
 def test_a_limit_that_is_no_number(tmp_path: Path) -> None:
     (tmp_path / "max").write_text("max\n")
-    assert machine._read_number(str(tmp_path / "max")) is None
-    assert machine._read_number(str(tmp_path / "other")) is None
+    assert doctor._read_number(str(tmp_path / "max")) is None
+    assert doctor._read_number(str(tmp_path / "other")) is None
 
 
 def test_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +165,7 @@ def test_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InvalidArgumentError("localhost cannot be listened on; add it to /etc/hosts")
 
     monkeypatch.setattr(sockets, "listen_tcp", refuse)
-    found = machine.check_ports()
+    found = doctor.check_ports()
     assert (found.state, found.change) == (WRONG, "add it to /etc/hosts")
 
 
@@ -176,7 +174,7 @@ def test_a_secret_that_others_can_read(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text("a token of this service")
     file.chmod(0o644)
     monkeypatch.setenv("PENSTOCK_TOKEN_FILE", str(file))
-    (found,) = machine.check_secrets(None)
+    (found,) = doctor.check_secrets(None)
     assert (found.state, "open to other users" in found.text) == (WRONG, True)
     assert found.change == f"chmod 600 {file}"
 
@@ -186,7 +184,7 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates.make_certificates(str(folder), [], 60)
 
     def states() -> list[str]:
-        return [finding.state for finding in machine.check_secrets(str(folder))]
+        return [finding.state for finding in doctor.check_secrets(str(folder))]
 
     assert states() == [FINE, FINE]
     now = datetime.datetime.now(datetime.UTC)
@@ -223,7 +221,7 @@ def test_torch(
     has_cuda: bool, can_pin: bool, state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(has_cuda, can_pin))
-    found = machine.check_torch()
+    found = doctor.check_torch()
     assert (found.state, words in found.text) == (state, True)
 
 
@@ -232,17 +230,17 @@ def test_jax(backend: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jax: Any = types.ModuleType("jax")
     jax.__version__, jax.default_backend, jax.device_count = "1", lambda: backend, lambda: 1
     monkeypatch.setitem(sys.modules, "jax", jax)
-    assert machine.check_jax().state == state
+    assert doctor.check_jax().state == state
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [found.state for found in machine.check_devices(lambda: False)] == [FINE]
+    assert [found.state for found in doctor.check_devices(lambda: False)] == [FINE]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    (found,) = machine.check_devices(lambda: True)
+    (found,) = doctor.check_devices(lambda: True)
     assert found.state == DOUBTFUL
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "torch" or None)
-    monkeypatch.setitem(machine._CHECKS, "torch", lambda: "the finding of torch")
-    assert list(machine.check_devices(lambda: True)) == ["the finding of torch"]
+    monkeypatch.setitem(doctor._CHECKS, "torch", lambda: "the finding of torch")
+    assert list(doctor.check_devices(lambda: True)) == ["the finding of torch"]
 
 
 def test_an_error_names_what_to_do() -> None:
