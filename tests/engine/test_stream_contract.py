@@ -125,7 +125,7 @@ def test_the_end_stays_the_end_and_closing_twice_is_fine(plan):
 def test_iterators_resume_exactly(plan):
     expected = model(plan)
     iterator = PlanIterator(fresh(plan), ENVIRONMENT)
-    tried = spread(range(len(expected) + 1), 4)
+    tried = spread(range(len(expected) + 1), 3)
     for count in range(len(expected) + 1):
         state = iterator.state_dict()
         if plan.blocked is None:

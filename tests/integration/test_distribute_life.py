@@ -73,7 +73,7 @@ WAYS = {
 def test_nothing_is_left_of_a_reader(cluster, way, arguments, monkeypatch):
     # A connection to the dispatcher is kept for every call that was made at the same time.
     monkeypatch.setattr(control_client, "_KEPT", 1)
-    made = WAYS[way](Dataset.range(2000).map(lambda x: x).apply(cluster.distribute(**arguments)))
+    made = WAYS[way](Dataset.range(300).map(lambda x: x).apply(cluster.distribute(**arguments)))
     next(iter(made.take(1)))  # What a process needs once is there from now on.
     before = settled(census)
     for ending in ENDINGS.values():

@@ -25,7 +25,7 @@ from penstock.plan.parts import with_parts
 from penstock.plan.shape import ENDLESS, GUESS
 from penstock.plan.splits import piece, shape_of
 from tests.conformance.random_plans import plans
-from tests.effort import examples
+from tests.effort import examples, spread
 from tests.engine.driving import MOST, drained, model, opened
 from tests.engine.example_plans import OPERATORS, for_every_operator, fresh, plan_of
 
@@ -380,7 +380,7 @@ def test_what_is_drawn_does_not_depend_on_how_many_came_before(name, size, monke
     check_drawn(DRAWN[name](Dataset.range(13)))
 
 
-@pytest.mark.parametrize("part_bytes", [5, 90, 10**6])
+@pytest.mark.parametrize("part_bytes", spread([5, 90, 10**6], 2))
 def test_what_is_drawn_for_records(lines, tmp_path, part_bytes, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
     check_drawn(TextLineDataset(lines))
