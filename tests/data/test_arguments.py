@@ -361,7 +361,27 @@ PADDING: list[Case] = [
 FUNCTIONS: list[Case] = [
     (lambda: TEN.map(5), InvalidArgumentError, "Dataset.map: needs a function, got 5"),
     (lambda: TEN.filter(lambda: True), InvalidTypeError, "filter: <lambda> at test_arguments.py:"),
-    (lambda: PAIRS.map(lambda a: a), InvalidTypeError, r"is called with 2 argument\(s\)"),
+    (
+        lambda: PAIRS.map(lambda a: a),
+        InvalidTypeError,
+        r"is called with 2 arguments \(one for each component of the element\), but takes \(a\)",
+    ),
+    (
+        lambda: TEN.map(lambda x: x, random=True),
+        InvalidTypeError,
+        r"with 2 arguments \(the element, and a generator because of random=True\), but",
+    ),
+    (
+        lambda: TEN.reduce(0, lambda x: x),
+        InvalidTypeError,
+        r"with 2 arguments \(the state and the element\), but takes \(x\)",
+    ),
+    (
+        lambda: TEN.group_by_window(lambda x: x, lambda x: x, 2),
+        InvalidTypeError,
+        r"with 2 arguments \(the key and the dataset of a window\), but takes \(x\)",
+    ),
+    (lambda: TEN.map(lambda: 1), InvalidTypeError, r"with 1 argument \(the element\), but"),
     (
         lambda: TEN.filter(lambda n: n),
         InvalidArgumentError,

@@ -99,6 +99,16 @@ def test_csv_columns(table: Path) -> None:
     assert rows(picked) == [(1, b"a"), (3000000000, b"b")]
 
 
+def test_a_header_that_is_read_as_a_row_says_how_to_leave_it_out(table: Path) -> None:
+    header = "is not a valid int64: 'i'; if the first line .* pass header=True"
+    with pytest.raises(InvalidArgumentError, match=header):
+        rows(CsvDataset(table, [np.int64, str], select_cols=[0, 2]))
+    wrong = CsvDataset(table, [np.int64, np.int64], select_cols=[0, 2], header=True)
+    with pytest.raises(InvalidArgumentError) as raised:
+        rows(wrong)
+    assert "header=True" not in str(raised.value)
+
+
 def test_csv_types_are_found(table: Path) -> None:
     (batch,) = make_csv_dataset(str(table), 2, num_epochs=1, shuffle=False)
     kinds = {name: column.dtype for name, column in batch.items()}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.data import Dataset, TextLineDataset
-from penstock.engine.advice import hint_of
+from penstock.engine.advice import SPREAD, hint_of
 from penstock.engine.profiles import OperatorProfile, Profile
 
 
@@ -86,6 +86,19 @@ def test_the_bottleneck_is_named_in_words(rows, seconds, expected):
     ],
 )
 def test_the_bottleneck_ends_with_advice(rows, ending):
+    assert Profile(rows, 1.0).bottleneck.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("hint", "ending"),
+    [
+        (f"make f faster, or {SPREAD}", "(1.500 s): make f faster, or add workers"),
+        (f"its calls run in 2 processes: {SPREAD}", ": its calls run in 2 processes: add workers"),
+        ("", "(1.500 s): add workers"),
+    ],
+)
+def test_workers_are_not_advised_to_use_a_service(hint, ending):
+    rows = (row("distribute", 0.0, 0.9), dataclasses.replace(far("map", 1.5), hint=hint))
     assert Profile(rows, 1.0).bottleneck.endswith(ending)
 
 

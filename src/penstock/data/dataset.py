@@ -745,7 +745,7 @@ class Dataset(PublicNames):
             nodes.Map(
                 self._plan,
                 function=tracing.element_function(
-                    where, map_func, self._plan, more=int(bool(random))
+                    where, map_func, self._plan, is_random=bool(random)
                 ),
                 parallel=parallel,
                 deterministic=check.determinism(where, deterministic),
@@ -1749,7 +1749,7 @@ class Dataset(PublicNames):
         10
         """
         where = "Dataset.reduce"
-        calls = Calls("reduce", check_function(where, reduce_func, 2))
+        calls = Calls("reduce", check_function(where, reduce_func, 2, "the state and the element"))
         state = copy_unowned(check.element(where, initial_state))
         try:
             with contextlib.closing(iter(self)) as elements:

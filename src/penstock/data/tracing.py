@@ -24,15 +24,22 @@ from penstock.plan.nodes import Node, known_spec
 Call = Callable[..., Any]
 
 
-def element_function(where: str, call: Call, plan: Node, more: int = 0) -> Function:
+_STATE_AND_ELEMENT = "the state and the element"
+
+
+def element_function(where: str, call: Call, plan: Node, is_random: bool = False) -> Function:
     """A function of one element, whose components are arguments if it is a tuple.
 
-    `more` arguments follow them.
+    A random function gets a generator as its last argument.
     """
     spec = known_spec(plan)
     if spec is None:
         return check_function(where, call)
-    return check_function(where, call, more + (len(spec) if type(spec) is tuple else 1))
+    is_tuple = type(spec) is tuple
+    meaning = "one for each component of the element" if is_tuple else "the element"
+    if is_random:
+        meaning += ", and a generator because of random=True"
+    return check_function(where, call, int(is_random) + (len(spec) if is_tuple else 1), meaning)
 
 
 def predicate_function(where: str, call: Call, plan: Node) -> Function:
@@ -79,7 +86,7 @@ def check_dataset(where: str, function: Function, result: Any) -> None:
 
 def scan_function(where: str, call: Call, plan: Node, state: Any) -> Function:
     """A function of (state, element) that must return (state, element)."""
-    function = check_function(where, call, 2)
+    function = check_function(where, call, 2, _STATE_AND_ELEMENT)
     whole = _join_arguments(plan)
     found, result = trace(plan, Function(lambda *parts: call(copy_unowned(state), whole(parts))))
     if found:
@@ -99,7 +106,7 @@ def grouping_functions(
 ) -> tuple[Function, Function]:
     """The functions of group_by_window: an int64 key of an element, a dataset of a window."""
     key_function = element_function(where, key, plan)
-    reduce_function = check_function(where, reduce, 2)
+    reduce_function = check_function(where, reduce, 2, "the key and the dataset of a window")
     whole = _join_arguments(plan)
 
     def first_window(*parts: Any) -> tuple[Any, ...]:
@@ -124,7 +131,7 @@ def reducer_functions(
     made = (
         element_function(where, key, plan),
         check_function(where, init, 1),
-        check_function(where, reduce, 2),
+        check_function(where, reduce, 2, _STATE_AND_ELEMENT),
         check_function(where, finalize),
     )
     whole = _join_arguments(plan)

@@ -140,7 +140,7 @@ def _from_list(value: list[Any] | tuple[Any, ...] | range, narrowed: bool = True
     except ValueError:
         raise InvalidArgumentError(
             f"penstock: the rows of {short_repr(value)} differ in length; "
-            "use penstock.Ragged for ragged data, or a tuple for a structure"
+            "use penstock.Ragged.from_rows(rows) for ragged data, or a tuple for a structure"
         ) from None
     if any(texts):
         return array

@@ -142,8 +142,7 @@ class Profile:
                 f"{share:.0%} of the time: "
                 "send fewer bytes, or raise Options.service.reader_memory"
             )
-        more = f", or {worst.advice}" if worst.advice else ""
-        return _name_bottleneck(worst, rows, f"{_count(workers)}", f"add workers{more}")
+        return _name_bottleneck(worst, rows, f"{_count(workers)}", _advise_workers(worst.advice))
 
     def __str__(self) -> str:
         names = ["  " * row.depth + _place_name(row) for row in self.operators]
@@ -170,6 +169,13 @@ class Profile:
                 yield (
                     f"{row.operator}: {drawn.elements} elements of {name!r}, epochs: {drawn.epochs}"
                 )
+
+
+def _advise_workers(advice: str) -> str:
+    """The advice for an operator whose work is already divided among workers."""
+    if SPREAD in advice:
+        return advice.replace(SPREAD, "add workers")
+    return f"add workers, or {advice}" if advice else "add workers"
 
 
 def _name_bottleneck(

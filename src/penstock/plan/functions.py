@@ -155,16 +155,21 @@ def _unwrap(call: Any) -> Any:
     return getattr(inner, "__func__", inner)
 
 
-def check_function(where: str, call: Any, arguments: int | None = None) -> Function:
-    """`call` as a `Function`; raises if it cannot be called, or not with `arguments` values."""
+def check_function(
+    where: str, call: Any, arguments: int | None = None, meaning: str = ""
+) -> Function:
+    """`call` as a `Function`; raises if it cannot be called, or not with `arguments` values.
+
+    The error says what these arguments are, if `meaning` does.
+    """
     if not callable(call):
         raise UnfitTypeError(f"{where}: needs a function, got {call!r}")
     if arguments is not None:
-        _check_arity(where, call, arguments)
+        _check_arity(where, call, arguments, meaning)
     return call if isinstance(call, Function) else Function(call)
 
 
-def _check_arity(where: str, call: Callable[..., Any], arguments: int) -> None:
+def _check_arity(where: str, call: Callable[..., Any], arguments: int, meaning: str) -> None:
     try:
         signature = inspect.signature(call)
     except (TypeError, ValueError):
@@ -172,9 +177,10 @@ def _check_arity(where: str, call: Callable[..., Any], arguments: int) -> None:
     try:
         signature.bind(*([None] * arguments))
     except TypeError as error:
+        given = f"{arguments} argument{'' if arguments == 1 else 's'}"
         raise InvalidTypeError(
-            f"{where}: {Function(call)} is called with {arguments} argument(s), "
-            f"one per component of the element, but takes {signature}: {error}"
+            f"{where}: {Function(call)} is called with {given}"
+            f"{meaning and f' ({meaning})'}, but takes {signature}: {error}"
         ) from None
 
 

@@ -28,6 +28,7 @@ from penstock.errors import InvalidArgumentError, UnfitTypeError
 from penstock.plan.functions import Function
 from penstock.plan.nodes import Map
 
+_HEADER = "if the first line has the names of the columns, pass header=True"
 _KINDS = ("int32", "int64", "float32", "float64", "string")
 
 
@@ -151,7 +152,12 @@ def row_of(
     if exclude is not None:
         select = tuple(i for i in range(len(texts)) if i not in exclude)
     where = f"CsvDataset: {place}"
-    return convert_row(texts, fields, na_value=na_value, select_cols=select, where=where)
+    try:
+        return convert_row(texts, fields, na_value=na_value, select_cols=select, where=where)
+    except InvalidArgumentError as error:
+        if place.rstrip(")").endswith("byte 0"):
+            raise InvalidArgumentError(f"{error}; {_HEADER}") from None
+        raise
 
 
 def make_csv_dataset(

@@ -200,8 +200,9 @@ def convert_row(
     """
     chosen = [row[i] for i in select_cols if i < len(row)] if select_cols else row
     if len(chosen) != len(defaults):
+        fields = "selected fields" if select_cols else "fields"
         raise InvalidArgumentError(
-            f"{where}: a row has {len(chosen)} of the fields asked for but record_defaults has "
+            f"{where}: the row has {len(chosen)} {fields}, but record_defaults has "
             f"{len(defaults)}: {reprlib.repr(list(row))}"
         )
     values: list[Any] = []
