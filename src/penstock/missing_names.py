@@ -63,9 +63,28 @@ _INSTEAD = {
 }
 
 
+_CSV = "use penstock.data.experimental.CsvDataset, or make_csv_dataset for batches of columns"
+_COLUMNS = "the elements are dicts of the columns; make them what you need in map"
+_SPLIT = "choose elements by their numbers: select(numbers)"
+_TORCH = 'as_torch(device="cuda") delivers tensors'
+
 _OF_OTHER_DATA = {
     "shape": "element_spec has the shapes",
     "dtype": "element_spec has the dtypes",
+    **dict.fromkeys(("from_csv", "read_csv"), _CSV),
+    **dict.fromkeys(
+        ("from_list", "from_dict", "from_array", "from_arrays", "from_items"),
+        "use Dataset.from_tensor_slices",
+    ),
+    **dict.fromkeys(("from_folder", "from_directory"), "use Dataset.from_image_folder"),
+    **dict.fromkeys(("from_text", "from_text_files"), "use penstock.data.TextLineDataset"),
+    **dict.fromkeys(("from_tfrecord", "from_tfrecords"), "use penstock.data.TFRecordDataset"),
+    "from_iterable": "use Dataset.from_generator, or Dataset.from_torch for a class with items",
+    "from_webdataset": "use Dataset.from_tar",
+    **dict.fromkeys(("column_names", "columns", "features"), "element_spec has the names"),
+    **dict.fromkeys(("remove_columns", "rename_column", "select_columns"), _COLUMNS),
+    **dict.fromkeys(("train_test_split", "random_split", "split"), _SPLIT),
+    **dict.fromkeys(("to", "cuda", "set_format", "with_format"), _TORCH),
 }
 
 _DISTRIBUTE = {
@@ -112,6 +131,8 @@ def missing_from_dataset(
     name: str, known: Iterable[str], asker: str = ""
 ) -> AttributeError | TypeError:
     """The error for `Dataset.name`, which another kind of data may have, for a module that asks.
+
+    The name may be asked of the class, as `from_csv` is, or of an object.
 
     >>> print(missing_from_dataset("dtype", []))
     Dataset.dtype does not exist: element_spec has the dtypes

@@ -88,6 +88,10 @@ def test_a_misspelt_name_leads_to_the_right_one() -> None:
         AttributeError, match="Dataset.shufffle does not exist; did you mean shuffle"
     ):
         TEN.shufffle(3)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Dataset.from_tenor_slices .* from_tensor_slices"):
+        _ = Dataset.from_tenor_slices  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Dataset.from_csv .* use penstock.data.experimental"):
+        _ = Dataset.from_csv  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="penstock.Datasets does not exist; did you mean Dat"):
         penstock.Datasets  # noqa: B018
     assert not hasattr(TEN, "_private")

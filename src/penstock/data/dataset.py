@@ -82,7 +82,21 @@ _MOST = np.iinfo(np.int64).max
 Call = Callable[..., Any]
 
 
-class Dataset(PublicNames):
+class _DatasetClass(type):
+    """The class of `Dataset` itself: says what to write instead of a constructor that is not there.
+
+    >>> Dataset.from_csv
+    Traceback (most recent call last):
+    AttributeError: Dataset.from_csv does not exist: use penstock.data.experimental.CsvDataset, ...
+    """
+
+    if not TYPE_CHECKING:  # A type checker knows the names, and would take any other one, too.
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise missing_from_dataset(name, _names_of(cls))
+
+
+class Dataset(PublicNames, metaclass=_DatasetClass):
     """Elements, and how they are made: lazy, immutable, typed by `element_spec`.
 
     Methods that TensorFlow's `tf.data.Dataset` has are like there, with its arguments and defaults;

@@ -88,6 +88,22 @@ TYPES = {
 }
 
 
+def test_workers_that_were_idle_before_a_reader_came_are_not_taken_for_a_slow_network():
+    world = World()
+    world.worker("w")
+    for _ in range(5):
+        world.now += 1.0
+        world.ask(WorkerHeartbeat("w", ()))
+    world.open("a", world.dataset(SPLIT))
+    limits = []
+    for _ in range(6):
+        world.now += 1.0
+        world.ask(WorkerHeartbeat("w", (WorkStatus("d/0", 10, 0.5, buffered=0, nbytes=5000),)))
+        world.ask(ClientHeartbeat("a", 0, elements=10, waited=1.0, seconds=1.0))
+        limits.append(status(world.state, world.now)["jobs"][0]["limit"])
+    assert limits == ["unknown"] * 4 + ["wire"] * 2
+
+
 def test_the_page_describes_every_field() -> None:
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z_]+(?:\[\]\.[a-z_]+)?)` \| ([a-z ]+) \|", page, re.MULTILINE)

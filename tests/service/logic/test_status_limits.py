@@ -44,6 +44,8 @@ SIGNS = JobSigns(
         ({"wanted": 99}, "workers", "Add workers: more than 8 would keep all readers busy"),
         ({"wanted": 2}, "workers", "Make the source and the functions faster, or add a worker."),
         ({"busy": 0.1}, "wire", "only 10% of theirs: elements of 150 KB are on their way"),
+        ({"busy": 0.1, "settled": False}, "unknown", "just begun. Look again in a few seconds."),
+        ({"settled": False}, "workers", "Add workers: 4"),
         ({"busy": 0.1, "element_bytes": 7.0}, "wire", "elements of 7 B"),
         ({"busy": 0.1, "element_bytes": 1.5e6}, "wire", "elements of 1.5 MB"),
         ({"busy": 0.1, "element_bytes": 2e9}, "wire", "elements of 2.0 GB"),

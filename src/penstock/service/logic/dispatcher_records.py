@@ -406,6 +406,8 @@ class IterationRecord:
         self.hosts: dict[str, int] = {}
         self.consumers: dict[int, str] = {}
         self.idle_since = 0.0
+        self.read_since = 0.0
+        """When the first of its present clients joined."""
         self.calls = 0
         """How often the dispatcher has begun to wait for heartbeats of the clients.
 

@@ -292,6 +292,8 @@ class State:
         known = record.members.get(fact.client)
         consumed = Consumed(record.ends) if known is None else known.consumed
         client = ClientRecord.of(fact, consumed)
+        if not record.clients:
+            record.read_since = now
         self.clients[fact.client] = record.members[fact.client] = client
         record.clients[fact.client] = None
         record.hosts[fact.host] = record.hosts.get(fact.host, 0) + 1

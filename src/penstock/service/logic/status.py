@@ -17,8 +17,10 @@ from penstock.service.logic.dispatcher_records import (
     Throughput,
     WorkerRecord,
 )
+from penstock.service.logic.intervals import worker_heartbeat
 from penstock.service.logic.reader_checks import MODES
 from penstock.service.logic.state import State
+from penstock.service.protocol import timing
 from penstock.service.protocol.bottlenecks import UNKNOWN_BOTTLENECK, Bottleneck
 
 STATUS_VERSION = 1
@@ -26,6 +28,9 @@ STATUS_VERSION = 1
 
 _MIN_BUSY = 0.02
 """The least share of its time that a client counts as busy: its potential rate stays finite."""
+
+_SETTLING = 5
+"""After so many heartbeats, a sixth of what a worker reports is about the time before them."""
 
 
 def status(state: State, now: float) -> dict[str, Any]:
@@ -35,7 +40,10 @@ def status(state: State, now: float) -> dict[str, Any]:
         "status_version": STATUS_VERSION,
         "dispatcher": state.dispatcher,
         "workers": [_worker_status(worker, now) for worker in state.roster.workers.values()],
-        "jobs": [_iteration_status(each, crew, wanted) for each in state.iterations.values()],
+        "jobs": [
+            _iteration_status(each, crew, wanted=wanted, now=now)
+            for each in state.iterations.values()
+        ],
         "readers": [
             _reader_status(each.members[client], now)
             for each in state.iterations.values()
@@ -83,10 +91,12 @@ def _busy_share(pace: Throughput) -> float:
     return 1.0 - pace.waited / pace.seconds if pace.seconds > 0 else 0.0
 
 
-def _iteration_status(record: IterationRecord, crew: _Crew, wanted: int) -> dict[str, Any]:
+def _iteration_status(
+    record: IterationRecord, crew: _Crew, wanted: int, now: float
+) -> dict[str, Any]:
     clients = [record.members[client] for client in record.clients]
     rate, lag = sum(client.pace.rate for client in clients), _waiting_share(clients)
-    limit = find_limit(_read_signs(record, crew, lag, wanted))
+    limit = find_limit(_read_signs(record, crew, lag=lag, wanted=wanted, now=now))
     return {
         "job": record.work.job,
         "name": record.begun.name,
@@ -142,11 +152,14 @@ class _Crew(NamedTuple):
 
     workers: int
     busy: float
+    settling: float
+    """For how many seconds this share is mostly about the time before, if the load changes."""
 
 
 def _survey_crew(state: State) -> _Crew:
     busy = [_busy_share(worker.pace) for worker in state.roster.usable()]
-    return _Crew(len(busy), sum(busy) / max(1, len(busy)))
+    settling = _SETTLING * timing.WORKER_HEARTBEAT * worker_heartbeat(state)
+    return _Crew(len(busy), sum(busy) / max(1, len(busy)), settling)
 
 
 def _find_bottleneck(clients: list[ClientRecord]) -> Bottleneck:
@@ -161,7 +174,9 @@ def _delivering_share(clients: list[ClientRecord]) -> float:
     return sum(client.delivered.waited for client in clients) / seconds if seconds else 0.0
 
 
-def _read_signs(record: IterationRecord, crew: _Crew, lag: float, wanted: int) -> JobSigns:
+def _read_signs(
+    record: IterationRecord, crew: _Crew, lag: float, wanted: int, now: float
+) -> JobSigns:
     clients = [record.members[client] for client in record.clients]
     return JobSigns(
         readers=len(clients),
@@ -175,6 +190,7 @@ def _read_signs(record: IterationRecord, crew: _Crew, lag: float, wanted: int) -
         element_bytes=record.making.element_bytes,
         slowest=_find_bottleneck(clients),
         delivering=_delivering_share(clients),
+        settled=now - record.read_since >= crew.settling,
     )
 
 
@@ -255,6 +271,8 @@ class JobSigns(NamedTuple):
     """The slowest operator on the workers, as a reader reports it."""
     delivering: float = 0.0
     """The share of their time in which readers bring elements to devices."""
+    settled: bool = True
+    """Whether it is read for so long that `busy` is hardly about the time before."""
 
 
 class Limit(NamedTuple):
@@ -283,6 +301,8 @@ def find_limit(signs: JobSigns) -> Limit:
     if signs.busy >= BUSY:
         place = signs.slowest.place
         return Limit(place if place in _PLACES else "workers", _busy_workers(signs))
+    if not signs.settled:
+        return Limit("unknown", "Its readers have just begun. Look again in a few seconds.")
     return Limit("wire", _slow_wire(signs))
 
 
