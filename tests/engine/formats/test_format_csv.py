@@ -229,7 +229,7 @@ def test_selected_columns() -> None:
     ("row", "select"), [(["1"], None), (["1", "2", "3"], None), (["1", "2"], [0, 5]), ([""], None)]
 )
 def test_a_row_of_another_length(row: list[str], select: list[int] | None) -> None:
-    with pytest.raises(InvalidArgumentError, match="the row has . (selected )?fields, but .* has 2:"):
+    with pytest.raises(InvalidArgumentError, match="row has . (selected )?fields, but .* has 2:"):
         convert(row, [Field(INT, 0), Field(INT, 0)], select_cols=select)
 
 
