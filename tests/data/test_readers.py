@@ -104,7 +104,7 @@ def test_a_header_that_is_read_as_a_row_says_how_to_leave_it_out(table: Path) ->
     with pytest.raises(InvalidArgumentError, match=header):
         rows(CsvDataset(table, [np.int64, str], select_cols=[0, 2]))
     wrong = CsvDataset(table, [np.int64, np.int64], select_cols=[0, 2], header=True)
-    with pytest.raises(InvalidArgumentError) as raised:
+    with pytest.raises(InvalidArgumentError, match="int64") as raised:
         rows(wrong)
     assert "header=True" not in str(raised.value)
 
