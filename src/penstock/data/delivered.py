@@ -62,7 +62,7 @@ class DeliveredIterator(Iterator):
         # Any thread may run this at any time, so it counts elements and asks no stream.
         keep_state = getattr(self, "keep_state", None)  # Missing if `__init__` has failed.
         if keep_state is not None and not self._is_at_end and not sys.is_finalizing():
-            keep_state(self._describe((self._place.after(self._taken), self.position)))
+            keep_state(self._describe((self._place.after(self._taken_count), self.position)))
 
     def __next__(self) -> Any:
         tree, leaves = super().__next__()

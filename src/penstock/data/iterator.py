@@ -172,7 +172,7 @@ class Iterator(PublicNames):
         if self._closed:
             raise StopIteration
         if self._stream is None:
-            self._open()
+            self._open_stream()
         self._add_to_count(self._size)
         self._size = 0
         self._place = self._marked.place()
@@ -214,7 +214,7 @@ class Iterator(PublicNames):
         if self._count is not None:
             self._count += elements
 
-    def _open(self) -> None:
+    def _open_stream(self) -> None:
         _let_ctrl_c_end_waits()
         if not self._opened:
             self._opened = time.perf_counter()
@@ -264,7 +264,7 @@ class Iterator(PublicNames):
         if self._stream is None and not self._closed and is_shared(self._plan):
             # Other readers take what is not leased, so a position exists only once it is opened.
             with self._lock:
-                self._open()
+                self._open_stream()
         return self._describe(self._bookmark())
 
     def _bookmark(self) -> Bookmark:
@@ -306,7 +306,7 @@ class Iterator(PublicNames):
         >>> other.position
         3
         """
-        return None if self._count is None else self._count + self._taken
+        return None if self._count is None else self._count + self._taken_count
 
     @property
     def epoch(self) -> int:
@@ -339,7 +339,7 @@ class Iterator(PublicNames):
         return NotImplemented if count < 0 or position is None else max(count - position, 0)
 
     @property
-    def _taken(self) -> int:
+    def _taken_count(self) -> int:
         """How many elements of the last chunk the caller got."""
         return self._size - length_hint(self._rows)
 
@@ -360,7 +360,7 @@ class Iterator(PublicNames):
         left = length_hint(self._rows)
         if not left and self._stream is not None and must_settle(self._stream):
             return Place(self._stream.save())
-        return self._place.after(self._taken)
+        return self._place.after(self._taken_count)
 
     def load_state_dict(self, state: Any) -> None:
         """Continues from `state`, with exactly the rest of the sequence."""
@@ -400,8 +400,8 @@ class Iterator(PublicNames):
     def close(self) -> None:
         """Ends the iteration and its threads; twice is fine."""
         # Counted, not asked of the streams: `save` might block.
-        self._place = self._place.after(self._taken)
-        self._add_to_count(self._taken)
+        self._place = self._place.after(self._taken_count)
+        self._add_to_count(self._taken_count)
         self._rows, self._size = iter(()), 0
         self._close_stream()
 

@@ -57,9 +57,9 @@ class trace:  # noqa: N801 (used like a function: `with trace(...)`)
     ) -> None:
         spans.active = None
         self._recorder.write(self._path)
-        if self._recorder.dropped:
+        if self._recorder.dropped_count:
             log.warning(
                 "penstock.trace: the first %d of all spans are not in %s; trace a shorter time",
-                self._recorder.dropped,
+                self._recorder.dropped_count,
                 self._path,
             )

@@ -62,17 +62,17 @@ class Packing:
 
     def column(self, column: Column) -> Description:
         if isinstance(column, list):
-            return self._list(column)
-        return self._ragged(column) if isinstance(column, Ragged) else self._array(column)
+            return self._pack_list(column)
+        return self._pack_ragged(column) if isinstance(column, Ragged) else self._pack_array(column)
 
     def _add(self, *parts: memoryview) -> None:
         self.parts.extend(part for part in parts if len(part))
         if rest := -sum(map(len, parts)) % ALIGN:
             self.parts.append(_ZEROS[:rest])
 
-    def _array(self, array: Array) -> Description:
+    def _pack_array(self, array: Array) -> Description:
         if array.dtype.hasobject:
-            return self._text(array)
+            return self._pack_text(array)
         name, dtype = _portable(array.dtype)
         if array.nbytes and array.strides[:1] == (0,) and len(array) > 1:
             # One row that is repeated: its memory is handed on once for each time.
@@ -81,7 +81,7 @@ class Packing:
             self._add(_bytes_of(np.ascontiguousarray(array, dtype)))
         return "array", name, array.shape
 
-    def _text(self, array: Array) -> Description:
+    def _pack_text(self, array: Array) -> Description:
         items = array.ravel().tolist()
         lengths = np.fromiter(map(len, items), _INT64, len(items))
         self._add(_bytes_of(lengths))
@@ -92,41 +92,41 @@ class Packing:
             self._add(memoryview(b"".join(items)))
         return "text", array.shape, size
 
-    def _ragged(self, ragged: Ragged) -> Description:
+    def _pack_ragged(self, ragged: Ragged) -> Description:
         splits = ragged.row_splits
         self._add(_bytes_of(splits - splits[0]))
         return "ragged", splits.dtype.name, len(ragged), self.column(ragged.flat)
 
-    def _list(self, leaves: list[Any]) -> Description:
+    def _pack_list(self, leaves: list[Any]) -> Description:
         if all(leaf is None for leaf in leaves):
             self._add(memoryview(bytes(len(leaves))))
             return "none", len(leaves)
         arrays = [_as_array(leaf) for leaf in leaves]
         if any(array is None or array.dtype != arrays[0].dtype for array in arrays):
-            return "leaves", [self._leaf(leaf) for leaf in leaves]
+            return "leaves", [self._pack_leaf(leaf) for leaf in leaves]
         self._add(_bytes_of(np.array([array.ndim for array in arrays], _INT64)))
         dims = [dim for array in arrays for dim in array.shape]
         self._add(_bytes_of(np.array(dims, _INT64)))
-        return "shapes", len(leaves), len(dims), self._flat(arrays)
+        return "shapes", len(leaves), len(dims), self._pack_flat(arrays)
 
-    def _flat(self, arrays: list[Array]) -> Description:
+    def _pack_flat(self, arrays: list[Array]) -> Description:
         """The values of all arrays; few large arrays are not copied."""
         count, dtype = sum(array.size for array in arrays), arrays[0].dtype
         if dtype.hasobject or count * dtype.itemsize <= _LARGE * len(arrays):
-            return self._array(np.concatenate([array.reshape(-1) for array in arrays]))
+            return self._pack_array(np.concatenate([array.reshape(-1) for array in arrays]))
         name, dtype = _portable(dtype)
         self._add(*(_bytes_of(np.ascontiguousarray(array, dtype)) for array in arrays))
         return "array", name, (count,)
 
-    def _leaf(self, leaf: Any) -> Description:
+    def _pack_leaf(self, leaf: Any) -> Description:
         if leaf is None:
             return "none", 0
         if isinstance(leaf, Ragged):
-            return self._ragged(leaf)
+            return self._pack_ragged(leaf)
         if (array := _as_array(leaf)) is None:
             name = type(leaf).__name__
             raise InvalidArgumentError(f"a {name} inside an element cannot be {self._use}")
-        return self._array(array)
+        return self._pack_array(array)
 
 
 @lru_cache(maxsize=64)
@@ -229,29 +229,29 @@ class _Unpacking:
         kind, *rest = description
         match kind:
             case "array":
-                return self._array(_number_dtype(rest[0]), rest[1])
+                return self._unpack_array(_number_dtype(rest[0]), rest[1])
             case "text":
-                return self._text(*rest)
+                return self._unpack_text(*rest)
             case "ragged":
                 dtype, rows, values = rest
-                splits = self._array(_number_dtype(dtype), (rows + 1,))
+                splits = self._unpack_array(_number_dtype(dtype), (rows + 1,))
                 return Ragged.from_row_splits(self.column(values), splits)
             case "shapes":
                 return self._shapes(*rest)
             case "leaves":
-                return [self._leaf(leaf) for leaf in rest[0]]
+                return [self._unpack_leaf(leaf) for leaf in rest[0]]
         self._at += padded_size(rest[0])
         return [None] * rest[0]
 
-    def _array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
+    def _unpack_array(self, dtype: np.dtype[Any], shape: Sequence[int]) -> Array:
         count, at = math.prod(shape), self._at
         if not count:
             return np.empty(shape, dtype)
         self._at = at + padded_size(count * dtype.itemsize)
         return np.frombuffer(self._body, dtype, count, at).reshape(shape)
 
-    def _text(self, shape: Sequence[int], size: int) -> Array:
-        lengths = self._array(_INT64, (math.prod(shape),))
+    def _unpack_text(self, shape: Sequence[int], size: int) -> Array:
+        lengths = self._unpack_array(_INT64, (math.prod(shape),))
         at, self._at = self._at, self._at + padded_size(size)
         if lengths.size and (lengths.min() < 0 or lengths.max() > size):
             raise ValueError("strings of impossible lengths")
@@ -262,7 +262,10 @@ class _Unpacking:
         return column.reshape(shape)
 
     def _shapes(self, rows: int, total: int, flat: Description) -> list[Any]:
-        ranks, dims = self._array(_INT64, (rows,)).tolist(), self._array(_INT64, (total,)).tolist()
+        ranks, dims = (
+            self._unpack_array(_INT64, (rows,)).tolist(),
+            self._unpack_array(_INT64, (total,)).tolist(),
+        )
         values = self.column(flat)
         if min(dims, default=0) < 0 or not set(ranks) <= _RANKS or sum(ranks) != total:
             raise ValueError("the shapes do not add up")
@@ -276,7 +279,7 @@ class _Unpacking:
             raise ValueError("the shapes do not use up the values")
         return leaves
 
-    def _leaf(self, description: Description) -> Any:
+    def _unpack_leaf(self, description: Description) -> Any:
         leaf = self.column(description)
         if description[0] == "none":
             return None

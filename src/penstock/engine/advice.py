@@ -20,7 +20,7 @@ _ONE_CORE = 0.6
 
 def hint_of(node: Node) -> str:
     """What helps if this operator takes most of the time; empty if nothing special does."""
-    function = "it" if not node.functions else node.functions[0].described
+    function = "it" if not node.functions else node.functions[0].description
     match node:
         case nodes.Map(vectorized=False, parallel=None):
             return f"call {function} in parallel: map(..., num_parallel_calls=AUTOTUNE)"

@@ -112,7 +112,7 @@ def _open_operator(node: Node, state: State, context: Context) -> Stream:
     """
     match node:
         case nodes.Cache(source):
-            return buffering.CacheStream(node, partial(_open, source, context), state)
+            return buffering.CacheStream(node, partial(_open_input, source, context), state)
         case nodes.Snapshot(source):
             return buffering.snapshot(node, source, context, open_plan, state)
         case nodes.Distribute():
@@ -229,7 +229,7 @@ def _over(node: Node, streams: tuple[Stream, ...], own: State, context: Context)
             raise AssertionError(f"no stream for {node.label}")
 
 
-def _open(node: Node, context: Context, state: State) -> Stream:
+def _open_input(node: Node, context: Context, state: State) -> Stream:
     return open_plan(node, state, context)
 
 
@@ -252,7 +252,9 @@ def _repeat(
 def _concatenate(node: nodes.Concatenate, own: State, state: State, context: Context) -> Stream:
     which, *known = own
     sequels, context = _sequels(node.second, known, context)
-    opens = [partial(_open, part, context) for part in (node.first, nodes.Branch(node.second, 1))]
+    opens = [
+        partial(_open_input, part, context) for part in (node.first, nodes.Branch(node.second, 1))
+    ]
     return merging.ConcatenateStream(opens, which, state, sequels)
 
 

@@ -87,7 +87,7 @@ class Meter:
         node = self.shown or self.node
         if isinstance(node, Stage):
             return Figures(node.label, "", 0, hint=node.hint)
-        functions = [one.described for one in node.functions if not one.is_own]
+        functions = [one.description for one in node.functions if not one.is_own]
         waits = isinstance(node, Prefetch | Distribute)
         return Figures(node.label, ", ".join(functions), 0, waits=waits, hint=hint_of(node))
 

@@ -295,8 +295,8 @@ class RecordNumbersStream(RecordsStream):
         super().__init__(node, source, position, numbered=False)
         self._search = search
 
-    def _open(self, position: int) -> RecordReader[Any]:
-        reader = super()._open(position)
+    def _open_reader(self, position: int) -> RecordReader[Any]:
+        reader = super()._open_reader(position)
         options = {name: value for name, value in self._node.options if name != DIVISION}
         file = OpenedFile(self._node.format, reader.path, options, position)
         self._search.sources.append(file)

@@ -49,7 +49,7 @@ class SpanRecorder:
         self.add(THREADS, f"{thread.name} {thread.native_id}", name, seconds, elements)
 
     @property
-    def dropped(self) -> int:
+    def dropped_count(self) -> int:
         """How many spans were too many."""
         return max(self._count - len(self._spans), 0)
 

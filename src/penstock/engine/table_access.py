@@ -144,10 +144,10 @@ class TableAccess:
             return found
         while len(self._readers) >= _OPEN_FILES:
             self._readers.popitem(last=False)[1].close()
-        reader = self._readers[file] = self._open(self._files[file])
+        reader = self._readers[file] = self._open_reader(self._files[file])
         return reader
 
-    def _open(self, file: TableFile) -> TableReader:
+    def _open_reader(self, file: TableFile) -> TableReader:
         if self._data is not None:
             return MemoryReader(self._data)
         if file.size >= 0:

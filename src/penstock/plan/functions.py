@@ -86,7 +86,7 @@ class Function:
         return str(getattr(_unwrap(self.call), "__module__", "")).startswith("penstock.")
 
     @functools.cached_property
-    def described(self) -> str:
+    def description(self) -> str:
         """Its name and its place in the source, as in "decode at train.py:12"."""
         code = getattr(_unwrap(self.call), "__code__", None)
         if code is None:
@@ -94,7 +94,7 @@ class Function:
         return f"{self.name} at {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
     def __str__(self) -> str:
-        return self.described
+        return self.description
 
     __repr__ = __str__
 

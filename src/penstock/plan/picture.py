@@ -28,7 +28,7 @@ def draw_plan(plan: Node) -> str:
     rows = list(_walk(plan, 0, -1))
     left_out = len(rows) - _MOST_OPERATORS
     rows = rows[:_MOST_OPERATORS]
-    texts = [(_shorten(_call(node)), _shorten(_facts(node))) for _, _, node in rows]
+    texts = [(_shorten_text(_call(node)), _shorten_text(_facts(node))) for _, _, node in rows]
     widths = [max(map(len, pair)) * _CHARACTER + 20 for pair in texts]
     width = max(row[0] * _INDENT + wide for row, wide in zip(rows, widths, strict=True)) + 2
     height = len(rows) * _STEP + (20 if left_out > 0 else 0)
@@ -56,7 +56,7 @@ def _walk(node: Node, depth: int, parent: int) -> Iterator[tuple[int, int, Node]
 
 
 def _call(node: Node) -> str:
-    functions = ", ".join(function.described for function in node.functions)
+    functions = ", ".join(function.description for function in node.functions)
     return f"{node.label}({functions})" if functions else show.title(node)
 
 
@@ -65,7 +65,7 @@ def _facts(node: Node) -> str:
     return show.count(node) + ("" if spec is None else f", {spec}")
 
 
-def _shorten(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
 
 

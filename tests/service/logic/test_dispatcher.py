@@ -311,7 +311,7 @@ def test_every_element_once(plan: Plan, numbers: list[tuple[int, int]]) -> None:
         assert snapshot(history.world.replayed()) == snapshot(history.world.state)
     history.finish()
     assert history.counted() == history.expected()
-    assert next(iter(history.world.state.iterations.values())).finished
+    assert next(iter(history.world.state.iterations.values())).is_finished
 
 
 def test_messages_and_facts_survive_the_wire() -> None:

@@ -84,17 +84,17 @@ def test_a_silent_reader_gives_back() -> None:
 def test_an_empty_dataset_is_finished() -> None:
     world = reading(Shape("random", length=0), "a")
     assert world.lease("a") == LeaseReply(finished=True)
-    assert world.record("a").finished
+    assert world.record("a").is_finished
     world = reading(Shape("split", streams=0), "a")
     assert world.lease("a").finished
-    assert world.record("a").finished
+    assert world.record("a").is_finished
 
 
 def test_one_reader_is_finished_with_all_in_its_hands() -> None:
     world = reading(Shape("random", length=10), "a")
     world.lease("a")
     assert world.lease("a").finished
-    assert not world.record("a").finished
+    assert not world.record("a").is_finished
 
 
 def test_other_readers_may_yet_give_elements_back() -> None:
@@ -208,7 +208,7 @@ def test_the_end_of_a_stream_voids_what_lies_behind() -> None:
     assert world.state.group(world.state.clients["b"]).holders == {"a": 10, "b": 3}
     world.beat("a", consumed=(StreamRange(0, 0, 10),))
     world.beat("b", consumed=(StreamRange(0, 10, 20),))
-    assert world.record("a").finished
+    assert world.record("a").is_finished
     assert world.lease("a").finished
 
 
@@ -235,7 +235,7 @@ def test_what_is_consumed_behind_the_end_never_was() -> None:
     world = reading(SINGLE, "a")
     world.lease("a")
     world.beat("a", consumed=(StreamRange(0, 0, 10),), ended=((0, 8),))
-    assert world.record("a").finished
+    assert world.record("a").is_finished
 
 
 def test_no_reader_consumes_what_other_readers_hold() -> None:
@@ -254,7 +254,7 @@ def test_pieces_are_leased_one_after_the_other() -> None:
     world.lease("a", 4, ended=((1, 0), (2, 0), (3, 0)))
     world.beat("a", consumed=(StreamRange(0, 0, 8),))
     assert world.lease("a").finished
-    assert world.record("a").finished
+    assert world.record("a").is_finished
 
 
 def test_a_lease_continues_behind_streams_that_end() -> None:
@@ -297,7 +297,7 @@ def test_endless_streams() -> None:
     for stream in range(5):
         ahead = (stream + MOST_GRANTS, 0, 1)
         assert world.leases("a", 1, ended=((stream, 1),)) == [(stream + 1, 1, 2), ahead]
-    assert not world.record("a").finished
+    assert not world.record("a").is_finished
 
 
 def test_a_stream_that_all_have_read_is_no_load() -> None:

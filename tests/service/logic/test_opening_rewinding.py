@@ -45,11 +45,11 @@ def test_what_was_read_since_is_read_again() -> None:
 def test_a_finished_iteration_continues_from_a_state() -> None:
     world = world_of("a")
     assert rest(world, "a") == list(range(50))
-    assert world.record("a").finished
+    assert world.record("a").is_finished
     world.ask(Leave("a"))
     for client in "bcd":
         world.open(client, "1000", resumes=("a",), consumed=SAVED)
-        assert not world.record("a").finished
+        assert not world.record("a").is_finished
         assert rest(world, client) == list(range(10, 50))
 
 
@@ -186,7 +186,7 @@ def test_what_lies_behind_the_end_is_not_believed() -> None:
     world = world_of("a", length=5)
     world.open("b", "1000", resumes=("x",), consumed=SAVED)
     assert rest(world, "b") == []
-    assert world.record("b").finished
+    assert world.record("b").is_finished
 
 
 def test_a_state_of_other_random_numbers() -> None:

@@ -124,7 +124,7 @@ def test_several_readers_get_every_element_once(
             positions = [at for other, at in member.got if other == stream]
             assert positions == sorted(positions)
     assert sorted(address for member in members for address in member.got) == everything(lengths)
-    assert world.record("c0").finished
+    assert world.record("c0").is_finished
 
 
 def leased_reading() -> Reading:

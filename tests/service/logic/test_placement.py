@@ -59,7 +59,7 @@ def test_no_streams_are_added_to_what_is_finished() -> None:
     world = parallel("u", job="job")
     world.read("c", 10)
     world.beat("c", ended=((0, 10),))
-    assert world.record("c").finished
+    assert world.record("c").is_finished
     world.worker("v")
     assert world.places("c") == {0: "u"}
 

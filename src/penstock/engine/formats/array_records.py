@@ -43,14 +43,14 @@ class ArrayRecordTable:
         self._lock = threading.Lock()
         self._reader: Any = None
         with self._lock:
-            reader = self._open()
+            reader = self._open_reader()
             count, options = reader.num_records(), reader.writer_options_string()
         self.blocks = tuple(
             min(_BLOCK_ROWS, count - first) for first in range(0, count, _BLOCK_ROWS)
         )
         self.footer = crc32c(f"{count} {options}".encode())
 
-    def _open(self) -> Any:
+    def _open_reader(self) -> Any:
         if self._reader is None:
             # Options of the package for random access: nothing is read ahead.
             found = self._module.ArrayRecordReader(
@@ -65,7 +65,7 @@ class ArrayRecordTable:
         """Some records; opens the file again if it was closed."""
         with self._lock:
             try:
-                found: list[bytes] = self._open().read(numbers)
+                found: list[bytes] = self._open_reader().read(numbers)
             except (RuntimeError, ValueError, IndexError) as error:
                 self._reader = None
                 problem = (

@@ -44,14 +44,14 @@ class BatchBuffers:
                 self._add_fixed(_array_of(column), shape, inner)
             case ["list", splits, inner]:
                 ragged = column if isinstance(column, Ragged) else _ragged_of(column)
-                self._open(len(ragged))
+                self._begin_field(len(ragged))
                 offsets = ragged.row_splits - ragged.row_splits[0]
                 self.buffers.append([offsets.astype(splits, copy=False)])
                 self.add(ragged.flat, inner)
             case ["varied", rank, inner]:
                 self._add_varied(column, rank, inner)
 
-    def _open(self, length: int) -> None:
+    def _begin_field(self, length: int) -> None:
         """Begins a field that has no missing values."""
         self.lengths.append(length)
         self.buffers.append([])
@@ -63,16 +63,16 @@ class BatchBuffers:
             self._numbers(array, number_dtype(layout[1]))
 
     def _numbers(self, array: Array, dtype: np.dtype[Any]) -> None:
-        self._open(len(array))
+        self._begin_field(len(array))
         values = np.ascontiguousarray(array, dtype)
         if dtype.kind == "b":
             values = np.packbits(values, bitorder="little")
         elif dtype.kind == "c":
-            self._open(2 * len(values))
+            self._begin_field(2 * len(values))
         self.buffers.append([values.view(np.uint8)])
 
     def _text(self, items: list[bytes]) -> None:
-        self._open(len(items))
+        self._begin_field(len(items))
         offsets = np.zeros(len(items) + 1, _INT64)
         np.cumsum(np.fromiter(map(len, items), _INT64, len(items)), out=offsets[1:])
         is_large = offsets[-1] > _LARGE * len(items)
@@ -80,22 +80,22 @@ class BatchBuffers:
 
     def _add_fixed(self, array: Array, shape: Sequence[int], inner: Layout) -> None:
         counts = np.cumprod(shape) if inner[0] == "text" else [math.prod(shape)]
-        self._open(len(array))
+        self._begin_field(len(array))
         for count in counts[:-1]:
-            self._open(len(array) * int(count))
+            self._begin_field(len(array) * int(count))
         self._leaves(array.reshape(-1), inner)
 
     def _add_varied(self, column: Column, rank: int | None, inner: Layout) -> None:
         rows, shapes = len(column), _shapes_of(column)
         if rank != 1:
-            self._open(rows)
-        self._open(rows)
+            self._begin_field(rows)
+        self._begin_field(rows)
         sizes = np.fromiter(map(math.prod, shapes), _INT64, rows)
         self.buffers.append([_offsets_of(sizes, _INT64 if rank in (1, None) else _INT32)])
-        self._leaves(_flatten(column), inner)
+        self._leaves(_flatten_leaves(column), inner)
         if rank == 1:
             return
-        self._open(rows)
+        self._begin_field(rows)
         dims = np.array([dim for shape in shapes for dim in shape], _INT64)
         if rank is None:
             ranks = np.fromiter(map(len, shapes), _INT64, rows)
@@ -154,7 +154,7 @@ def _shapes_of(column: Column) -> list[tuple[int, ...]]:
     return [leaf.shape if type(leaf) is np.ndarray else np.shape(leaf) for leaf in column]
 
 
-def _flatten(column: Column) -> Array:
+def _flatten_leaves(column: Column) -> Array:
     """The values of all leaves of a column."""
     if isinstance(column, np.ndarray):
         return column.reshape(-1)

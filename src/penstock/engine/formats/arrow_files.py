@@ -118,7 +118,7 @@ class ArrowReader:
             "was it cut short?"
         )
 
-    def _open(self) -> tuple[Any, Any]:
+    def _open_reader(self) -> tuple[Any, Any]:
         """What Arrow reads from, and its reader; both are made when a batch is read first."""
         if self._opened is None:
             ipc = load_extra("pyarrow.ipc", self._call)
@@ -139,7 +139,7 @@ class ArrowReader:
             return ArrowBlock(batch, first, selection, mapped="://" not in self._path)
 
     def _read_batch(self, number: int) -> Any:
-        source, reader = self._open()
+        source, reader = self._open_reader()
         if self._is_file:
             return reader.get_batch(number)
         if self._has_dictionaries:  # A dictionary may come in several parts, before any batch.

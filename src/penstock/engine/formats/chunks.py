@@ -210,12 +210,12 @@ def read_chunks(
             if file.start.startswith(blocks.BEGINNING):
                 yield from blocks.read_block_chunks(file, packing, skip)
                 return
-            _open(file, packing)
+            _find_packing(file, packing)
             count, has_more = yield from _read_arrow_chunks(file, skip)
         skip, number = max(0, skip - count), number + 1
 
 
-def _open(file: CheckedFile, packing: str) -> None:
+def _find_packing(file: CheckedFile, packing: str) -> None:
     """Finds out whether the file is compressed."""
     start = file.start
     if start.startswith(arrow_messages.BEGINNING):

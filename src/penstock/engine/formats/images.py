@@ -142,7 +142,7 @@ def _decode_jpeg(contents: bytes, channels: int, call: str) -> Array:
 
 
 def _decode(contents: bytes, channels: int, formats: tuple[str, ...], call: str) -> Array:
-    image = _open(contents, formats, call)
+    image = _open_image(contents, formats, call)
     try:
         if image.mode.startswith("I;16"):
             image = _pillow(call).fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -156,7 +156,7 @@ def _decode(contents: bytes, channels: int, formats: tuple[str, ...], call: str)
 
 
 def _decode_gif(contents: bytes, call: str) -> Array:
-    image = _open(contents, ("GIF",), call)
+    image = _open_image(contents, ("GIF",), call)
     frames = []
     try:
         for number in range(image.n_frames):
@@ -167,7 +167,7 @@ def _decode_gif(contents: bytes, call: str) -> Array:
     return np.stack(frames)
 
 
-def _open(contents: bytes, formats: tuple[str, ...], call: str) -> Any:
+def _open_image(contents: bytes, formats: tuple[str, ...], call: str) -> Any:
     pillow = _pillow(call)
     try:
         return pillow.open(io.BytesIO(contents), formats=formats)

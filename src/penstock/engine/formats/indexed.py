@@ -210,7 +210,7 @@ class _RunReader(tar.TarReader):
         super()._move(last)
         self.ends.append(self.position)
 
-    def _open(self) -> BinaryIO:
+    def _open_file(self) -> BinaryIO:
         return io.BytesIO(self._data)
 
 

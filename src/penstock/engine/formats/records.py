@@ -101,7 +101,7 @@ class RecordReader(ABC, Generic[Record]):
     def _fill(self) -> None:
         with translate_errors(self.path, self.call):
             if self._file is None:
-                self._file = self._open()
+                self._file = self._open_file()
             rest = self._buffer[self._start :]
             # As much again as the buffer holds: a record of any length takes time in proportion to
             # its length, and memory in proportion to the bytes that the file really has.
@@ -109,7 +109,7 @@ class RecordReader(ABC, Generic[Record]):
         self._more = bool(block)
         self._buffer, self._start = rest + block, 0
 
-    def _open(self) -> BinaryIO:
+    def _open_file(self) -> BinaryIO:
         file = self._open_bytes()
         try:
             self._go_to(file, self.position)

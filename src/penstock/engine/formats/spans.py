@@ -151,10 +151,10 @@ class LocalBytes:
     def __init__(self, path: str, call: str) -> None:
         self._path, self._call = path, call
         self._file: _Descriptor | None = None
-        self._version = self._open().version()
+        self._version = self._open_file().version()
         self.size = self._version[0]
 
-    def _open(self) -> _Descriptor:
+    def _open_file(self) -> _Descriptor:
         found = self._file
         if found is None:
             with translate_errors(self._path, self._call):
@@ -163,7 +163,7 @@ class LocalBytes:
 
     def read(self, places: list[Span]) -> list[bytes]:
         """The bytes of some spans."""
-        file = self._open()
+        file = self._open_file()
         with translate_errors(self._path, self._call):
             found = [os.pread(file.number, stop - start, start) for start, stop in places]
             for number, (start, stop) in enumerate(places):

@@ -79,9 +79,9 @@ class TableWriter(ABC):
         ]
         table = self._arrow.Table.from_arrays(columns, schema=self._schema)
         self._written += len(rows)
-        self._open().write_table(table)
+        self._open_writer().write_table(table)
 
-    def _open(self) -> Any:
+    def _open_writer(self) -> Any:
         if self._writer is None:
             self._writer = self._make_writer(self._new.file)
         return self._writer
@@ -140,7 +140,7 @@ class TableWriter(ABC):
                     "known; write a row, or state them with schema=pyarrow.schema(...)"
                 )
             with translate_errors(self._new.path, f"{self.call}.close"):
-                self._open().close()
+                self._open_writer().close()
         except BaseException:
             self._discard()
             raise

@@ -186,12 +186,12 @@ class OpenArrays:
         """The array of a reference: the same one again if functions may change it."""
         if reference in self._writeable:
             return self._writeable[reference]
-        array = self._open(reference)
+        array = self._open_array(reference)
         if reference.writeable:
             self._writeable[reference] = array
         return array
 
-    def _open(self, reference: ArrayReference) -> Array:
+    def _open_array(self, reference: ArrayReference) -> Array:
         if isinstance(reference, FileArray):
             return open_file_array(reference)
         reader = ArrayReader(reference, self._fetch(reference.name), self._unit)

@@ -147,12 +147,12 @@ class UnbatchStream(FedStream):
 
     def pull_needed(self, needed: int, limit: int, rows: int = 0) -> Chunk:
         while self._rows is None or self._given >= self._rows.size:
-            self._open(needed, limit)
+            self._pull_rows(needed, limit)
         chunk = self._rows.rows(self._given, self._given + limit)
         self._given += chunk.size
         return chunk
 
-    def _open(self, needed: int, limit: int) -> None:
+    def _pull_rows(self, needed: int, limit: int) -> None:
         """Pulls elements until they have the rows that are needed; or until one fails."""
         opened = [self._unstack(self._pull(needed, limit))]
         self._place = self._feed.place

@@ -263,7 +263,7 @@ class InterleaveStream(FedStream):
 
     def _try_to_open(self, row: Chunk, ordinal: int) -> Slot | FailedCall:
         try:
-            slot = self._open(row, ordinal)
+            slot = self._open_slot(row, ordinal)
         except Exception as error:
             if isinstance(error, OpError) and error.__cause__ is not None:
                 error.counted = self._node, ordinal
@@ -272,7 +272,7 @@ class InterleaveStream(FedStream):
             slot.stream.start()
         return slot
 
-    def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
+    def _open_slot(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
         number = ordinal if row.numbers is None else int(drawing_numbers(row.numbers)[0])
         with seed_scope(derive(self._key, number)):
             made = self._calls.one(row.elements()[0], ordinal)
@@ -299,7 +299,7 @@ class InterleaveStream(FedStream):
                 continue
             if self._ordinal in waiting:
                 slot, inner, given = waiting[self._ordinal]
-                self._slots[slot] = self._open(row, self._ordinal, inner, given)
+                self._slots[slot] = self._open_slot(row, self._ordinal, inner, given)
             self._ordinal += 1
 
     def state(self) -> State:

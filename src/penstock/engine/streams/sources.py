@@ -209,7 +209,7 @@ class RecordsStream(Stream):
                     self._report(NOWHERE, NOWHERE)
                     continue
                 position, self._begin = self._begin or 0, None
-                self._reader = self._open(position)
+                self._reader = self._open_reader(position)
             reader = self._reader
             try:
                 chunk = self._with_numbers(limit) if self._numbered else self._read(limit)
@@ -227,7 +227,7 @@ class RecordsStream(Stream):
         if self._trail is not None and self._part is not None:
             self._trail.part(began, end)
 
-    def _open(self, position: int) -> RecordReader[Any]:
+    def _open_reader(self, position: int) -> RecordReader[Any]:
         node, name = self._node, _text(self._file.elements()[0])
         options = {name: value for name, value in node.options if name != DIVISION}
         reader = open_reader(node.format, name, options, position)
@@ -258,7 +258,7 @@ class RecordsStream(Stream):
                 self._close_ended()
                 raise
             self._close_reader()
-            self._reader = self._open(ends[-1])  # The next pull raises the same error again.
+            self._reader = self._open_reader(ends[-1])  # The next pull raises the same error again.
         if not chunks:
             return None
         numbers = derive_array(int(self._file.numbers[0]), np.array(ends, np.uint64))

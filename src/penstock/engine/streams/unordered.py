@@ -141,8 +141,8 @@ class UnorderedInterleaveStream(InterleaveStream):
         slot.stream.start()
         return self._ordered or slot.feed.holds or slot.stream.ready
 
-    def _open(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
-        slot = super()._open(row, ordinal, state, given)
+    def _open_slot(self, row: Chunk, ordinal: int, state: State = None, given: int = 0) -> Slot:
+        slot = super()._open_slot(row, ordinal, state, given)
         if isinstance(slot.stream, PrefetchStream):
             slot.stream.notify(self._ready.set)
         return slot

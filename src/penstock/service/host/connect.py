@@ -130,7 +130,7 @@ class _Opener:
 
     def open(self, state: dict[str, Any] | None) -> Stream:
         try:
-            return self._open(state)
+            return self._open_iteration(state)
         except BaseException:
             self._leave()
             raise
@@ -141,7 +141,7 @@ class _Opener:
         self._arrays.close()
         self._shared.leave()
 
-    def _open(self, state: dict[str, Any] | None) -> Stream:
+    def _open_iteration(self, state: dict[str, Any] | None) -> Stream:
         node = self._node
         self._check_state(state)
         self._adopt_seeds((state or {}).get("seeds"))

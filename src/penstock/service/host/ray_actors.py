@@ -62,10 +62,10 @@ class ServiceActor:
         self._left: set[str] = set()  #: guarded by _lock; programs whose late messages do not count
         self._folder = os.path.join(tempfile.gettempdir(), folder)
         remove_orphans(tempfile.gettempdir())
-        self._service = self._open(options)
+        self._service = self._host_service(options)
         MACHINE.start(self._watch, "penstock-ray")
 
-    def _open(self, options: RayOptions) -> HostedService:
+    def _host_service(self, options: RayOptions) -> HostedService:
         allowed = _find_range(options)
         self._workers = RayWorkers(allowed.least, options.cpus)
         config = DispatcherConfig(

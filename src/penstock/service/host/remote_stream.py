@@ -136,7 +136,7 @@ class RemoteStream(Stream):
             opening.request,
             opening.opened,
             wake=partial(_wake, self._links, self._bell),
-            reopen=partial(_reopen, opening),
+            reopen=partial(_open_once_more, opening),
             runtime=opening.runtime,
             lap=self._reading.lap if self._reading.extendable else None,
             take_signs=opening.take_signs,
@@ -471,7 +471,7 @@ class RemoteStream(Stream):
         self._end()
 
 
-def _reopen(opening: Opening, begins: tuple[int, ...]) -> OpenIterationReply:
+def _open_once_more(opening: Opening, begins: tuple[int, ...]) -> OpenIterationReply:
     """Opens once more; `begins` are the laps in which streams of a coordinated read begin."""
     request = opening.request
     streams = max(request.streams, len(begins))

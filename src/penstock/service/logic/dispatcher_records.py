@@ -397,7 +397,7 @@ class IterationRecord:
         self.ends = Lengths()
         if begun.work.form == Form.RANDOM and begun.length >= 0:
             self.ends[0] = begun.length
-        self.places = Places(begun.work.job, self.owned)
+        self.places = Places(begun.work.job, self.has_owned_streams)
         self.groups: dict[str, Group] = {}
         self.members: dict[str, ClientRecord] = {}
         """Every client that has ever read this iteration."""
@@ -425,20 +425,20 @@ class IterationRecord:
         return self.begun.options
 
     @property
-    def owned(self) -> bool:
+    def has_owned_streams(self) -> bool:
         """Whether each stream belongs to a worker, and the clients get the list of them."""
         work = self.work
         return work.form in OWNED_FORMS or (work.form == Form.SINGLE and work.consumers > 0)
 
     @property
-    def bound(self) -> bool:
+    def has_bound_streams(self) -> bool:
         """Whether workers make a stream from its start: one worker should make all of it."""
         return self.work.form != Form.RANDOM
 
     @property
     def most_workers(self) -> float:
         """How many workers can make its elements at the same time."""
-        is_bounded = self.bound and not self.extendable and self.work.streams >= 0
+        is_bounded = self.has_bound_streams and not self.extendable and self.work.streams >= 0
         return self.work.streams if is_bounded else math.inf
 
     @property
@@ -469,7 +469,7 @@ class IterationRecord:
         return len(self.places) if self.elastic or self.extendable else self.work.streams
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every group has consumed all elements."""
         return bool(self.groups) and all(self.complete(group) for group in self.groups.values())
 
@@ -479,7 +479,7 @@ class IterationRecord:
 
         Without leases, the saved states of the clients say what they have read.
         """
-        return not self.clients and (not self.begun.leased or self.finished)
+        return not self.clients and (not self.begun.leased or self.is_finished)
 
     def complete(self, group: Group) -> bool:
         """Whether a group has consumed all elements; unbegun streams must be empty."""

@@ -112,7 +112,7 @@ def _grant(
     chosen: list[StreamRange],
 ) -> tuple[list[Fact], LeaseReply] | None:
     """Leases `chosen`; None if no worker can make it."""
-    places = _choose_workers(state, record, client, chosen) if record.bound else {}
+    places = _choose_workers(state, record, client, chosen) if record.has_bound_streams else {}
     if any(worker is None for worker in places.values()):
         return None
     moved = [
@@ -230,7 +230,9 @@ class _SideBySide(_Choice):
 
     def _streams(self, most: int) -> list[int]:
         """The streams to lease from next, one for each usable worker."""
-        most = max(1, self._state.roster.count_usable(most)) if self._record.bound else 1
+        most = (
+            max(1, self._state.roster.count_usable(most)) if self._record.has_bound_streams else 1
+        )
         chosen: dict[int, None] = {}
         for stream in self._candidates():
             if stream not in chosen and self._known_end(stream) != 0 and stream not in self._ended:

@@ -119,12 +119,12 @@ class Ranges:
             return
         left, right = self._starts[first], self._stops[behind - 1]
         if behind - first == 1 and (start <= left or right <= stop):
-            self._shorten(first, left, right, start, stop)
+            self._shorten_range(first, left, right, start, stop)
         else:
             rest = ((left, start), (stop, right))
             self._replace(first, behind, [pair for pair in rest if pair[0] < pair[1]])
 
-    def _shorten(self, place: int, left: int, right: int, start: int, stop: int) -> None:
+    def _shorten_range(self, place: int, left: int, right: int, start: int, stop: int) -> None:
         """Removes one end of one range, or all of it."""
         self.count -= min(right, stop) - max(left, start)
         if start > left:

@@ -116,7 +116,7 @@ def opening_places(
     state: State, record: IterationRecord, request: OpenIteration
 ) -> tuple[StreamPlace, ...]:
     """The workers of the streams of a new iteration, if its streams belong to workers."""
-    if not record.owned:
+    if not record.has_owned_streams:
         return ()
     workers = _find_candidates(state, request)
     if record.work.form == Form.SHARD:
@@ -136,7 +136,7 @@ def joining_places(
 ) -> tuple[StreamPlace, ...]:
     """The places that change because a client joins an iteration without clients, or without
     clients on its host."""
-    if not record.owned:
+    if not record.has_owned_streams:
         return ()
     workers = _find_candidates(state, request)
     new_here = is_local(record.options) and request.host not in record.hosts
@@ -272,7 +272,7 @@ def _place_on_strangers(
         begins = None
         if guests:
             stream = guests.pop(0)
-        elif extendable or (record.elastic and not record.finished):
+        elif extendable or (record.elastic and not record.is_finished):
             stream, new = new, new + 1
             begins = UNDECIDED if extendable else None
         else:
@@ -298,7 +298,7 @@ def welcome(state: State, info: WorkerInfo) -> list[Fact]:
     placed: list[Fact] = []
     for job in state.active:
         record = state.iterations[job]
-        if record.owned and record.near(info) and (places := settle(record, (info,))):
+        if record.has_owned_streams and record.near(info) and (places := settle(record, (info,))):
             placed.append(StreamsPlaced(job, tuple(places)))
     return placed
 

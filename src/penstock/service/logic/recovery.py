@@ -172,7 +172,7 @@ def describe_unrecorded(state: State) -> list[str]:
         f"job {record.begun.name!r}, repetition {record.begun.repetition}: "
         f"{describe_ranges(_unleased_ranges(record))}"
         for record in state.iterations.values()
-        if record.begun.leased and not record.finished
+        if record.begun.leased and not record.is_finished
     ]
 
 

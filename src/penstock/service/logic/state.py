@@ -230,7 +230,7 @@ class State:
         repetition = record.begun.repetition
         del job.iterations[repetition]
         # Each new group of readers of a cached job gets all elements.
-        if record.begun.leased and record.finished and not record.options.cached:
+        if record.begun.leased and record.is_finished and not record.options.cached:
             job.over.add(repetition, repetition + 1)
         if not job.iterations:
             del self.jobs[_key_of(record)]
@@ -280,7 +280,7 @@ class State:
 
     def _vacate_if_done(self, record: IterationRecord, group: Group, stream: int) -> None:
         """Takes a stream from its worker once every group has consumed it."""
-        if stream not in group.done or record.owned or stream not in record.places:
+        if stream not in group.done or record.has_owned_streams or stream not in record.places:
             return
         if all(stream in other.done for other in record.groups.values()):
             record.places.vacate(stream, self.roster)

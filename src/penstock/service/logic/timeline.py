@@ -173,7 +173,7 @@ def _client_gone(line: Timeline, state: State, fact: ClientGone) -> Description:
     text = f"reader of {_job(record)}"
     if fact.how == LOST:
         return "lost", f"{text}: silent for {state.settings.lease_seconds:g} s", _about(record)
-    if record.begun.leased and record.finished:
+    if record.begun.leased and record.is_finished:
         return "ended", f"{_job(record)} was read to its end", _about(record)
     return "left", text, _about(record)
 

@@ -241,8 +241,8 @@ def fault_of(error: BaseException, worker: str) -> Fault:
     kind = kind_of(error)
     text = str(error) if isinstance(error, OpError) else f"{type(error).__name__}: {error}"
     trace = format_for_others(error)
-    message = f"{_shorten(text)} (on worker {worker})"
-    return Fault(_nearest_class(kind).__name__, message, _shorten(trace), _cause_of(error))
+    message = f"{_shorten_text(text)} (on worker {worker})"
+    return Fault(_nearest_class(kind).__name__, message, _shorten_text(trace), _cause_of(error))
 
 
 def fault_in_piece(error: BaseException, worker: str, counting: Counting | None) -> Fault:
@@ -292,7 +292,7 @@ def _cause_of(error: BaseException) -> tuple[str, str]:
         return "", ""
     arguments = cause.args
     text = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], str) else str(cause)
-    return type(cause).__name__, _shorten(text)
+    return type(cause).__name__, _shorten_text(text)
 
 
 def to_failed(
@@ -359,7 +359,7 @@ def _nearest_class(kind: type[OpError]) -> type[OpError]:
     return next(base for base in kind.__mro__ if _find_class(base.__name__) is base)
 
 
-def _shorten(text: str) -> str:
+def _shorten_text(text: str) -> str:
     if len(text) <= _MOST_TEXT:
         return text
     half = _MOST_TEXT // 2
