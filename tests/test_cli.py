@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main, overview
-from penstock.cli.status_legend import LEGEND
+from penstock.cli.overview import LEGEND
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.http_server import make_metrics_token

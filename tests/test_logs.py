@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import logs
+from penstock.cli import log_options
 from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.errors import AbortedError
@@ -45,7 +45,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def set_up(level: str | None, form: str = "text", quiet: bool = False) -> None:
-    logs.set_up(argparse.Namespace(log_level=level, log_format=form), quiet)
+    log_options.set_up(argparse.Namespace(log_level=level, log_format=form), quiet)
 
 
 def test_lines_have_a_time_and_a_level(lines: Lines) -> None:

@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cli import deploy, doctor, logs, overview, server_processes
+from penstock.cli import deploy, doctor, log_options, overview, server_processes
 from penstock.cli import top as terminal
-from penstock.cli.status_legend import legend
 from penstock.data.experimental.service.servers import DispatchServer, WorkerServer
 from penstock.errors import OpError
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
@@ -102,7 +101,7 @@ def _server_arguments(parser: argparse.ArgumentParser, port: str) -> None:
         help="port of /metrics (for Prometheus), /healthz and /readyz; 0 for a free one (default: "
         "none). Other machines need the token",
     )
-    logs.add_arguments(parser)
+    log_options.add_arguments(parser)
 
 
 def _dispatcher_arguments(parser: argparse.ArgumentParser) -> None:
@@ -266,7 +265,7 @@ def dispatcher(given: argparse.Namespace) -> int:
         dashboard_host=given.dashboard_host,
         **_server_options(given),
     )
-    logs.set_up(given)
+    log_options.set_up(given)
     if given.standby and given.work_dir:
         print(f"penstock dispatcher stands by for {given.work_dir}", flush=True)
     return server_processes.run_dispatcher(DispatchServer(config, start=False))
@@ -281,7 +280,7 @@ def worker(given: argparse.Namespace) -> int:
         modules=tuple(name for names in given.modules for name in names.split(",")),
         **_server_options(given),
     )
-    logs.set_up(given, given.quiet)
+    log_options.set_up(given, given.quiet)
     return server_processes.run_worker(
         WorkerServer(config, start=False),
         given.quiet,
@@ -412,7 +411,7 @@ examples:
   penstock status grpc://localhost:5050 --watch
   penstock status grpc://localhost:5050 --json
 
-{legend()}
+{overview.legend()}
 
 --json has the same names and some ids more; docs/metrics.md describes all of them.
 """
