@@ -152,7 +152,7 @@ def test_operators_before_it_keep_the_blocks(table, change):
 
 
 def test_the_blocks_of_an_indexed_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.engine.formats.spans.BLOCK_BYTES", 300)
+    monkeypatch.setattr("penstock.engine.formats.record_spans.BLOCK_BYTES", 300)
     with TFRecordWriter(tmp_path / "x") as writer:
         for number in range(100):
             writer.write(b"%d" % number)

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from penstock.data import Dataset, TFRecordDataset
-from penstock.engine.formats import indexed, spans, tar
+from penstock.engine.formats import indexed, record_spans, tar
 from penstock.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -190,13 +190,13 @@ def test_a_file_that_changes_later_is_an_error(url, tmp_path):
 
 def test_a_local_file_that_is_overwritten_in_place_is_an_error(tmp_path):
     path = write_records(tmp_path / "x", [b"a" * 5] * 4)
-    local = spans.LocalBytes(path, "TFRecordDataset")
+    local = record_spans.LocalBytes(path, "TFRecordDataset")
     write_records(path, [b"b" * 5] * 4)
     os.utime(path, ns=(1, 1))
     with pytest.raises(FailedPreconditionError, match="x' has changed since"):
         local.read([(0, 10)])
     with pytest.raises(DataLossError, match="x' ends before byte 1000"):
-        spans.LocalBytes(path, "TFRecordDataset").read([(0, 1000)])
+        record_spans.LocalBytes(path, "TFRecordDataset").read([(0, 1000)])
 
 
 def test_a_damaged_record_costs_only_itself(tmp_path):
@@ -228,13 +228,13 @@ def test_only_what_is_used_is_read(kind, tmp_path, monkeypatch):
     path = kind.write(tmp_path / "x", [b"%d" % number * 1000 for number in range(100)])
     dataset = kind.open(path, tmp_path / "indexes")
     places = []
-    read = spans.LocalBytes.read
+    read = record_spans.LocalBytes.read
 
     def counted(self, spans):
         places.extend(stop - start for start, stop in spans)
         return read(self, spans)
 
-    monkeypatch.setattr(spans.LocalBytes, "read", counted)
+    monkeypatch.setattr(record_spans.LocalBytes, "read", counted)
     assert len(list(dataset.shard(10, 3))) == 10
     assert sum(places) < os.path.getsize(path) / 9
     places.clear()
@@ -268,7 +268,7 @@ def test_more_files_than_may_be_open(tmp_path):
 
 
 def test_blocks_of_a_large_file_are_the_same_everywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(spans, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(record_spans, "BLOCK_BYTES", 500)
     path = write_records(tmp_path / "x", TEXTS)
     url = f"memory://blocks/{tmp_path}/x"
     with fsspec.open(url, "wb") as file:

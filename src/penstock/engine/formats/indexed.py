@@ -38,7 +38,7 @@ from penstock.engine.formats.files import (
 )
 from penstock.engine.formats.folders import join, read_small
 from penstock.engine.formats.framing import FOOTER, HEADER, crc32c, masked_crc
-from penstock.engine.formats.spans import Run, SpanReader
+from penstock.engine.formats.record_spans import Run, SpanReader
 from penstock.engine.formats.tables import Selection
 from penstock.engine.formats.tfrecord import count_undamaged, damaged_record
 from penstock.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, OpError

@@ -31,7 +31,7 @@ from penstock.engine.formats.extras import load_extra
 from penstock.engine.formats.files import size_of, version_of
 from penstock.engine.formats.folders import join, read_small
 from penstock.engine.formats.framing import crc32c
-from penstock.engine.formats.spans import BLOCK_BYTES, Run, SpanBlock, SpanReader
+from penstock.engine.formats.record_spans import BLOCK_BYTES, Run, SpanBlock, SpanReader
 from penstock.engine.formats.tables import Selection
 from penstock.errors import (
     DataLossError,
