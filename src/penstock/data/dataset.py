@@ -25,7 +25,6 @@ from penstock.data import (
     element_specs,
     foreign_datasets,
     inspection,
-    mixing,
     padding,
     sampling,
     table_plans,
@@ -1543,9 +1542,9 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         0 1 1000 2 3 1001 4 5 6 1002
         """
         where = "Dataset.mix"
-        names, parts, weights = mixing.sources_of(where, datasets)
+        names, parts, weights = sampling.check_mixture(where, datasets)
         element_specs.check_alike(where, parts)
-        ends = mixing.ends_of(where, on_end, names)
+        ends = sampling.check_ends(where, on_end, names)
         return Dataset(nodes.Mix(parts, names=names, weights=weights, on_end=ends))
 
     # Buffering
