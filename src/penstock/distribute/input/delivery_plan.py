@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from penstock.delivery import Delivery
-from penstock.distribute.input import batches
+from penstock.distribute.input import portion_rules
 from penstock.distribute.input.balancing import Balance
 from penstock.distribute.input.portions import (
     EvenPortions,
@@ -40,7 +40,7 @@ class DeliveryPlan:
     options: InputOptions
     inputs: tuple[Node, ...]
     """The plans that this process reads: one for all of its replicas, or one for each replica."""
-    rule: batches.Rule
+    rule: portion_rules.Rule
     """How batches are cut, unless a state was saved under another of `rules`."""
     portion: Any
     """The spec of what one replica receives."""
@@ -76,12 +76,14 @@ class DeliveryPlan:
     @cached_property
     def drops_incomplete(self) -> bool:
         """Whether a step is left out if some replica has no portion of the expected shape."""
-        return self.is_endless or (batches.is_static(self.portion) and self.replicas.workers == 1)
+        return self.is_endless or (
+            portion_rules.is_static(self.portion) and self.replicas.workers == 1
+        )
 
     @cached_property
     def sampled_shapes(self) -> tuple[TensorShape | None, ...]:
         """The shapes of a portion's leaves, if all are known but only from samples; else none."""
-        if not self.is_sampled or not batches.is_static(self.portion):
+        if not self.is_sampled or not portion_rules.is_static(self.portion):
             return ()
         return tuple(getattr(leaf, "shape", None) for leaf in nest.flatten(self.portion)[0])
 
@@ -109,7 +111,9 @@ class DeliveryPlan:
         leaves = nest.flatten(self.portion)[0]
         is_filled = self.options.last_batch != "short"
         one = (
-            [zeros(leaf, 0) for leaf in leaves] if is_filled else batches.blank_leaves(self.portion)
+            [zeros(leaf, 0) for leaf in leaves]
+            if is_filled
+            else portion_rules.blank_leaves(self.portion)
         )
         handles = self._handles()[first : first + count]
         return [self.replicas.backend.put(leaf, handle) for handle in handles for leaf in one]
@@ -147,7 +151,7 @@ class DeliveryPlan:
         self, rule: str, portion: Any, source: Stream, position: Position
     ) -> PortionsStream:
         """Opens the stream that cuts the elements of `source` into portions with that spec."""
-        replicas, blank = self.replicas, partial(batches.blank_leaves, portion)
+        replicas, blank = self.replicas, partial(portion_rules.blank_leaves, portion)
         if rule == "whole":
             each = self.replicas_per_input
             return WholePortions(source, replicas=each, blank=blank, position=position)
@@ -169,25 +173,25 @@ class DeliveryPlan:
     def _stream_sizes(self) -> tuple[tuple[int, ...], ...]:
         replicas, size = self.replicas, self.rule.size
         assert size is not None
-        return batches.stream_sizes(
+        return portion_rules.stream_sizes(
             size, workers=replicas.workers, here=replicas.here, worker=replicas.worker
         )
 
     def _batch_turns(self) -> tuple[tuple[int, ...], ...]:
-        return batches.batch_turns(
+        return portion_rules.batch_turns(
             workers=self.replicas.workers,
             here=self.replicas.here,
             worker=self.replicas.worker,
             shares_batches=self.shares_batches,
         )
 
-    def _fill(self) -> batches.Fill | None:
+    def _fill(self) -> portion_rules.Fill | None:
         if self.options.last_batch == "short":
             return None
         total, size = self.replicas.total, self.rule.size
         assert size is not None
         rows = -(-size // total) * total
-        return batches.Fill(mode=self.options.last_batch, batch=size, rows=rows)
+        return portion_rules.Fill(mode=self.options.last_batch, batch=size, rows=rows)
 
 
 def _wrap_leaves(tree: nest.Tree) -> Callable[[Leaves], Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.data.dataset import Dataset
 from penstock.distribute import replica_context
-from penstock.distribute.input import batches
+from penstock.distribute.input import portion_rules
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.distributed import (
     DistributedDataset,
@@ -75,11 +75,11 @@ def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: in
     sharding = shard_plan(plan, replicas.workers, replicas.worker)
     shares_batches = sharding.policy is AutoShardPolicy.DATA
     if options.last_batch == "short":
-        rule = batches.choose_rule(plan, spec, replicas.total, sharding.policy)
+        rule = portion_rules.choose_rule(plan, spec, replicas.total, sharding.policy)
     else:
-        rule = batches.choose_filling_rule(plan, spec, replicas.total, options.last_batch)
+        rule = portion_rules.choose_filling_rule(plan, spec, replicas.total, options.last_batch)
     if options.balance is not None:
-        rule = batches.choose_balancing_rule(rule)
+        rule = portion_rules.choose_balancing_rule(rule)
     return DeliveryPlan(
         replicas=replicas,
         options=options,
@@ -96,7 +96,7 @@ def _plan_batches(replicas: Replicas, options: InputOptions, plan: Node, key: in
 
 
 def _makes_one_step_per_batch(
-    rule: batches.Rule, shares_batches: bool, options: InputOptions
+    rule: portion_rules.Rule, shares_batches: bool, options: InputOptions
 ) -> bool:
     return shares_batches and rule.name == "batch" and options.last_batch != "drop"
 
@@ -108,13 +108,13 @@ def _plan_whole_elements(
     cardinality = plans[0].cardinality
     spec = _common_spec(plans, call)
     if replicas.workers > 1 and cardinality != INFINITE:
-        spec = batches.without_rows(spec)
+        spec = portion_rules.without_rows(spec)
     reason = f"every replica takes a whole element in turn, {len(plans)} dataset(s)"
     return DeliveryPlan(
         replicas=replicas,
         options=options,
         inputs=tuple(plans),
-        rule=batches.Rule("whole", None, reason),
+        rule=portion_rules.Rule("whole", None, reason),
         portion=spec,
         is_sampled=not all(map(is_certain, plans)),
         shares_batches=False,
@@ -146,21 +146,21 @@ def _input_contexts(replicas: Replicas, options: InputOptions) -> list[InputCont
 
 
 def _portion_spec(
-    replicas: Replicas, options: InputOptions, plan: Node, spec: Any, rule: batches.Rule
+    replicas: Replicas, options: InputOptions, plan: Node, spec: Any, rule: portion_rules.Rule
 ) -> Any:
     if options.last_batch != "short":
         assert rule.size is not None
-        return batches.filled_spec(spec, -(-rule.size // replicas.total), options.last_batch)
+        return portion_rules.filled_spec(spec, -(-rule.size // replicas.total), options.last_batch)
     if replicas.total == 1:
         return spec
     may_run_out = replicas.workers > 1 and plan.cardinality != INFINITE
-    return batches.portion_spec(spec, replicas.total, may_run_out)
+    return portion_rules.portion_spec(spec, replicas.total, may_run_out)
 
 
 def _element_spec(plan: Node) -> Any:
     """The spec of elements; with the number of rows only if every element has that many."""
     spec = Dataset(plan).element_spec
-    return spec if is_steady(plan) else batches.without_rows(spec)
+    return spec if is_steady(plan) else portion_rules.without_rows(spec)
 
 
 def _common_spec(plans: list[Node], call: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.distribute.input.balancing import Balance, even_sizes
-from penstock.distribute.input.batches import Fill
+from penstock.distribute.input.portion_rules import Fill
 from penstock.element import columns, nest
 from penstock.element.chunk import Chunk
 from penstock.element.columns import Column
