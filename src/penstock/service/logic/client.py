@@ -27,9 +27,6 @@ from penstock.service.protocol.messages import (
     Work,
 )
 
-_LEASE_ROWS = 1 << 13
-"""The most elements that are leased at once."""
-
 _CALL = "service.merge_states"
 
 
