@@ -273,7 +273,7 @@ def test_a_program_that_runs_again_raises(cluster, monkeypatch, caplog):
     assert list(job()) == []
     assert "so this reader gets nothing of it" in caplog.text
     monkeypatch.setattr("penstock.service.host.connect._PROGRAM", "another")
-    with pytest.raises(FailedPreconditionError, match="penstock forget SERVICE 'run again'"):
+    with pytest.raises(FailedPreconditionError, match="penstock forget URL 'run again'"):
         list(job())
 
 

@@ -488,7 +488,7 @@ def test_a_wrong_token(server):
     with pytest.raises(
         UnauthenticatedError,
         match=f"dispatcher localhost:{server.port} does not accept the token of this process "
-        r"\(from PENSTOCK_TOKEN\); both sides look for it in the argument token, PENSTOCK_TOKEN",
+        r"\(from PENSTOCK_TOKEN\); both sides look for it in --token-file",
     ):
         client.call(GetStatus())
     client.close()

@@ -204,7 +204,7 @@ def test_a_program_that_runs_again_learns_that_the_job_was_read() -> None:
     world, data = job_read_by("a", "b")
     with pytest.raises(
         FailedPreconditionError,
-        match=r"job_name='job'\): repetition 0 .* to its end by .* penstock forget SERVICE 'job'",
+        match=r"job_name='job'\): repetition 0 .* to its end by .* penstock forget URL 'job'",
     ):
         world.open("again", data, program="again")
     world.restart()

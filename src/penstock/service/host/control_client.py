@@ -161,8 +161,9 @@ class ControlClient:
     def _unauthenticated_error(self, what: str) -> UnauthenticatedError:
         return UnauthenticatedError(
             f"dispatcher {self.address} {what} (from {self._security.origin}); both sides look for "
-            "it in the argument token, PENSTOCK_TOKEN, PENSTOCK_TOKEN_FILE, the folder of "
-            "certificates and a private file of their user, in this order: give both the same"
+            "it in --token-file (the argument token in Python), PENSTOCK_TOKEN, "
+            "PENSTOCK_TOKEN_FILE, the folder of certificates and a private file of their user, in "
+            "this order: give both the same"
         )
 
     def _unavailable_error(self, timeout: float, attempts: int, reason: str) -> UnavailableError:

@@ -281,7 +281,7 @@ def _warning(
         if not others_read and not known:
             raise FailedPreconditionError(
                 f"{read} by readers that have left, and the dispatcher remembers it; to read the "
-                f"dataset again use another job_name, or run: penstock forget SERVICE "
+                f"dataset again use another job_name, or run: penstock forget URL "
                 f"{request.job!r}"
             )
         return f"{read} by other readers, so this reader gets nothing of it"
@@ -290,7 +290,7 @@ def _warning(
         return (
             f"{call}: readers that have left read {consumed} elements of this job, and this reader "
             "gets the rest; to read all of them use another job_name, or run: "
-            f"penstock forget SERVICE {request.job!r}"
+            f"penstock forget URL {request.job!r}"
         )
     return ""
 
