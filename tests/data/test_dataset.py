@@ -180,6 +180,13 @@ class TestBuckets:
         ]
         assert repr(ds.element_spec.shape) == "TensorShape([None, None])"
 
+    def test_len_of_a_dict_is_refused(self) -> None:
+        ds = lengths(1, 2).map(lambda x: {"ids": x, "label": 0})
+        ds = ds.bucket_by_sequence_length(len, [3], [2, 2])
+        words = r"len counts the features ids, label; write .* lambda row: len\(row\['ids'\]\)"
+        with pytest.raises(InvalidArgumentError, match=words):
+            list(ds)
+
     def test_the_length_of_one_window_does_not_limit_other_windows(self) -> None:
         ds = lengths(2, 2, 1, 2).bucket_by_sequence_length(len, [4], [2, 2])
         assert lists(ds) == [[[2, 2], [2, 2]], [[1, 0], [2, 2]]]

@@ -1206,6 +1206,8 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
         @functools.wraps(element_length_func)
         def bucket(*parts: Any) -> int:
+            if element_length_func is len:
+                padding.check_sequence(*parts)
             return buckets.bucket_of(length.call(*parts))
 
         def batches(number: Any, window: Dataset) -> Dataset:

@@ -149,6 +149,16 @@ class Buckets:
         return self.boundaries[int(bucket)] - 1
 
 
+def check_sequence(element: Any, *others: Any) -> None:
+    """Raises if `len` of this element would count its features, which are not its length."""
+    if isinstance(element, dict) and element:
+        names = [str(name) for name in element]
+        raise InvalidArgumentError(
+            f"{_BUCKETS}: len counts the features {', '.join(names)}; write a function for the "
+            f"length of one of them, as lambda row: len(row[{names[0]!r}])"
+        )
+
+
 def make_buckets(boundaries: Any, sizes: Any) -> Buckets:
     limits = tuple(integer(_BUCKETS, "bucket_boundaries", one) for one in boundaries)
     counts = tuple(integer(_BUCKETS, "bucket_batch_sizes", one) for one in sizes)
