@@ -1,6 +1,7 @@
 """Datasets of ported code: functions and loops get tensors, plans stay those of plain penstock."""
 
 import collections
+import inspect
 
 import numpy as np
 import pytest
@@ -258,3 +259,19 @@ def test_plain_datasets_stay_numpy_under_strategies():
     plain = penstock.data.Dataset.range(4).batch(4)
     step = next(iter(strategy.experimental_distribute_dataset(plain)))
     assert [type(part) for part in step.values] == [np.ndarray, np.ndarray]
+
+
+@pytest.mark.parametrize(
+    ("ported", "plain"),
+    [
+        (tf.data.Dataset.map, penstock.Dataset.map),
+        (tf.data.Dataset.from_generator, penstock.Dataset.from_generator),
+        (tf.data.TFRecordDataset, penstock.data.TFRecordDataset),
+        (tf.data.TextLineDataset, penstock.data.TextLineDataset),
+        (tf.data.FixedLengthRecordDataset, penstock.data.FixedLengthRecordDataset),
+        (tf.data.experimental.CsvDataset, penstock.data.experimental.CsvDataset),
+    ],
+)
+def test_help_shows_all_arguments(ported, plain) -> None:
+    assert inspect.signature(ported) == inspect.signature(plain)
+    assert "see `penstock." in ported.__doc__

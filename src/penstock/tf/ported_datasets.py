@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from collections.abc import Iterator as PythonIterator
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -76,6 +76,19 @@ def _wrap_column(column: Column) -> list[Any]:
     return list(map(one, zip(range(len(column)), repeat(...), strict=False)))
 
 
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
+def _with_signature_of(plain: Callable[..., Any]) -> Callable[[_Call], _Call]:
+    """A decorator of a class or function: `help` shows the arguments of the plain one."""
+
+    def decorate(ported: _Call) -> _Call:
+        ported.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
+        return ported
+
+    return decorate
+
+
 class PortedDataset(Dataset):
     """`tf.data.Dataset` for ported code: the same methods, on tensors.
 
@@ -101,6 +114,7 @@ class PortedDataset(Dataset):
         plain._iterations = self._iterations
         return plain
 
+    @_with_signature_of(Dataset.map)
     def map(self, map_func: Any, *args: Any, **kwargs: Any) -> Any:
         """A function of every element; see `penstock.Dataset.map`.
 
@@ -127,6 +141,7 @@ class PortedDataset(Dataset):
         return as_ported(super().apply(transformation_func))
 
     @staticmethod
+    @_with_signature_of(Dataset.from_generator)
     def from_generator(generator: Any, *args: Any, **kwargs: Any) -> Any:
         """The values that a generator yields; see `penstock.Dataset.from_generator`."""
         made = PortedGenerator(generator) if callable(generator) else generator
@@ -214,6 +229,7 @@ def _port_methods() -> None:
 _port_methods()
 
 
+@_with_signature_of(TFRecordDataset)
 class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
     """`tf.data.TFRecordDataset`; see `penstock.data.TFRecordDataset`."""
 
@@ -221,6 +237,7 @@ class PortedTFRecordDataset(TFRecordDataset, PortedDataset):
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
 
 
+@_with_signature_of(TextLineDataset)
 class PortedTextLineDataset(TextLineDataset, PortedDataset):
     """`tf.data.TextLineDataset`; see `penstock.data.TextLineDataset`."""
 
@@ -228,6 +245,7 @@ class PortedTextLineDataset(TextLineDataset, PortedDataset):
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
 
 
+@_with_signature_of(FixedLengthRecordDataset)
 class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
     """`tf.data.FixedLengthRecordDataset`; see `penstock.data.FixedLengthRecordDataset`."""
 
@@ -235,6 +253,7 @@ class PortedFixedLengthRecordDataset(FixedLengthRecordDataset, PortedDataset):
         super().__init__(unwrap(filenames), *unwrap(args), **unwrap(kwargs))
 
 
+@_with_signature_of(CsvDataset)
 class PortedCsvDataset(CsvDataset, PortedDataset):
     """`tf.data.experimental.CsvDataset`; see `penstock.data.experimental.CsvDataset`."""
 
