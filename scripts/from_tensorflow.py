@@ -64,8 +64,6 @@ DIFFERENT = {
     "random.stateless_truncated_normal": "by the seed alone, but other numbers",
     "random.stateless_categorical": "by the seed alone, but other numbers",
     "random.stateless_shuffle": "by the seed alone, but another order",
-    "random.split": "by the seed alone, but other seeds",
-    "random.fold_in": "by the seed alone, but another seed",
     "random.Generator": "the numbers of TensorFlow; in `map` it draws by the element",
     **{
         f"image.random_{name}": _NUMBERS
@@ -83,9 +81,8 @@ DIFFERENT = {
             ("image", "as `decode_jpeg` and `decode_png`"),
         )
     },
-    "strings.regex_replace": "patterns of `re`; `[:punct:]` and its like are known",
-    "strings.regex_full_match": "patterns of `re`; `[:punct:]` and its like are known",
-    "strings.ngrams": "without `pad_values`",
+    "strings.regex_replace": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
+    "strings.regex_full_match": "patterns of `re`; `[:punct:]`, `\\p{L}` and others are known",
     "sparse.to_dense": "takes ragged rows and arrays as well",
     "ragged.stack": "only along axis 0",
     "RaggedTensor.merge_dims": "only the first two dimensions",

@@ -878,6 +878,79 @@ t.FeatureList(feature=[ints(1), Feature()]).SerializeToString()
 t.FeatureLists(feature_list={"q": t.FeatureList(feature=[ints(1)])}).SerializeToString()
 t.FeatureList.FromString(t.FeatureList(feature=[ints(1)]).SerializeToString()).feature[0] == ints(1)
 [one.bytes_list.value[:] and one.WhichOneof("kind") or one.WhichOneof("kind") for one in [ints()]]
+tf.reduce_mean(rag, 1)
+tf.reduce_mean(tf.ragged.constant([[1.0, 2.0], []]), axis=-1)
+tf.reduce_sum(rag, axis=1, keepdims=True)
+tf.reduce_sum(tf.ragged.constant([[[1, 2], []], [[3]]]), axis=2)
+tf.reduce_max(tf.ragged.constant([[[1, 2]], [[3]]]), axis=-1)
+tf.strings.reduce_join(words, axis=-1, separator=" ")
+tf.strings.reduce_join(words, axis=1)
+tf.expand_dims(rag, 0)
+tf.expand_dims(rag, 1)
+tf.expand_dims(rag, -1)
+rag + 1
+rag + tf.constant(1)
+tf.constant(1) + rag
+rag * rag
+rag + [[1], [2], [3]]
+rag * tf.constant([[1], [2], [3]])
+rag + tf.ragged.constant([[1], [2], [3]])
+1 - rag
+rag / 2
+rag % 2
+rag == 2
+rag > 1
+-rag
+abs(-rag)
+~(rag > 1)
+(rag > 1) & (rag < 4)
+rag + f3
+tf.add(rag, tf.constant([[1], [2], [3]]))
+rag is not None and rag != 2
+tf.unique(["b", "a", "b"]).y
+tf.unique([1, 2, 1]).idx
+tf.unique_with_counts(["a", "b", "a"]).count
+tf.math.top_k([1.0, 3.0, 2.0], k=2).indices
+tf.math.bincount([[0, 1], [1, 1]], axis=-1)
+tf.math.bincount([[0, 1], [1, 1]], minlength=3, axis=-1, binary_output=True)
+tf.math.bincount([1, 5], maxlength=3)
+tf.stack([1, 2.0])
+tf.map_fn(lambda x: x[:1], rag, fn_output_signature=tf.RaggedTensorSpec([None], tf.int32))
+tf.map_fn(lambda x: x, tf.zeros([0, 2]))
+tf.map_fn(lambda x: x, tf.zeros([0]), fn_output_signature=tf.int32)
+tf.strings.substr("hello", 1, -1)
+tf.strings.ngrams(["a", "b"], 3, pad_values=("<", ">"))
+tf.strings.ngrams(["a", "b"], [2, 3], pad_values="-", padding_width=1)
+tf.strings.regex_replace("äb c1", "\\p{L}", "x")
+tf.strings.regex_replace("äb c1", "[^\\p{L}\\s]", "-")
+tf.strings.regex_replace("äb", "\\P{Lu}+", "-")
+tf.strings.regex_replace("aäb", "[^a-z]", "_")
+tf.strings.regex_replace("aäöb", "[äö]", "x")
+tf.strings.regex_replace("aäb", ".", "x")
+tf.strings.regex_replace("aäb", "\\w", "x")
+tf.strings.regex_full_match("ä", ".")
+tf.strings.regex_replace("ab", "\\p{Q}", "")
+tf.ragged.constant([[1], 2])
+tf.ragged.row_splits_to_segment_ids([0, 2, 3])
+tf.ragged.segment_ids_to_row_splits([0, 0, 2])
+table.default_value
+tf.dtypes.cast(1, tf.float32)
+tf.dtypes.saturate_cast(300, tf.uint8)
+tf.dtypes.complex(1.0, 2.0)
+tf.dtypes.as_dtype("int32").name
+tf.dtypes.float32.name
+tf.io.decode_and_crop_jpeg(tf.io.encode_jpeg(big), [2, 3, 10, 12], channels=3).shape.as_list()
+tf.io.decode_and_crop_jpeg(tf.io.encode_jpeg(big), [2, 3, 100, 12])
+tf.io.matching_files("/no/such/*")
+tf.random.stateless_uniform([3], [1, 2], None, None, tf.int64)
+tf.random.stateless_uniform([3], [1, 2], None, None, tf.int32)
+tf.random.split([1, 2], 2)
+tf.random.split(tf.constant([1, 2], tf.int64), 3)
+tf.random.fold_in([1, 2], 3)
+tf.random.experimental.stateless_split((1, 2), 1)
+tf.random.Generator.from_seed(1).make_seeds(2)
+tf.random.Generator.from_seed(1).uniform_full_int([2])
+tf.random.Generator.from_seed(1).split(2)[0].normal([1])
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

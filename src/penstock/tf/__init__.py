@@ -15,7 +15,6 @@ from penstock.distribute.values.variables import (
     VariableAggregation,
     VariableSynchronization,
 )
-from penstock.element import dtypes
 from penstock.element.dtypes import (
     DType,
     as_dtype,
@@ -49,6 +48,7 @@ from penstock.tf import (
     autograph,
     data,
     debugging,
+    dtypes,
     experimental,
     image,
     io,

@@ -232,7 +232,18 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str | Non
 @operation
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
     """A dimension of 1 more."""
+    if isinstance(input, RaggedTensor):
+        return _expand_ragged(input, integer("expand_dims", "axis", axis))
     return np.expand_dims(to_array(input), integer("expand_dims", "axis", axis))
+
+
+def _expand_ragged(rows: RaggedTensor, axis: int) -> RaggedTensor:
+    place = axis + len(rows.shape) + 1 if axis < 0 else axis
+    if place == 0:
+        return RaggedTensor.from_row_splits(rows, [0, len(rows)])
+    if place == 1:
+        return RaggedTensor.from_row_splits(rows, np.arange(len(rows) + 1))
+    return rows.with_values(expand_dims(rows.values, place - 1))
 
 
 @operation
@@ -272,7 +283,9 @@ def _alike(call: str, values: Any) -> list[Array]:
     if isinstance(values, Tensor | np.ndarray):
         return [to_array(one) for one in values] if np.ndim(values) else [to_array(values)]
     known = [to_array(one) for one in values if isinstance(one, Tensor | np.ndarray | np.generic)]
-    dtype = known[0].dtype if known else to_array(next(iter(values))).dtype
+    are_numbers = all(isinstance(one, bool | int | float) for one in values)
+    first = list(values) if are_numbers else next(iter(values))
+    dtype = known[0].dtype if known else to_array(first).dtype
     arrays = [to_array(one) if isinstance(one, Tensor) else to_array(one, dtype) for one in values]
     if any(array.dtype != dtype for array in arrays):
         names = ", ".join(array.dtype.name for array in arrays)

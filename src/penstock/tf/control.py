@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element.dtypes import as_dtype
+from penstock.element.dtypes import DType, as_dtype
+from penstock.element.ragged import Ragged
+from penstock.element.spec import RaggedTensorSpec
 from penstock.errors import InvalidArgumentError
 from penstock.shim import printing, tf_nest
 from penstock.tf.operations import as_result, integer
@@ -103,11 +105,28 @@ def map_fn(
         for one in tf_nest.flatten(elems)
     ]
     rows = [fn(tf_nest.pack_sequence_as(elems, list(row))) for row in zip(*leaves, strict=True)]
+    declared = dtype if fn_output_signature is None else fn_output_signature
     if not rows:
-        raise InvalidArgumentError("tf.map_fn: there are no rows, so the result has no shape")
-    columns = zip(*(tf_nest.flatten(row) for row in rows), strict=True)
-    made = [as_tensor(np.stack([to_array(one) for one in column])) for column in columns]
+        like = elems if declared is None else declared
+        return tf_nest.map_structure(lambda one: as_tensor(np.zeros(0, _dtype_of(one))), like)
+    specs = None if declared is None else tf_nest.flatten(declared)
+    columns = list(zip(*(tf_nest.flatten(row) for row in rows), strict=True))
+    kinds = [None] * len(columns) if specs is None or len(specs) != len(columns) else specs
+    made = [_stacked(column, one) for column, one in zip(columns, kinds, strict=True)]
     return tf_nest.pack_sequence_as(rows[0], made)
+
+
+def _dtype_of(value: Any) -> Any:
+    kind = value if isinstance(value, DType | str | type) else getattr(value, "dtype", None)
+    return to_array(value).dtype if kind is None else as_dtype(kind).dtype
+
+
+def _stacked(column: Sequence[Any], spec: Any) -> Any:
+    """The results of all rows: of a ragged spec as ragged rows, otherwise in one array."""
+    if not isinstance(spec, RaggedTensorSpec):
+        return as_tensor(np.stack([to_array(one) for one in column]))
+    rows = [one.ragged if isinstance(one, RaggedTensor) else to_array(one) for one in column]
+    return RaggedTensor(Ragged.from_rows(rows))
 
 
 vectorized_map = map_fn
@@ -143,7 +162,7 @@ def numpy_function(
     """A Python function of NumPy arrays; its results keep their dtypes."""
     assert func is not None
     arrays = [_numpy(value) for value in inp or ()]
-    return as_result(unwrap(func(*arrays)))
+    return _values(unwrap(func(*arrays)))
 
 
 def _numpy(value: Any) -> Any:

@@ -80,12 +80,22 @@ class Draws(ABC):
         least, most = int(to_array(low)), int(to_array(high))
         if least >= most:
             raise InvalidArgumentError(f"tf.random: needs minval < maxval, got {least} >= {most}")
+        numbers = self._bits(shape, kind)
+        made = numbers % np.array(most - least, numbers.dtype)
+        return made.astype(kind.dtype) + np.array(least, kind.dtype)
+
+    def full_integers(self, shape: Any, dtype: Any) -> Tensor:
+        """Integers of all values that a dtype has."""
+        kind = as_dtype(dtype)
+        if not kind.is_integer or kind.size < 4:
+            raise InvalidTypeError(f"tf.random: dtype must have 32 or 64 bits, got {kind.name}")
+        return as_tensor(self._bits(dims("random.uniform", shape), kind).view(kind.dtype))
+
+    def _bits(self, shape: tuple[int, ...], kind: DType) -> Array:
+        """Unsigned integers: one word for each, or two if they have 64 bits."""
         count, wide = math.prod(shape), kind.size == 8
-        padded = -(-count * (2 if wide else 1) // 4) * 4
-        words = self.words(padded)
-        numbers = words.view(np.uint64) if wide else words
-        made = numbers[:count] % np.array(most - least, numbers.dtype)
-        return (made.astype(kind.dtype) + np.array(least, kind.dtype)).reshape(shape)
+        words = self.words(-(-count * (2 if wide else 1) // 4) * 4)
+        return (words.view(np.uint64) if wide else words)[:count].reshape(shape)
 
 
 class ElementDraws(Draws):

@@ -40,6 +40,7 @@ __all__ = [
     "decode_compressed",
     "decode_gif",
     "decode_image",
+    "decode_and_crop_jpeg",
     "decode_jpeg",
     "decode_png",
     "decode_raw",
@@ -146,7 +147,10 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
 def matching_files(pattern: Any, name: str | None = None) -> Any:
     """The names of the files that match patterns, sorted."""
     patterns = np.atleast_1d(to_array(pattern)).tolist()
-    found = sorted(files.expand(patterns, "io.matching_files"))
+    try:
+        found = sorted(files.expand(patterns, "io.matching_files"))
+    except InvalidArgumentError:  # No file matches.
+        found = []
     result = np.empty(len(found), object)
     result[:] = [path.encode() for path in found]
     return result
@@ -154,6 +158,20 @@ def matching_files(pattern: Any, name: str | None = None) -> Any:
 
 def _bytes(contents: Any) -> Any:
     return to_array(contents)[()]
+
+
+def decode_and_crop_jpeg(
+    contents: Any, crop_window: Any, channels: int = 0, ratio: int = 1, **_: Any
+) -> Tensor:
+    """A part of a JPEG image; the window is its first row and column, its height and width."""
+    top, left, height, width = to_array(crop_window).tolist()
+    whole = decode_jpeg(contents, channels, ratio)
+    if top < 0 or left < 0 or top + height > len(whole) or left + width > whole.shape[1]:
+        raise InvalidArgumentError(
+            f"tf.io.decode_and_crop_jpeg: the window {[top, left, height, width]} is not inside "
+            f"the image of shape {whole.shape}"
+        )
+    return whole[top : top + height, left : left + width]
 
 
 def decode_jpeg(contents: Any, channels: int = 0, ratio: int = 1, **_: Any) -> Tensor:

@@ -108,6 +108,16 @@ class PortedTable:
     def __len__(self) -> int:
         return self._table.size()
 
+    @property
+    def default_value(self) -> Tensor:
+        """What other keys get."""
+        return as_tensor(to_array(self._table.default, self.value_dtype))
+
+    def export(self, name: str | None = None) -> tuple[Tensor, Tensor]:
+        """All keys, and their values."""
+        keys, values = self._table.entries()
+        return as_tensor(keys), as_tensor(values)
+
     def __getitem__(self, keys: Any) -> Any:
         return self.lookup(keys)
 

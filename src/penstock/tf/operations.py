@@ -37,6 +37,8 @@ def as_result(result: Any) -> Any:
         return as_tensor(result)
     if kind is list or kind is tuple:
         return kind(map(as_result, result))
+    if hasattr(kind, "_fields"):
+        return kind(*map(as_result, result))
     return result
 
 
@@ -101,7 +103,10 @@ def on_both(function: Callable[..., Any]) -> Callable[..., Any]:
         ragged = next((value for value in (x, y) if isinstance(value, RaggedTensor)), None)
         if ragged is None:
             return call(x, y)
-        flat = [one.flat_values if isinstance(one, RaggedTensor) else one for one in (x, y)]
+        flat = [
+            one.flat_values if one is ragged else ragged.operand_like(one, function.__name__)
+            for one in (x, y)
+        ]
         return ragged.with_flat_values(call(*flat))
 
     return on_ragged

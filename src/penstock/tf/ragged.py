@@ -13,7 +13,15 @@ from penstock.tf.missing_operations import missing_from_tf
 from penstock.tf.ragged_values import RaggedTensor, wrap_rows
 from penstock.tf.values import as_tensor, to_array
 
-__all__ = ["boolean_mask", "constant", "map_flat_values", "range", "stack"]
+__all__ = [
+    "boolean_mask",
+    "constant",
+    "map_flat_values",
+    "range",
+    "row_splits_to_segment_ids",
+    "segment_ids_to_row_splits",
+    "stack",
+]
 
 
 def constant(
@@ -51,6 +59,10 @@ def _depth(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.ndim
     depths = [_depth(part) for part in value]
+    if depths and min(depths) == 0 < max(depths):
+        raise InvalidArgumentError(
+            f"tf.ragged.constant: all values must be equally deep in lists, got {value!r:.60}"
+        )
     return 1 + max(depths, default=0)
 
 
@@ -78,6 +90,22 @@ def range(
         np.arange(*row, dtype=kind) for row in zip(*(np.atleast_1d(e) for e in ends), strict=True)
     ]
     return RaggedTensor(Ragged.from_rows(rows, kind))
+
+
+def row_splits_to_segment_ids(splits: Any, name: str | None = None, out_type: Any = None) -> Any:
+    """The number of the row of each value."""
+    ends = to_array(splits)
+    ids = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+    return as_tensor(ids.astype(as_dtype(out_type or "int64").dtype))
+
+
+def segment_ids_to_row_splits(
+    segment_ids: Any, num_segments: Any = None, out_type: Any = None, name: str | None = None
+) -> Any:
+    """Where each row ends, by the number of the row of each value."""
+    counts = np.bincount(to_array(segment_ids), minlength=int(num_segments or 0))
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    return as_tensor(ends.astype(as_dtype(out_type or "int64").dtype))
 
 
 def boolean_mask(data: Any, mask: Any, name: str | None = None) -> RaggedTensor:

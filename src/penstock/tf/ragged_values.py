@@ -8,7 +8,8 @@ from the left, which is what `parse_example` returns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -205,6 +206,62 @@ class RaggedTensor:
 
     def __repr__(self) -> str:
         return f"<tf.RaggedTensor {self.to_list()}>"
+
+    def operand_like(self, other: Any, call: str) -> Any:
+        """The other operand, for the flat values: ragged with the same rows, or one per row."""
+        if isinstance(other, RaggedTensor):
+            if [one.tolist() for one in _splits(other)] != [one.tolist() for one in _splits(self)]:
+                raise InvalidArgumentError(
+                    f"tf.{call}: the rows of {self!r:.60} and {other!r:.60} differ in length"
+                )
+            return other.flat_values
+        shape = np.shape(to_array(other, self.dtype if isinstance(other, list) else None, call))
+        if len(shape) != 2 or shape == (1, 1):
+            return other
+        if shape != (len(self), 1) or self.ragged_rank > 1:
+            raise InvalidArgumentError(
+                f"tf.{call}: {shape} does not fit the rows of {self!r:.60}; pass a column"
+            )
+        column = as_tensor(to_array(other, self.dtype if isinstance(other, list) else None))
+        return as_tensor(np.repeat(column.numpy()[:, 0], self.ragged.row_lengths))
+
+    def _apply(self, call: Callable[[Any, Any], Any], other: Any, is_reflected: bool) -> Any:
+        flat, more = self.flat_values, self.operand_like(other, call.__name__.strip("_"))
+        return self.with_flat_values(call(more, flat) if is_reflected else call(flat, more))
+
+    def __eq__(self, other: object) -> Any:
+        return False if other is None else self._apply(operator.eq, other, False)
+
+    def __ne__(self, other: object) -> Any:
+        return True if other is None else self._apply(operator.ne, other, False)
+
+    def __neg__(self) -> RaggedTensor:
+        return self.with_flat_values(-self.flat_values)
+
+    def __invert__(self) -> RaggedTensor:
+        return self.with_flat_values(~self.flat_values)
+
+    def __abs__(self) -> RaggedTensor:
+        return self.with_flat_values(abs(self.flat_values))
+
+    __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None  # Arrays leave operators with ragged rows to the methods here.
+
+
+def _splits(value: RaggedTensor) -> list[Array]:
+    return [one.numpy() for one in value.nested_row_splits]
+
+
+def _make_operator(name: str, is_reflected: bool) -> Callable[[RaggedTensor, Any], Any]:
+    call = getattr(operator, f"__{name}__")
+    return lambda self, other: self._apply(call, other, is_reflected)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(RaggedTensor, f"__{_name}__", _make_operator(_name, False))
+    setattr(RaggedTensor, f"__r{_name}__", _make_operator(_name, True))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(RaggedTensor, f"__{_name}__", _make_operator(_name, False))
 
 
 def wrap_rows(value: Any) -> Any:

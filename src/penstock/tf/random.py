@@ -103,7 +103,9 @@ def stateless_uniform(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> Tensor:
-    """Numbers between `minval` and `maxval`, by the seed alone."""
+    """Numbers between `minval` and `maxval`, by the seed alone; all integers if both are None."""
+    if minval is None and maxval is None:
+        return StatelessDraws(seed).full_integers(shape, dtype)
     return StatelessDraws(seed).uniform(shape, minval, maxval, dtype)
 
 
@@ -148,15 +150,13 @@ def stateless_categorical(
 
 def split(seed: Any, num: Any = 2, alg: Any = "auto_select") -> Tensor:
     """New seeds from a seed."""
-    return StatelessDraws(seed).uniform([int(num), 2], -(1 << 31), (1 << 31) - 1, np.int64)
+    return StatelessDraws(seed).full_integers([int(num), 2], to_array(seed).dtype)
 
 
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Tensor:
     """A new seed from a seed and a number."""
-    first = int(to_array(seed)[0]) ^ int(to_array(data)) * 0x9E3779B9 & 0x7FFFFFFF
-    return StatelessDraws([first, int(to_array(seed)[1])]).uniform(
-        [2], -(1 << 31), (1 << 31) - 1, np.int64
-    )
+    more = to_array(data)
+    return as_tensor(np.stack([StatelessDraws(seed).full_integers([], more.dtype), more]))
 
 
 class SeededGenerator:
@@ -235,12 +235,13 @@ class SeededGenerator:
         return self._draws().truncated_normal(shape, mean, stddev, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Tensor:
-        limits = np.iinfo(np.dtype(dtype))
-        return self._draws().uniform(shape, int(limits.min), int(limits.max), dtype)
+        """Integers of all values that the dtype has."""
+        return self._draws().full_integers(shape, dtype)
 
     def make_seeds(self, count: Any = 1) -> Tensor:
         """Seeds for stateless operations: two rows of integers."""
-        return self._draws().uniform([2, int(count)], -(1 << 31), (1 << 31) - 1, np.int64)
+        first = self._draws().full_integers([int(count)], np.int64).numpy()
+        return as_tensor(np.stack([first, np.zeros_like(first)]))
 
     def split(self, count: Any = 1) -> list[SeededGenerator]:
         """Other generators, which draw other numbers."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.element.ragged import Ragged
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import arrays as plain
 from penstock.tf.operations import axes, numbers, operation
@@ -31,7 +30,8 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
         input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
     ) -> Any:
         if isinstance(input_tensor, RaggedTensor):
-            return _reduce_ragged(on_array, input_tensor.ragged, axis)
+            one = _mean_of_row if compute is _mean else on_array
+            return _reduce_ragged(one, input_tensor, axis, keepdims)
         return on_array(input_tensor, axis, keepdims)
 
     call.__name__ = call.__qualname__ = name
@@ -39,15 +39,34 @@ def _reduction(name: str, compute: Compute, kinds: str = "iufc") -> Callable[...
     return call
 
 
-def _reduce_ragged(call: Callable[..., Any], ragged: Ragged, axis: Any) -> Any:
-    """A reduction of all values, or of each row."""
+def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep: bool) -> Any:
+    """A reduction of all values, or of each row; of rows of rows, also of the inner ones."""
     if axis is None:
-        return call(ragged.flat_values)
-    if axes(axis) not in (1, (1,), -1) or ragged.ragged_rank > 1:
+        return call(rows.flat_values)
+    depth, place = len(rows.shape), axes(axis)
+    place = place[0] if isinstance(place, tuple) and len(place) == 1 else place
+    if isinstance(place, int) and (place >= 2 or (place < 0 and place + depth >= 2)):
+        inner: Any = rows.values
+        deeper = place - 1 if place > 0 else place
+        if isinstance(inner, RaggedTensor):
+            return rows.with_values(_reduce_ragged(call, inner, deeper, keep))
+        return rows.with_values(call(inner, deeper, keep))
+    if place not in (1, -1) or rows.ragged_rank > 1:
         raise InvalidArgumentError(
             f"tf: ragged rows are reduced along axis 1 or all, got {axis}; use to_tensor() first"
         )
-    return as_tensor(np.stack([call(row, 0).numpy() for row in ragged]))
+    return as_tensor(np.stack([call(row, 0, keep).numpy() for row in rows]))
+
+
+@operation
+def _mean_of_row(row: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    """The mean of a row; that of integers is a float64, as TensorFlow divides their sum."""
+    array = to_array(row)
+    if axis is None:
+        return _mean(array, None, False)
+    with np.errstate(all="ignore"):
+        total = np.sum(array, axes(axis), dtype=array.dtype, keepdims=keepdims)
+        return np.true_divide(total, np.array(array.shape[axes(axis)], array.dtype))
 
 
 def _mean(array: Array, axis: Any, keepdims: bool) -> Any:
@@ -112,6 +131,10 @@ def reduce_join(
     inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: Any = None
 ) -> Any:
     """The strings along `axis` (by default all), joined."""
+    if isinstance(inputs, RaggedTensor):
+        return _reduce_ragged(
+            lambda row, *_: reduce_join(row, separator=separator), inputs, axis, keepdims
+        )
     array, between = to_array(inputs), to_array(separator)[()]
     if axis is None:
         joined: Any = np.array(between.join(array.ravel().tolist()), object)

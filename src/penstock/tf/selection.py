@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -92,11 +93,16 @@ def _boolean_mask(tensor: Any, mask: Any, axis: Any) -> Any:
     return array[(slice(None),) * where + (kept,)]
 
 
+Unique = namedtuple("Unique", ["y", "idx"])
+UniqueWithCounts = namedtuple("UniqueWithCounts", ["y", "idx", "count"])
+TopK = namedtuple("TopK", ["values", "indices"])
+
+
 @operation
 def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Any:
     """The different values in the order of their first occurrence, and where each value is."""
     values, places, _ = _unique(to_array(x))
-    return values, places.astype(as_dtype(out_idx).dtype)
+    return Unique(values, places.astype(as_dtype(out_idx).dtype))
 
 
 @operation
@@ -104,7 +110,7 @@ def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None)
     """`unique`, and how often each value occurs."""
     values, places, counts = _unique(to_array(x))
     kind = as_dtype(out_idx).dtype
-    return values, places.astype(kind), counts.astype(kind)
+    return UniqueWithCounts(values, places.astype(kind), counts.astype(kind))
 
 
 def _unique(array: Array) -> tuple[Array, Array, Array]:
@@ -190,7 +196,7 @@ def top_k(input: Any, k: Any = 1, sorted: bool = True, name: str | None = None) 
     """The `k` greatest values of each row, and their indices."""
     array = to_array(input)
     order = np.argsort(-array.astype(np.float64), -1, kind="stable")[..., : int(k)]
-    return np.take_along_axis(array, order, -1), order.astype(np.int32)
+    return TopK(np.take_along_axis(array, order, -1), order.astype(np.int32))
 
 
 @operation
@@ -222,14 +228,23 @@ def bincount(
     minlength: Any = None,
     maxlength: Any = None,
     dtype: Any = np.int32,
-    **_: Any,
+    name: str | None = None,
+    axis: Any = None,
+    binary_output: bool = False,
 ) -> Any:
-    """How often each integer occurs."""
-    places = to_array(arr).ravel()
-    more = None if weights is None else to_array(weights).ravel()
-    made = np.bincount(places, more, 0 if minlength is None else int(minlength))
-    made = made if maxlength is None else made[: int(maxlength)]
-    return made.astype(as_dtype(dtype).dtype if more is None else more.dtype)
+    """How often each integer occurs: in all, or with `axis=-1` in each row."""
+    places = to_array(arr)
+    more = None if weights is None else to_array(weights)
+    size = max(int(minlength or 0), int(places.max(initial=-1)) + 1)
+    size = size if maxlength is None else min(size, int(maxlength))
+    rows = places if axis is not None and int(axis) == -1 and places.ndim > 1 else [places.ravel()]
+    amounts = [None] * len(rows) if more is None else more.reshape(len(rows), -1)
+    pairs = zip(rows, amounts, strict=True)
+    made = np.stack([np.bincount(row, one, size)[:size] for row, one in pairs])
+    made = np.minimum(made, 1) if binary_output else made
+    return (made if rows is places else made[0]).astype(
+        as_dtype(dtype).dtype if more is None else more.dtype
+    )
 
 
 @operation

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,6 +10,7 @@ import numpy as np
 from penstock.element.dtypes import as_dtype
 from penstock.element.hashing import fingerprint64
 from penstock.element.ragged import Ragged
+from penstock.element.strings import bytes_of
 from penstock.errors import InvalidArgumentError, InvalidTypeError
 from penstock.shim import printing
 from penstock.tf.missing_operations import missing_from_tf
@@ -19,6 +18,7 @@ from penstock.tf.operations import elementwise, operation
 from penstock.tf.operations import texts as as_texts
 from penstock.tf.ragged_values import RaggedTensor
 from penstock.tf.reductions import reduce_join
+from penstock.tf.regexes import regex_of
 from penstock.tf.values import Array, as_tensor, to_array
 
 __all__ = [
@@ -117,7 +117,7 @@ def _part(text: bytes, start: int, count: int, in_bytes: bool) -> Any:
             f"tf.strings.substr: pos {start} is out of range for string {text!r:.40}"
         )
     first = start + len_of(whole) if start < 0 else start
-    part = whole[first : first + max(count, 0)]
+    part = whole[first : None if count < 0 else first + count]
     return part if in_bytes else part.encode()
 
 
@@ -254,58 +254,16 @@ def regex_replace(
     input: Any, pattern: Any, rewrite: Any, replace_global: bool = True, name: str | None = None
 ) -> Any:
     r"""Every match of a pattern replaced; `\1` in `rewrite` is the first group."""
-    found = _pattern("regex_replace", pattern)
-    template = _rewrite(to_array(rewrite)[()])
-    count = 0 if replace_global else 1
-    return _each("strings.regex_replace", input, lambda text: found.sub(template, text, count))
-
-
-def _rewrite(text: bytes) -> bytes:
-    r"""A template of RE2 as one of `re`: `\0` is the whole match, other escapes are letters."""
-    return re.sub(rb"\\(\d)", rb"\\g<\1>", text)
+    found = regex_of("regex_replace", to_array(pattern)[()])
+    template, count = to_array(rewrite)[()], 0 if replace_global else 1
+    return _each("strings.regex_replace", input, lambda text: found.replace(text, template, count))
 
 
 @elementwise
 def regex_full_match(input: Any, pattern: Any, name: str | None = None) -> Any:
     """Whether a pattern matches the whole string."""
-    found = _pattern("regex_full_match", pattern)
-    return _each(
-        "strings.regex_full_match", input, lambda text: found.fullmatch(text) is not None, bool
-    )
-
-
-@functools.lru_cache(maxsize=128)
-def _compile(pattern: bytes) -> re.Pattern[bytes]:
-    return re.compile(_of_re2(pattern))
-
-
-def _of_re2(pattern: bytes) -> bytes:
-    """A pattern of RE2 with the classes that only RE2 has written as `re` knows them."""
-    for name, letters in _CLASSES.items():
-        pattern = pattern.replace(b"[:%s:]" % name, letters)
-    return pattern.replace(rb"\z", rb"\Z")
-
-
-_CLASSES = {
-    b"alnum": b"0-9A-Za-z",
-    b"alpha": b"A-Za-z",
-    b"digit": b"0-9",
-    b"lower": b"a-z",
-    b"punct": rb"!-/:-@\[-`{-~",
-    b"space": rb"\t\n\v\f\r ",
-    b"upper": b"A-Z",
-    b"word": b"0-9A-Za-z_",
-}
-
-
-def _pattern(call: str, pattern: Any) -> re.Pattern[bytes]:
-    text = to_array(pattern)[()]
-    try:
-        return _compile(text)
-    except re.error as error:
-        raise InvalidArgumentError(
-            f"tf.strings.{call}: the pattern {text!r} is not valid: {error}"
-        ) from None
+    found = regex_of("regex_full_match", to_array(pattern)[()])
+    return _each("strings.regex_full_match", input, found.matches, bool)
 
 
 @elementwise
@@ -419,17 +377,23 @@ def ngrams(
     name: str | None = None,
 ) -> Any:
     """Neighbouring strings of each row, joined."""
-    if pad_values is not None:
-        raise InvalidArgumentError("tf.strings.ngrams: pad_values must be None; pad the rows first")
     between = separator.encode()
     widths = ngram_width if isinstance(ngram_width, list | tuple) else [ngram_width]
+    pair = pad_values if isinstance(pad_values, list | tuple) else (pad_values, pad_values)
+
+    def padded(words: list[bytes], width: int) -> list[bytes]:
+        if pad_values is None:
+            return words
+        times = width - 1 if padding_width is None else min(int(padding_width), width - 1)
+        return [bytes_of(pair[0])] * times + words + [bytes_of(pair[1])] * times
 
     def grams(row: Array) -> list[bytes]:
         words = row.tolist()
         made = [
-            between.join(words[i : i + width])
+            between.join(more[i : i + width])
             for width in widths
-            for i in range(len_of(words) - width + 1)
+            for more in [padded(words, width)]
+            for i in range(len_of(more) - width + 1)
         ]
         short = preserve_short_sequences and words and not made
         return [between.join(words)] if short else made

@@ -36,7 +36,7 @@ class LookupTable:
         buckets: int = 0,
     ) -> None:
         self.key_dtype, self.value_dtype = dtypes
-        self._default, self._buckets = default, buckets
+        self.default, self._buckets = default, buckets
         self._found: dict[Any, Any] = {}
         for key, value in pairs:
             if self._found.setdefault(key, value) != value:
@@ -65,12 +65,19 @@ class LookupTable:
         if key in self._found:
             return self._found[key]
         if not self._buckets:
-            return self._default
+            return self.default
         text = key if isinstance(key, bytes) else str(key).encode()
         return len(self._found) + fingerprint64(text) % self._buckets
 
     def __getitem__(self, keys: Any) -> Any:
         return self.lookup(keys)
+
+    def entries(self) -> tuple[Array, Array]:
+        """The keys and their values, without buckets."""
+        return (
+            _column(list(self._found), self.key_dtype),
+            _column(list(self._found.values()), self.value_dtype),
+        )
 
     def size(self) -> int:
         """The number of keys, and of the buckets of other keys."""

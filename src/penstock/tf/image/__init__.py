@@ -53,6 +53,7 @@ from penstock.tf.image.random_images import (
 )
 from penstock.tf.image.resizing import ResizeMethod, resize
 from penstock.tf.io import (
+    decode_and_crop_jpeg,
     decode_bmp,
     decode_gif,
     decode_image,
@@ -79,6 +80,7 @@ __all__ = [
     "decode_bmp",
     "decode_gif",
     "decode_image",
+    "decode_and_crop_jpeg",
     "decode_jpeg",
     "decode_png",
     "encode_jpeg",
