@@ -46,7 +46,7 @@ PORTED: dict[str, tuple[str, tuple[str, ...]]] = {
         "tf.lookup, random, debugging",
         (
             *("penstock.tf.lookup", "penstock.tf.random", "penstock.tf.debugging"),
-            *("penstock.tf.autograph", "penstock.tf.experimental"),
+            *("penstock.tf.autograph", "penstock.tf.dtypes", "penstock.tf.experimental"),
         ),
     ),
 }

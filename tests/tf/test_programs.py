@@ -1,4 +1,4 @@
-"""Six ordinary programs print what they print with TensorFlow; only their import is changed."""
+"""Ordinary programs print what they print with TensorFlow; only their import is changed."""
 
 import pathlib
 

@@ -94,7 +94,7 @@ def _is_bytes(call: str, unit: str) -> bool:
     return unit == "BYTE"
 
 
-@operation
+@elementwise
 def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
     """A part of each string: `len` bytes (or characters) from `pos` on."""
     array, starts, counts = np.broadcast_arrays(

@@ -8,7 +8,10 @@ import os
 import pathlib
 
 HERE = pathlib.Path(__file__).parent
-NAMES = ("images", "text", "windows", "rebalancing", "mixture", "tables")
+NAMES = (
+    *("images", "text", "windows", "rebalancing", "mixture", "tables"),
+    *("folders", "series", "pictures", "columns", "ragged_rows", "training"),
+)
 IMPORT = "import tensorflow as tf\n"
 
 
