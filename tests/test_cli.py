@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -23,6 +24,7 @@ from penstock.cli import main, overview
 from penstock.cli.overview import LEGEND
 from penstock.data import Dataset
 from penstock.data.experimental import service
+from penstock.service.host.data_client import Links
 from penstock.service.host.http_server import make_metrics_token
 from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
@@ -240,6 +242,62 @@ def test_a_worker_that_leaves_costs_no_element_twice(
     assert found == list(range(count))
     made = [int(line) for line in Path(calls).read_text().split()]
     assert sorted(made) == list(range(count))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
+    dispatcher: service.DispatchServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_killed: bool,
+) -> None:
+    """Others make it while the leaving worker finishes its element, or is killed with it."""
+    count, folder = 24, str(tmp_path)
+
+    def make(x: Any) -> Any:
+        with open(f"{folder}/made", "a") as file:
+            file.write(f"{os.environ['WHO']} {x}\n")
+        while not os.path.exists(f"{folder}/go-{x}"):
+            threading.Event().wait(0.002)
+        return x
+
+    def made(who: str) -> list[int]:
+        lines = (tmp_path / "made").read_text().split("\n")[:-1]
+        return [int(line.split()[1]) for line in lines if line.startswith(who)]
+
+    lists: list[int] = []
+    want = Links.want
+
+    def note_list(links: Links, workers: Any) -> list[str]:
+        lists.append(len(workers := list(workers)))
+        return want(links, workers)
+
+    monkeypatch.setattr(Links, "want", note_list)
+    numbers = Dataset.range(count).map(make, output_signature=Dataset.range(1).element_spec)
+    remote = numbers.apply(service.distribute("distributed_epoch", dispatcher.target))
+    start = partial(command, "worker", "--dispatcher", address(dispatcher))
+    with start(WHO="leaves") as worker, start(WHO="stays") as other, reading() as pool:
+        line_of(worker), line_of(other)
+        until(lambda: len(service.status(dispatcher.target)["workers"]) == 2)
+        result = pool.submit(lambda: [int(x) for x in remote])
+        until((tmp_path / "made").exists)
+        until(lambda: made("leaves") and made("stays"))
+        [last] = made("leaves")
+        worker.send_signal(signal.SIGTERM)
+        for x in set(range(count)) - {last}:
+            (tmp_path / f"go-{x}").touch()
+        # All but its element is made by the other worker, and the dispatcher has removed it.
+        until(lambda: len(made("leaves") + made("stays")) == count and lists[-1] == 1)
+        assert worker.poll() is None
+        assert made("leaves") == [last]
+        if is_killed:
+            worker.kill()
+            until(lambda: last in made("stays"))
+        (tmp_path / f"go-{last}").touch()
+        assert result.result() == list(range(count))
+        assert worker.wait() == (-signal.SIGKILL if is_killed else 0)
+    again = [last] if is_killed else []
+    assert sorted(made("leaves") + made("stays")) == sorted([*range(count), *again])
 
 
 def test_a_second_signal_stops_a_worker_at_once(

@@ -44,7 +44,7 @@ def too_late(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def leave(worker: Program) -> None:
-    """Ends a worker as a rollout does: it finishes what it has accepted."""
+    """Ends a worker as a rollout does: it finishes what it is making."""
     worker.signal(signal.SIGTERM)
     worker.process.wait(60)
 

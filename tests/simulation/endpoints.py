@@ -131,10 +131,12 @@ class Endpoint:
         self._send(rows, body + check_bytes(checksum((body,))))
         return len(body)
 
-    def offer(self, make_message: Callable[[], Any]) -> None:
+    def offer(self, make_message: Callable[[], Any]) -> bool:
         if not self.broken and not self._world.over:
             with suppress(UnavailableError):
                 self._send(make_message())
+                return True
+        return False
 
     def _arrive(self, sent: bytes) -> None:
         if not self.broken and not self._deaf:

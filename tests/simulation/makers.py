@@ -116,6 +116,7 @@ class Numbers(Stream):
         world, plan = self._making.owner.world, self._making.plan
         if not self._open:
             world.violated("a stream is pulled that was closed")
+        self._making.owner.pulls += 1
         values = self._values(limit)
         world.wait(OVERHEAD + plan.seconds * len(values))
         self._making.tell(self._trail, not values)
@@ -233,6 +234,8 @@ class NumberTasks(Tasks):
         self.world = world
         self.opened = 0
         """Streams that are open."""
+        self.pulls = 0
+        """How often elements were begun."""
 
     def _plan_stream(self, work: Work) -> Any:
         if work.consumers and not 0 <= work.consumer < work.consumers:

@@ -75,12 +75,16 @@ class Worker(Peer):
             self.world.violated(f"{self.name} thinks that it has {inside} fetches to answer")
 
     def drain(self) -> None:
-        """Answers what it was asked, says goodbye and ends."""
+        """Finishes what it is making, hands back the rest, says goodbye and ends."""
         self.world.tell(f"{self.name} drains")
         self.draining = True
         self.spawn(self._leave)
 
     def _leave(self) -> None:
+        readers, pulls = len(self.connections), self.tasks.pulls
         self.running.drain(_DRAIN)
+        # One thread for each reader may be about to begin an element.
+        if self.tasks.pulls - pulls > readers:
+            self.world.violated(f"{self.name} works on for {readers} readers, though it leaves")
         self.running.stop()
         self.crash()

@@ -181,7 +181,7 @@ def _worker_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=server_processes.DRAIN_SECONDS,
         metavar="SECONDS",
-        help="how long it finishes what clients have requested, after Ctrl-C or SIGTERM "
+        help="how long it finishes the elements that it is making, after Ctrl-C or SIGTERM "
         "(default: 30)",
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -391,8 +391,8 @@ _WORKER = """\
 Starts a worker, which computes elements for the readers of its dispatcher. Workers may join and
 leave at any time.
 
-After Ctrl-C or SIGTERM it finishes what clients have requested, and leaves. A second one stops it
-at once: other workers then compute what it had begun.
+After Ctrl-C or SIGTERM it finishes the elements that it is making, and leaves; clients ask other
+workers for the rest. A second one stops it at once: other workers then compute what it had begun.
 
 On Linux, every plan runs in a process of its own. If a function ends this process, it is replaced,
 and readers of other plans do not notice; penstock status counts these restarts.

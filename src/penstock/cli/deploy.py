@@ -181,7 +181,7 @@ def _drain_argument(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=60,
         metavar="SECONDS",
-        help="how long a worker that is to end may finish what was requested (default: 60)",
+        help="how long a worker that is to end may finish what it is making (default: 60)",
     )
 
 

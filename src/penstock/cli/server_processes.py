@@ -27,7 +27,7 @@ class StoppedAtOnce(BaseException):
 
 
 DRAIN_SECONDS = 30.0
-"""How long a worker may take to finish what clients have requested, before it leaves anyway."""
+"""How long a worker may take to finish the elements that it makes, before it leaves anyway."""
 
 
 def run_dispatcher(server: DispatchServer) -> int:

@@ -190,6 +190,21 @@ def test_connections_to_unwanted_workers_are_aborted(links, exchange):
     assert not exchange.lines["b"].aborted
 
 
+def test_a_worker_that_leaves_stays_connected_until_its_last_answer(links, exchange):
+    """The dispatcher has removed it from the list; what it is making must not be made again."""
+    connected(links, "a", "b", "c")
+    for number, name in enumerate("abc"):
+        links[name].fetch(number, WORK, number, number + 1, None)
+    links["a"].leaves = True
+    links.abort_others([info("c")])
+    assert [exchange.lines[name].aborted for name in "abc"] == [False, True, False]
+    assert links.want([info("c")]) == ["b"]
+    links.drop("b")
+    assert links.unwanted == []
+    links["a"].finish(0)
+    assert links.unwanted == ["a"]
+
+
 def test_silent_workers_that_owe_an_answer_are_found(links, exchange):
     connected(links, "a", "b")
     until(lambda: not links.ready(0))

@@ -42,6 +42,7 @@ from penstock.service.protocol.data_messages import (
     Fetch,
     Impossible,
     OpenTask,
+    Progress,
     Rows,
     from_failed,
 )
@@ -140,6 +141,8 @@ def answers(connection: Connection, request: int) -> tuple[list[Any], Any]:
                 found += [(start + i, value) for i, value in enumerate(columns[0])]
             case Failed(ordinal=ordinal):
                 found.append((ordinal, from_failed(message)))
+            case Progress():
+                pass
             case Done():
                 # What the operators have done is in the tests of profiles.
                 return found, msgspec.structs.replace(message, operators=())
@@ -195,13 +198,12 @@ def test_a_failure_takes_one_ordinal_and_names_its_place(service):
     assert "raise ValueError" in error.__notes__[0]
 
 
-def test_requests_are_answered_in_order(service):
+def test_requests_are_answered_one_after_the_other(service):
     work = service.work(stream(numbers(1000)))
     with service.connect() as connection:
-        connection.send(OpenTask(1, work))
         spans = [(0, 10), (500, 510), (10, 20), (0, 10), (995, 1001)]
         for request, (start, stop) in enumerate(spans):
-            connection.send(Fetch(request, 1, start, stop))
+            connection.send(OpenTask(request, work), Fetch(request, request, start, stop))
         for request, (start, stop) in enumerate(spans):
             found, last = answers(connection, request)
             assert found == [(i, i) for i in range(start, min(stop, 1000))]
@@ -326,48 +328,88 @@ def received(connection: Connection, brake: Slow, count: int) -> None:
         assert brake.begun.acquire(timeout=60)
 
 
-def test_draining_finishes_what_was_taken_on(service, brake):
+@contextlib.contextmanager
+def leaving(worker: Worker) -> Iterator[None]:
+    """Lets a worker drain in a thread, and waits for it at the end."""
+    draining = threading.Thread(target=worker.drain, daemon=True)
+    draining.start()
+    until(lambda: worker._require_running("drain")._gate.draining)
+    yield
+    draining.join(60)
+    assert not draining.is_alive()
+
+
+@pytest.mark.parametrize("form", ["random", "single"])
+def test_draining_finishes_the_element_that_is_made(service, brake, form):
+    """Of a request for several, the client gets what was made, and asks elsewhere for the rest."""
     address = service.worker.address
-    work = service.work(slowly(stream(numbers(3))))
+    work = service.work(slowly(numbers(3) if form == "random" else stream(numbers(3))), form)
     with service.connect() as connection, service.connect() as other:
         connection.send(OpenTask(1, work))
         connection.send(Fetch(1, 1, 0, 9))
         received(connection, brake, 1)
-        draining = threading.Thread(target=service.worker.drain, daemon=True)
-        draining.start()
-        until(lambda: service.worker._require_running("drain")._gate.draining)
-        found, last = fetched(other, service.work(numbers(3), "random"), 0, 3)
-        assert found == []
+        with leaving(service.worker):
+            found, last = fetched(other, service.work(numbers(3), "random"), 0, 3)
+            assert found == []
+            assert isinstance(last, Impossible)
+            assert last.elsewhere
+            assert f"is about to stop; ask another one (on worker {address})" in last.message
+            brake.goes_on.set()
+            found, last = answers(connection, 1)
+        assert found == [(0, 0)]
         assert isinstance(last, Impossible)
         assert last.elsewhere
-        assert f"is about to stop; ask another one (on worker {address})" in last.message
-        brake.goes_on.set()
-        assert answers(connection, 1) == ([(0, 0), (1, 1), (2, 2)], Done(1, 3))
-        draining.join(60)
+        assert not brake.begun.acquire(blocking=False), "another element was begun"
         with pytest.raises(UnavailableError, match="closed it"):
             connection.receive()
     assert service.workers == []
     service.worker.join()
 
 
-def test_draining_refuses_before_it_finishes_what_was_taken_on(service, brake):
-    """So that the client asks another worker in time."""
+@pytest.mark.parametrize("form", ["random", "single"])
+def test_draining_hands_back_what_was_not_begun_at_once(service, brake, form):
+    """While the function runs, so that the client asks other workers in time."""
+    work = service.work(slowly(numbers(9) if form == "random" else stream(numbers(9))), form)
     with service.connect() as connection:
-        connection.send(OpenTask(1, service.work(slowly(stream(numbers(9))))))
-        connection.send(Fetch(1, 1, 0, 3))
+        connection.send(OpenTask(1, work))
+        for request in (1, 2, 3):
+            connection.send(Fetch(request, 1, request - 1, request))
         received(connection, brake, 1)
-        draining = threading.Thread(target=service.worker.drain, daemon=True)
-        draining.start()
-        until(lambda: service.worker._require_running("drain")._gate.draining)
-        connection.send(Fetch(2, 1, 3, 6))
+        with leaving(service.worker):
+            until(lambda: connection.receive()[0] == Progress(1, leaves=True))
+            assert [refused(connection) for _ in range(2)] == [2, 3]
+            connection.send(Fetch(4, 1, 3, 6))
+            assert refused(connection) == 4
+            brake.goes_on.set()
+            assert answers(connection, 1) == ([(0, 0)], Done(1))
+        assert not brake.begun.acquire(blocking=False), "another element was begun"
+
+
+def refused(connection: Connection) -> int:
+    """The number of the request that the next message refuses."""
+    while isinstance(message := connection.receive()[0], Progress):
+        pass
+    assert isinstance(message, Impossible)
+    assert message.elsewhere
+    return message.request
+
+
+def test_earlier_elements_of_a_task_are_made_first(service, brake):
+    """A client asks for what another worker owed; it needs that before what waits here."""
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
+        connection.send(OpenTask(2, service.work(slowly(numbers(8)), "random")))
+        connection.send(Fetch(1, 1, 0, 1))
+        received(connection, brake, 1)
+        for request, task, start in ((2, 1, 5), (3, 1, 3), (4, 2, 0), (5, 1, 1)):
+            connection.send(Fetch(request, task, start, start + 1))
         brake.goes_on.set()
-        ends = []
-        while len(ends) < 2:
+        ends: list[int] = []
+        while len(ends) < 5:
             message, _ = connection.receive()
-            if isinstance(message, Done | Impossible):
-                ends.append((message.request, type(message)))
-        assert ends == [(2, Impossible), (1, Done)]
-        draining.join(60)
+            if isinstance(message, Done):
+                ends.append(message.request)
+        assert ends == [1, 5, 3, 2, 4]
 
 
 def until(true: Any) -> None:

@@ -482,6 +482,70 @@ def test_a_worker_that_is_about_to_stop_is_no_error() -> None:
     assert [ask.start for ask in again] == [ask.start for ask in asks]
 
 
+def asked_one_by_one(*workers: str) -> tuple[Fetcher, dict[str, list[Ask]]]:
+    """A reader whose requests are for one element each, as many as workers may have."""
+    reader = reading_of("random", [100]).fetcher
+    reader.sizes.record(1, 8, 1.0)
+    for worker in workers:
+        reader.join(worker)
+    asks = reader.asks()
+    return reader, {w: [ask for ask in asks if ask.worker == w] for w in workers}
+
+
+def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
+    """Not behind what waits at other workers: the reader needs it before that."""
+    reader, asks = asked_one_by_one("u", "v")
+    assert [ask.start for ask in asks["u"]] == [0, 2, 4, 6]
+    assert [ask.start for ask in asks["v"]] == [1, 3, 5, 7]
+    for ask in asks["u"][1:]:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    moved = reader.asks()
+    assert [(ask.worker, ask.start) for ask in moved] == [("v", 2), ("v", 4), ("v", 6)]
+    assert reader.asks() == []
+    # As its worker orders them; the first one is the one that it is making.
+    for start in (1, 2, 3, 4, 5, 6, 7):
+        first = reader._first_of("v")
+        assert first is not None
+        assert first.start == start
+        reader.arrive(first.request, start, Elements(0, start, start + 1))
+        reader.done(first.request, None)
+    assert reader.take(9) is None, "the leaving worker makes the first element"
+    reader.arrive(asks["u"][0].request, 0, Elements(0, 0, 1))
+    reader.done(asks["u"][0].request, None)
+    found: list[tuple[int, int]] = []
+    while (taken := reader.take(9)) is not None:
+        assert isinstance(taken[2], Elements)
+        found += taken[2].addresses
+    assert found == [(0, ordinal) for ordinal in range(8)]
+
+
+def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:
+    reader = reading_of("random", [100]).fetcher
+    reader.sizes.record(1, 8, 0.001)
+    reader.sizes.grow(5)
+    reader.join("u")
+    ask = reader.asks()[0]
+    assert (ask.start, ask.stop) == (0, 10)
+    reader.join("v")
+    reader.arrive(ask.request, 0, Elements(0, 0, 1))
+    reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    again = reader.asks()[0]
+    assert (again.worker, again.start, again.stop) == ("v", 1, 10)
+
+
+def test_a_crash_is_blamed_on_what_the_worker_was_making() -> None:
+    """Though it was asked for that last."""
+    reader, asks = asked_one_by_one("u", "v")
+    for ask in asks["u"]:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    reader.asks()
+    first = asks["v"][0]
+    reader.arrive(first.request, 1, Elements(0, 1, 2))
+    reader.done(first.request, None)
+    reader.lose("v", broken=True)
+    assert first.feed.crashed_at == {0: "v"}
+
+
 def test_what_is_needed_first_is_asked_for_first() -> None:
     feed = Feed(0, stop=9)
     assert [feed.ask(3) for _ in range(3)] == [(0, 3), (3, 6), (6, 9)]

@@ -180,6 +180,8 @@ class Link:
         """What is sent together with the next request, to save messages: many streams are short."""
         self.damaged = 0
         """How many chunks in a row arrived damaged."""
+        self.leaves = False
+        """Whether the worker has said that it is about to stop."""
 
     def fetch(
         self, request: int, work: Work, start: int, stop: int, mark: Any, trace: str = ""
@@ -197,6 +199,11 @@ class Link:
     def silence(self, now: float) -> float:
         """Seconds since the worker last sent something."""
         return now - self.heard
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the worker is about to stop, and makes a last element for this reader."""
+        return self.leaves and bool(self.owed)
 
     def finish(self, request: int) -> None:
         """Notes that a request was answered in full."""
@@ -264,13 +271,19 @@ class Links:
     def want(self, workers: Iterable[WorkerInfo]) -> list[str]:
         """Sets the workers to connect to; returns connected workers that are no longer wanted."""
         self._wanted = {info.worker: info for info in workers}
-        gone = [worker for worker in self._links if worker not in self._wanted]
+        gone = self.unwanted
         for worker in list(self.unreachable):
             if worker not in self._wanted:
                 del self.unreachable[worker]
         self._reasons = {w: why for w, why in self._reasons.items() if w in self._wanted}
         self._cuts = {w: cuts for w, cuts in self._cuts.items() if w in self._wanted}
         return gone
+
+    @property
+    def unwanted(self) -> list[str]:
+        """Connected workers that the dispatcher has removed and that make nothing any more."""
+        links = self._links.items()
+        return [w for w, link in links if w not in self._wanted and not link.is_finishing]
 
     def dial(self) -> None:
         """Starts threads that connect to workers that are wanted and not connected."""
@@ -349,11 +362,12 @@ class Links:
     def abort_others(self, workers: Iterable[WorkerInfo]) -> None:
         """Aborts the connections to all but `workers`; called by the agent's thread.
 
-        A worker that froze in the middle of a message would block the reader's thread.
+        A worker that froze in the middle of a message would block the reader's thread. A worker
+        that leaves is not in the list either; it may finish the element that it is making.
         """
         there = {info.worker for info in workers}
         for worker, link in list(self._links.items()):
-            if worker not in there:
+            if worker not in there and not link.is_finishing:
                 link.connection.abort()
 
     def ready(self, timeout: float) -> list[Link]:

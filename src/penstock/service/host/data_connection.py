@@ -121,17 +121,20 @@ class Connection:
             except BaseException as error:
                 raise self._abort_after(error) from None
 
-    def offer(self, make_message: Callable[[], ToClient]) -> None:
+    def offer(self, make_message: Callable[[], ToClient]) -> bool:
         """Sends a small message, unless another thread is sending or the socket is full.
 
-        The message is made only if it is sent.
+        The message is made only if it is sent; returns whether it was.
         """
-        if self._sending.acquire(blocking=False):
-            try:
-                if self._channel.has_room():
-                    self._channel.send(frame(make_message()))
-            finally:
-                self._sending.release()
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            has_room = self._channel.has_room()
+            if has_room:
+                self._channel.send(frame(make_message()))
+            return has_room
+        finally:
+            self._sending.release()
 
     def send_rows(
         self,

@@ -57,6 +57,7 @@ from penstock.service.protocol.data_messages import (
     CloseTask,
     Done,
     Fetch,
+    Impossible,
     OpenTask,
     Progress,
     ToClient,
@@ -233,9 +234,11 @@ _MOST_WAITING = 1024
 
 
 class Reporting(Protocol):
-    """Has a `report` to send, at regular intervals."""
+    """Has a `report` to send, at regular intervals, and requests to hand back."""
 
     def report(self) -> None: ...
+
+    def hand_back(self) -> None: ...
 
 
 class ProgressReporter:
@@ -260,6 +263,11 @@ class ProgressReporter:
             self._servers.pop(server, None)
             self._changed.notify_all()
 
+    @property
+    def servers(self) -> tuple[Reporting, ...]:
+        with self._changed:
+            return tuple(self._servers)
+
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -267,7 +275,7 @@ class ProgressReporter:
                 if not self._servers:
                     self._runs = False
                     return
-                servers = list(self._servers)
+                servers = tuple(self._servers)
             for server in servers:
                 server.report()
 
@@ -277,6 +285,7 @@ class FetchGate:
 
     def __init__(self, runtime: Runtime = MACHINE) -> None:
         self.reporter = ProgressReporter(runtime)
+        self._runtime = runtime
         self._changed = runtime.condition()
         """Guards the fields below."""
         self._inside = 0
@@ -295,9 +304,19 @@ class FetchGate:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accepts no more fetches."""
+        """Accepts no more fetches, and hands back the accepted ones that were not begun."""
         with self._changed:
-            self.draining = True
+            starts, self.draining = not self.draining, True
+        if starts:
+            self._runtime.start(self._hand_back, "penstock-hand-back")
+
+    def _hand_back(self) -> None:
+        """Repeats it until all fetches have ended: some may still be on their way."""
+        ended = False
+        while not ended:
+            for server in self.reporter.servers:
+                server.hand_back()
+            ended = self.wait(timing.HAND_BACK)
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks until every accepted fetch has ended; returns False after `timeout`."""
@@ -322,17 +341,24 @@ def serve(connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
 
 
 class FetchServer:
-    """The worker's side of one connection. One thread uses it; `report` runs in another."""
+    """The worker's side of one connection.
+
+    One thread uses it; `report` and `hand_back` run in others.
+    """
 
     def __init__(self, connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
         self._connection = connection
         self._owner = tasks
         self._gate = gate
         self._tasks: dict[int, Task] = {}
+        self._turn = tasks.pool.runtime.lock()
+        """Guards the next three fields, and reading while a message is handled."""
         self._waiting: deque[ToWorker] = deque()
         """Messages that were read and not yet handled."""
         self._accepted: set[int] = set()
         """Requests that the gate counts."""
+        self._has_told = False
+        """Whether the client knows that this worker leaves."""
         self._lost = False
         self._thread = threading.get_ident()
         self._doing: int | None = None
@@ -351,11 +377,18 @@ class FetchServer:
     def run(self) -> None:
         """Handles messages until the connection ends, which raises."""
         while True:
-            while not self._waiting:
+            while (message := self._next()) is None:
                 self._receive()
-            self._doing = 0
-            self._handle(self._waiting.popleft())
+            self._handle(message)
             self._doing = None
+
+    def _next(self) -> ToWorker | None:
+        with self._turn:
+            if not self._waiting:
+                return None
+            # From here on, other threads may read: this one reads only with the lock.
+            self._doing = 0
+            return self._waiting.popleft()
 
     def report(self) -> None:
         """Sends `Progress` if a request is answered and nothing was sent since the last call.
@@ -378,21 +411,56 @@ class FetchServer:
             operators=() if task is None else task.take_figures(),
         )
 
+    def hand_back(self) -> None:
+        """Refuses every request that was not begun, and says that this worker leaves.
+
+        Another thread calls this while the worker leaves; it does not wait for the client. So the
+        client asks other workers at once, however long the element takes that is being made.
+        """
+        with self._turn:
+            doing = self._doing
+            if doing is None:
+                return  # The thread of this connection reads, and refuses what comes itself.
+            self._read_arrived()
+            with contextlib.suppress(OSError, ValueError):  # The connection has ended.
+                if not self._has_told:
+                    self._has_told = self._connection.offer(lambda: Progress(doing, leaves=True))
+                for fetch in [message for message in self._waiting if isinstance(message, Fetch)]:
+                    refusal = partial(self._refuse, fetch.request)
+                    if not self._has_told or not self._connection.offer(refusal):
+                        return
+                    self._waiting.remove(fetch)
+                    self._end_request(fetch.request)
+
+    def _refuse(self, request: int) -> Impossible:
+        return to_impossible(request, UnavailableError(_LEAVES), self._owner.address)
+
     def _receive(self) -> None:
         message, _ = self._connection.receive()
         match message:
             case Fetch(request):
                 if request in self._accepted or self._gate.enter():
                     self._accepted.add(request)
-                    self._waiting.append(message)
+                    self._insert(message)
+                elif self._doing is None:
+                    self._connection.send(self._refuse(request))
                 else:
-                    # Now, not after what was accepted: the client asks another worker in time.
-                    error = UnavailableError(_LEAVES)
-                    self._connection.send(to_impossible(request, error, self._owner.address))
+                    self._insert(message)  # `hand_back` refuses it, without waiting for its turn.
             case OpenTask() | CloseTask():
                 self._waiting.append(message)
             case _:
                 pass
+
+    def _insert(self, fetch: Fetch) -> None:
+        """Puts a request before those for later elements of its task.
+
+        The client needs the elements in order, and may ask here for what another worker owed.
+        """
+        for index, other in enumerate(self._waiting):
+            if isinstance(other, Fetch) and other.task == fetch.task and other.start > fetch.start:
+                self._waiting.insert(index, fetch)
+                return
+        self._waiting.append(fetch)
 
     def _handle(self, message: ToWorker) -> None:
         match message:
@@ -404,33 +472,40 @@ class FetchServer:
             case Fetch(request):
                 self._doing = request
                 try:
-                    self._connection.send(self._answer(message))
+                    leaves = self._gate.draining
+                    answer = self._refuse(request) if leaves else self._answer(message)
+                    self._connection.send(answer)
                 finally:
                     self._end_request(request)
 
     def _end_request(self, request: int) -> None:
-        if request in self._accepted:
-            self._accepted.discard(request)
-            self._gate.leave()
+        with self._turn:
+            if request in self._accepted:
+                self._accepted.discard(request)
+                self._gate.leave()
 
     def _answer(self, fetch: Fetch) -> ToClient:
         """Sends the elements of a fetch; returns the last message about it."""
         try:
             task = self._task = self._find_task(fetch)
             self._receive_arrived()
+            at = fetch.start
             started = time.time_ns() if fetch.trace else 0
             parts = task.fetch(
                 fetch.start,
                 fetch.stop,
                 mark=fetch.mark,
                 horizon=self._horizon(fetch),
-                is_cancelled=self._is_client_gone,
+                is_cancelled=self._is_over,
             )
             if fetch.trace:
                 parts = trace_answer(fetch.trace, parts, started, self._owner.address)
             for part in parts:
                 self._send(fetch, task, part)
+                at += len(part.chunk) if isinstance(part, FetchedChunk) else 1
             length = None if self._is_client_gone() else task.length(fetch.stop)
+            if self._gate.draining and at < (fetch.stop if length is None else length):
+                return self._refuse(fetch.request)  # The client has a part, and moves the rest.
             lengths = None if length is None else task.trail.lengths
             return Done(
                 request=fetch.request,
@@ -457,12 +532,18 @@ class FetchServer:
     def _horizon(self, fetch: Fetch) -> int:
         """Returns where the waiting requests end that continue this one."""
         horizon = fetch.stop
-        for message in self._waiting:
+        with self._turn:
+            waiting = tuple(self._waiting)
+        for message in waiting:
             if isinstance(message, Fetch) and message.task == fetch.task:
                 if message.start != horizon:
                     break
                 horizon = message.stop
         return horizon
+
+    def _is_over(self) -> bool:
+        """Whether no element may be begun."""
+        return self._is_client_gone() or self._gate.draining
 
     def _is_client_gone(self) -> bool:
         self._receive_arrived()
@@ -471,6 +552,10 @@ class FetchServer:
 
     def _receive_arrived(self) -> None:
         """Receives the messages that have arrived, without blocking."""
+        with self._turn:
+            self._read_arrived()
+
+    def _read_arrived(self) -> None:
         try:
             while len(self._waiting) < _MOST_WAITING and self._connection.poll():
                 self._receive()
@@ -486,7 +571,8 @@ class FetchServer:
 
         def figures(end: int) -> tuple[Figures, ...]:
             # A client may need nothing after its last elements, not even `Done`.
-            return task.take_figures() if end == fetch.stop else ()
+            is_last = end == fetch.stop or self._gate.draining
+            return task.take_figures() if is_last else ()
 
         if isinstance(part, FetchedChunk):
             size = self._connection.send_rows(

@@ -153,7 +153,8 @@ class Deliveries:
         """Connects to workers, and asks workers again that refused work a while ago."""
         if self._fetcher.leaving and self._now() >= self._retry:
             for worker in tuple(self._fetcher.leaving):
-                self._fetcher.join(worker)
+                if not self._links[worker].leaves:
+                    self._fetcher.join(worker)
         self._links.dial()
         self._fetcher.expected = self._links.expected
         self._fetcher.returning = self._broken.keys()
@@ -224,6 +225,8 @@ class Deliveries:
                 self._replace(link, error.message)
             else:
                 self._process(link, message, columns)
+        for worker in self._links.unwanted:
+            self.lose(worker, broken=False)  # It has finished its last element.
         self._replace_silent()
 
     def _replace_silent(self) -> None:
@@ -261,6 +264,9 @@ class Deliveries:
             case Failed():
                 self._note_figures(link, message)
                 self._process_failure(message)
+            case Progress(leaves=True):
+                link.leaves = True
+                self._fetcher.leaving.add(link.worker)
             case Progress():
                 link.where, link.element = message.where, message.element
                 self._note_figures(link, message)

@@ -30,7 +30,7 @@ from penstock.service.protocol import timing
 _LOG = logging.getLogger("penstock.service")
 
 LEAVE = b"leave"
-"""Sent to a worker that is to finish what was requested from it, and end."""
+"""Sent to a worker that is to finish the elements that it makes, and end."""
 
 _MOST_EARLY_ENDS = 3
 """So many workers in a row may end soon after their start before that is an error."""
@@ -46,7 +46,7 @@ class _Worker:
         self.started = 0.0
         self.early_ends = 0
         self.leaves = False
-        """Whether it finishes what was requested, and is not replaced."""
+        """Whether it finishes its last elements, and is not replaced."""
 
     def leave(self) -> None:
         self.leaves = True

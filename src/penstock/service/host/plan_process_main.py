@@ -80,7 +80,7 @@ class TidyUp(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Accept no more fetches, and send `DrainReply` when all accepted fetches are answered."""
+    """Hand back all fetches; send `DrainReply` when the elements that are made are finished."""
 
 
 # From the process
@@ -103,7 +103,7 @@ class TidyUpReply(Message, frozen=True):
 
 
 class DrainReply(Message, frozen=True):
-    """The reply to `Drain`: every accepted fetch is answered."""
+    """The reply to `Drain`: every accepted fetch is answered or handed back."""
 
 
 ToProcess = Begin | TakeClient | TidyUp | Drain

@@ -404,7 +404,7 @@ class PlanProcesses:
             self._crashes.forget(now)
 
     def drain(self, timeout: float | None) -> None:
-        """Blocks until every process has answered the fetches that it accepted, or `timeout`."""
+        """Blocks until every process has answered its fetches or handed them back, or `timeout`."""
         with self._changed:
             self._draining = True
             for process in self._by_plan.values():

@@ -208,7 +208,7 @@ class Worker(Lifecycle):
             self._ending()
 
     def drain(self, timeout: float | None = None) -> None:
-        """Answers the fetches that were accepted, for at most `timeout` seconds, and stops."""
+        """Finishes the elements that it makes, for at most `timeout` seconds, and stops."""
         if self._running is not None:
             self._running.drain(timeout)
         self.stop()
@@ -397,10 +397,10 @@ class RunningWorker:
         self.tasks.tidy(reply.jobs)
 
     def drain(self, timeout: float | None) -> None:
-        """Accepts no more fetches; blocks until the accepted ones are answered, or `timeout`."""
+        """Hands back all fetches, after the elements that are made; blocks for up to `timeout`."""
         self._gate.close()
         self._hurry.set()
-        self._log("draining", "finishes what clients have requested, and leaves")
+        self._log("draining", "finishes the elements that it is making, and leaves")
         if isinstance(self.tasks, PlanProcesses):
             self.tasks.drain(timeout)
         else:

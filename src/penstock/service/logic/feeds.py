@@ -175,6 +175,11 @@ class Feed:
         return bool(self._lost) or self._asked < self.limit
 
     @property
+    def asks_again(self) -> bool:
+        """Whether `ask` would return ordinals that were requested before."""
+        return bool(self._lost)
+
+    @property
     def outstanding(self) -> int:
         """How many elements were requested and not handed out."""
         return self._asked - self.next

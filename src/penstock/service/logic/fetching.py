@@ -249,6 +249,7 @@ class Fetcher:
         worker = self._worker_for(feed)
         if worker is None:
             return None
+        again = feed.asks_again
         if (span := feed.ask(self._count(feed))) is None:
             return None
         feed.crashed_at.pop(span[0], None)
@@ -257,8 +258,24 @@ class Fetcher:
         self._owed += span[1] - span[0]
         self._requests += 1
         ask = Ask(self._requests, worker, feed, *span, feed.mark(span[0]), span[0])
-        self._asks[ask.request] = ask
+        if again:
+            self._insert(ask)
+        else:
+            self._asks[ask.request] = ask
         return ask
+
+    def _insert(self, ask: Ask) -> None:
+        """Adds a request where its worker puts it: before those for later elements of its feed.
+
+        The first request of a worker stays first, because the worker has begun it.
+        """
+        waiting = [other for other in self._asks.values() if other.worker == ask.worker][1:]
+        later = [o.request for o in waiting if o.feed is ask.feed and o.start > ask.start]
+        self._asks[ask.request] = ask
+        if later:
+            requests = list(self._asks)
+            for request in requests[requests.index(later[0]) : -1]:
+                self._asks[request] = self._asks.pop(request)
 
     def _is_crowded(self, feed: Feed) -> bool:
         """Whether a feed has used its share of the limit, where inputs take turns."""
@@ -337,19 +354,21 @@ class Fetcher:
             if self.expected:
                 return None
             raise next(iter(feed.refused.values()))
+        # What another worker owed is needed before what waits at this one, and not behind it.
+        depth = 2 * DEPTH if feed.asks_again else DEPTH
         crashed = feed.crashed_at.get(feed.asking)
         if crashed is not None and (crashed in able or crashed in self.returning):
             return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
             # A worker that is about to join may be the keeper: another one would make it twice.
             keeper = _keeper({*able, *self.expected} - feed.refused.keys(), feed.asking)
-            return keeper if able.get(keeper, DEPTH) < DEPTH else None
+            return keeper if able.get(keeper, depth) < depth else None
         if self._bound:
             for favourite in (feed.worker, feed.home):
                 if favourite in able:
-                    return favourite if able[favourite] < DEPTH else None
+                    return favourite if able[favourite] < depth else None
         worker = min(able, key=lambda w: able[w], default=None)
-        return worker if worker is not None and able[worker] < DEPTH else None
+        return worker if worker is not None and able[worker] < depth else None
 
     def arrive(
         self,

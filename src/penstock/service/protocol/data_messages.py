@@ -1,8 +1,9 @@
 """Messages on a data connection, how failures become messages, and the frames that carry both.
 
-A worker answers the requests of one connection one after the other, in order. Every message about a
-request carries its number. An exception travels as text: its class (one of `penstock.errors`), its
-message and its traceback. A client never runs or unpickles received bytes to make an exception.
+A worker answers the requests of one connection one after the other: those of one task by their
+first elements, else in order. Every message about a request carries its number. An exception
+travels as text: its class (one of `penstock.errors`), its message and its traceback. A client never
+runs or unpickles received bytes to make an exception.
 
 A frame is a head, a message and, behind `Rows`, the columns of a chunk:
 
@@ -191,6 +192,8 @@ class Progress(Message, frozen=True):
     is not known, or if the worker has only a piece of the plan."""
     operators: tuple[Figures, ...] = ()
     """As in `Rows`; the call that runs counts until now."""
+    leaves: bool = False
+    """Whether the worker is about to stop: it makes this element and then no other."""
 
 
 class Closing(Message, frozen=True):

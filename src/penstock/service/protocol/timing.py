@@ -88,6 +88,9 @@ IDLE_STREAM = 10.0
 STREAM_POLL = 0.05
 """A thread that waits for another thread's elements looks this often whether its client is gone."""
 
+HAND_BACK = 0.005
+"""A worker that leaves looks this often for requests that were on their way, to refuse them."""
+
 MARK = 0.5
 """A worker saves the state of a stream after this time of work."""
 

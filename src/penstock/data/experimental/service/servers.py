@@ -132,7 +132,10 @@ class WorkerServer(_Server):
         return self._hosted.failed
 
     def drain(self, timeout: float | None = None) -> None:
-        """Computes what clients have requested, for at most `timeout` seconds, and stops."""
+        """Finishes the elements that it makes, for at most `timeout` seconds, and stops.
+
+        Clients ask other workers for all else that they have requested.
+        """
         self._hosted.drain(timeout)
 
     def _num_tasks(self) -> int:
