@@ -27,7 +27,8 @@ from penstock.engine.processes.descriptors import receive_descriptor
 from penstock.errors import OpError
 from penstock.service.host import tracer
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import AcceptedClient, FetchGate, serve
+from penstock.service.host.data_server import AcceptedClient
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.tasks import Tasks
 from penstock.service.host.worker_meters import Sent
 from penstock.service.protocol import timing

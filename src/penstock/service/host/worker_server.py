@@ -27,7 +27,8 @@ from penstock.service.host import plan_process_main, tracer
 from penstock.service.host.connect import connect
 from penstock.service.host.control_client import ControlClient
 from penstock.service.host.data_connection import Connection
-from penstock.service.host.data_server import DataListener, FetchGate, serve
+from penstock.service.host.data_server import DataListener
+from penstock.service.host.fetch_server import FetchGate, serve
 from penstock.service.host.metrics import WORKER_METRICS, MetricsServer, Values
 from penstock.service.host.plan_processes import PlanProcesses
 from penstock.service.host.plan_store import Decode, PlanCache, make_decoder

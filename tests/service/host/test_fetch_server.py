@@ -8,7 +8,7 @@ import pytest
 
 from penstock.data import Dataset
 from penstock.data.dataset import ENVIRONMENT
-from penstock.service.host.data_server import FetchGate, ProgressReporter, serve
+from penstock.service.host.fetch_server import FetchGate, ProgressReporter, serve
 from penstock.service.host.runtime import MACHINE
 from penstock.service.host.tasks import Tasks
 from penstock.service.protocol import timing
@@ -43,7 +43,7 @@ def test_a_client_learns_where_its_request_is(protocol: str) -> None:
         in_thread(serve, worker, tasks, FetchGate())
         GATE.clear()
         client.send(OpenTask(1, work), Fetch(3, 1, 0, 2))
-        where = f"hang at test_data_server_fetches.py:{hang.__code__.co_firstlineno}"
+        where = f"hang at test_fetch_server.py:{hang.__code__.co_firstlineno}"
         said = [client.receive()[0] for _ in range(3)]
         until(lambda: client.receive()[0].where == where)
         found = client.receive()[0]

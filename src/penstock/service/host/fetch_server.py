@@ -1,0 +1,427 @@
+"""`FetchServer`: answers the fetches of one client of a worker, from the first to the last.
+
+The requests of one connection are answered one after the other; of one task, earlier elements come
+first. Between two chunks the server reads what has arrived, so that it notices a client that is
+gone. While a function runs for long, another thread reports where it is. Without these reports, a
+client could not distinguish a slow function from a network that carries nothing.
+
+A worker that is to end finishes the element that it makes for each client. Another thread hands
+back what was not begun meanwhile, so that clients ask other workers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import Protocol
+
+from penstock.engine.figures import Figures
+from penstock.engine.trail import with_turns
+from penstock.engine.user_calls import CONTAINED
+from penstock.engine.whereabouts import Whereabouts, whereabouts
+from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnavailableError
+from penstock.service.host.data_connection import Connection
+from penstock.service.host.runtime import MACHINE, Runtime
+from penstock.service.host.tasks import Fetched, FetchedChunk, Task, Tasks
+from penstock.service.host.worker_traces import trace_answer
+from penstock.service.protocol import timing
+from penstock.service.protocol.data_messages import (
+    CloseTask,
+    Done,
+    Fetch,
+    Impossible,
+    OpenTask,
+    Progress,
+    ToClient,
+    ToWorker,
+    to_failed,
+    to_impossible,
+)
+
+_LOG = logging.getLogger("penstock.service")
+
+_LEAVES = "distribute: this worker is about to stop; ask another one"
+
+_MOST_WAITING = 1024
+"""Messages that are read before their turn; further ones stay in the socket."""
+
+
+class Reporting(Protocol):
+    """Has a `report` to send, at regular intervals, and requests to hand back."""
+
+    def report(self) -> None: ...
+
+    def hand_back(self) -> None: ...
+
+
+class ProgressReporter:
+    """Calls `report` of all fetch servers in a thread, which runs while there are any."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._changed = runtime.condition()
+        """Guards the fields below."""
+        self._servers: dict[Reporting, None] = {}
+        self._runs = False
+
+    def add(self, server: Reporting) -> None:
+        with self._changed:
+            self._servers[server] = None
+            starts, self._runs = not self._runs, True
+        if starts:
+            self._runtime.start(self._run, "penstock-progress")
+
+    def remove(self, server: Reporting) -> None:
+        with self._changed:
+            self._servers.pop(server, None)
+            self._changed.notify_all()
+
+    @property
+    def servers(self) -> tuple[Reporting, ...]:
+        with self._changed:
+            return tuple(self._servers)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait(timing.PROGRESS)
+                if not self._servers:
+                    self._runs = False
+                    return
+                servers = tuple(self._servers)
+            for server in servers:
+                server.report()
+
+
+class FetchGate:
+    """Shared by all connections: counts accepted fetches, and accepts no more while draining."""
+
+    def __init__(self, runtime: Runtime = MACHINE) -> None:
+        self.reporter = ProgressReporter(runtime)
+        self._runtime = runtime
+        self._changed = runtime.condition()
+        """Guards the fields below."""
+        self._inside = 0
+        self.draining = False
+
+    def enter(self) -> bool:
+        """Counts one more fetch; returns False if it is not accepted."""
+        with self._changed:
+            self._inside += not self.draining
+            return not self.draining
+
+    def leave(self) -> None:
+        """Ends an accepted fetch."""
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Accepts no more fetches, and hands back the accepted ones that were not begun."""
+        with self._changed:
+            starts, self.draining = not self.draining, True
+        if starts:
+            self._runtime.start(self._hand_back, "penstock-hand-back")
+
+    def _hand_back(self) -> None:
+        """Repeats it until all fetches have ended: some may still be on their way."""
+        ended = False
+        while not ended:
+            for server in self.reporter.servers:
+                server.hand_back()
+            ended = self.wait(timing.HAND_BACK)
+
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks until every accepted fetch has ended; returns False after `timeout`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._inside, timeout)
+
+
+def serve(connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
+    """Answers a client until its connection ends."""
+    CONTAINED.set(True)
+    server = FetchServer(connection, tasks, gate)
+    gate.reporter.add(server)
+    try:
+        server.run()
+    except DataLossError as error:
+        _warn(connection, error)
+    except (OpError, OSError):
+        pass  # The client is gone.
+    finally:
+        gate.reporter.remove(server)
+        server.close()
+
+
+class FetchServer:
+    """The worker's side of one connection.
+
+    One thread uses it; `report` and `hand_back` run in others.
+    """
+
+    def __init__(self, connection: Connection, tasks: Tasks, gate: FetchGate) -> None:
+        self._connection = connection
+        self._owner = tasks
+        self._gate = gate
+        self._tasks: dict[int, Task] = {}
+        self._turn = tasks.pool.runtime.lock()
+        """Guards the next three fields, and reading while a message is handled."""
+        self._waiting: deque[ToWorker] = deque()
+        """Messages that were read and not yet handled."""
+        self._accepted: set[int] = set()
+        """Requests that the gate counts."""
+        self._has_told = False
+        """Whether the client knows that this worker leaves."""
+        self._lost = False
+        self._thread = threading.get_ident()
+        self._doing: int | None = None
+        """The request that is answered; 0 during other messages, None between messages.
+
+        `report` reads this and `_sent` without a lock: a stale value costs one report at most.
+        """
+        self._task: Task | None = None
+        """The task of the latest request; `report` reads it, too."""
+        self._sent = 0
+        """How many messages were sent."""
+        self._reported: tuple[int | None, int] = (None, 0)
+        self._hangup = tasks.pool.runtime.poll()
+        self._hangup.register(connection, getattr(select, "POLLRDHUP", 0))
+
+    def run(self) -> None:
+        """Handles messages until the connection ends, which raises."""
+        while True:
+            while (message := self._next()) is None:
+                self._receive()
+            self._handle(message)
+            self._doing = None
+
+    def _next(self) -> ToWorker | None:
+        with self._turn:
+            if not self._waiting:
+                return None
+            # From here on, other threads may read: this one reads only with the lock.
+            self._doing = 0
+            return self._waiting.popleft()
+
+    def report(self) -> None:
+        """Sends `Progress` if a request is answered and nothing was sent since the last call.
+
+        Another thread calls this; it never blocks.
+        """
+        turn = (self._doing, self._sent)
+        if turn[0] is not None and turn == self._reported:
+            with contextlib.suppress(OSError, ValueError):  # The connection has ended.
+                call = whereabouts(self._thread)
+                self._connection.offer(partial(self._describe_progress, turn[0], call))
+        self._reported = turn
+
+    def _describe_progress(self, request: int, call: Whereabouts) -> Progress:
+        task = self._task
+        return Progress(
+            request,
+            call.function,
+            element=None if task is None or task.is_partial else call.element,
+            operators=() if task is None else task.take_figures(),
+        )
+
+    def hand_back(self) -> None:
+        """Refuses every request that was not begun, and says that this worker leaves.
+
+        Another thread calls this while the worker leaves; it does not wait for the client. So the
+        client asks other workers at once, however long the element takes that is being made.
+        """
+        with self._turn:
+            doing = self._doing
+            if doing is None:
+                return  # The thread of this connection reads, and refuses what comes itself.
+            self._read_arrived()
+            with contextlib.suppress(OSError, ValueError):  # The connection has ended.
+                if not self._has_told:
+                    self._has_told = self._connection.offer(lambda: Progress(doing, leaves=True))
+                for fetch in [message for message in self._waiting if isinstance(message, Fetch)]:
+                    refusal = partial(self._refuse, fetch.request)
+                    if not self._has_told or not self._connection.offer(refusal):
+                        return
+                    self._waiting.remove(fetch)
+                    self._end_request(fetch.request)
+
+    def _refuse(self, request: int) -> Impossible:
+        return to_impossible(request, UnavailableError(_LEAVES), self._owner.address)
+
+    def _receive(self) -> None:
+        message, _ = self._connection.receive()
+        match message:
+            case Fetch(request):
+                if request in self._accepted or self._gate.enter():
+                    self._accepted.add(request)
+                    self._insert(message)
+                elif self._doing is None:
+                    self._connection.send(self._refuse(request))
+                else:
+                    self._insert(message)  # `hand_back` refuses it, without waiting for its turn.
+            case OpenTask() | CloseTask():
+                self._waiting.append(message)
+            case _:
+                pass
+
+    def _insert(self, fetch: Fetch) -> None:
+        """Puts a request before those for later elements of its task.
+
+        The client needs the elements in order, and may ask here for what another worker owed.
+        """
+        for index, other in enumerate(self._waiting):
+            if isinstance(other, Fetch) and other.task == fetch.task and other.start > fetch.start:
+                self._waiting.insert(index, fetch)
+                return
+        self._waiting.append(fetch)
+
+    def _handle(self, message: ToWorker) -> None:
+        match message:
+            case OpenTask(number, work):
+                self._close_task(number)
+                self._tasks[number] = self._owner.open(work)
+            case CloseTask(number):
+                self._close_task(number, finished=True)
+            case Fetch(request):
+                self._doing = request
+                try:
+                    leaves = self._gate.draining
+                    answer = self._refuse(request) if leaves else self._answer(message)
+                    self._connection.send(answer)
+                finally:
+                    self._end_request(request)
+
+    def _end_request(self, request: int) -> None:
+        with self._turn:
+            if request in self._accepted:
+                self._accepted.discard(request)
+                self._gate.leave()
+
+    def _answer(self, fetch: Fetch) -> ToClient:
+        """Sends the elements of a fetch; returns the last message about it."""
+        try:
+            task = self._task = self._find_task(fetch)
+            self._receive_arrived()
+            at = fetch.start
+            started = time.time_ns() if fetch.trace else 0
+            parts = task.fetch(
+                fetch.start,
+                fetch.stop,
+                mark=fetch.mark,
+                horizon=self._horizon(fetch),
+                is_cancelled=self._is_over,
+            )
+            if fetch.trace:
+                parts = trace_answer(fetch.trace, parts, started, self._owner.address)
+            for part in parts:
+                self._send(fetch, task, part)
+                at += len(part.chunk) if isinstance(part, FetchedChunk) else 1
+            length = None if self._is_client_gone() else task.length(fetch.stop)
+            if self._gate.draining and at < (fetch.stop if length is None else length):
+                return self._refuse(fetch.request)  # The client has a part, and moves the rest.
+            lengths = None if length is None else task.trail.lengths
+            return Done(
+                request=fetch.request,
+                length=length,
+                began=task.trail.began,
+                ended=task.trail.ended,
+                lengths=lengths,
+                used=None if length is None else task.used,
+                operators=() if length is None else task.take_figures(),
+            )
+        except BaseException as error:
+            # Users' functions raise anything. If the client is gone, sending the answer raises.
+            return to_impossible(fetch.request, error, self._owner.address)
+
+    def _find_task(self, fetch: Fetch) -> Task:
+        task = self._tasks.get(fetch.task)
+        if task is None or not 0 <= fetch.start <= fetch.stop:
+            raise InvalidArgumentError(
+                f"distribute: cannot fetch elements {fetch.start} to {fetch.stop} of task "
+                f"{fetch.task}; open the task first, and ask for a range"
+            )
+        return task
+
+    def _horizon(self, fetch: Fetch) -> int:
+        """Returns where the waiting requests end that continue this one."""
+        horizon = fetch.stop
+        with self._turn:
+            waiting = tuple(self._waiting)
+        for message in waiting:
+            if isinstance(message, Fetch) and message.task == fetch.task:
+                if message.start != horizon:
+                    break
+                horizon = message.stop
+        return horizon
+
+    def _is_over(self) -> bool:
+        """Whether no element may be begun."""
+        return self._is_client_gone() or self._gate.draining
+
+    def _is_client_gone(self) -> bool:
+        self._receive_arrived()
+        # The end of a connection is no message, so `_receive_arrived` does not notice it.
+        return self._lost or bool(self._hangup.poll(0))
+
+    def _receive_arrived(self) -> None:
+        """Receives the messages that have arrived, without blocking."""
+        with self._turn:
+            self._read_arrived()
+
+    def _read_arrived(self) -> None:
+        try:
+            while len(self._waiting) < _MOST_WAITING and self._connection.poll():
+                self._receive()
+        except (OpError, OSError) as error:
+            # The next message to the client raises, too.
+            self._lost = True
+            if isinstance(error, DataLossError):
+                _warn(self._connection, error)
+
+    def _send(self, fetch: Fetch, task: Task, part: Fetched) -> None:
+        self._sent += 1
+        request, began = fetch.request, task.trail.began
+
+        def figures(end: int) -> tuple[Figures, ...]:
+            # A client may need nothing after its last elements, not even `Done`.
+            is_last = end == fetch.stop or self._gate.draining
+            return task.take_figures() if is_last else ()
+
+        if isinstance(part, FetchedChunk):
+            size = self._connection.send_rows(
+                request,
+                part.start,
+                with_turns(part.chunk),
+                mark=part.mark,
+                seconds=part.seconds,
+                began=began,
+                operators=figures(part.start + len(part.chunk)),
+            )
+            self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
+        else:
+            own = figures(part.ordinal + 1)
+            failed = to_failed(request, part.ordinal, part.fault, began, part.place, own)
+            self._connection.send(failed)
+            self._owner.traffic.add(failures=1)
+
+    def _close_task(self, number: int, finished: bool = False) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.close(finished)
+
+    def close(self) -> None:
+        """Closes all tasks and ends all requests."""
+        for number in list(self._tasks):
+            self._close_task(number)
+        for request in list(self._accepted):
+            self._end_request(request)
+        self._connection.close()
+
+
+def _warn(connection: Connection, error: DataLossError) -> None:
+    _LOG.warning("worker: %s: %s; the connection ends", connection.peer, error.message)
