@@ -32,9 +32,8 @@ from penstock.data import (
 )
 from penstock.data import arguments as check
 from penstock.data.arguments import AUTOTUNE
-from penstock.data.completion import PublicNames
 from penstock.data.delivered import Check, DeliveredIterator
-from penstock.data.iterator import Iterator, NumpyIterator
+from penstock.data.iterator import Iterator, NumpyIterator, PublicNames
 from penstock.data.skipping import BadFiles
 from penstock.delivery import Delivery
 from penstock.element import nest

@@ -11,12 +11,11 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Iterator as PythonIterator
 from operator import length_hint
 from typing import Any
 
-from penstock.data.completion import PublicNames
 from penstock.data.state_values import with_plain_values, with_users_values
 from penstock.data.states import VERSION, check_state, move_state
 from penstock.element.chunk import Chunk
@@ -93,6 +92,13 @@ class _Shared:
         if left and claims is not None:
             claims.give_back(left)
         self._stream.close()
+
+
+class PublicNames:
+    """A base of classes whose objects show their public names only, in `dir` and in notebooks."""
+
+    def __dir__(self) -> Iterable[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
 
 
 class Iterator(PublicNames):
