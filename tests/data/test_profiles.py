@@ -196,5 +196,5 @@ def test_autotune_is_what_a_sequential_map_is_advised(dataset):
     iterator = iter(dataset)
     list(iterator)
     row = next(row for row in iterator.profile().operators if row.operator == "map")
-    assert row.advice == f"call {DOUBLE} in parallel: map(..., num_parallel_calls=AUTOTUNE)"
+    assert row.hint == f"call {DOUBLE} in parallel: map(..., num_parallel_calls=AUTOTUNE)"
     assert AUTOTUNE == -1

@@ -90,6 +90,25 @@ def test_the_bottleneck_ends_with_advice(rows, ending):
 
 
 @pytest.mark.parametrize(
+    ("elements", "ending"),
+    [
+        (10_000, "call f in parallel: map(..., num_parallel_calls=AUTOTUNE)"),
+        (200_000, "takes 2.5 microseconds, too little to divide the calls: compute many "),
+    ],
+)
+def test_short_calls_are_not_to_be_divided(elements, ending):
+    hint = "call f in parallel: map(..., num_parallel_calls=AUTOTUNE)"
+    one = dataclasses.replace(row("map", 0.5), function="f", elements=elements, hint=hint)
+    assert ending in Profile((one,), 1.0).bottleneck
+
+
+def test_a_random_function_is_not_to_be_vectorized():
+    one = hint_of(Dataset.range(3).map(lambda x, random: x, random=True).__plan__)
+    busy = dataclasses.replace(row("map", 0.5), elements=200_000, hint=one)
+    assert busy.advice == one
+
+
+@pytest.mark.parametrize(
     ("hint", "ending"),
     [
         (f"make f faster, or {SPREAD}", "(1.500 s): make f faster, or add workers"),

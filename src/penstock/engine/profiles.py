@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.engine.advice import AHEAD, SPREAD, advise_calls
+from penstock.engine.advice import AHEAD, SPREAD, advise_calls, advise_single_calls
 from penstock.engine.figures import CallTimes, Figures, WorkerFigures, own_seconds
 from penstock.engine.meters import Meter, Meters
 from penstock.plan.nodes import Map, Mix, Node
@@ -74,7 +74,8 @@ class OperatorProfile:
     def advice(self) -> str:
         """What would help if this operator is the bottleneck."""
         if self.calls is None:
-            return self.hint
+            each = self.busy / max(self.elements, 1)
+            return advise_single_calls(self.function or self.operator, self.hint, each)
         return advise_calls(self.function or self.operator, self.calls, self.busy)
 
 
