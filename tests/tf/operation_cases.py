@@ -951,6 +951,35 @@ tf.random.experimental.stateless_split((1, 2), 1)
 tf.random.Generator.from_seed(1).make_seeds(2)
 tf.random.Generator.from_seed(1).uniform_full_int([2])
 tf.random.Generator.from_seed(1).split(2)[0].normal([1])
+tf.strings.substr(words, 0, 1)
+tf.strings.join([words, "x"])
+tf.strings.join(["x", words, words], separator="-")
+tf.where(rag > 1, rag, 0)
+tf.where(rag > 1, rag, tf.zeros_like(rag))
+tf.where(rag > 1)
+tf.one_hot(rag, 5)
+tf.stack([rag, rag])
+tf.stack([rag, rag], axis=1)
+tf.reverse(rag, [1])
+tf.reverse(rag, [0])
+tf.gather(tf.constant([10, 20, 30, 40, 50]), rag)
+tf.reduce_sum(rag, axis=0)
+tf.reduce_mean(rag, axis=0)
+tf.reduce_mean(rag)
+rag[..., :1]
+rag[tf.newaxis]
+rag[:, tf.newaxis]
+rag[:, 0]
+tf.ragged.constant([[[1, 2], [3]], [[4]]]).row_lengths(axis=2)
+tf.RaggedTensor.from_tensor([[1, 2], [3, 4]], ragged_rank=1).to_list()
+rag[tf.newaxis, 1:]
+rag[:, tf.newaxis, :1]
+tf.ragged.constant([[[1, 2], [3]], [[4]]])[:, :1]
+tf.ragged.constant([[[1, 2], [3]], [[4]]])[:, :, 1:]
+tf.ragged.constant([[[1, 2], [3]], [[4]]])[0, :, :1]
+iter(tf.data.Dataset.range(0)).get_next_as_optional().has_value()
+iter(tf.data.Dataset.range(1)).get_next_as_optional().has_value()
+iter(tf.data.Dataset.range(1)).get_next_as_optional().get_value()
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

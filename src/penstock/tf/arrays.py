@@ -162,7 +162,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int
     return np.linspace(first, to_array(stop), int(num), axis=axis).astype(dtype)
 
 
-@operation
+@elementwise
 def one_hot(
     indices: Any,
     depth: Any,
@@ -298,7 +298,22 @@ def stack(values: Any, axis: Any = 0, name: str | None = "stack") -> Any:
     """Tensors of one shape side by side, along a new dimension."""
     if not isinstance(values, list | tuple | Tensor | np.ndarray):
         raise InvalidTypeError(f"tf.stack: needs a list of tensors, got {values!r}")
+    if any(isinstance(one, RaggedTensor) for one in values):
+        return _stack_ragged(values, int(axis))
     return np.stack(_alike("stack", values), int(axis))
+
+
+def _stack_ragged(values: Any, axis: int) -> RaggedTensor:
+    parts = [
+        one.ragged if isinstance(one, RaggedTensor) else RaggedTensor.from_tensor(one).ragged
+        for one in values
+    ]
+    if axis == 0:
+        return RaggedTensor(Ragged.from_rows(parts))
+    if axis != 1:
+        raise InvalidArgumentError(f"tf.stack: ragged rows only along axis 0 or 1, got {axis}")
+    rows = [Ragged.from_rows(list(row)) for row in zip(*parts, strict=True)]
+    return RaggedTensor(Ragged.from_rows(rows))
 
 
 @operation
@@ -398,7 +413,14 @@ def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
 @operation
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
     """The values in reverse along the given dimensions."""
+    if isinstance(tensor, RaggedTensor):
+        return RaggedTensor(_reverse_ragged(tensor.ragged, dims("reverse", axis)))
     return np.flip(to_array(tensor), dims("reverse", axis)).copy()
+
+
+def _reverse_ragged(ragged: Ragged, places: tuple[int, ...]) -> Ragged:
+    rows = [row[::-1] if 1 in places or -1 in places else row for row in ragged]
+    return Ragged.from_rows(rows[::-1] if 0 in places else rows, ragged.dtype)
 
 
 @operation

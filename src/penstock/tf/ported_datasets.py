@@ -36,7 +36,7 @@ from penstock.tf.ported_functions import (
     unwrap,
     wrap,
 )
-from penstock.tf.values import Tensor
+from penstock.tf.values import Tensor, as_tensor
 
 _FUNCTIONS = {
     *("map_func", "predicate", "scan_func", "class_func", "key_func", "reduce_func", "length_fn"),
@@ -63,7 +63,17 @@ class PortedIterator(Iterator):
         return iter(Chunk(chunk.tree, columns, chunk.size).elements())
 
     def get_next_as_optional(self) -> Optional:
-        return super().get_next_as_optional()
+        found = super().get_next_as_optional()
+        return PortedOptional(found._value, found._spec)
+
+
+class PortedOptional(Optional):
+    """An element, or no element: `has_value` returns a tensor."""
+
+    __slots__ = ()
+
+    def has_value(self, name: str | None = None) -> Any:
+        return as_tensor(np.bool_(super().has_value()))
 
 
 def _wrap_column(column: Column) -> list[Any]:

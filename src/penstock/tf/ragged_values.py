@@ -80,8 +80,20 @@ class RaggedTensor:
         return cls(_values(made))
 
     @classmethod
-    def from_tensor(cls, tensor: Any, lengths: Any = None, padding: Any = None) -> RaggedTensor:
+    def from_tensor(
+        cls,
+        tensor: Any,
+        lengths: Any = None,
+        padding: Any = None,
+        ragged_rank: int = 1,
+        name: str | None = None,
+        row_splits_dtype: Any = np.int64,
+    ) -> RaggedTensor:
         """The rows of an array, cut to `lengths`, or before the trailing `padding`."""
+        if ragged_rank != 1:
+            raise InvalidArgumentError(
+                f"RaggedTensor.from_tensor: ragged_rank must be 1, got {ragged_rank}"
+            )
         array = to_array(tensor)
         if lengths is not None:
             counts = np.clip(to_array(lengths), 0, array.shape[1])
@@ -114,7 +126,10 @@ class RaggedTensor:
     def to_sparse(self, name: str | None = None) -> SparseTensor:
         return SparseTensor.of_rows(self.ragged)
 
-    def row_lengths(self, axis: int = 1, name: str | None = None) -> Tensor:
+    def row_lengths(self, axis: int = 1, name: str | None = None) -> Any:
+        """The number of values of each row, or of the rows in it (`axis` 2 and more)."""
+        if axis > 1 and isinstance(inner := self.values, RaggedTensor):
+            return self.with_values(inner.row_lengths(axis - 1))
         return as_tensor(self.ragged.row_lengths)
 
     def nrows(self, out_type: Any = None, name: str | None = None) -> Tensor:
@@ -192,13 +207,23 @@ class RaggedTensor:
 
     def __getitem__(self, key: Any) -> Any:
         first, *rest = key if isinstance(key, tuple) else (key,)
+        if first is Ellipsis:
+            return self[(*[slice(None)] * (len(self.shape) - len(rest)), *rest)]
+        if first is None or (rest and rest[0] is None and first == slice(None)):
+            ends = [0, len(self)] if first is None else np.arange(len(self) + 1)
+            made = RaggedTensor.from_row_splits(self, ends)
+            more = rest if first is None else [slice(None), *rest[1:]]
+            return made[(slice(None), *more)]
+        if isinstance(first, slice) and rest and not isinstance(rest[0], slice):
+            raise InvalidArgumentError("RaggedTensor[...]: cannot index into an inner dimension")
         if isinstance(first, Tensor):
             first = int(first)
         part = self.ragged[first]
         if not rest:
             return wrap_rows(part)
         if isinstance(first, slice):
-            return RaggedTensor(Ragged.from_rows([row[tuple(rest)] for row in part]))
+            rows = [_values(wrap_rows(row)[tuple(rest)]) for row in part]
+            return RaggedTensor(Ragged.from_rows(rows, self.ragged.dtype))
         return wrap_rows(part)[tuple(rest)]
 
     def __iter__(self) -> Iterator[Any]:

@@ -51,10 +51,14 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
         if isinstance(inner, RaggedTensor):
             return rows.with_values(_reduce_ragged(call, inner, deeper, keep))
         return rows.with_values(call(inner, deeper, keep))
-    if place not in (1, -1) or rows.ragged_rank > 1:
+    if place not in (0, 1, -1) or rows.ragged_rank > 1:
         raise InvalidArgumentError(
-            f"tf: ragged rows are reduced along axis 1 or all, got {axis}; use to_tensor() first"
+            f"tf: ragged rows are reduced along one axis or all, got {axis}; use to_tensor() first"
         )
+    if place == 0:
+        if keep:
+            raise InvalidArgumentError("tf: ragged rows are reduced along axis 0 without keepdims")
+        return as_tensor(np.stack([call(column, 0).numpy() for column in _columns(rows)]))
     return as_tensor(np.stack([call(row, 0, keep).numpy() for row in rows]))
 
 
@@ -62,11 +66,19 @@ def _reduce_ragged(call: Callable[..., Any], rows: RaggedTensor, axis: Any, keep
 def _mean_of_row(row: Any, axis: Any = None, keepdims: bool = False) -> Any:
     """The mean of a row; that of integers is a float64, as TensorFlow divides their sum."""
     array = to_array(row)
-    if axis is None:
-        return _mean(array, None, False)
+    count = array.size if axis is None else array.shape[axes(axis)]
     with np.errstate(all="ignore"):
         total = np.sum(array, axes(axis), dtype=array.dtype, keepdims=keepdims)
-        return np.true_divide(total, np.array(array.shape[axes(axis)], array.dtype))
+        return np.true_divide(total, np.array(count, array.dtype))
+
+
+def _columns(rows: RaggedTensor) -> list[Array]:
+    """The first values of all rows, the second ones, and so on; short rows are left out."""
+    parts = [to_array(row) for row in rows]
+    longest = max(map(len, parts), default=0)
+    return [
+        np.stack([part[place] for part in parts if len(part) > place]) for place in range(longest)
+    ]
 
 
 def _mean(array: Array, axis: Any, keepdims: bool) -> Any:

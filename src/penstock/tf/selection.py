@@ -17,6 +17,8 @@ from penstock.tf.values import Array, match_operands, to_array
 @operation
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
     """Values of `x` where the condition is True, else of `y`; alone, the indices of True."""
+    if isinstance(condition, RaggedTensor):
+        return _where_ragged(condition, x, y)
     mask = to_array(condition)
     if x is None and y is None:
         return np.argwhere(mask).astype(np.int64)
@@ -24,6 +26,14 @@ def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None)
         raise InvalidArgumentError("tf.where: x and y must both be given, or neither")
     left, right = match_operands("where", (x, y))
     return np.where(mask.astype(bool), left, right)
+
+
+def _where_ragged(condition: RaggedTensor, x: Any, y: Any) -> Any:
+    if x is None and y is None:
+        places = condition.to_sparse().indices.numpy()
+        return places[condition.flat_values.numpy()]
+    flat = [condition.operand_like(one, "where") for one in (x, y)]
+    return condition.with_flat_values(where(condition.flat_values, *flat))
 
 
 def gather(
@@ -35,7 +45,11 @@ def gather(
     name: str | None = None,
 ) -> Any:
     """The slices at `indices` along a dimension."""
+    if isinstance(indices, RaggedTensor) and not isinstance(params, RaggedTensor):
+        return indices.with_flat_values(gather(params, indices.flat_values, axis=axis))
     if isinstance(params, RaggedTensor):
+        if axis not in (None, 0) or batch_dims or isinstance(indices, RaggedTensor):
+            raise InvalidArgumentError("tf.gather: of ragged rows, only rows; loop over the rows")
         return RaggedTensor(params.ragged.take(_in_range("gather", indices, len(params))))
     return _gather(params, indices, axis, batch_dims)
 

@@ -127,6 +127,10 @@ len_of = len
 @operation
 def join(inputs: Any, separator: Any = "", name: str | None = None) -> Any:
     """Strings one after another, element by element."""
+    rows_like = next((one for one in inputs if isinstance(one, RaggedTensor)), None)
+    if rows_like is not None:
+        flat = [rows_like.operand_like(one, "strings.join") for one in inputs]
+        return rows_like.with_flat_values(join(flat, separator))
     arrays = [as_texts("strings.join", one) for one in inputs]
     between = to_array(separator)[()]
     shapes = {array.shape for array in arrays if array.ndim}
