@@ -210,7 +210,10 @@ class Strategy:
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> Any:
-        """Distributes a dataset of global batches; each replica receives a portion of each."""
+        """Distributes a dataset of global batches; each replica receives a portion of each.
+
+        What this returns counts its own epochs: call it once, before a loop over epochs.
+        """
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
