@@ -151,3 +151,11 @@ def test_checkpoints_lie_behind_urls(tmp_path, monkeypatch):
     tf.train.Checkpoint(step=again).restore(tf.train.latest_checkpoint(url))
     assert int(again) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_counter_counts_every_save(tmp_path):
+    checkpoint = tf.train.Checkpoint(step=tf.Variable(0))
+    manager = tf.train.CheckpointManager(checkpoint, tmp_path / "m", max_to_keep=5)
+    names = [manager.save(), manager.save(checkpoint_number=7), manager.save()]
+    assert [name.rpartition("-")[2] for name in names] == ["1", "7", "3"]
+    assert checkpoint.save_counter.numpy() == 3

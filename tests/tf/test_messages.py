@@ -104,3 +104,31 @@ def test_steps_of_sequences_are_added():
         example.SerializeToString(), None, {"tokens": tf.io.RaggedFeature(tf.int64)}
     )
     assert found["tokens"].to_list() == [[1, 2], [3]]
+
+
+def test_messages_are_copied_merged_and_cleared():
+    one = tf.train.Feature(int64_list=tf.train.Int64List(value=[1]))
+    example, other = tf.train.Example(), tf.train.Example()
+    example.features.feature["a"].CopyFrom(one)
+    other.features.feature["b"].bytes_list.value.append(b"x")
+    other.MergeFrom(example)
+    assert sorted(other.features.feature) == ["a", "b"]
+    assert other.ByteSize() == len(other.SerializeToString())
+    assert other.IsInitialized()
+    assert example.MergeFromString(other.SerializeToString()) == other.ByteSize()
+    assert example == other
+    numbers = tf.train.Int64List(value=[1])
+    numbers.MergeFrom(tf.train.Int64List(value=[2, 3]))
+    assert numbers.value == [1, 2, 3]
+    one.MergeFrom(one)
+    assert one.int64_list.value == [1, 1]
+    one.MergeFrom(tf.train.Feature(float_list=tf.train.FloatList(value=[2])))
+    assert one.WhichOneof("kind") == "float_list"
+    example.features.feature["a"].ClearField("int64_list")
+    assert example.features.feature["a"].WhichOneof("kind") is None
+    example.ClearField("features")
+    assert example.SerializeToString() == b""
+    other.Clear()
+    assert str(other) == ""
+    with pytest.raises(InvalidTypeError, match="Example.CopyFrom: needs a message of its kind"):
+        example.CopyFrom(one)

@@ -96,7 +96,7 @@ class Checkpoint:
         return objects[name]
 
     @property
-    def save_counter(self) -> int:
+    def save_counter(self) -> Any:
         """How often `save` was called."""
         return self._saves
 
@@ -318,11 +318,8 @@ class CheckpointManager:
         """Writes a checkpoint, and deletes those that are too many."""
         if check_interval and self._is_too_early():
             return None
-        if checkpoint_number is None:
-            self.checkpoint._saves += 1
-            number = self.checkpoint._saves
-        else:
-            number = int(checkpoint_number)
+        self.checkpoint._saves += 1  # Also if the number is given, as in TensorFlow.
+        number = self.checkpoint._saves if checkpoint_number is None else int(checkpoint_number)
         path = self.checkpoint.write(os.path.join(self.directory, f"{self._name}-{number}"))
         self._paths = [one for one in self._paths if one != path] + [path]
         self._sweep()

@@ -3,7 +3,6 @@
 from typing import NoReturn
 
 from penstock.data.checkpoints import (
-    Checkpoint,
     CheckpointManager,
     latest_checkpoint,
     list_variables,
@@ -20,6 +19,7 @@ from penstock.tf.train.messages import (
     SequenceExample,
 )
 from penstock.tf.train.messages import TrainFeature as Feature
+from penstock.tf.train.ported_checkpoints import PortedCheckpoint as Checkpoint
 
 __all__ = [
     "BytesList",

@@ -66,6 +66,39 @@ class _SerializedMessage(ABC):
         message.ParseFromString(serialized)
         return message
 
+    def MergeFromString(self, serialized: Any) -> int:  # noqa: N802
+        """Adds what the bytes say: values to lists, and entries to maps."""
+        data = serialized.numpy() if isinstance(serialized, Tensor) else serialized
+        self.ParseFromString(self.SerializeToString() + bytes(data))
+        return len(data)
+
+    def MergeFrom(self, other: Any) -> None:  # noqa: N802
+        """Adds what another message says."""
+        self.MergeFromString(self._same_kind("MergeFrom", other).SerializeToString())
+
+    def CopyFrom(self, other: Any) -> None:  # noqa: N802
+        """Replaces the content by that of another message."""
+        self.ParseFromString(self._same_kind("CopyFrom", other).SerializeToString())
+
+    def _same_kind(self, call: str, other: Any) -> Any:
+        if type(other) is not type(self):
+            raise InvalidTypeError(
+                f"{type(self).__name__}.{call}: needs a message of its kind, got {other!r:.60}"
+            )
+        return other
+
+    def Clear(self) -> None:  # noqa: N802
+        """Removes the content."""
+        self.ParseFromString(b"")
+
+    def ByteSize(self) -> int:  # noqa: N802
+        """The number of bytes of the message."""
+        return len(self.SerializeToString())
+
+    def IsInitialized(self) -> bool:  # noqa: N802
+        """True: no field is required."""
+        return True
+
     @abstractmethod
     def _text(self) -> str:
         """The content in protobuf's text format."""
@@ -125,6 +158,12 @@ class _ValueList(_SerializedMessage):
     def _read(self, data: bytes) -> None:
         found = decode_list(self.kind, data)
         self.value[:] = [] if found is None else found.values.tolist()
+
+    def MergeFromString(self, serialized: Any) -> int:  # noqa: N802
+        more = type(self)()
+        size = more.ParseFromString(serialized)
+        self.value.extend(more.value)
+        return size
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.value == self.value
@@ -223,6 +262,11 @@ class TrainFeature(_SerializedMessage):
     def HasField(self, name: str) -> bool:  # noqa: N802
         return self.WhichOneof() == name
 
+    def ClearField(self, name: str) -> None:  # noqa: N802
+        """Removes a list."""
+        self._lists.pop(name, None)
+        self._offered.pop(name, None)
+
     @property
     def _set(self) -> tuple[str, _ValueList] | None:
         """The list that was filled last, else the one that was given."""
@@ -232,6 +276,14 @@ class TrainFeature(_SerializedMessage):
             if filled:
                 return filled[-1]
         return next(reversed(lists.items()), None)
+
+    def MergeFromString(self, serialized: Any) -> int:  # noqa: N802
+        more, found = TrainFeature.FromString(serialized), self._set
+        if more._set is not None:
+            name, values = more._set
+            before = found[1].value if found is not None and found[0] == name else []
+            self._lists, self._offered = {name: type(values)([*before, *values.value])}, {}
+        return len(serialized)
 
     def as_values(self) -> Values | None:
         found = self._set
@@ -350,6 +402,11 @@ class _Whole(_SerializedMessage):
     def HasField(self, name: str) -> bool:  # noqa: N802
         """Whether a part was given or has content."""
         return name in self._given or bool(getattr(self, name).as_values())
+
+    def ClearField(self, name: str) -> None:  # noqa: N802
+        """Removes a part."""
+        self._given -= {name}
+        setattr(self, name, type(getattr(self, name))())
 
     def _values_of(self, name: str) -> Any:
         """What a part holds; None if it is missing."""
