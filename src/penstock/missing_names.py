@@ -69,6 +69,11 @@ _SPLIT = "choose elements by their numbers: select(numbers)"
 _TORCH = 'as_torch(device="cuda") delivers tensors'
 
 _OF_OTHER_DATA = {
+    **dict.fromkeys(
+        ("state_dict", "load_state_dict", "epoch", "position"),
+        "an iterator has it: iterator = iter(dataset)",
+    ),
+    **dict.fromkeys(("to_list", "numpy", "to_numpy"), "use list(dataset.as_numpy_iterator())"),
     "shape": "element_spec has the shapes",
     "dtype": "element_spec has the dtypes",
     **dict.fromkeys(("from_csv", "read_csv"), _CSV),

@@ -190,7 +190,7 @@ STRUCTURES: list[Case] = [
     (
         lambda: Dataset.from_tensor_slices(([1], [1, 2])),
         InvalidArgumentError,
-        r"rows, got \[1, 2\]",
+        r"rows as the first, got 1 and 2 rows",
     ),
     (
         lambda: Dataset.range(3, output_type=5),
@@ -204,6 +204,11 @@ STRUCTURES: list[Case] = [
     ),
     (lambda: Dataset.from_generator(iter, np.int32, args=5), InvalidTypeError, "args must be a tu"),
     (lambda: Dataset.from_generator(5, SPEC), InvalidTypeError, "from_generator: needs a function"),
+    (
+        lambda: Dataset.from_generator([1, 2], SPEC),
+        InvalidTypeError,
+        r"needs a function that returns an iterator, .*; got \[1, 2\] \(list\)",
+    ),
     (
         lambda: Dataset.from_tensor_slices([{"a": 1}, {"a": 2}]),
         InvalidArgumentError,

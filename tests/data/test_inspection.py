@@ -94,6 +94,8 @@ def test_a_misspelt_name_leads_to_the_right_one() -> None:
         _ = Dataset.from_csv  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="penstock.Datasets does not exist; did you mean Dat"):
         penstock.Datasets  # noqa: B018
+    with pytest.raises(AttributeError, match="Dataset.state_dict .* iterator = iter"):
+        TEN.state_dict()  # type: ignore[attr-defined]
     assert not hasattr(TEN, "_private")
     assert not hasattr(TEN, "nothing_like_it")
 

@@ -267,7 +267,8 @@ def rows(where: str, value: Any) -> Data:
         raise InvalidArgumentError(f"{where}: there is nothing to slice in {describe(value)}")
     if len(lengths) > 1:
         raise InvalidArgumentError(
-            f"{where}: all components must have as many rows, got {sorted(lengths)}"
+            f"{where}: all components must have as many rows as the first, got "
+            f"{' and '.join(map(str, sorted(lengths)))} rows"
         )
     (length,) = lengths
     columns = [[None] * length if leaf is None else _column(leaf) for leaf in leaves]

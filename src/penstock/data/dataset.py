@@ -177,7 +177,10 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
         """
         where = "Dataset.from_generator"
         if not callable(generator):
-            raise InvalidTypeError(f"{where}: needs a function, got {check.describe(generator)}")
+            raise InvalidTypeError(
+                f"{where}: needs a function that returns an iterator, and is called in each epoch; "
+                f"got {check.describe(generator)}"
+            )
         signature = element_specs.generator_signature(
             where, types=output_types, shapes=output_shapes, given=output_signature
         )
