@@ -23,6 +23,9 @@ def test_values_may_be_numpys_and_tensors():
     assert floats.value[0] == float(np.float32(0.1))
     assert tf.train.Int64List(value=[np.int32(3), tf.constant(4)]).value == [3, 4]
     assert tf.train.Int64List(value=tf.constant([[1], [2]])).value == [1, 2]
+    assert [type(one) for one in tf.train.Int64List(value=np.arange(2)).value] == [int, int]
+    with pytest.raises(InvalidTypeError, match="Int64List: value must hold int"):
+        tf.train.Int64List(value=np.ones(1))
     assert tf.train.BytesList(value=[tf.constant("a")]).value == [b"a"]
 
 

@@ -296,6 +296,13 @@ def test_varints_keep_every_integer():
     assert not wrong.any()
 
 
+@pytest.mark.parametrize("count", [0, 1, 23, 24, (1 << 14) + 3])
+@pytest.mark.parametrize("bits", [3, 7, 8, 14, 28, 63])
+def test_varints_of_any_number_and_width_are_those_of_one_after_another(count, bits):
+    values = np.random.default_rng(bits).integers(0, 1 << bits, count)
+    assert encode_varints(values) == b"".join(map(cases.varint, values.tolist()))
+
+
 def make(**value):
     return lambda: io.serialize_example(value)
 

@@ -128,7 +128,10 @@ class _ValueList(_SerializedMessage):
             raise InvalidTypeError(
                 f"{type(self).__name__}: value must be a list, got {value!r:.40}"
             )
-        self.value = list(value.numpy().ravel() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor):
+            value = value.numpy().ravel()
+        is_row = isinstance(value, np.ndarray) and value.ndim == 1
+        self.value = value.tolist() if is_row else list(value)  # type: ignore[attr-defined]
         self.check()
 
     def check(self) -> None:
