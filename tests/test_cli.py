@@ -26,6 +26,7 @@ from penstock.data import Dataset
 from penstock.data.experimental import service
 from penstock.service.host.data_client import Links
 from penstock.service.host.http_server import make_metrics_token
+from penstock.service.logic.fetching import Fetcher
 from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
 from tests.integration.clusters import until
@@ -298,6 +299,47 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
         assert worker.wait() == (-signal.SIGKILL if is_killed else 0)
     again = [last] if is_killed else []
     assert sorted(made("leaves") + made("stays")) == sorted([*range(count), *again])
+
+
+def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
+    dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has no random access: no element is made again."""
+    begun, go, calls = pipe(tmp_path / "begun"), pipe(tmp_path / "go"), tmp_path / "calls"
+    count, held, log = 24, 12, str(calls)
+
+    def make(x: Any) -> Any:
+        with open(log, "a") as file:
+            file.write(f"{os.getpid()} {x}\n")
+        if x == held:
+            with open(begun, "w"), open(go):
+                pass
+        return x
+
+    refusals: list[int] = []
+    refuse = Fetcher.refuse
+
+    def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:
+        refusals.append(request)
+        refuse(fetcher, request, *rest)
+
+    monkeypatch.setattr(Fetcher, "refuse", note_refusal)
+    numbers = Dataset.range(count).filter(lambda x: True)
+    made = numbers.map(make, output_signature=Dataset.range(1).element_spec)
+    remote = made.apply(service.distribute("distributed_epoch", dispatcher.target))
+    with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:
+        line_of(worker)
+        result = pool.submit(lambda: [int(x) for x in remote])
+        with open(begun), in_process(dispatcher):
+            worker.send_signal(signal.SIGTERM)
+            until(lambda: refusals)
+            with open(go, "w"):
+                assert result.result() == list(range(count))
+            assert worker.wait() == 0
+    own = str(os.getpid())
+    by = [line.split() for line in calls.read_text().splitlines()]
+    assert [int(x) for who, x in by if who != own] == list(range(held + 1))
+    assert [int(x) for who, x in by if who == own] == list(range(held + 1, count))
 
 
 def test_a_second_signal_stops_a_worker_at_once(

@@ -34,6 +34,7 @@ from penstock.service.host.dispatcher_server import Dispatcher
 from penstock.service.host.security import Security
 from penstock.service.host.server_setup import DispatcherConfig, WorkerConfig
 from penstock.service.host.worker_server import RunningWorker, Worker
+from penstock.service.host.worker_streams import decode_state
 from penstock.service.protocol import timing
 from penstock.service.protocol.data_messages import (
     CloseTask,
@@ -383,6 +384,21 @@ def test_draining_hands_back_what_was_not_begun_at_once(service, brake, form):
             brake.goes_on.set()
             assert answers(connection, 1) == ([(0, 0)], Done(1))
         assert not brake.begun.acquire(blocking=False), "another element was begun"
+
+
+def test_draining_leaves_a_mark_from_which_another_worker_continues(service, brake):
+    work = service.work(slowly(stream(numbers(9))))
+    with service.connect() as connection:
+        connection.send(OpenTask(1, work))
+        connection.send(Fetch(1, 1, 0, 9))
+        received(connection, brake, 1)
+        with leaving(service.worker):
+            brake.goes_on.set()
+            while not isinstance(rows := connection.receive()[0], Rows):
+                pass
+        assert rows.mark is not None
+        assert rows.mark.ordinal == rows.start + rows.count == 1
+        assert decode_state(rows.mark.state)[0] == 1
 
 
 def refused(connection: Connection) -> int:

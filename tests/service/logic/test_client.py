@@ -21,6 +21,7 @@ from penstock.service.logic.client import Reading, claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
 from penstock.service.logic.fetching import Ask, Fetcher
 from penstock.service.logic.orders import SequentialOrder
+from penstock.service.protocol.data_messages import Mark
 from penstock.service.protocol.messages import (
     Grant,
     LeaseReply,
@@ -517,6 +518,28 @@ def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
         assert isinstance(taken[2], Elements)
         found += taken[2].addresses
     assert found == [(0, ordinal) for ordinal in range(8)]
+
+
+def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
+    """Another worker continues there, and computes no element again."""
+    reader = reading_of("single", [20]).fetcher
+    reader.sizes.record(1, 8, 1.0)
+    reader.join("u")
+    reader.join("v")
+    [first] = reader.asks()
+    reader.arrive(first.request, 0, Elements(0, 0, 1))
+    reader.done(first.request, None)
+    second, *others = reader.asks()
+    assert {ask.worker for ask in (second, *others)} == {"u"}
+    for ask in others:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    assert reader.asks() == [], "it waits for the mark"
+    reader.arrive(second.request, 1, Elements(0, 1, 2))
+    reader.mark(second.request, mark := Mark(2, b"state"))
+    reader.done(second.request, None)
+    again = reader.asks()
+    assert [(ask.worker, ask.start) for ask in again] == [("v", 2), ("v", 3), ("v", 4), ("v", 5)]
+    assert {ask.mark for ask in again} == {mark}
 
 
 def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:

@@ -393,14 +393,17 @@ class FetchServer:
             return task.take_figures() if is_last else ()
 
         if isinstance(part, FetchedChunk):
+            stop = part.start + len(part.chunk)
+            # From there, another worker continues what this one leaves.
+            left = task.save_mark(stop) if self._gate.draining else None
             size = self._connection.send_rows(
                 request,
                 part.start,
                 with_turns(part.chunk),
-                mark=part.mark,
+                mark=left or part.mark,
                 seconds=part.seconds,
                 began=began,
-                operators=figures(part.start + len(part.chunk)),
+                operators=figures(stop),
             )
             self._owner.traffic.add(elements=len(part.chunk), nbytes=size)
         else:

@@ -208,6 +208,13 @@ class Task:
         """What the operators of its stream have done since the last report to any client."""
         return () if self._shared is None else self._shared.plan.meters.take()
 
+    def save_mark(self, number: int) -> Mark | None:
+        """A mark before element `number`, if the stream is there and its state can travel."""
+        if self._shared is None or self._shared.plan.random or self._stride.of > 1:
+            return None
+        state = self._shared.save_at(number)
+        return None if state is None else Mark(number, state)
+
     @property
     def is_partial(self) -> bool:
         """Whether the worker does not know how many elements come before those of its stream."""

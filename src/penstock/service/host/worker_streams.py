@@ -440,6 +440,24 @@ class WorkerStream:
             self.production.marks.add(DecodedMark(cursor.at, state, encoded is not None))
         return encoded
 
+    def save_at(self, ordinal: int) -> bytes | None:
+        """The state before element `ordinal`, if an idle cursor is there and it can travel."""
+        with self._changed:
+            idle = (c for c in self.production.cursors if not c.busy and c.stream is not None)
+            cursor = next((c for c in idle if c.at == ordinal), None)
+            if cursor is None:
+                return None
+            cursor.busy = True
+        try:
+            return encode_state(ordinal, copy_state(cursor.stream.save()))
+        except Exception:
+            return None  # Without it, other workers continue from an earlier mark.
+        finally:
+            with self._changed:
+                cursor.busy = False
+                self._changed.notify_all()
+            self._close_retired()
+
     def _keep(self, cursor: Cursor, result: CursorResult) -> Block:
         content = result.content
         count = len(content) if isinstance(content, Chunk) else 1

@@ -242,7 +242,7 @@ class Fetcher:
     def _ask(self, feed: Feed) -> Ask | None:
         if (self._full() or self._is_crowded(feed)) and not self._starving(feed):
             return None
-        if self._waits_for_home(feed):
+        if self._waits_for_home(feed) or self._waits_for_mark(feed):
             return None
         if feed.doubtful(self._usual):
             return None  # It may end within this request; the next stream is requested meanwhile.
@@ -299,6 +299,16 @@ class Fetcher:
         if feed.home in self._workers:
             return False
         return self._is_early(feed) or (feed.worker is None and feed.home in self.expected)
+
+    def _waits_for_mark(self, feed: Feed) -> bool:
+        """Whether a worker that leaves is making an element of a stream that is computed in order.
+
+        It then sends a mark, from which another worker continues. Earlier, that worker would have
+        to compute the same element.
+        """
+        if not self._bound or feed.worker not in self.leaving:
+            return False
+        return any(ask.feed is feed and ask.worker == feed.worker for ask in self._asks.values())
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
