@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import chain
 
 from penstock.errors import OpError, UnavailableError
+from penstock.service.logic.asks import Ask, Asks
 from penstock.service.logic.crashes import Blame
 from penstock.service.logic.feeds import (
     DEPTH,
@@ -33,19 +33,6 @@ Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
 MOST_REFUSED = 16
 """Streams that some workers refused and that wait for another one, beyond `DEPTH` per worker."""
-
-
-@dataclass
-class Ask:
-    """A request to a worker. `at` is the next ordinal that the worker sends."""
-
-    request: int
-    worker: str
-    feed: Feed
-    start: int
-    stop: int
-    mark: Mark | None
-    at: int
 
 
 class Fetcher:
@@ -77,7 +64,7 @@ class Fetcher:
         """Workers that may join soon."""
         self.returning: Collection[str] = ()
         """Workers whose connection broke and may be opened again."""
-        self._asks: dict[int, Ask] = {}
+        self._asks = Asks()
         self._requests = 0
         self.hungry = True
         """Whether `asks` may return requests."""
@@ -113,7 +100,7 @@ class Fetcher:
         """
         self._workers.pop(worker, None)
         self.leaving.discard(worker)
-        owed = [ask for ask in self._asks.values() if ask.worker == worker]
+        owed = self._asks.of_worker(worker)
         for ask in owed:
             del self._asks[ask.request]
             self._owed -= ask.stop - ask.at
@@ -138,12 +125,12 @@ class Fetcher:
             self._silences = {_place(ask): self._silences.get(_place(ask), 0) + 1}
 
     def _first_of(self, worker: str) -> Ask | None:
-        return next((ask for ask in self._asks.values() if ask.worker == worker), None)
+        return next(iter(self._asks.of_worker(worker)), None)
 
     def owed_next(self) -> Ask | None:
         """The request that the user waits for; None if there is none."""
         feed = self._next_feed()
-        asks = [ask for ask in self._asks.values() if feed is None or ask.feed is feed]
+        asks = self._asks.values() if feed is None else self._asks.of_feed(feed)
         return min(asks, key=lambda ask: ask.at, default=None)
 
     def restart(self, order: Order) -> None:
@@ -259,23 +246,10 @@ class Fetcher:
         self._requests += 1
         ask = Ask(self._requests, worker, feed, *span, feed.mark(span[0]), span[0])
         if again:
-            self._insert(ask)
+            self._asks.add(ask)
         else:
-            self._asks[ask.request] = ask
+            self._asks[ask.request] = ask  # Cheaper: no later element was requested before.
         return ask
-
-    def _insert(self, ask: Ask) -> None:
-        """Adds a request where its worker puts it: before those for later elements of its feed.
-
-        The first request of a worker stays first, because the worker has begun it.
-        """
-        waiting = [other for other in self._asks.values() if other.worker == ask.worker][1:]
-        later = [o.request for o in waiting if o.feed is ask.feed and o.start > ask.start]
-        self._asks[ask.request] = ask
-        if later:
-            requests = list(self._asks)
-            for request in requests[requests.index(later[0]) : -1]:
-                self._asks[request] = self._asks.pop(request)
 
     def _is_crowded(self, feed: Feed) -> bool:
         """Whether a feed has used its share of the limit, where inputs take turns."""
@@ -308,7 +282,7 @@ class Fetcher:
         """
         if not self._bound or feed.worker not in self.leaving:
             return False
-        return any(ask.feed is feed and ask.worker == feed.worker for ask in self._asks.values())
+        return any(ask.worker == feed.worker for ask in self._asks.of_feed(feed))
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -321,11 +295,7 @@ class Fetcher:
 
     def _starving(self, feed: Feed) -> bool:
         """Whether the user waits for this feed, and none of its elements is on its way."""
-        return (
-            feed is self._next_feed()
-            and feed.is_dry
-            and not any(ask.feed is feed for ask in self._asks.values())
-        )
+        return feed is self._next_feed() and feed.is_dry and not self._asks.of_feed(feed)
 
     def _next_feed(self) -> Feed | None:
         """The feed that must be handed out from next; None where any may be."""
@@ -459,7 +429,7 @@ class Fetcher:
     def _is_complete(self, feed: Feed) -> bool:
         if feed.length is None or feed.asks:
             return False
-        return not any(ask.feed is feed for ask in self._asks.values())
+        return not self._asks.of_feed(feed)
 
     def refuse(self, request: int, error: OpError, elsewhere: bool) -> None:
         """A worker cannot answer a request; `elsewhere`: another worker may."""
