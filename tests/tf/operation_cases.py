@@ -980,6 +980,18 @@ tf.ragged.constant([[[1, 2], [3]], [[4]]])[0, :, :1]
 iter(tf.data.Dataset.range(0)).get_next_as_optional().has_value()
 iter(tf.data.Dataset.range(1)).get_next_as_optional().has_value()
 iter(tf.data.Dataset.range(1)).get_next_as_optional().get_value()
+tf.strings.regex_replace("aaa", "a*", "b")
+tf.strings.regex_replace("baac", "a*", "-")
+tf.strings.regex_replace("abc", "", "-")
+tf.strings.regex_replace("äa", "a*", "-", replace_global=False)
+tf.strings.format("{} {}", (1,))
+tf.boolean_mask([1, 2], [1, 0])
+tf.io.decode_csv("9999999999", [[0]])
+tf.io.decode_csv("1e60", [[0.5]])
+[g.normal([1]).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
+[g.uniform([2, 3]).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
+[g.uniform([], 0, 9, tf.int64).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in "ab"]
+[g.make_seeds(3).numpy() for g in [tf.random.Generator.from_seed(3)] for _ in range(2)]
 """
 
 CASES = [line for line in VALUES.strip().splitlines() if line]

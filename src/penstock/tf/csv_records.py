@@ -97,8 +97,10 @@ class _Column:
         if self.dtype.name == "string":
             return field.encode(*_ENCODING)
         try:
-            return int(field) if self.dtype.is_integer else float(field)
-        except ValueError:
+            value = int(field) if self.dtype.is_integer else float(field)
+            with np.errstate(over="ignore"):
+                return self.dtype.dtype.type(value)
+        except (ValueError, OverflowError):
             raise InvalidArgumentError(
                 f"tf.io.decode_csv: Field {self.number} in record {place} is not a valid "
                 f"{self.dtype.name}: {field}"

@@ -7,6 +7,7 @@ TensorFlow returns.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock.plan.seeds import set_seed
 from penstock.tf.distributions import Draws, ElementDraws, StatelessDraws
 from penstock.tf.drawing import current_generator, is_in_element
 from penstock.tf.missing_operations import missing_from_tf
+from penstock.tf.operations import dims
 from penstock.tf.philox import Words, philox_words
 from penstock.tf.values import Tensor, as_tensor, to_array
 
@@ -201,8 +203,13 @@ class SeededGenerator:
         """Moves on, as if `delta` numbers had been drawn."""
         self._counter += int(to_array(delta)) * 256
 
-    def _draws(self) -> Draws:
-        return _draws() if is_in_element() else _GeneratorDraws(self)
+    def _draws(self, shape: Any) -> Draws:
+        """Draws for a shape; the generator moves on by 256 blocks for each number."""
+        if is_in_element():
+            return _draws()
+        draws = _GeneratorDraws(self._key, self._counter)
+        self.skip(math.prod(dims("random.Generator", shape)))
+        return draws
 
     def uniform(
         self,
@@ -212,7 +219,7 @@ class SeededGenerator:
         dtype: Any = np.float32,
         name: Any = None,
     ) -> Tensor:
-        return self._draws().uniform(shape, minval, maxval, dtype)
+        return self._draws(shape).uniform(shape, minval, maxval, dtype)
 
     def normal(
         self,
@@ -222,7 +229,7 @@ class SeededGenerator:
         dtype: Any = np.float32,
         name: Any = None,
     ) -> Tensor:
-        return self._draws().normal(shape, mean, stddev, dtype)
+        return self._draws(shape).normal(shape, mean, stddev, dtype)
 
     def truncated_normal(
         self,
@@ -232,15 +239,15 @@ class SeededGenerator:
         dtype: Any = np.float32,
         name: Any = None,
     ) -> Tensor:
-        return self._draws().truncated_normal(shape, mean, stddev, dtype)
+        return self._draws(shape).truncated_normal(shape, mean, stddev, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Tensor:
         """Integers of all values that the dtype has."""
-        return self._draws().full_integers(shape, dtype)
+        return self._draws(shape).full_integers(shape, dtype)
 
     def make_seeds(self, count: Any = 1) -> Tensor:
         """Seeds for stateless operations: two rows of integers."""
-        first = self._draws().full_integers([int(count)], np.int64).numpy()
+        first = self.uniform_full_int([int(count)], np.int64).numpy()
         return as_tensor(np.stack([first, np.zeros_like(first)]))
 
     def split(self, count: Any = 1) -> list[SeededGenerator]:
@@ -253,14 +260,14 @@ Generator = SeededGenerator
 
 
 class _GeneratorDraws(Draws):
-    """Draws that move a generator on: by 256 blocks for each number, as in TensorFlow."""
+    """Draws from one state of a generator."""
 
-    def __init__(self, owner: SeededGenerator) -> None:
-        self._owner = owner
+    def __init__(self, key: int, counter: int) -> None:
+        self._key, self._counter = key, counter
 
     def words(self, count: int) -> Words:
-        made = philox_words(self._owner._key, self._owner._counter, count)
-        self._owner._counter += count * 256
+        made = philox_words(self._key, self._counter, count)
+        self._counter += -(-count // 4)
         return made
 
 

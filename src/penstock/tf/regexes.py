@@ -22,13 +22,16 @@ class Regex:
         self._characters = re.compile(text, re.ASCII)
         in_bytes = pattern.isascii() and not _CATEGORY.search(pattern)
         self._bytes = re.compile(text.encode()) if in_bytes else None
+        self._may_be_empty = self._characters.fullmatch("") is not None
 
     def replace(self, text: bytes, rewrite: bytes, count: int) -> bytes:
         """The string with its first `count` matches replaced; 0 replaces all."""
         template = _template(rewrite)
-        if self._bytes is not None and text.isascii():
+        if self._bytes is not None and text.isascii() and not self._may_be_empty:
             return self._bytes.sub(template, text, count)
-        made = self._characters.sub(_decode(template), _decode(text), count)
+        new = _decode(template)
+        replace = _NotBehindAMatch(new) if self._may_be_empty else new
+        made = self._characters.sub(replace, _decode(text), count)
         return made.encode(errors="surrogateescape")
 
     def matches(self, text: bytes) -> bool:
@@ -36,6 +39,18 @@ class Regex:
         if self._bytes is not None and text.isascii():
             return self._bytes.fullmatch(text) is not None
         return self._characters.fullmatch(_decode(text)) is not None
+
+
+class _NotBehindAMatch:
+    """A replacement that leaves out empty matches directly behind others, as RE2 does."""
+
+    def __init__(self, template: str) -> None:
+        self._template, self._end = template, 0
+
+    def __call__(self, found: re.Match[str]) -> str:
+        is_behind = found.start() == found.end() == self._end > 0
+        self._end = found.end()
+        return "" if is_behind else found.expand(self._template)
 
 
 @functools.lru_cache(maxsize=128)

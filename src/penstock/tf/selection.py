@@ -97,7 +97,8 @@ def boolean_mask(
 
 @operation
 def _boolean_mask(tensor: Any, mask: Any, axis: Any) -> Any:
-    array, kept, where = to_array(tensor), to_array(mask), 0 if axis is None else int(axis)
+    array, kept = to_array(tensor), to_array(mask).astype(bool)
+    where = 0 if axis is None else int(axis)
     if kept.ndim == 0:
         raise InvalidArgumentError("tf.boolean_mask: mask cannot be scalar")
     if array.shape[where : where + kept.ndim] != kept.shape:

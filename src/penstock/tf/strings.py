@@ -363,7 +363,8 @@ def format(
     values = inputs if isinstance(inputs, list | tuple) else [inputs]
     parts = template.split(placeholder)
     if len_of(parts) - 1 != len_of(values):
-        raise InvalidTypeError(
+        kind = InvalidArgumentError if isinstance(inputs, list | tuple) else InvalidTypeError
+        raise kind(
             f"tf.strings.format: {len_of(parts) - 1} placeholders, but {len_of(values)} values"
         )
     shown = [printing.array_text(to_array(one), summarize) for one in values]
