@@ -82,8 +82,12 @@ class _Column:
 
     def read(self, fields: list[str]) -> Array:
         result = np.empty(len(fields), self.dtype.dtype)
-        for place, field in enumerate(fields):
-            result[place] = self._value(field, place)
+        with np.errstate(over="ignore"):  # A float that does not fit is infinite.
+            for place, field in enumerate(fields):
+                try:
+                    result[place] = self._value(field, place)
+                except OverflowError:
+                    raise self._invalid(field, place) from None
         return result
 
     def _value(self, field: str, place: int) -> Any:
@@ -97,11 +101,12 @@ class _Column:
         if self.dtype.name == "string":
             return field.encode(*_ENCODING)
         try:
-            value = int(field) if self.dtype.is_integer else float(field)
-            with np.errstate(over="ignore"):
-                return self.dtype.dtype.type(value)
-        except (ValueError, OverflowError):
-            raise InvalidArgumentError(
-                f"tf.io.decode_csv: Field {self.number} in record {place} is not a valid "
-                f"{self.dtype.name}: {field}"
-            ) from None
+            return int(field) if self.dtype.is_integer else float(field)
+        except ValueError:
+            raise self._invalid(field, place) from None
+
+    def _invalid(self, field: str, place: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"tf.io.decode_csv: Field {self.number} in record {place} is not a valid "
+            f"{self.dtype.name}: {field}"
+        )
