@@ -50,6 +50,27 @@ class BarePool:
             yield np.stack(batch)
 
 
+class BareLoops:
+    """A process on each core that calls the function and sends nothing: no way can do more."""
+
+    def __init__(self, work: Work, items: Any) -> None:
+        self.work, self.items = work, items
+
+    def __iter__(self) -> Iterator[Any]:
+        context = multiprocessing.get_context("fork")
+        parts = [range(first, len(self.items), cores()) for first in range(cores())]
+        running = [context.Process(target=self._call, args=(part,)) for part in parts]
+        for process in running:
+            process.start()
+        for process, part in zip(running, parts, strict=True):
+            process.join()
+            yield part
+
+    def _call(self, part: range) -> None:
+        for index in part:
+            self.work.function(self.items[index])
+
+
 def threads(work: Work, items: Any) -> Iterable[Any]:
     return _penstock(work, items, "threads", cores())
 
@@ -104,8 +125,10 @@ def loader(work: Work, items: Any) -> Iterable[Any]:
 
 def grain_processes(work: Work, items: Any) -> Iterable[Any]:
     import grain
+    from absl import flags
 
     sys.argv = sys.argv[:1]  # Its processes parse the arguments of this program.
+    flags.FLAGS(sys.argv)
     mapped = grain.MapDataset.source(items).map(work.function).batch(work.batch)
     options = grain.MultiprocessingOptions(num_workers=cores(), per_worker_buffer_size=4)
     return mapped.to_iter_dataset().mp_prefetch(options)  # type: ignore[no-any-return]
@@ -175,6 +198,7 @@ class RayData:
 
 
 WAYS: dict[str, Callable[[Work, Any], Iterable[Any]]] = {
+    "bare loops": BareLoops,
     LIMIT: BarePool,
     "penstock, threads": threads,
     "penstock, processes": processes,
