@@ -58,17 +58,23 @@ class BareLoops:
 
     def __iter__(self) -> Iterator[Any]:
         context = multiprocessing.get_context("fork")
-        parts = [range(first, len(self.items), cores()) for first in range(cores())]
-        running = [context.Process(target=self._call, args=(part,)) for part in parts]
+        taken = context.Value("l", 0)
+        running = [context.Process(target=self._call, args=(taken,)) for _ in range(cores())]
         for process in running:
             process.start()
-        for process, part in zip(running, parts, strict=True):
+        for process in running:
             process.join()
-            yield part
+        yield range(len(self.items))
 
-    def _call(self, part: range) -> None:
-        for index in part:
-            self.work.function(self.items[index])
+    def _call(self, taken: Any) -> None:
+        share = max(1, self.work.batch // 8)
+        first = 0
+        while first < len(self.items):
+            with taken.get_lock():
+                first = taken.value
+                taken.value += share
+            for index in range(first, min(first + share, len(self.items))):
+                self.work.function(self.items[index])
 
 
 def threads(work: Work, items: Any) -> Iterable[Any]:

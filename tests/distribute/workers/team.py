@@ -58,7 +58,11 @@ def run_team(
 
 def run_processes(commands: Sequence[Sequence[str]]) -> list[Said]:
     """What Python processes said, all of them started before the first is waited for."""
-    own = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_PLATFORMS": "cpu",
+    }
     with ExitStack() as stack:
         children = [
             stack.enter_context(ForkedProgram(command, ["penstock", "torch"], **own))
