@@ -24,9 +24,10 @@ from penstock.cli import main, overview
 from penstock.cli.overview import LEGEND
 from penstock.data import Dataset
 from penstock.data.experimental import service
-from penstock.service.host.data_client import Links
+from penstock.service.host.data_client import Link, Links
 from penstock.service.host.http_server import make_metrics_token
 from penstock.service.logic.fetching import Fetcher
+from penstock.service.protocol.messages import Work
 from penstock.service.protocol.versions import PROTOCOL
 from penstock.version import VERSION
 from tests.integration.clusters import until
@@ -340,6 +341,64 @@ def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
     by = [line.split() for line in calls.read_text().splitlines()]
     assert [int(x) for who, x in by if who != own] == list(range(held + 1))
     assert [int(x) for who, x in by if who == own] == list(range(held + 1, count))
+
+
+def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(
+    dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has begun a later one, and finishes only the element of it that it makes."""
+    folder, length = str(tmp_path), 12
+
+    def make(x: Any) -> Any:
+        with open(f"{folder}/made", "a") as file:
+            file.write(f"{os.environ['WHO']} {x}\n")
+        while not (os.path.exists(f"{folder}/go-{x}") or os.path.exists(f"{folder}/go")):
+            threading.Event().wait(0.002)
+        return x
+
+    def made(who: str) -> list[int]:
+        lines = (tmp_path / "made").read_text().split("\n")[:-1]
+        return [int(line.split()[1]) for line in lines if line.startswith(who)]
+
+    sent: list[tuple[int, int]] = []
+    refusals: list[int] = []
+    fetch, refuse = Link.fetch, Fetcher.refuse
+
+    def note_request(link: Link, request: int, work: Work, start: int, *rest: Any) -> None:
+        fetch(link, request, work, start, *rest)
+        sent.append((work.stream, start))
+
+    def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:
+        refusals.append(request)
+        refuse(fetcher, request, *rest)
+
+    monkeypatch.setattr(Link, "fetch", note_request)
+    monkeypatch.setattr(Fetcher, "refuse", note_refusal)
+    streams = Dataset.range(8).flat_map(
+        lambda i: Dataset.range(length).map(lambda j: i * length + j)
+    )
+    numbers = streams.map(make, output_signature=Dataset.range(1).element_spec)
+    remote = numbers.apply(service.distribute("distributed_epoch", dispatcher.target))
+    start = partial(command, "worker", "--dispatcher", address(dispatcher))
+    with start(WHO="leaves") as worker, reading() as pool:
+        line_of(worker)
+        result = pool.submit(lambda: [int(x) for x in remote])
+        until((tmp_path / "made").exists)
+        with start(WHO="stays") as other:
+            line_of(other)
+            until(lambda: made("stays"))
+            [later] = made("stays")
+            assert made("leaves") == [0]
+            assert later >= length
+            worker.send_signal(signal.SIGTERM)
+            until(lambda: refusals)
+            (tmp_path / "go-0").touch()
+            until(lambda: (0, 1) in sent)
+            (tmp_path / "go").touch()
+            assert result.result() == list(range(8 * length))
+            assert worker.wait() == 0
+    assert made("stays")[:2] == [later, 1]
+    assert sorted(made("leaves") + made("stays")) == list(range(8 * length))
 
 
 def test_a_second_signal_stops_a_worker_at_once(

@@ -428,6 +428,26 @@ def test_earlier_elements_of_a_task_are_made_first(service, brake):
         assert ends == [1, 5, 3, 2, 4]
 
 
+def test_requests_with_a_lower_turn_are_answered_first(service, brake):
+    """Even before the rest of one that was begun: the client needs them before it."""
+    with service.connect() as connection:
+        connection.send(OpenTask(1, service.work(slowly(numbers(9)), "random")))
+        connection.send(Fetch(1, 1, 0, 3, turn=7))
+        received(connection, brake, 1)
+        connection.send(Fetch(2, 1, 5, 6, turn=7))
+        opening = OpenTask(2, service.work(slowly(numbers(8)), "random"))
+        connection.send(opening, Fetch(3, 2, 4, 5, turn=4), Fetch(4, 2, 0, 1, turn=4))
+        connection.send(OpenTask(3, service.work(slowly(numbers(7)), "random")))
+        connection.send(Fetch(5, 3, 0, 1, turn=2))
+        brake.goes_on.set()
+        ends: list[int] = []
+        while len(ends) < 5:
+            message, _ = connection.receive()
+            if isinstance(message, Done):
+                ends.append(message.request)
+        assert ends == [5, 4, 3, 1, 2]
+
+
 def until(true: Any) -> None:
     """Waits for something that another thread does."""
     waiting = threading.Event()

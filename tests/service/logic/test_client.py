@@ -521,6 +521,33 @@ def test_what_a_leaving_worker_hands_back_is_asked_for_at_once() -> None:
     assert found == [(0, ordinal) for ordinal in range(8)]
 
 
+def test_a_stream_that_moves_comes_before_later_streams() -> None:
+    """The reader needs all of it before them, however much of them waits at the other worker."""
+    reader = Fetcher(SequentialOrder(9), Limits(), bound=True)
+    reader.sizes.record(1, 8, 1.0)
+    reader.join("u")
+    reader.join("v")
+    asks = reader.asks()
+    lost = [ask for ask in asks if ask.worker == "u"]
+    assert [ask.turn for ask in lost] == [0, 2, 4, 6]
+    for ask in lost:
+        reader.refuse(ask.request, UnavailableError("it stops"), elsewhere=True)
+    moved = reader.asks()
+    assert [(ask.worker, ask.turn) for ask in moved] == [("v", 0)], "what is needed first"
+    length, found = 3, list[tuple[int, int]]()
+    while (first := reader._first_of("v")) is not None and first.turn < 4:
+        if first.start < length:
+            came = Elements(first.turn, first.start, min(first.stop, length))
+            found += came.addresses
+            reader.arrive(first.request, first.start, came)
+        reader.done(first.request, length if first.stop >= length else None)
+        while reader.take(9) is not None:
+            pass
+        reader.asks()
+    # However many requests wait there, the stream that the user reads is asked for more.
+    assert found == [(turn, start) for turn in range(4) for start in range(3)]
+
+
 def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
     """Another worker continues there, and computes no element again."""
     reader = reading_of("single", [20]).fetcher

@@ -60,7 +60,9 @@ def test_a_stream_that_may_be_short_is_asked_for_once() -> None:
     assert [(ask.feed.stream, ask.start) for ask in asked] == [(0, 0), (1, 0)]
     reader.arrive(asked[0].request, 0, rows(0, 1))
     reader.done(asked[0].request, None)
-    assert [(ask.feed.stream, ask.start) for ask in reader.asks()] == [(0, 1), (0, 3), (0, 5)]
+    # The stream has moved, so that the request for the one behind it does not count.
+    starts = [(ask.feed.stream, ask.start) for ask in reader.asks()]
+    assert starts == [(0, 1), (0, 3), (0, 5), (0, 7)]
 
 
 def test_what_no_worker_can_make_waits_for_new_workers() -> None:

@@ -184,7 +184,14 @@ class Link:
         """Whether the worker has said that it is about to stop."""
 
     def fetch(
-        self, request: int, work: Work, start: int, stop: int, mark: Any, trace: str = ""
+        self,
+        request: int,
+        work: Work,
+        start: int,
+        stop: int,
+        mark: Any,
+        trace: str = "",
+        turn: int = 0,
     ) -> None:
         if not self.owed:
             self.heard, self.where, self.element = self._now(), "", None
@@ -194,7 +201,8 @@ class Link:
             self._tasks[work] = self._opened
             self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
-        self.connection.send(*first, Fetch(request, self._tasks[work], start, stop, mark, trace))
+        task = self._tasks[work]
+        self.connection.send(*first, Fetch(request, task, start, stop, mark, trace, turn))
 
     def silence(self, now: float) -> float:
         """Seconds since the worker last sent something."""

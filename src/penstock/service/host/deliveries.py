@@ -198,7 +198,7 @@ class Deliveries:
         try:
             link = self._links[ask.worker]
             trace = "" if self._traces is None else self._traces.request(ask)
-            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace)
+            link.fetch(ask.request, work, ask.start, ask.stop, ask.mark, trace, ask.turn)
         except (KeyError, UnavailableError):
             self.lose(ask.worker)
         except DeadlineExceededError as error:

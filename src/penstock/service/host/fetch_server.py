@@ -1,9 +1,10 @@
 """`FetchServer`: answers the fetches of one client of a worker, from the first to the last.
 
-The requests of one connection are answered one after the other; of one task, earlier elements come
-first. Between two chunks the server reads what has arrived, so that it notices a client that is
-gone. While a function runs for long, another thread reports where it is. Without these reports, a
-client could not distinguish a slow function from a network that carries nothing.
+The requests of one connection are answered in the order in which the client needs them: by their
+turns and, of one task, by their elements. A request that was begun waits for one with a lower turn.
+Between two chunks the server reads what has arrived, so that it notices a client that is gone.
+While a function runs for long, another thread reports where it is. Without these reports, a client
+could not distinguish a slow function from a network that carries nothing.
 
 A worker that is to end finishes the element that it makes for each client. Another thread hands
 back what was not begun meanwhile, so that clients ask other workers at once.
@@ -208,6 +209,12 @@ class FetchServer:
             self._doing = 0
             return self._waiting.popleft()
 
+    def _next_before(self, fetch: Fetch) -> ToWorker | None:
+        """The next message, if the client needs a waiting request before `fetch`."""
+        with self._turn:
+            waiting = next((m for m in self._waiting if isinstance(m, Fetch)), fetch)
+            return self._waiting.popleft() if waiting.turn < fetch.turn else None
+
     def report(self) -> None:
         """Sends `Progress` if a request is answered and nothing was sent since the last call.
 
@@ -270,15 +277,20 @@ class FetchServer:
                 pass
 
     def _insert(self, fetch: Fetch) -> None:
-        """Puts a request before those for later elements of its task.
+        """Puts a request before those that the client needs later.
 
         The client needs the elements in order, and may ask here for what another worker owed.
         """
-        for index, other in enumerate(self._waiting):
-            if isinstance(other, Fetch) and other.task == fetch.task and other.start > fetch.start:
-                self._waiting.insert(index, fetch)
-                return
-        self._waiting.append(fetch)
+        later = (index for index, other in enumerate(self._waiting) if _is_later(other, fetch))
+        if (place := next(later, None)) is None:
+            self._waiting.append(fetch)
+            return
+        self._waiting.insert(place, fetch)
+        for index in range(place + 1, len(self._waiting)):
+            message = self._waiting[index]
+            if isinstance(message, OpenTask) and message.task == fetch.task:
+                del self._waiting[index]
+                self._waiting.insert(place, message)
 
     def _handle(self, message: ToWorker) -> None:
         match message:
@@ -321,6 +333,9 @@ class FetchServer:
             for part in parts:
                 self._send(fetch, task, part)
                 at += len(part.chunk) if isinstance(part, FetchedChunk) else 1
+                while (message := self._next_before(fetch)) is not None:
+                    self._handle(message)
+                    self._doing, self._task = fetch.request, task
             length = None if self._is_client_gone() else task.length(fetch.stop)
             if self._gate.draining and at < (fetch.stop if length is None else length):
                 return self._refuse(fetch.request)  # The client has a part, and moves the rest.
@@ -424,6 +439,14 @@ class FetchServer:
         for request in list(self._accepted):
             self._end_request(request)
         self._connection.close()
+
+
+def _is_later(message: ToWorker, fetch: Fetch) -> bool:
+    """Whether a waiting message is a request that the client needs after `fetch`."""
+    if not isinstance(message, Fetch):
+        return False
+    follows = message.task == fetch.task and message.start > fetch.start
+    return message.turn > fetch.turn or follows
 
 
 def _warn(connection: Connection, error: DataLossError) -> None:

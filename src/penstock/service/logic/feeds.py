@@ -111,6 +111,8 @@ class Feed:
         """How many elements the stream has, once its end was seen."""
         self.used: dict[str, int] | None = None
         """How many elements the operators of the stream have used, if its end says so."""
+        self.has_moved = False
+        """Whether another worker than the first one makes it."""
         self.refused: dict[str, Exception] = {}
         """Workers that cannot compute this stream, and why."""
         self.crashed_at: dict[int, str] = {}

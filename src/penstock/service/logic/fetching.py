@@ -100,9 +100,8 @@ class Fetcher:
         """
         self._workers.pop(worker, None)
         self.leaving.discard(worker)
-        owed = self._asks.of_worker(worker)
+        owed = self._asks.remove_worker(worker)
         for ask in owed:
-            del self._asks[ask.request]
             self._owed -= ask.stop - ask.at
             ask.feed.lose(ask.at, ask.stop)
         if broken and owed:
@@ -240,16 +239,19 @@ class Fetcher:
         if (span := feed.ask(self._count(feed))) is None:
             return None
         feed.crashed_at.pop(span[0], None)
+        feed.has_moved = self._moves(feed, worker)
         feed.worker = worker
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
         self._requests += 1
-        ask = Ask(self._requests, worker, feed, *span, feed.mark(span[0]), span[0])
-        if again:
-            self._asks.add(ask)
-        else:
-            self._asks[ask.request] = ask  # Cheaper: no later element was requested before.
+        mark, turn = feed.mark(span[0]), self._turn_of(feed)
+        ask = Ask(self._requests, worker, feed, *span, mark, span[0], turn)
+        self._asks.add(ask, again)
         return ask
+
+    def _turn_of(self, feed: Feed) -> int:
+        """Which turn it is to hand out a feed, where whole streams follow each other."""
+        return feed.stream if self.ordered and self.order.is_by_stream else 0
 
     def _is_crowded(self, feed: Feed) -> bool:
         """Whether a feed has used its share of the limit, where inputs take turns."""
@@ -334,21 +336,39 @@ class Fetcher:
             if self.expected:
                 return None
             raise next(iter(feed.refused.values()))
-        # What another worker owed is needed before what waits at this one, and not behind it.
-        depth = 2 * DEPTH if feed.asks_again else DEPTH
         crashed = feed.crashed_at.get(feed.asking)
         if crashed is not None and (crashed in able or crashed in self.returning):
             return crashed if able.get(crashed, DEPTH) < DEPTH else None
         if self._in_blocks:
             # A worker that is about to join may be the keeper: another one would make it twice.
             keeper = _keeper({*able, *self.expected} - feed.refused.keys(), feed.asking)
-            return keeper if able.get(keeper, depth) < depth else None
+            return keeper if self._has_room(keeper, feed) else None
         if self._bound:
             for favourite in (feed.worker, feed.home):
                 if favourite in able:
-                    return favourite if able[favourite] < depth else None
-        worker = min(able, key=lambda w: able[w], default=None)
-        return worker if worker is not None and able[worker] < depth else None
+                    return favourite if self._has_room(favourite, feed) else None
+        worker = min(able, key=lambda w: able[w])
+        return worker if self._has_room(worker, feed) else None
+
+    def _has_room(self, worker: str, feed: Feed) -> bool:
+        """Whether a worker can take another request of a feed.
+
+        Up to a bound, requests that it answers later do not count, if another worker owed this
+        one, or if the feed has moved and the user waits for it.
+        """
+        count = self._workers.get(worker, 2 * DEPTH)
+        if count < DEPTH or count >= 2 * DEPTH:
+            return count < DEPTH
+        if feed.asks_again:
+            return True
+        turn = self._turn_of(feed)
+        if not self._moves(feed, worker) or feed is not self._next_feed():
+            return False
+        return sum(ask.turn <= turn for ask in self._asks.of_worker(worker)) < DEPTH
+
+    def _moves(self, feed: Feed, worker: str) -> bool:
+        """Whether a worker gets a feed that another one made, or got it before."""
+        return feed.has_moved or (self._bound and feed.worker not in (None, worker))
 
     def arrive(
         self,
@@ -442,6 +462,7 @@ class Fetcher:
             self.arrive(request, ask.at, Failure(error))
         elif isinstance(error, UnavailableError):
             self.leaving.add(ask.worker)
+            ask.feed.has_moved = True
         else:
             ask.feed.refused[ask.worker] = error
         self.done(request, None)

@@ -34,6 +34,9 @@ from penstock.service.protocol.messages import (
 class FeedOrder:
     """The base of all orders, with the feeds that other feeds have replaced."""
 
+    is_by_stream = False
+    """Whether all of a stream comes before the streams with higher numbers."""
+
     def __init__(self) -> None:
         self._dropped: list[Feed] = []
 
@@ -67,6 +70,7 @@ class SequentialOrder(FeedOrder):
         free: bool = False,
     ) -> None:
         super().__init__()
+        self.is_by_stream = True
         self._streams = streams
         self._length = length
         self._begin = WHOLE if free else GUESS
@@ -363,6 +367,7 @@ class LeaseOrder(FeedOrder):
 
     def __init__(self, in_order: bool = False, ahead: bool = False) -> None:
         super().__init__()
+        self.is_by_stream = in_order
         self._in_order = in_order
         self._ahead = ahead
         self._open: list[LeasedFeed] = []

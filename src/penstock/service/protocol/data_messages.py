@@ -72,6 +72,9 @@ class Fetch(Message, frozen=True):
     mark: Mark | None = None
     trace: str = ""
     """The W3C `traceparent` under which the worker traces element `start`; empty: it does not."""
+    turn: int = 0
+    """Which of the client's streams it is, in the order in which the client needs them. Requests
+    with a lower number are answered first, even if one with a higher number was begun."""
 
 
 class Release(Message, frozen=True):
