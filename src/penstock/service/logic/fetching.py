@@ -357,14 +357,12 @@ class Fetcher:
         one, or if the feed has moved and the user waits for it.
         """
         count = self._workers.get(worker, 2 * DEPTH)
-        if count < DEPTH or count >= 2 * DEPTH:
-            return count < DEPTH
         if feed.asks_again:
-            return True
-        turn = self._turn_of(feed)
-        if not self._moves(feed, worker) or feed is not self._next_feed():
-            return False
-        return sum(ask.turn <= turn for ask in self._asks.of_worker(worker)) < DEPTH
+            return count < 2 * DEPTH
+        if count < DEPTH or not self._moves(feed, worker) or feed is not self._next_feed():
+            return count < DEPTH
+        before = [a for a in self._asks.of_worker(worker) if a.turn <= self._turn_of(feed)]
+        return count < 2 * DEPTH and len(before) < DEPTH
 
     def _moves(self, feed: Feed, worker: str) -> bool:
         """Whether a worker gets a feed that another one made, or got it before."""
