@@ -18,6 +18,7 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.cli import main, overview
@@ -302,8 +303,13 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
     assert sorted(made("leaves") + made("stays")) == sorted([*range(count), *again])
 
 
+@pytest.mark.parametrize(
+    "derive",
+    [lambda d: d.filter(lambda x: True), lambda d: d.scan(np.int64(0), lambda s, x: (s + x, x))],
+    ids=["filter", "scan"],
+)
 def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
-    dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, derive: Any
 ) -> None:
     """Though it has no random access: no element is made again."""
     begun, go, calls = pipe(tmp_path / "begun"), pipe(tmp_path / "go"), tmp_path / "calls"
@@ -325,7 +331,7 @@ def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
         refuse(fetcher, request, *rest)
 
     monkeypatch.setattr(Fetcher, "refuse", note_refusal)
-    numbers = Dataset.range(count).filter(lambda x: True)
+    numbers = derive(Dataset.range(count))
     made = numbers.map(make, output_signature=Dataset.range(1).element_spec)
     remote = made.apply(service.distribute("distributed_epoch", dispatcher.target))
     with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:

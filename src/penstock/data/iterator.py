@@ -16,8 +16,13 @@ from collections.abc import Iterator as PythonIterator
 from operator import length_hint
 from typing import Any
 
-from penstock.data.state_values import with_plain_values, with_users_values
-from penstock.data.states import VERSION, check_state, move_state
+from penstock.data.states import (
+    VERSION,
+    check_state,
+    move_state,
+    with_plain_values,
+    with_users_values,
+)
 from penstock.element.chunk import Chunk
 from penstock.element.optional import Optional
 from penstock.engine.caching import cache_of

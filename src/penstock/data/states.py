@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
+from penstock.engine.contract import State
+from penstock.engine.state_values import MARK, decode, encode
 from penstock.errors import InvalidArgumentError
 from penstock.plan.nodes import Map, Node
 from penstock.plan.resume import (
@@ -20,9 +22,30 @@ from penstock.plan.resume import (
 )
 
 VERSION = 1
+_ENCODED = VERSION + 1
+"""The version of a state with encoded values: a release that cannot decode them refuses it."""
 
 _INSIDE = ("from", "input", "reader")
 """The keys under which the state of an operator holds another state."""
+
+
+def with_plain_values(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an iterator, with plain values in place of users' values."""
+    at = encode(state["at"])
+    return {**state, "version": _ENCODED if _is_encoded(at) else VERSION, "at": at}
+
+
+def with_users_values(state: Any) -> Any:
+    """The state that `with_plain_values` got. States of other forms stay as they are."""
+    if not isinstance(state, dict) or state.get("version") != _ENCODED or "at" not in state:
+        return state
+    return {**state, "version": VERSION, "at": decode(state["at"])}
+
+
+def _is_encoded(state: State) -> bool:
+    if type(state) is dict:
+        return MARK in state or any(map(_is_encoded, state.values()))
+    return type(state) is list and any(map(_is_encoded, state))
 
 
 def check_state(

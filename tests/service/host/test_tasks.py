@@ -154,7 +154,8 @@ def test_marks_are_sent_and_small(monkeypatch):
     tasks.close()
 
 
-def test_a_state_that_holds_elements_is_not_sent_but_used_here(monkeypatch):
+def test_a_large_state_is_not_sent_but_used_here(monkeypatch):
+    monkeypatch.setattr(worker_streams, "MOST_STATE", 24)
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     monkeypatch.setattr("penstock.service.logic.worker.TAIL", 0)
@@ -168,6 +169,20 @@ def test_a_state_that_holds_elements_is_not_sent_but_used_here(monkeypatch):
     assert fetched(task, 199, 202) == expected[199:]
     assert len(calls.seen) - before < 100
     tasks.close()
+
+
+def test_another_worker_continues_from_a_state_that_holds_elements(monkeypatch):
+    monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
+    monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
+    calls = Calls()
+    plan = n.Shuffle(mapped(stream(numbers(200)), calls), 3, 1)
+    tasks, other = tasks_of(plan), tasks_of(plan)
+    parts = [part for part in tasks.open(work_of()).fetch(0, 150) if isinstance(part, FetchedChunk)]
+    mark = max((part.mark for part in parts if part.mark), key=lambda mark: mark.ordinal)
+    expected, before = expected_of(plan), len(calls.seen)
+    assert fetched(other.open(work_of()), mark.ordinal, 202, mark) == expected[mark.ordinal :]
+    assert len(calls.seen) - before <= 200 - mark.ordinal
+    tasks.close(), other.close()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.data.iterator import PublicNames
-from penstock.data.state_values import with_users_values
+from penstock.data.states import with_users_values
 from penstock.distribute import replica_context
 from penstock.distribute.input.delivery_plan import DeliveryPlan
 from penstock.distribute.input.steps import StepIterator

@@ -23,6 +23,7 @@ from penstock.engine.inlets import Demand
 from penstock.engine.lower import open_plan
 from penstock.engine.meters import Meters
 from penstock.engine.numbering import counting_of
+from penstock.engine.state_values import decode, encode
 from penstock.engine.trail import Trail, turn_of
 from penstock.errors import OpError, UnavailableError
 from penstock.plan.bounds import bound_plan
@@ -152,8 +153,8 @@ def with_private_caches(node: Node) -> Node:
 
 
 def encode_state(ordinal: int, state: State) -> bytes | None:
-    """Returns a state before element `ordinal` as bytes; None if it holds elements or is large."""
-    if not _is_plain(state):
+    """Returns a state before element `ordinal` as bytes; None if it is large or cannot travel."""
+    if _measure(state) > MOST_STATE or not _is_plain(state := encode(state)):
         return None
     encoded = msgspec.msgpack.encode([ordinal, state])
     return encoded if len(encoded) <= MOST_STATE else None
@@ -162,7 +163,15 @@ def encode_state(ordinal: int, state: State) -> bytes | None:
 def decode_state(encoded: bytes) -> tuple[int, State]:
     """Returns the arguments of the `encode_state` that returned `encoded`."""
     ordinal, state = msgspec.msgpack.decode(encoded)
-    return ordinal, state
+    return ordinal, decode(state)
+
+
+def _measure(state: Any) -> int:
+    """About the bytes of a state, at least its values: a large one is not even encoded."""
+    if isinstance(state, dict | list | tuple):
+        parts = state.values() if isinstance(state, dict) else state
+        return len(parts) + (sum(map(_measure, parts)) if len(parts) <= MOST_STATE else 0)
+    return getattr(state, "nbytes", 0) or (len(state) if isinstance(state, str | bytes) else 1)
 
 
 def _is_plain(state: Any) -> bool:

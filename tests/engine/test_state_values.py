@@ -13,8 +13,8 @@ import torch
 import penstock
 from penstock import Dataset
 from penstock.data import TextLineDataset
-from penstock.data.state_values import decode, encode
 from penstock.element.ragged import Ragged
+from penstock.engine.state_values import decode, encode
 from penstock.errors import InvalidArgumentError
 
 COUNT = 60

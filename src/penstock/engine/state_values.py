@@ -1,6 +1,6 @@
-"""Users' values in states, as plain values: for JSON, and for loaders that accept nothing else.
+"""Users' values in states, as plain values: for JSON, and for workers that continue a stream.
 
-Operators that hold elements save them as they are. In the state that the user gets, each list of
+Operators that hold elements save them as they are. In a state that leaves the process, each list of
 such elements, and each single value, is one dict with the key `MARK`: its structure with a number
 for each leaf, and the columns in text (`element/buffers.py` has the format). A value of a type that
 columns do not have stays as it is; such a state can only be pickled.
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.states import VERSION
 from penstock.element import nest
 from penstock.element.buffers import MALFORMED, Packing, measure, unpack
 from penstock.element.chunk import Chunk
@@ -26,29 +25,6 @@ MARK = "penstock"
 
 _LEAVES = (bytes, np.generic, np.ndarray, Ragged)
 _PLAIN = (type(None), bool, int, float, str)
-
-
-_ENCODED = VERSION + 1
-"""The version of a state with encoded values: a release that cannot decode them refuses it."""
-
-
-def with_plain_values(state: dict[str, Any]) -> dict[str, Any]:
-    """The state of an iterator, with plain values in place of users' values."""
-    at = encode(state["at"])
-    return {**state, "version": _ENCODED if _is_encoded(at) else VERSION, "at": at}
-
-
-def with_users_values(state: Any) -> Any:
-    """The state that `with_plain_values` got. States of other forms stay as they are."""
-    if not isinstance(state, dict) or state.get("version") != _ENCODED or "at" not in state:
-        return state
-    return {**state, "version": VERSION, "at": decode(state["at"])}
-
-
-def _is_encoded(state: State) -> bool:
-    if type(state) is dict:
-        return MARK in state or any(map(_is_encoded, state.values()))
-    return type(state) is list and any(map(_is_encoded, state))
 
 
 def encode(state: State) -> State:
@@ -96,12 +72,19 @@ def _pack(elements: list[Any]) -> dict[str, Any] | None:
         if type(skeleton) not in (int, tuple, dict):
             return None
         packing = Packing("saved in a state")
-        columns = [packing.column(column) for column in chunk.columns]
+        columns = [_as_lists(packing.column(column)) for column in chunk.columns]
     except OpError:
         return None
     data = base64.b64encode(b"".join(packing.parts)).decode()
     found = {"structure": _encode_structure(skeleton), "columns": columns, "data": data}
     return {MARK: found}
+
+
+def _as_lists(description: Any) -> Any:
+    """A description without tuples, as it comes back from JSON."""
+    if isinstance(description, tuple | list):
+        return [_as_lists(part) for part in description]
+    return description
 
 
 def _encode_structure(skeleton: Any) -> Any:
