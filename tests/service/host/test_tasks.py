@@ -186,7 +186,9 @@ def test_another_worker_continues_from_a_state_that_holds_elements(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "mark", [b"", b"\xff", b"garbage", b"\x92\x05\xa3abc"], ids=["no", "odd", "text", "wrong"]
+    "mark",
+    [b"", b"\xff", b"garbage", b"\x92\x05\xa3abc", b"\x93\x05\x81\xa8penstock\x80\xc3"],
+    ids=["no", "odd", "text", "wrong", "damaged"],
 )
 def test_a_mark_that_makes_no_sense_is_passed_over(mark):
     plan = stream(numbers(20))

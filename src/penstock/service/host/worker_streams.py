@@ -154,16 +154,18 @@ def with_private_caches(node: Node) -> Node:
 
 def encode_state(ordinal: int, state: State) -> bytes | None:
     """Returns a state before element `ordinal` as bytes; None if it is large or cannot travel."""
-    if _measure(state) > MOST_STATE or not _is_plain(state := encode(state)):
+    if _measure(state) > MOST_STATE:
         return None
-    encoded = msgspec.msgpack.encode([ordinal, state])
-    return encoded if len(encoded) <= MOST_STATE else None
+    # Workers of releases that cannot decode users' values pass over a mark with a third part.
+    parts = [ordinal, state] if _is_plain(state) else [ordinal, encode(state), True]
+    encoded = msgspec.msgpack.encode(parts) if _is_plain(parts) else None
+    return encoded if encoded is not None and len(encoded) <= MOST_STATE else None
 
 
 def decode_state(encoded: bytes) -> tuple[int, State]:
     """Returns the arguments of the `encode_state` that returned `encoded`."""
-    ordinal, state = msgspec.msgpack.decode(encoded)
-    return ordinal, decode(state)
+    ordinal, state, *has_users_values = msgspec.msgpack.decode(encoded)
+    return ordinal, decode(state) if has_users_values else state
 
 
 def _measure(state: Any) -> int:
