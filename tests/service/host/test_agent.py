@@ -6,7 +6,13 @@ import time
 import msgspec
 import pytest
 
-from penstock.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from penstock.errors import (
+    AbortedError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+)
 from penstock.service.host.agent import Agent, LeasesLost
 from penstock.service.protocol import timing
 from penstock.service.protocol.messages import (
@@ -421,6 +427,31 @@ def test_under_another_name_it_begins_anew(dispatcher, make):
         lambda: [beat for beat in dispatcher.of(ClientHeartbeat) if beat.client == "again"]
     )
     assert beats[0].last == LastFact("e", 3)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_under_another_name_errors_about_the_former_one_are_void(dispatcher, make, is_late):
+    """A reader that was taken for dead has resumed its own state: that is no error."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def refuse(beat):
+        if beat.client == "again":
+            return ClientHeartbeatReply(1)
+        begun.set()
+        assert goes_on.wait(60)
+        return AbortedError("another reader resumed its state")
+
+    dispatcher.answers[ClientHeartbeat] = refuse
+    agent = make()
+    assert begun.wait(60)
+    if not is_late:
+        goes_on.set()
+        until(lambda: agent.events)
+    opened = OpenIterationReply(WORK, True, 1, (), ())
+    agent.become(msgspec.structs.replace(OPENING, client="again"), opened)
+    goes_on.set()
+    until(lambda: [beat for beat in dispatcher.of(ClientHeartbeat) if beat.client == "again"])
+    assert not [event for event in agent.events if isinstance(event, AbortedError)]
 
 
 def test_a_reader_that_decides_by_itself_need_not_say_it(dispatcher, make):

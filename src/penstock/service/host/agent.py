@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import InternalError, NotFoundError, OpError, UnavailableError
+from penstock.errors import AbortedError, InternalError, NotFoundError, OpError, UnavailableError
 from penstock.service.host.runtime import MACHINE, Runtime
 from penstock.service.host.session import Session
 from penstock.service.logic.orders import Laps
@@ -260,8 +260,9 @@ class Agent:
             self._opening, self._version, self._number = opening, opened.version, 0
             self._report.consumed, self._unconfirmed = [], Report()
             self._heard, self._last = self._now(), opened.last
-            # These are about the leases of the old client id.
-            for event in [e for e in self.events if isinstance(e, LeaseReply | LeasesLost)]:
+            # These are about the old client id. AbortedError: this reader itself has resumed it.
+            about_old = LeaseReply | LeasesLost | AbortedError
+            for event in [e for e in self.events if isinstance(e, about_old)]:
                 self.events.remove(event)
 
     def sync(self) -> None:
@@ -332,8 +333,7 @@ class Agent:
         except NotFoundError as error:
             self._note_lost_client(name, error)
         except OpError as error:
-            if name == self.client:
-                self._publish(error)
+            self._publish(error, name)
         except Exception as error:
             # Without an event, the reader would wait for a thread that has ended.
             self._publish(InternalError(f"distribute: {type(error).__name__}: {error}"))
@@ -413,14 +413,17 @@ class Agent:
             same = self._session.dispatcher() == self.dispatcher
             if name == self.client:
                 _LOG.warning("distribute: %s", error.message)
-                self._publish(LeasesLost() if same else error)
+                self._publish(LeasesLost() if same else error, name)
         except OpError as failure:
             self._publish(failure)
 
-    def _publish(self, event: Any) -> None:
-        """Adds an event and wakes the reader, unless the event changes nothing for it."""
+    def _publish(self, event: Any, about: str | None = None) -> None:
+        """Adds an event and wakes the reader, unless the event changes nothing for it.
+
+        `about`: the client id that it is about; the reader may have another one meanwhile.
+        """
         with self._changed:
-            relevant = self._apply(event)
+            relevant = about in (None, self.client) and self._apply(event)
             if relevant:
                 self.events.append(event)
         if relevant:
