@@ -410,6 +410,16 @@ def refused(connection: Connection) -> int:
     return message.request
 
 
+def ends_of(connection: Connection, count: int) -> list[int]:
+    """The next requests that are answered in full."""
+    ends: list[int] = []
+    while len(ends) < count:
+        message, _ = connection.receive()
+        if isinstance(message, Done):
+            ends.append(message.request)
+    return ends
+
+
 def test_earlier_elements_of_a_task_are_made_first(service, brake):
     """A client asks for what another worker owed; it needs that before what waits here."""
     with service.connect() as connection:
@@ -420,12 +430,7 @@ def test_earlier_elements_of_a_task_are_made_first(service, brake):
         for request, task, start in ((2, 1, 5), (3, 1, 3), (4, 2, 0), (5, 1, 1)):
             connection.send(Fetch(request, task, start, start + 1))
         brake.goes_on.set()
-        ends: list[int] = []
-        while len(ends) < 5:
-            message, _ = connection.receive()
-            if isinstance(message, Done):
-                ends.append(message.request)
-        assert ends == [1, 5, 3, 2, 4]
+        assert ends_of(connection, 5) == [1, 5, 3, 2, 4]
 
 
 def test_requests_with_a_lower_turn_are_answered_first(service, brake):
@@ -440,12 +445,7 @@ def test_requests_with_a_lower_turn_are_answered_first(service, brake):
         connection.send(OpenTask(3, service.work(slowly(numbers(7)), "random")))
         connection.send(Fetch(5, 3, 0, 1, turn=2))
         brake.goes_on.set()
-        ends: list[int] = []
-        while len(ends) < 5:
-            message, _ = connection.receive()
-            if isinstance(message, Done):
-                ends.append(message.request)
-        assert ends == [5, 4, 3, 1, 2]
+        assert ends_of(connection, 5) == [5, 4, 3, 1, 2]
 
 
 def until(true: Any) -> None:
