@@ -303,17 +303,34 @@ def test_a_worker_that_leaves_hands_back_what_it_has_not_begun(
     assert sorted(made("leaves") + made("stays")) == sorted([*range(count), *again])
 
 
+def add_up(dataset: Dataset) -> Dataset:
+    """The same elements, which one worker computes in order."""
+    return dataset.scan(np.int64(0), lambda total, x: (total + x, x))
+
+
+def large(x: Any) -> Any:
+    """An element of 256 KB."""
+    return np.full(1 << 15, x)
+
+
 @pytest.mark.parametrize(
     "derive",
-    [lambda d: d.filter(lambda x: True), lambda d: d.scan(np.int64(0), lambda s, x: (s + x, x))],
-    ids=["filter", "scan"],
+    [
+        lambda d: d.filter(lambda x: True),
+        add_up,
+        lambda d: add_up(d).map(large).shuffle(9, seed=2).map(lambda a: a[0]),
+    ],
+    ids=["filter", "scan", "shuffle"],
 )
 def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
     dispatcher: service.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, derive: Any
 ) -> None:
     """Though it has no random access: no element is made again."""
     begun, go, calls = pipe(tmp_path / "begun"), pipe(tmp_path / "go"), tmp_path / "calls"
-    count, held, log = 24, 12, str(calls)
+    count, log = 24, str(calls)
+    numbers = derive(Dataset.range(count))
+    expected = [int(x) for x in numbers]
+    held = expected[12]
 
     def make(x: Any) -> Any:
         with open(log, "a") as file:
@@ -323,15 +340,14 @@ def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
                 pass
         return x
 
-    refusals: list[int] = []
-    refuse = Fetcher.refuse
+    readers: list[Fetcher] = []
+    join = Fetcher.join
 
-    def note_refusal(fetcher: Fetcher, request: int, *rest: Any) -> None:
-        refusals.append(request)
-        refuse(fetcher, request, *rest)
+    def note_reader(fetcher: Fetcher, worker: str) -> None:
+        readers.append(fetcher)
+        join(fetcher, worker)
 
-    monkeypatch.setattr(Fetcher, "refuse", note_refusal)
-    numbers = derive(Dataset.range(count))
+    monkeypatch.setattr(Fetcher, "join", note_reader)
     made = numbers.map(make, output_signature=Dataset.range(1).element_spec)
     remote = made.apply(service.distribute("distributed_epoch", dispatcher.target))
     with command("worker", "--dispatcher", address(dispatcher)) as worker, reading() as pool:
@@ -339,14 +355,14 @@ def test_a_stream_of_a_worker_that_leaves_is_continued_where_it_was(
         result = pool.submit(lambda: [int(x) for x in remote])
         with open(begun), in_process(dispatcher):
             worker.send_signal(signal.SIGTERM)
-            until(lambda: refusals)
+            until(lambda: any(reader.leaving for reader in readers))
             with open(go, "w"):
-                assert result.result() == list(range(count))
+                assert result.result() == expected
             assert worker.wait() == 0
     own = str(os.getpid())
     by = [line.split() for line in calls.read_text().splitlines()]
-    assert [int(x) for who, x in by if who != own] == list(range(held + 1))
-    assert [int(x) for who, x in by if who == own] == list(range(held + 1, count))
+    assert [int(x) for who, x in by if who != own] == expected[:13]
+    assert [int(x) for who, x in by if who == own] == expected[13:]
 
 
 def test_a_stream_of_a_worker_that_leaves_comes_before_later_streams(

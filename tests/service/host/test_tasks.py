@@ -155,7 +155,7 @@ def test_marks_are_sent_and_small(monkeypatch):
 
 
 def test_a_large_state_is_not_sent_but_used_here(monkeypatch):
-    monkeypatch.setattr(worker_streams, "MOST_STATE", 24)
+    monkeypatch.setattr(worker_streams.encode_state, "__defaults__", (24,))
     monkeypatch.setattr(worker_streams, "_MARK_FRAMES", 1)
     monkeypatch.setattr(worker_streams, "_MARK_SHARE", 0)
     monkeypatch.setattr("penstock.service.logic.worker.TAIL", 0)

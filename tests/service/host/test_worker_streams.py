@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.service.host.worker_streams import MOST_STATE, decode_state, encode_state
+from penstock.service.host.worker_streams import decode_state, encode_state
+from penstock.service.protocol.data_messages import LARGE_STATE
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,15 @@ def test_a_state_with_elements_travels(held: Any) -> None:
 
 @pytest.mark.parametrize(
     "held",
-    [np.zeros(MOST_STATE, np.uint8), list(range(MOST_STATE + 1)), "x" * MOST_STATE, object()],
+    [np.zeros(LARGE_STATE, np.uint8), list(range(LARGE_STATE + 1)), "x" * LARGE_STATE],
 )
-def test_a_large_state_or_one_of_other_objects_stays(held: Any) -> None:
-    assert encode_state(9, {"own": held, "inputs": []}) is None
+def test_a_large_state_travels_only_if_it_may(held: Any) -> None:
+    state = {"own": held, "inputs": []}
+    assert encode_state(9, state) is None
+    encoded = encode_state(9, state, most=1 << 20)
+    assert encoded is not None
+    np.testing.assert_equal(decode_state(encoded), (9, state))
+
+
+def test_a_state_with_other_objects_stays() -> None:
+    assert encode_state(9, {"own": object(), "inputs": []}, most=1 << 20) is None

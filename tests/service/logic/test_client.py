@@ -22,7 +22,7 @@ from penstock.service.logic.client import Reading, claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
 from penstock.service.logic.orders import SequentialOrder
-from penstock.service.protocol.data_messages import Mark
+from penstock.service.protocol.data_messages import LARGE_STATE, Mark
 from penstock.service.protocol.messages import (
     Grant,
     LeaseReply,
@@ -568,6 +568,27 @@ def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
     again = reader.asks()
     assert [(ask.worker, ask.start) for ask in again] == [("v", 2), ("v", 3), ("v", 4), ("v", 5)]
     assert {ask.mark for ask in again} == {mark}
+
+
+def test_a_large_mark_moves_once_and_only_to_a_worker_that_reads() -> None:
+    """A worker that owes something may be sending it, while the reader would send the mark."""
+    reader = reading_of("single", [20]).fetcher
+    reader.sizes.record(1, 8, 1.0)
+    reader.join("u")
+    [first] = reader.asks()
+    reader.arrive(first.request, 0, Elements(0, 0, 1))
+    reader.mark(first.request, small := Mark(0, b"state"))
+    reader.mark(first.request, large := Mark(1, bytes(LARGE_STATE + 1)))
+    reader.done(first.request, None)
+    for worker, following in (("u", "v"), ("v", "w")):  # Also if "v" is lost before it answers.
+        reader.join(following)
+        reader.lose(worker)
+        asks = reader.asks()
+        assert {ask.worker for ask in asks} == {following}
+        assert [ask.start for ask in asks] == [1, 2, 3, 4]
+        assert [ask.mark for ask in asks] == [large, small, small, small]
+    reader.arrive(asks[0].request, 1, Elements(0, 1, 2))
+    assert asks[0].feed.mark(9) is small, "a large one is kept no longer than necessary"
 
 
 def test_the_rest_of_a_request_is_asked_of_another_worker() -> None:

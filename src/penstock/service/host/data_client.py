@@ -41,7 +41,7 @@ from penstock.service.host.sockets import (
     split_address,
 )
 from penstock.service.protocol import timing
-from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.data_messages import MOST_STATE, CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 
 
@@ -202,7 +202,8 @@ class Link:
             self._first.append(OpenTask(self._opened, work))
         first, self._first = self._first, []
         task = self._tasks[work]
-        self.connection.send(*first, Fetch(request, task, start, stop, mark, trace, turn))
+        fetch = Fetch(request, task, start, stop, mark, trace, turn, MOST_STATE)
+        self.connection.send(*first, fetch)
 
     def silence(self, now: float) -> float:
         """Seconds since the worker last sent something."""

@@ -410,7 +410,7 @@ class FetchServer:
         if isinstance(part, FetchedChunk):
             stop = part.start + len(part.chunk)
             # From there, another worker continues what this one leaves.
-            left = task.save_mark(stop) if self._gate.draining else None
+            left = task.save_mark(stop, fetch.most_state) if self._gate.draining else None
             size = self._connection.send_rows(
                 request,
                 part.start,

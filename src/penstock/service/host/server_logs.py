@@ -62,6 +62,16 @@ class FailureLog:
             event = {"event": "failed", "worker": self._worker, "job": job}
             _LOG.info("worker %s: %s%s%s", self._worker, name, place, times, extra=event)
 
+    def warn_of_state(self, reason: str, job: str) -> None:
+        """Warns that a worker that leaves cannot hand over the state of a stream."""
+        _LOG.warning(
+            "worker %s: leaves a stream without its state (%s); another worker computes the "
+            "stream again from an earlier state or from its start, and the reader waits meanwhile",
+            self._worker,
+            reason,
+            extra={"event": "failed", "worker": self._worker, "job": job},
+        )
+
 
 def _place_of(error: BaseException) -> str:
     """` in f at train.py:12`: the innermost frame outside penstock; empty if there is none."""

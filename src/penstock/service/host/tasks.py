@@ -208,11 +208,14 @@ class Task:
         """What the operators of its stream have done since the last report to any client."""
         return () if self._shared is None else self._shared.plan.meters.take()
 
-    def save_mark(self, number: int) -> Mark | None:
-        """A mark before element `number`, if the stream is there and its state can travel."""
+    def save_mark(self, number: int, most: int) -> Mark | None:
+        """A mark before element `number`, if the stream is there and its state can travel.
+
+        `most`: the bytes that the state may have.
+        """
         if self._shared is None or self._shared.plan.random or self._stride.of > 1:
             return None
-        state = self._shared.save_at(number)
+        state = self._shared.save_at(number, most)
         return None if state is None else Mark(number, state)
 
     @property

@@ -50,7 +50,13 @@ from penstock.service.logic.worker import (
     Want,
 )
 from penstock.service.protocol import timing
-from penstock.service.protocol.data_messages import Fault, Mark, fault_in_piece, fault_of
+from penstock.service.protocol.data_messages import (
+    LARGE_STATE,
+    Fault,
+    Mark,
+    fault_in_piece,
+    fault_of,
+)
 from penstock.service.protocol.messages import Work, WorkStatus
 
 KEPT = 256 << 20
@@ -75,9 +81,6 @@ _MARK_FRAMES = 64
 
 _MARK_SHARE = 20
 """Saving states takes at most one part in so many of the time."""
-
-MOST_STATE = 16 << 10
-"""Bytes of the largest state that travels to other workers."""
 
 
 @dataclass(frozen=True)
@@ -152,14 +155,17 @@ def with_private_caches(node: Node) -> Node:
     return replace(node, store=Store()) if isinstance(node, Cache) else node
 
 
-def encode_state(ordinal: int, state: State) -> bytes | None:
-    """Returns a state before element `ordinal` as bytes; None if it is large or cannot travel."""
-    if _measure(state) > MOST_STATE:
+def encode_state(ordinal: int, state: State, most: int = LARGE_STATE) -> bytes | None:
+    """Returns a state before element `ordinal` as bytes; None if it cannot travel.
+
+    That is so if it is larger than `most` bytes, or has objects that only pickle could save.
+    """
+    if _measure(state, most) > most:
         return None
     # Workers of releases that cannot decode users' values pass over a mark with a third part.
     parts = [ordinal, state] if _is_plain(state) else [ordinal, encode(state), True]
     encoded = msgspec.msgpack.encode(parts) if _is_plain(parts) else None
-    return encoded if encoded is not None and len(encoded) <= MOST_STATE else None
+    return encoded if encoded is not None and len(encoded) <= most else None
 
 
 def decode_state(encoded: bytes) -> tuple[int, State]:
@@ -168,11 +174,12 @@ def decode_state(encoded: bytes) -> tuple[int, State]:
     return ordinal, decode(state) if has_users_values else state
 
 
-def _measure(state: Any) -> int:
-    """About the bytes of a state, at least its values: a large one is not even encoded."""
+def _measure(state: Any, most: int) -> int:
+    """About the bytes of a state, at least its values: one beyond `most` is not even encoded."""
     if isinstance(state, dict | list | tuple):
         parts = state.values() if isinstance(state, dict) else state
-        return len(parts) + (sum(map(_measure, parts)) if len(parts) <= MOST_STATE else 0)
+        inside = sum(_measure(part, most) for part in parts) if len(parts) <= most else 0
+        return len(parts) + inside
     return getattr(state, "nbytes", 0) or (len(state) if isinstance(state, str | bytes) else 1)
 
 
@@ -182,7 +189,7 @@ def _is_plain(state: Any) -> bool:
     if kind is dict:
         return all(type(name) is str and _is_plain(part) for name, part in state.items())
     if kind is list:
-        return len(state) <= MOST_STATE and all(map(_is_plain, state))
+        return all(map(_is_plain, state))
     if kind is int:
         return bool(-(1 << 63) <= state < 1 << 64)
     return state is None or kind in (bool, float, str, bytes)
@@ -346,7 +353,7 @@ class WorkerStream:
         except (msgspec.MsgspecError, ValueError, TypeError):
             return  # Without the mark, the stream is computed from its start.
         with self._changed:
-            self.production.marks.add(DecodedMark(ordinal, state))
+            self.production.marks.add(DecodedMark(ordinal, state, small=not mark.is_large))
 
     def get_block(self, want: Want, is_cancelled: IsCancelled) -> Block | None:
         """Returns the block with element `want.at`; None at the end, or if the fetch is cancelled.
@@ -451,8 +458,12 @@ class WorkerStream:
             self.production.marks.add(DecodedMark(cursor.at, state, encoded is not None))
         return encoded
 
-    def save_at(self, ordinal: int) -> bytes | None:
-        """The state before element `ordinal`, if an idle cursor is there and it can travel."""
+    def save_at(self, ordinal: int, most: int) -> bytes | None:
+        """The state before element `ordinal`, if an idle cursor is there and it can travel.
+
+        `most`: the bytes that it may have. Without it, another worker computes the stream again
+        from an earlier mark, or from its start.
+        """
         with self._changed:
             idle = (c for c in self.production.cursors if not c.busy and c.stream is not None)
             cursor = next((c for c in idle if c.at == ordinal), None)
@@ -460,14 +471,19 @@ class WorkerStream:
                 return None
             cursor.busy = True
         try:
-            return encode_state(ordinal, copy_state(cursor.stream.save()))
-        except Exception:
-            return None  # Without it, other workers continue from an earlier mark.
+            encoded = encode_state(ordinal, copy_state(cursor.stream.save()), most)
+        except Exception as error:
+            encoded = None
+            self._pool.failures.warn_of_state(type(error).__name__, self.job)
+        else:
+            if encoded is None:
+                self._pool.failures.warn_of_state("it is too large, or has objects", self.job)
         finally:
             with self._changed:
                 cursor.busy = False
                 self._changed.notify_all()
             self._close_retired()
+        return encoded
 
     def _keep(self, cursor: Cursor, result: CursorResult) -> Block:
         content = result.content

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from penstock.errors import DataLossError, OpError
 from penstock.plan.shape import WHOLE
-from penstock.service.protocol.data_messages import Mark, NumberInPiece, renumber
+from penstock.service.protocol.data_messages import MOST_STATE, Mark, NumberInPiece, renumber
 
 _SMALL = 512
 """The most bytes of a mark that a saved state includes."""
@@ -243,6 +243,8 @@ class Feed:
             self._raise_inconsistent(start + len(piece))
         self._arrived = max(self._arrived, start + len(piece))
         self._pieces[start] = piece
+        # A worker that sends what is behind a mark has used it. Large ones are not kept for others.
+        self._marks = [m for m in self._marks if m.ordinal > start or not m.is_large]
 
     def end(self, length: int) -> None:
         """Notes that the stream has `length` elements."""
@@ -312,9 +314,9 @@ class Feed:
         past = [old for old in self._marks if old.ordinal <= self.next]
         self._marks = [*past[-1:], *(old for old in self._marks if old.ordinal > self.next), mark]
 
-    def mark(self, ordinal: int) -> Mark | None:
-        """The last mark at `ordinal` or before it."""
-        known = [mark for mark in self._marks if mark.ordinal <= ordinal]
+    def mark(self, ordinal: int, most: int = MOST_STATE) -> Mark | None:
+        """The last mark at `ordinal` or before it whose state has at most `most` bytes."""
+        known = [m for m in self._marks if m.ordinal <= ordinal and len(m.state) <= most]
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
     def state(self) -> list[Any]:
@@ -332,11 +334,9 @@ class Feed:
         return [self.stream, following, spans, self.small_mark(following), self._begins]
 
     def small_mark(self, ordinal: int) -> list[Any] | None:
-        """The last mark before an ordinal, as a state stores it; None if it is large."""
-        mark = self.mark(ordinal)
-        if mark is None or len(mark.state) > _SMALL:
-            return None
-        return [mark.ordinal, b64encode(mark.state).decode()]
+        """The last mark before an ordinal that a state includes, as the state stores it."""
+        mark = self.mark(ordinal, _SMALL)
+        return None if mark is None else [mark.ordinal, b64encode(mark.state).decode()]
 
     def restore_mark(self, mark: list[Any]) -> None:
         """Adds a mark that a state stored."""

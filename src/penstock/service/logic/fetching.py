@@ -27,7 +27,7 @@ from penstock.service.logic.feeds import (
 )
 from penstock.service.logic.interleave_order import InputFeed, InterleaveOrder, Placed
 from penstock.service.logic.orders import LeaseOrder, RoundRobinOrder, SequentialOrder
-from penstock.service.protocol.data_messages import Mark
+from penstock.service.protocol.data_messages import LARGE_STATE, MOST_STATE, Mark
 
 Order = SequentialOrder | RoundRobinOrder | LeaseOrder | InterleaveOrder
 
@@ -241,10 +241,12 @@ class Fetcher:
         feed.crashed_at.pop(span[0], None)
         feed.has_moved = self._moves(feed, worker)
         feed.worker = worker
+        # A worker that owes something may be sending it; then it would not read a large mark.
+        most_state = LARGE_STATE if self._workers[worker] else MOST_STATE
         self._workers[worker] += 1
         self._owed += span[1] - span[0]
         self._requests += 1
-        mark, turn = feed.mark(span[0]), self._turn_of(feed)
+        mark, turn = feed.mark(span[0], most_state), self._turn_of(feed)
         ask = Ask(self._requests, worker, feed, *span, mark, span[0], turn)
         self._asks.add(ask, again)
         return ask
@@ -282,9 +284,8 @@ class Fetcher:
         It then sends a mark, from which another worker continues. Earlier, that worker would have
         to compute the same element.
         """
-        if not self._bound or feed.worker not in self.leaving:
-            return False
-        return any(ask.worker == feed.worker for ask in self._asks.of_feed(feed))
+        leaves = self._bound and feed.worker in self.leaving
+        return leaves and any(ask.worker == feed.worker for ask in self._asks.of_feed(feed))
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.engine.trail import WIDTH
 from penstock.service.logic.feeds import SHORT, Failure, Feed, Piece
 from penstock.service.logic.orders import FeedOrder
-from penstock.service.protocol.data_messages import NumberInPiece
+from penstock.service.protocol.data_messages import MOST_STATE, NumberInPiece
 
 INFINITE, UNKNOWN = -1, -2
 
@@ -78,8 +78,8 @@ class InputFeed(Feed):
         arrived = sum(map(len, self.pieces))
         return self.lengths is not None and arrived == self.length
 
-    def mark(self, ordinal: int) -> Any:
-        return None if self.whole else super().mark(ordinal)
+    def mark(self, ordinal: int, most: int = MOST_STATE) -> Any:
+        return None if self.whole else super().mark(ordinal, most)
 
     def find(self, ordinal: int) -> tuple[int, Placed] | None:
         """The piece that contains an ordinal, and its first ordinal; None if it has not arrived."""

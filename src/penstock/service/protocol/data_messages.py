@@ -44,12 +44,22 @@ from penstock.engine.tracebacks import format_for_others
 from penstock.errors import DataLossError, InvalidArgumentError, OpError, UnknownError, kind_of
 from penstock.service.protocol.messages import Message, Plain, Work
 
+LARGE_STATE = 16 << 10
+"""Bytes beyond which a state travels only when its worker leaves, and only once."""
+
+MOST_STATE = 128 << 20
+"""Bytes of the largest state that travels. Elements in it take four thirds of their size."""
+
 
 class Mark(Plain, frozen=True):
     """A stream's saved state before element `ordinal`, from which any worker can continue."""
 
     ordinal: int
     state: bytes
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.state) > LARGE_STATE
 
 
 # From the client
@@ -75,6 +85,9 @@ class Fetch(Message, frozen=True):
     turn: int = 0
     """Which of the client's streams it is, in the order in which the client needs them. Requests
     with a lower number are answered first, even if one with a higher number was begun."""
+    most_state: int = LARGE_STATE
+    """Bytes of the largest state that a worker that leaves may send. A client that does not say
+    this sends every mark with every request, so its marks must be small."""
 
 
 class Release(Message, frozen=True):
