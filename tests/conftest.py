@@ -11,12 +11,15 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# JAX reads it when it is first imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# JAX reads it when it is first imported. Programs of tests run once: compiling them takes longest.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 
 # Tests use a token of their own, never that of the user. All processes of one run share it.
 MAKES_STATE_HOME = "XDG_STATE_HOME" not in os.environ
@@ -53,6 +56,13 @@ collect_ignore_glob = ["*/record_*.py", "tf/programs/[a-z]*.py"]
 # While pytest collects tests, many objects are made and none is freed: the garbage collector would
 # scan them again and again.
 gc.disable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Searches the tests for test functions only: their docstrings have no examples to run."""
+    found = yield
+    return [collector for collector in found if isinstance(collector, pytest.Module)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

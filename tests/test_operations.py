@@ -40,10 +40,12 @@ ELSEWHERE = {
 @cache
 def logged() -> list[tuple[str, str]]:
     """File and text of every warning or worse."""
+    sources = [(path.name, path.read_text(encoding="utf-8")) for path in SOURCES]
     return [
-        (path.name, text)
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        (name, text)
+        for name, source in sources
+        if "_LOG." in source
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and (text := text_of(node)) is not None
     ]
 

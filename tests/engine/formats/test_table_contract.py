@@ -13,6 +13,7 @@ from penstock.element.spec import fits
 from penstock.errors import DataLossError, OpError
 from penstock.plan.codec import decode, encode
 from penstock.plan.references import decode_by_reference, encode_by_reference
+from tests.effort import spread
 from tests.engine.formats.table_samples import SAMPLES, Sample, plain
 from tests.integration.clusters import Cluster
 
@@ -163,7 +164,7 @@ def test_damaged_bytes_are_never_another_kind_of_error(name: str, tmp_path: Path
     sample = FILES[name]
     whole = bytearray(Path(sample.path).read_bytes())
     path = tmp_path / f"damaged{''.join(Path(sample.path).suffixes)}"
-    for at in range(0, len(whole), max(1, len(whole) // 60)):
+    for at in spread(range(len(whole)), 30):
         damaged = whole.copy()
         damaged[at] ^= 0xFF
         path.write_bytes(damaged)
