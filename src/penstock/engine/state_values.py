@@ -2,8 +2,8 @@
 
 Operators that hold elements save them as they are. In a state that leaves the process, each list of
 such elements, and each single value, is one dict with the key `MARK`: its structure with a number
-for each leaf, and the columns in text (`element/buffers.py` has the format). A value of a type that
-columns do not have stays as it is; such a state can only be pickled.
+for each leaf, and the columns (`element/buffers.py` has the format), in text or as bytes. A value
+of a type that columns do not have stays as it is; such a state can only be pickled.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LEAVES = (bytes, np.generic, np.ndarray, Ragged)
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def encode(state: State) -> State:
-    """A state with plain values in place of users' values.
+def encode(state: State, as_text: bool = True) -> State:
+    """A state with plain values in place of users' values; bytes are one, unless `as_text`.
 
     >>> import json
     >>> state = {"own": [3, [np.int64(1), np.int64(2)]], "inputs": [7]}
@@ -38,20 +38,21 @@ def encode(state: State) -> State:
     True
     """
     if type(state) is list:
-        packed = _pack(state) if all(map(_is_element, state)) else None
-        return packed or [encode(item) for item in state]
+        packed = _pack(state, as_text) if all(map(_is_element, state)) else None
+        return packed or [encode(item, as_text) for item in state]
     if type(state) is dict:
-        return _encode_dict(state)
+        return _encode_dict(state, as_text)
     if type(state) in _PLAIN or not _is_element(state):
         return state
-    packed = _pack([state])
+    packed = _pack([state], as_text)
     return state if packed is None else {MARK: {**packed[MARK], "single": True}}
 
 
-def _encode_dict(state: dict[Any, Any]) -> dict[str, Any]:
+def _encode_dict(state: dict[Any, Any], as_text: bool) -> dict[str, Any]:
     if all(type(key) is str and key != MARK for key in state):
-        return {key: encode(value) for key, value in state.items()}
-    return {MARK: {"pairs": [[encode(key), encode(value)] for key, value in state.items()]}}
+        return {key: encode(value, as_text) for key, value in state.items()}
+    pairs = [[encode(key, as_text), encode(value, as_text)] for key, value in state.items()]
+    return {MARK: {"pairs": pairs}}
 
 
 def _is_element(value: Any) -> bool:
@@ -62,7 +63,7 @@ def _is_element(value: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, _LEAVES) for leaf in leaves)
 
 
-def _pack(elements: list[Any]) -> dict[str, Any] | None:
+def _pack(elements: list[Any], as_text: bool) -> dict[str, Any] | None:
     """Elements of one structure as plain values; None if they differ or cannot be packed."""
     if not elements:
         return None
@@ -75,7 +76,8 @@ def _pack(elements: list[Any]) -> dict[str, Any] | None:
         columns = [_as_lists(packing.column(column)) for column in chunk.columns]
     except OpError:
         return None
-    data = base64.b64encode(b"".join(packing.parts)).decode()
+    body = b"".join(packing.parts)
+    data = base64.b64encode(body).decode() if as_text else body
     found = {"structure": _encode_structure(skeleton), "columns": columns, "data": data}
     return {MARK: found}
 
@@ -122,7 +124,8 @@ def _decode(state: State) -> State:
 
 
 def _unpack(found: dict[str, Any]) -> list[Any]:
-    body = bytearray(base64.b64decode(found["data"], validate=True))
+    data = found["data"]
+    body = bytearray(data if type(data) is bytes else base64.b64decode(data, validate=True))
     sizes = [measure(column) for column in found["columns"]]
     if sum(sizes) != len(body):
         raise ValueError(f"there should be {sum(sizes)} bytes, but there are {len(body)}")

@@ -2,13 +2,14 @@
 
 import socket
 import threading
+from functools import partial
 
 import pytest
 
 from penstock.errors import FailedPreconditionError, UnavailableError
 from penstock.service.host.data_client import Links
 from penstock.service.host.runtime import Bell, Runtime
-from penstock.service.protocol.data_messages import CloseTask, Fetch, OpenTask
+from penstock.service.protocol.data_messages import MOST_STATE, CloseTask, Fetch, OpenTask
 from penstock.service.protocol.messages import Work, WorkerInfo
 from tests.integration.clusters import until
 
@@ -173,7 +174,9 @@ def test_tasks_are_opened_once_and_numbered(links, exchange):
     link.fetch(2, WORK, 5, 9, None)
     [opening, first, second] = sent
     assert opening == OpenTask(first.task, WORK)
-    assert (first, second) == (Fetch(1, first.task, 0, 5), Fetch(2, first.task, 5, 9))
+    fetch = partial(Fetch, task=first.task, most_state=MOST_STATE)
+    assert first == fetch(request=1, start=0, stop=5)
+    assert second == fetch(request=2, start=5, stop=9)
     link.close_task(WORK)
     link.close_task(WORK)
     assert sent[3:] == []

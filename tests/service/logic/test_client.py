@@ -21,7 +21,7 @@ from penstock.service.logic.asks import Ask
 from penstock.service.logic.client import Reading, claims_of, merge_states
 from penstock.service.logic.feeds import NOWHERE, Failure, Feed, Limits
 from penstock.service.logic.fetching import Fetcher
-from penstock.service.logic.orders import SequentialOrder
+from penstock.service.logic.orders import LeaseOrder, SequentialOrder
 from penstock.service.protocol.data_messages import LARGE_STATE, Mark
 from penstock.service.protocol.messages import (
     Grant,
@@ -567,6 +567,26 @@ def test_a_stream_moves_with_the_mark_behind_the_last_element() -> None:
     reader.done(second.request, None)
     again = reader.asks()
     assert [(ask.worker, ask.start) for ask in again] == [("v", 2), ("v", 3), ("v", 4), ("v", 5)]
+    assert {ask.mark for ask in again} == {mark}
+
+
+def test_later_leases_of_a_stream_wait_for_its_mark_too() -> None:
+    """Otherwise another worker would begin the stream anew for them, before it gets the mark."""
+    order = LeaseOrder()
+    reader = Fetcher(order, Limits(), bound=True)
+    reader.sizes.record(1, 8, 1.0)
+    for worker in ("u", "v", "w"):
+        reader.join(worker)
+    order.grant([Grant(StreamRange(0, 0, 2), "u")], {})
+    first, second = reader.asks()
+    reader.refuse(second.request, UnavailableError("it stops"), elsewhere=True)
+    order.grant([Grant(StreamRange(0, 2, 4), "w")], {})
+    assert reader.asks() == [], "it waits for the mark"
+    reader.arrive(first.request, 0, Elements(0, 0, 1))
+    reader.mark(first.request, mark := Mark(1, b"state"))
+    reader.done(first.request, None)
+    again = reader.asks()
+    assert [(ask.worker, ask.start) for ask in again] == [("v", 1), ("v", 2), ("v", 3)]
     assert {ask.mark for ask in again} == {mark}
 
 

@@ -163,7 +163,7 @@ def encode_state(ordinal: int, state: State, most: int = LARGE_STATE) -> bytes |
     if _measure(state, most) > most:
         return None
     # Workers of releases that cannot decode users' values pass over a mark with a third part.
-    parts = [ordinal, state] if _is_plain(state) else [ordinal, encode(state), True]
+    parts = [ordinal, state] if _is_plain(state) else [ordinal, encode(state, as_text=False), True]
     encoded = msgspec.msgpack.encode(parts) if _is_plain(parts) else None
     return encoded if encoded is not None and len(encoded) <= most else None
 

@@ -106,7 +106,8 @@ class Feed:
         self.home = home
         self.worker: str | None = None
         """The worker that was asked last; streams without random access stay there."""
-        self._marks: list[Mark] = []
+        self.marks: list[Mark] = []
+        """The marks that workers have sent; feeds of one stream may share the list."""
         self.length: int | None = None
         """How many elements the stream has, once its end was seen."""
         self.used: dict[str, int] | None = None
@@ -244,7 +245,7 @@ class Feed:
         self._arrived = max(self._arrived, start + len(piece))
         self._pieces[start] = piece
         # A worker that sends what is behind a mark has used it. Large ones are not kept for others.
-        self._marks = [m for m in self._marks if m.ordinal > start or not m.is_large]
+        self.marks[:] = [m for m in self.marks if m.ordinal > start or not m.is_large]
 
     def end(self, length: int) -> None:
         """Notes that the stream has `length` elements."""
@@ -311,12 +312,12 @@ class Feed:
 
     def add_mark(self, mark: Mark) -> None:
         """Adds a mark; of the marks at or before `next`, only the last is kept."""
-        past = [old for old in self._marks if old.ordinal <= self.next]
-        self._marks = [*past[-1:], *(old for old in self._marks if old.ordinal > self.next), mark]
+        past = [old for old in self.marks if old.ordinal <= self.next]
+        self.marks[:] = [*past[-1:], *(old for old in self.marks if old.ordinal > self.next), mark]
 
     def mark(self, ordinal: int, most: int = MOST_STATE) -> Mark | None:
         """The last mark at `ordinal` or before it whose state has at most `most` bytes."""
-        known = [m for m in self._marks if m.ordinal <= ordinal and len(m.state) <= most]
+        known = [m for m in self.marks if m.ordinal <= ordinal and len(m.state) <= most]
         return max(known, key=lambda mark: mark.ordinal, default=None)
 
     def state(self) -> list[Any]:

@@ -239,8 +239,7 @@ class Fetcher:
         if (span := feed.ask(self._count(feed))) is None:
             return None
         feed.crashed_at.pop(span[0], None)
-        feed.has_moved = self._moves(feed, worker)
-        feed.worker = worker
+        feed.has_moved, feed.worker = self._moves(feed, worker), worker
         # A worker that owes something may be sending it; then it would not read a large mark.
         most_state = LARGE_STATE if self._workers[worker] else MOST_STATE
         self._workers[worker] += 1
@@ -284,8 +283,8 @@ class Fetcher:
         It then sends a mark, from which another worker continues. Earlier, that worker would have
         to compute the same element.
         """
-        leaves = self._bound and feed.worker in self.leaving
-        return leaves and any(ask.worker == feed.worker for ask in self._asks.of_feed(feed))
+        leaving = (ask for ask in self._asks.values() if ask.worker in self.leaving)
+        return self._bound and any(ask.feed.marks is feed.marks for ask in leaving)
 
     def _is_early(self, feed: Feed) -> bool:
         """Whether the first turn of a feed is in a later lap."""
@@ -345,7 +344,8 @@ class Fetcher:
             keeper = _keeper({*able, *self.expected} - feed.refused.keys(), feed.asking)
             return keeper if self._has_room(keeper, feed) else None
         if self._bound:
-            for favourite in (feed.worker, feed.home):
+            makers = (ask.worker for ask in self._asks.values() if ask.feed.marks is feed.marks)
+            for favourite in (feed.worker, *makers, feed.home):
                 if favourite in able:
                     return favourite if self._has_room(favourite, feed) else None
         worker = min(able, key=lambda w: able[w])

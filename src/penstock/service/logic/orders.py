@@ -12,14 +12,14 @@ until the dispatcher says that no stream is joining.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import DataLossError
 from penstock.plan.shape import GUESS, WHOLE
 from penstock.service.logic.feeds import NOWHERE, Feed
-from penstock.service.protocol.data_messages import NumberInPiece
+from penstock.service.protocol.data_messages import Mark, NumberInPiece
 from penstock.service.protocol.messages import (
     AT_END,
     UNDECIDED,
@@ -351,9 +351,7 @@ class LeasedFeed(Feed):
             Grant(StreamRange(self.stream, self.next, self.leased), self.home), closed=True
         )
         feed.length, feed.worker = self.length, self.worker
-        feed.refused = self.refused
-        for mark in self._marks:
-            feed.add_mark(mark)
+        feed.refused, feed.marks = self.refused, self.marks
         return feed
 
 
@@ -375,6 +373,8 @@ class LeaseOrder(FeedOrder):
         """Feeds that are over and whose length was not reported yet."""
         self.finished = False
         """Whether the dispatcher leases nothing more to this client."""
+        self._marks: defaultdict[int, list[Mark]] = defaultdict(list)
+        """By stream, if the plan is not in pieces: it has few streams, and each lease is a feed."""
 
     def grant(self, grants: Iterable[Grant], ends: dict[int, int]) -> None:
         """Adds what the dispatcher leased; `ends` are the known lengths of streams."""
@@ -394,6 +394,8 @@ class LeaseOrder(FeedOrder):
         ahead = self._in_order and self._ahead and at.start == 0
         feed = LeasedFeed(grant, ahead, closed=not self._in_order)
         feed.length = length
+        if not self._in_order:
+            feed.marks = self._marks[at.stream]
         self._open.append(feed)
 
     def answer(self, grants: tuple[Grant, ...], finished: bool, ends: dict[int, int]) -> None:

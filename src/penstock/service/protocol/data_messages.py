@@ -48,7 +48,7 @@ LARGE_STATE = 16 << 10
 """Bytes beyond which a state travels only when its worker leaves, and only once."""
 
 MOST_STATE = 128 << 20
-"""Bytes of the largest state that travels. Elements in it take four thirds of their size."""
+"""Bytes of the largest state that travels."""
 
 
 class Mark(Plain, frozen=True):
