@@ -212,7 +212,8 @@ class Iterator(PublicNames):
             raise
         finally:
             remote_use.reset(before)
-            seconds = time.perf_counter() - started
+            # Closing the streams at the end takes time, too, which `profile` does not count.
+            seconds = max(0.0, (self._ended or time.perf_counter()) - started)
             self._waits_since = None
             self._waited += seconds
         self._demand.record(chunk, seconds)
