@@ -41,6 +41,9 @@ class CheckedStream(RemoteStream):
                 + KEPT_BLOCK * reader._in_blocks
                 + 8 * max(limits.request_rows, DEPTH * len(reader.workers))
             )
+            if self._opening.shape.turns:
+                # Several inputs are requested at once, for half of the bytes.
+                most += limits.nbytes // 16
         if waiting > most or reader._owed < 0 or reader._here < 0:
             self.world.violated(
                 f"{reader._here} elements are here and {reader._owed} are owed, "

@@ -81,6 +81,7 @@ class Worker(Peer):
         self.spawn(self._leave)
 
     def _leave(self) -> None:
+        self.running._gate.close()  # What it begins until then does not count.
         readers, pulls = len(self.connections), self.tasks.pulls
         self.running.drain(_DRAIN)
         # One thread for each reader may be about to begin an element.

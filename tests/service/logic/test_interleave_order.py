@@ -102,6 +102,8 @@ class Crew:
         damaged = self.random.random() < self.damaged
         if ask.at < stop and not damaged:
             self.send(reader, ask, elements[ask.at : stop])
+            if self.random.random() < 0.5:
+                return  # The worker may die before it says that this was all.
         if damaged or ask.at >= min(ask.stop, len(elements)):
             queue.pop(0)
             ends = len(elements) <= ask.stop
@@ -131,10 +133,13 @@ def read(reading: Reading, crew: Crew, count: int = 1 << 30) -> list[str]:
     for worker in crew.queues:
         reading.fetcher.join(worker)
     got: list[str] = []
+    pauses = 0
     while not reading.over and len(got) < count:
         parts = reading.take_turns(min(count - len(got), crew.random.randint(1, 9)))
         for part in parts:
             got += [str(part.error)] if isinstance(part, Failure) else part  # type: ignore[arg-type]
+        pauses = 0 if parts else pauses + 1
+        assert pauses < 10_000, "it waits for what it has not requested"
         if not parts:
             crew.step(reading.fetcher)
     return got

@@ -301,6 +301,20 @@ class TestTurns:
                 assert take(again, lengths, place - saved) == whole[saved:place]
                 assert known_streams(state)["begins"] == laps[:told]
 
+    def test_a_stream_may_begin_before_the_lap_that_comes_next(self) -> None:
+        """All streams have ended but one that begins later; meanwhile another one joins."""
+        laps, lengths = (0, 9, 6), (3, 4, 2)
+        whole, made = expected(laps, lengths), reading(laps[:2])
+        assert take(made, lengths, 3) == whole[:3]
+        order = order_of(made)
+        first = order.turn()
+        assert first is not None
+        first.end(3)
+        assert order.turn() is not first
+        assert made.lap == 9
+        made.set_streams(opened(*laps).streams)
+        assert take(made, lengths, 100) == whole[3:]
+
     def test_what_begins_later_is_asked_of_its_own_worker_only(self) -> None:
         made = reading((0, 0, 2))
         reader = made.fetcher

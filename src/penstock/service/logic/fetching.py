@@ -104,6 +104,7 @@ class Fetcher:
         for ask in owed:
             self._owed -= ask.stop - ask.at
             ask.feed.lose(ask.at, ask.stop)
+            self.order.note_loss(ask.feed)
         if broken and owed:
             self.blame.add(worker, owed[0].feed.stream, owed[0].at, owed[0].stop)
             # Other workers would crash there, too. This one has begun to search for the cause.
@@ -394,8 +395,7 @@ class Fetcher:
 
     def mark(self, request: int, mark: Mark) -> None:
         """Adds a mark, from which another worker can continue."""
-        ask = self._asks.get(request)
-        if ask is not None:
+        if (ask := self._asks.get(request)) is not None:
             ask.feed.add_mark(mark)
 
     def done(

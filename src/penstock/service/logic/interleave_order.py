@@ -412,6 +412,11 @@ class InterleaveOrder(FeedOrder):
         elif feed.whole and feed.lengths is None and not feed.asks:
             self.divide(feed)
 
+    def note_loss(self, feed: Feed) -> None:
+        """All elements may have come and only the end of the answer is lost, with the lengths."""
+        assert isinstance(feed, InputFeed)
+        self.done(feed, None)
+
     def divide(self, feed: InputFeed) -> None:
         """Drops a feed whose inputs are not short: each of them gets a feed of its own."""
         self._count = 1

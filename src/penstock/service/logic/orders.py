@@ -49,6 +49,9 @@ class FeedOrder:
         """Elements and bytes that were released in other ways than by `take`."""
         return 0, 0
 
+    def note_loss(self, feed: Feed) -> None:
+        """A request for a feed was lost, after its elements had come or before."""
+
     def find_number(self, counted: NumberInPiece) -> int | None:
         """The number in the whole plan of the element that is handed out next; None: unknown."""
         return None
@@ -205,6 +208,8 @@ class RoundRobinOrder(FeedOrder):
         self._left: int = state["left"]
         self._slots = [Feed.of(feed) for feed in state["open"]]
         self.lap: int = state.get("lap", 0)
+        self._left_lap: int | None = None
+        """The last lap with elements, while the next ones are those of a later lap."""
         laps: list[int] = state.get("begins", [0] * len(self._slots))
         self._begins = laps[: len(self._slots)]
         for begins in laps[len(self._slots) :]:
@@ -225,14 +230,21 @@ class RoundRobinOrder(FeedOrder):
     def extend(self, laps: tuple[int, ...]) -> None:
         """Adds streams that begin in `laps`, as the consumers of a coordinated read have agreed."""
         known, more = list(laps[: self._next]), laps[self._next :]
-        if known != self._begins or min(more, default=self.lap) < self.lap:
+        if known != self._begins or min(more, default=self._came) < self._came:
             raise DataLossError(
                 f"service: streams of this coordinated read begin in laps {list(laps)}, but this "
-                f"consumer has come to lap {self.lap} with streams that begin in laps "
+                f"consumer has come to lap {self._came} with streams that begin in laps "
                 f"{self._begins}; the dispatcher has lost what the consumers agreed on"
             )
         for begins in more:
             self._append(begins)
+        # Perhaps they begin before the lap to which `turn` went on.
+        self.lap = min(self.lap, *more) if more else self.lap
+
+    @property
+    def _came(self) -> int:
+        """The lap of the last elements that were handed out, or one without elements behind it."""
+        return self.lap if self._left_lap is None else self._left_lap
 
     @property
     def begins(self) -> list[int]:
@@ -252,6 +264,8 @@ class RoundRobinOrder(FeedOrder):
                     return feed
                 self._pass_on()
             later = [begins for begins in self._begins if begins > lap]
+            if later and self._left_lap is None:
+                self._left_lap = lap
             self.lap = min(later, default=lap)
             if not later:
                 return None
@@ -271,6 +285,7 @@ class RoundRobinOrder(FeedOrder):
         yield from sorted(order, key=self.is_early)
 
     def took(self, feed: Feed, count: int) -> None:
+        self._left_lap = None
         if self._free:
             self._turn = self._slots.index(feed)
         elif self._slots[self._turn] is feed:
@@ -288,7 +303,7 @@ class RoundRobinOrder(FeedOrder):
             "next": self._next,
             "turn": self._turn,
             "left": self._left,
-            "lap": self.lap,
+            "lap": self._came,
         }
 
 
