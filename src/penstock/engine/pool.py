@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import FailedPreconditionError
@@ -121,7 +122,8 @@ def _join(threads: list[threading.Thread], seconds: float) -> None:
     until = time.monotonic() + seconds
     for thread in threads:
         if thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
+            with suppress(RuntimeError):  # Another thread has not started it yet; it will end.
+                thread.join(max(0.0, until - time.monotonic()))
 
 
 def _drain(tasks: queue.SimpleQueue[Task | None]) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import pathlib
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_query_can_be_resumed(database):
 def test_a_query_reads_what_is_there_now(database):
     dataset = query(database, "SELECT count(*) FROM a", np.int32)
     assert list(dataset) == [9]
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DELETE FROM a WHERE x > 3")
     assert list(dataset) == [4]
 

@@ -151,7 +151,7 @@ def test_a_file_of_something_else(path):
 
 
 def test_a_database_of_something_else(path):
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("CREATE TABLE songs (name TEXT)")
     file.close()
     with pytest.raises(FailedPreconditionError, match="is not the journal of a dispatcher; choose"):
@@ -160,7 +160,7 @@ def test_a_database_of_something_else(path):
 
 def test_a_journal_of_a_later_penstock(journal, path):
     journal.close()
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("PRAGMA user_version = 2")
     file.close()
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_folder_that_does_not_exist(tmp_path):
 
 
 def changed(path, statement: str) -> None:
-    with sqlite3.connect(path) as file:
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute(statement)
     file.close()
 
