@@ -92,7 +92,10 @@ class OpError(Exception):
         """The text of the error."""
         if (find := self.find_origin) is not None:
             self.find_origin = None
-            if origin := find():
+            origin = find()
+            # A reader of files may have written the line and the file already.
+            parts = origin.removeprefix("comes from ").split(" of ", 1)
+            if not all(part in self.message for part in parts):
                 self.args = (f"{self.message}; the element {origin}",)
         return str(self.args[0]) if self.args else ""
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 _PORTED = "ported code finds it in `import penstock.tf as tf`"
 _NUMPY = f"elements are NumPy values, so compute with NumPy; {_PORTED}"
@@ -92,6 +97,26 @@ _OF_OTHER_DATA = {
     **dict.fromkeys(("to", "cuda", "set_format", "with_format"), _TORCH),
 }
 
+_PARALLEL = (
+    "map(..., num_parallel_calls=AUTOTUNE) calls its function on all cores, and "
+    "as_torch(num_workers=8) runs the whole pipeline in processes"
+)
+_COLLATE = (
+    "batch stacks elements of one shape, padded_batch pads them, ragged_batch keeps their lengths; "
+    "a map behind it can change the batches"
+)
+
+_ARGUMENTS_OF_OTHERS = {
+    "drop_last": "write drop_remainder=True",
+    "collate_fn": _COLLATE,
+    **dict.fromkeys(("num_workers", "num_proc", "num_threads"), _PARALLEL),
+    **dict.fromkeys(("shuffle", "sampler"), "write .shuffle(buffer_size) before it"),
+    **dict.fromkeys(("pin_memory", "device"), _TORCH),
+    "batched": "map(..., vectorized=True) gets many elements at once; or map behind batch",
+    "batch_size": "write .batch(batch_size) before it",
+    "prefetch_factor": "write .prefetch(batches) behind it",
+}
+
 _DISTRIBUTE = {
     **dict.fromkeys(
         ("CollectiveCommunication", "CollectiveHints"),
@@ -108,6 +133,28 @@ _DISTRIBUTE = {
         "save iterator.state_dict() in a handler of SIGTERM",
     ),
 }
+
+
+def explain_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Decorates a method that users of other libraries call with arguments that it does not have.
+
+    >>> @explain_arguments
+    ... def batch(batch_size): ...
+    >>> batch(4, drop_last=True)
+    Traceback (most recent call last):
+    TypeError: batch has no argument drop_last: write drop_remainder=True
+    """
+    own = inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def call(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        for name in named:
+            if name not in own and name in _ARGUMENTS_OF_OTHERS:
+                instead = _ARGUMENTS_OF_OTHERS[name]
+                raise TypeError(f"{method.__qualname__} has no argument {name}: {instead}")
+        return method(*args, **named)
+
+    return call
 
 
 def missing_from_distribute(module: str, name: str, known: Iterable[str]) -> AttributeError:

@@ -106,6 +106,23 @@ def test_names_of_tensorflow_say_what_to_write_instead(name: str) -> None:
         getattr(penstock, name)
 
 
+@pytest.mark.parametrize(
+    ("method", "name", "instead"),
+    [
+        (TEN.batch, "drop_last", "drop_remainder=True"),
+        (TEN.batch, "collate_fn", "padded_batch"),
+        (TEN.padded_batch, "drop_last", "drop_remainder=True"),
+        (TEN.map, "num_workers", "num_parallel_calls=AUTOTUNE"),
+        (TEN.map, "batched", "vectorized=True"),
+        (TEN.as_torch, "batch_size", r"\.batch\("),
+    ],
+)
+def test_arguments_of_a_dataloader_lead_to_ours(method: Any, name: str, instead: str) -> None:
+    own = f"Dataset.{method.__name__}"
+    with pytest.raises(TypeError, match=f"{own} has no argument {name}: .*{instead}"):
+        method(4, **{name: 2})
+
+
 def test_nothing_is_promised_in_place_of_a_name_that_exists() -> None:
     from penstock.missing_names import _INSTEAD
 

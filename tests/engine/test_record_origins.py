@@ -228,6 +228,13 @@ def test_an_error_has_the_element(executor: Any, folder: Path) -> None:
     assert pickle.loads(pickle.dumps(caught.value)).element is None
 
 
+def test_a_place_that_the_error_names_is_not_repeated(tmp_path: Path) -> None:
+    (path := tmp_path / "a.csv").write_text("a,b\n1,2\nx,3\n")
+    with pytest.raises(InvalidArgumentError, match=r"line 3 .*'x'$") as caught:
+        list(CsvDataset(str(path), [1, 2], header=True))
+    assert caught.value.message.count(str(path)) == 1
+
+
 def test_no_function_is_called_again(folder: Path) -> None:
     seen: list[bytes] = []
     dataset = lines_of(folder).map(lambda x: seen.append(x) or x).shuffle(4, seed=1)

@@ -60,7 +60,7 @@ from penstock.errors import (
     OutOfRangeError,
     UnimplementedError,
 )
-from penstock.missing_names import missing_from_dataset
+from penstock.missing_names import explain_arguments, missing_from_dataset
 from penstock.plan import codec, nodes, packed, picture, seeds, show
 from penstock.plan.block_lengths import block_lengths
 from penstock.plan.functions import Function, check_function
@@ -704,6 +704,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
     # Elementwise
 
+    @explain_arguments
     def map(
         self,
         map_func: Call,
@@ -920,6 +921,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
     # Batching
 
+    @explain_arguments
     def batch(
         self,
         batch_size: int,
@@ -950,6 +952,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
             )
         )
 
+    @explain_arguments
     def padded_batch(
         self,
         batch_size: int,
@@ -1924,6 +1927,7 @@ class Dataset(PublicNames, metaclass=_DatasetClass):
 
     # Frameworks
 
+    @explain_arguments
     def as_torch(
         self, device: Any = None, pin_memory: bool | None = None, num_workers: int | None = None
     ) -> Any:
