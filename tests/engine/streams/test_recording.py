@@ -148,6 +148,20 @@ def test_a_failure_behind_the_last_element_taken_is_raised_when_it_is_asked_for(
     assert list(iterator) == [3]
 
 
+def test_a_failure_behind_the_last_element_taken_leaves_the_recording_incomplete(kept: Any) -> None:
+    """Also if several operators look for its end: after a failure, a generator seems to end."""
+
+    def fail_at_last() -> Any:
+        yield from range(COUNT)
+        raise ValueError("the last one")
+
+    ds = kept(Dataset.from_generator(fail_at_last, output_signature=NUMBER))
+    twice = ds.take(COUNT).concatenate(ds.take(COUNT))
+    assert list(twice.concatenate(twice)) == 4 * [*range(COUNT)]
+    with pytest.raises(InvalidArgumentError, match="the last one"):
+        list(ds)
+
+
 def test_a_failure_to_complete_takes_the_place_of_no_element(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,10 +126,11 @@ class RecordingStream(Stream):
     def finish(self) -> None:
         """Looks whether the input has ended, where the caller stopped without asking."""
         if self._recorder is not None and self._total == UNKNOWN and not self._looks_ahead:
-            feed = Inlet(self.inputs[0])
-            if feed.is_at_end(1):
+            # A second call must find what the first one saw: an element, or one that failed.
+            if not isinstance(self._feed, Inlet):
+                self._feed = Inlet(self.inputs[0])
+            if self._feed.is_at_end(1):
                 self._commit()
-            self._feed = feed
         super().finish()
 
     def _abandon(self) -> None:
