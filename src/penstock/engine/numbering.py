@@ -37,6 +37,9 @@ def counting_of(piece: Node, operator: Node) -> Counting | None:
     >>> counting_of(rows.__plan__, rows.__plan__)
     Counting(key='0', first=0, is_last=True, takes_merged=False)
     >>> counting_of(rows.__plan__, rows.__plan__.inputs[0])
+    >>> kept = rows.filter(bool).__plan__
+    >>> counting_of(kept, kept).is_last
+    False
     """
     functions, branches, is_last = 0, "", True
     node = piece
@@ -56,7 +59,7 @@ def counting_of(piece: Node, operator: Node) -> Counting | None:
     return Counting(
         key=f"{branches}{functions}",
         first=first_number(node),
-        is_last=is_last,
+        is_last=is_last and _is_one_to_one(operator),
         takes_merged=isinstance(source, Inputs),
     )
 
