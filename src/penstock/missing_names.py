@@ -148,6 +148,7 @@ def explain_arguments(method: Callable[_Arguments, _Result]) -> Callable[_Argume
 
     @functools.wraps(method)
     def call(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        __tracebackhide__ = True
         for name in named:
             if name not in own and name in _ARGUMENTS_OF_OTHERS:
                 instead = _ARGUMENTS_OF_OTHERS[name]

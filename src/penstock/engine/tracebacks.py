@@ -83,14 +83,18 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """The frames of others; and where they call penstock, the frame of the function they call."""
+    """The frames of others; and where they call penstock, the frame of the function they call.
+
+    As in pytest, a frame with the variable `__tracebackhide__` does not count: it is a decorator's.
+    """
     kept: list[TracebackType] = []
     is_called_by_others = False
     while trace is not None:
         is_own = trace.tb_frame.f_code.co_filename.startswith(_FOLDER)
-        if is_called_by_others or not is_own:
-            kept.append(trace)
-        is_called_by_others = not is_own
+        if not is_own or "__tracebackhide__" not in trace.tb_frame.f_locals:
+            if is_called_by_others or not is_own:
+                kept.append(trace)
+            is_called_by_others = not is_own
         trace = trace.tb_next
     folded: TracebackType | None = None
     for each in reversed(kept):
